@@ -435,6 +435,7 @@ cdef class Scheduler(ClusterApi):
             "classes": class_rows(self),
             "tenants": tenants_row(self),
             "quotas": quota_stats(self, now_ns) if sees_all else [],
+            "groups": group_rows(self) if sees_all else [],
             "totals": totals_of(self) if sees_all else None,
             "policy": self.policy,
             "flow_order": "deadline" if self.flows.by_deadline else "arrival",

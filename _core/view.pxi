@@ -2,6 +2,7 @@
 
 include "view/stats.pxi"       # Stats, as dictionaries
 include "view/unlisted_sums.pxi"  # sums over tenants at first sight
+include "view/groups.pxi"      # the tree of shares, as dictionaries
 include "view/histograms.pxi"  # histograms, as dictionaries
 include "view/explain.pxi"     # why a request waits
 include "view/pool_order_invariants.pxi"  # verifies which pools may be left out

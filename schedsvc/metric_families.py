@@ -21,6 +21,7 @@ from schedsvc.driver import Leading, Ledgering, Loading, Sharing
 from schedsvc.metric_rows import (
     CLASS_ROWS,
     FLOW_ROWS,
+    GROUP_ROWS,
     HISTOGRAM_ROWS,
     POOL_ROWS,
     QUOTA_ROWS,
@@ -99,6 +100,8 @@ class Snapshot:
     tenants: dict[str, Any] = field(default_factory=dict)
     classes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
+    #: Of each group with a weight that is shown, and of `other`.
+    groups: dict[str, dict[str, int]] = field(default_factory=dict)
     flows: Flows = field(default_factory=Flows)
     #: Histograms of the tenants that have their own, and of `other`: a row for each class.
     histograms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -162,6 +165,8 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
     yield from _quotas(taken)
     if taken.quotas:
         yield from _rows(QUOTA_ROWS, "quota", {row["name"]: row for row in taken.quotas})
+    if taken.groups:
+        yield from _rows(GROUP_ROWS, "group", taken.groups)
 
 
 def _ledgering(ledgering: Ledgering) -> Iterator[Metric]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 __all__ = [
     "CLASS_ROWS",
     "FLOW_ROWS",
+    "GROUP_ROWS",
     "HISTOGRAM_ROWS",
     "POOL_ROWS",
     "QUOTA_ROWS",
@@ -308,6 +309,33 @@ QUOTA_ROWS = (
         "Tokens that members of the group borrowed from outside it.",
     ),
     Row("quota_lent_tokens", True, "lent_tokens", "Tokens that others borrowed from the group."),
+)
+# Of groups with a weight.
+GROUP_ROWS = (
+    Row("group_weight", False, "weight_milli", "Weight of the group among its siblings.", 1_000),
+    Row(
+        "group_entitled_ratio",
+        False,
+        "entitled_ppm",
+        "Part of all service that the group is due by its weight while others are active.",
+        1_000_000,
+    ),
+    Row("group_queued_requests", False, "queued", "Requests of the group that wait."),
+    Row("group_live_leases", False, "live_leases", "Requests of the group that run."),
+    Row("group_requests_granted", True, "granted", "Requests of the group that were granted."),
+    Row(
+        "group_input_tokens",
+        True,
+        "input_tokens",
+        "Input tokens served to the group, cached ones included.",
+    ),
+    Row(
+        "group_cached_input_tokens",
+        True,
+        "cached_input_tokens",
+        "Input tokens served to the group from a cache.",
+    ),
+    Row("group_output_tokens", True, "output_tokens", "Output tokens served to the group."),
 )
 TOTAL_ROWS = (
     Row(

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from schedsvc.driver import Broken, Driver
 from schedsvc.metric_families import HISTOGRAM_BOUNDS_MS, OTHER, Flows, Snapshot, families, in_parts
+from schedsvc.metric_groups import GroupSeries
 from schedsvc.metric_rows import FLOW_ROWS
 from schedsvc.slices import pool_rows
 
@@ -58,7 +59,7 @@ class Metrics:
         histogram_tenants_max: int,
         log_lines: Mapping[str, Callable[[], int]] | None = None,
     ) -> None:
-        """Show these tenants; those beyond `tenants_max` are summed up as `other`.
+        """Show these tenants; those beyond `tenants_max` are summed up as `other`; groups, too.
 
         Only the first `histogram_tenants_max` of them have histograms of their own.
 
@@ -68,6 +69,7 @@ class Metrics:
         self._driver = driver
         self._tenants_max = tenants_max
         self._histogram_tenants_max = histogram_tenants_max
+        self._groups = GroupSeries(tenants_max, OTHER)
         self._shown: Sequence[str] = ()
         self._rest: dict[str, None] = {}
         self._with_histograms: Sequence[str] = ()
@@ -189,6 +191,7 @@ class Metrics:
                 stats["tenants"],
                 stats["classes"],
                 stats["quotas"],
+                groups=self._groups.rows(stats["groups"]),
                 loading=replace(self._driver.loading),
                 draining=stats["draining"],
             )

@@ -161,6 +161,7 @@ cdef int forget_tenant(Core core, int32_t base) except -1:
             flows.last_active[flows.items[flow].cls] = NONE
         core.predictor.forget_flow(flow)
         core.dry_run_counts.pop(flow, None)
+        carry_served(flows, flow, 1)
         flows.clear(flow)
         flow = flows.items[flow].sibling
     if flows.items[base].own_quota != NONE and flows.changed.on:

@@ -71,6 +71,31 @@ ctypedef struct Stood:
     int64_t ahead  # of the level of its siblings; -VTC_MAX: it is where a newcomer begins
 
 
+cdef int carry_served(Flows flows, int32_t flow, int sign) except -1:
+    """Keep (1) in the node above a flow what this flow and all below it were served there, or leave
+    out (-1) what they were served before they came. So a node counts what was served below it, and
+    never falls. O(flows below)."""
+    if flows.items[flow].parent != NONE:
+        add_carried(flows, &flows.items[flows.items[flow].parent], flow, sign)
+    return 0
+
+
+cdef int add_carried(Flows flows, Flow* to, int32_t flow, int sign) except -1:
+    cdef const Flow* f = &flows.items[flow]
+    cdef Family family
+    cdef int32_t place
+    to.granted += sign * f.granted
+    to.input_tokens += sign * f.input_tokens
+    to.cached_tokens += sign * f.cached_tokens
+    to.output_tokens += sign * f.output_tokens
+    if is_node(flows, flow):
+        family = flows.family_of(flow)
+        for place in range(family.count):
+            if family.members[place] >= 0:
+                add_carried(flows, to, family.members[place], sign)
+    return 0
+
+
 cdef Stood detach(Flows flows, int32_t flow) except *:
     """Take a flow out of all that its parent counts. O(levels * targets * log n)."""
     cdef Flow* f = &flows.items[flow]
@@ -94,6 +119,7 @@ cdef Stood detach(Flows flows, int32_t flow) except *:
         flows.count_recent(flow, -1)
     move_queued(flows, flow, -f.queued, -f.queued_work)
     if f.parent != NONE:
+        carry_served(flows, flow, 1)
         flows.family_of(f.parent).leave(f.place)
     f.parent, f.depth = NONE, 0
     return stood
@@ -139,6 +165,7 @@ cdef int attach(Flows flows, int32_t flow, int32_t parent, const Stood* stood) e
     cdef Flow* f = &flows.items[flow]
     if parent != NONE:
         f.parent, f.place = parent, flows.family_of(parent).add(flow)
+        carry_served(flows, flow, -1)
     settle_depth(flows, flow)
     f.vtc = min(max(<int64_t>0, flows.level_of(flow)[0] + stood.ahead), VTC_MAX)
     flows.changed.mark(flow)

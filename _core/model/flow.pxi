@@ -45,7 +45,9 @@ ctypedef struct Flow:
     int32_t maker  # made at first sight: 1 + the principal that named it; 0: not known
     int32_t group  # quota node of the group that the tenant is in; -1: none
     int32_t parent  # its node in the tree of shares, of the same class; -1: none, see tree.pxi
-    int32_t family  # of a node: the number of its Family; -1: it is a tenant's flow
+    # Of a node: the number of its Family, and its tokens and `granted` are those of flows that were
+    # below it and are not any more; -1: it is a tenant's flow.
+    int32_t family
     int32_t place  # in the family of its parent
     int32_t depth  # nodes above it
 

@@ -97,6 +97,13 @@ cdef inline bint has_shares(Core core) noexcept:
     return core.flows.recent_count > 1 and core.flows.order == ORDER_COUNTER
 
 
+cdef inline int64_t sharing_weight(Flows flows, int32_t node) noexcept:
+    """The weight of a node and its siblings that were active lately. The node itself counts in any
+    case: the request may be the first below it. O(1)."""
+    cdef int64_t weight = flows.recent_weight_of(node)[0]
+    return weight if flows.is_recent(node) else weight + flows.items[node].weight_milli
+
+
 cdef bint is_above_share(Core core, int32_t pool, int32_t flow, int64_t blocks) noexcept:
     """Whether a flow with `blocks` more would hold more than its part of a pool: by weight
     among its siblings that were active lately, of the part of their node. Other pools do not
@@ -110,7 +117,7 @@ cdef bint is_above_share(Core core, int32_t pool, int32_t flow, int64_t blocks) 
         return False
     part = <wide>max(p.capacity_blocks, p.promised_blocks) * PART_UNITS
     while node != NONE:
-        part = part * core.flows.items[node].weight_milli // core.flows.recent_weight_of(node)[0]
+        part = part * core.flows.items[node].weight_milli // sharing_weight(core.flows, node)
         node = core.flows.items[node].parent
     return (
         <wide>(held + blocks) * PART_UNITS * core.flows.recent_weight_of(flow)[0]

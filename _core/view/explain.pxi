@@ -324,6 +324,7 @@ cdef dict pool_wait(Core core, int32_t i, int32_t pool):
             row["next_lead_tokens"] = (
                 counter_in_pool(core, i, pool) - counter_in_pool(core, head, pool)
             ) // MICRO
+            row |= group_ahead(core, i, head, pool)
     return row
 
 

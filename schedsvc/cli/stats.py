@@ -17,6 +17,7 @@ from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.mode import mode_text
 from schedsvc.cli.stats_cluster import cluster_line, cluster_lines
 from schedsvc.cli.stats_files import file_lines
+from schedsvc.cli.stats_groups import GROUP_COLUMNS, group_rows
 from schedsvc.option_types import FiniteRange, WholeRange
 from schedsvc.printable import printable_message
 from schedsvc.tables import table_console
@@ -221,7 +222,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     left_out = _left_out(snapshot, len(shown), named)
     shared = [cluster_line(snapshot.cluster)] if snapshot.HasField("cluster") else []
     notes = *shared, *_config(snapshot.config), *file_lines(snapshot)
-    return Group(line, *notes, *tables, *_quotas(snapshot), *left_out)
+    return Group(line, *notes, *tables, *_groups(snapshot.groups), *_quotas(snapshot), *left_out)
 
 
 def _sums(snapshot: Any) -> str:
@@ -281,6 +282,15 @@ def _left_out(snapshot: Any, pools_shown: int, named: bool) -> Iterator[str]:
         parts.append(f"{pools:,} abandoned pool{'s' if pools > 1 else ''} (--all)")
     if parts:
         yield f"not shown: {', '.join(parts)}"
+
+
+def _groups(groups: Any) -> Iterator[Table]:
+    """Yield groups with a weight as a tree, if there are any."""
+    if groups:
+        table = _table(*GROUP_COLUMNS)
+        for row in group_rows(groups):
+            table.add_row(*row)
+        yield table
 
 
 def _quotas(snapshot: Any) -> Iterator[Table]:

@@ -38,6 +38,8 @@ _SET_EPILOG = """\b
 Example:
   schedsvc tenants set research --weight 2 --tokens-per-minute 200000
   schedsvc tenants set research --tokens-per-minute 0 --group ""
+  schedsvc tenants set research --share-tokens-per-minute 60000 --share-borrows 0
+  schedsvc tenants set trial --budget-tokens-per-day 2000000 --budget-timezone Europe/Paris
 
 What no option changes stays as it is in force: by an operator, the file, or a rule. From then on
 the entry precedes the file's, also after a reload, until `schedsvc tenants delete`. The command
@@ -150,6 +152,32 @@ def _changes(command: Callable[..., None]) -> Callable[..., None]:
             help="Let requests beyond the quota wait, or refuse them.",
         ),
         click.option(
+            "--share-tokens-per-minute",
+            type=WholeRange(0),
+            help="Service that it can count on while the pools are saturated; 0: no share.",
+        ),
+        click.option(
+            "--share-lends",
+            type=WholeRange(-1),
+            help="Most of its share that others may use; -1: all.",
+        ),
+        click.option(
+            "--share-borrows",
+            type=WholeRange(-1),
+            help="Most that it may use beyond its share; -1: no limit.",
+        ),
+        *(
+            click.option(
+                f"--budget-tokens-per-{period}",
+                type=WholeRange(0),
+                help=f"Most tokens in a calendar {period}; 0: no limit.",
+            )
+            for period in ("day", "month")
+        ),
+        click.option(
+            "--budget-timezone", metavar="ZONE", help="Time zone of its budget; empty: UTC."
+        ),
+        click.option(
             "--class",
             "request_class",
             metavar="CLASS",
@@ -249,12 +277,14 @@ def _entry(tenant: Any) -> dict[str, Any]:
     share = {}
     if tenant.HasField("share"):
         share = {field.name: value for field, value in tenant.share.ListFields()}
+    budget = {field.name: value for field, value in tenant.budget.ListFields()}
     entry = {
         "name": tenant.name,
         "weight": _weight(tenant),
         "group": tenant.group,
         "quota": quota,
         "share": share,
+        "budget": budget,
         "class": tenant.request_class,
         "classes": list(tenant.classes),
         "mode": tenant.mode,

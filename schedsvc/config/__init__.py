@@ -31,7 +31,7 @@ from schedsvc.config.operator_tenants import (
     restored_entries,
     rule_tenant,
 )
-from schedsvc.config.outputs import time_zone
+from schedsvc.config.outputs import Budget, time_zone
 from schedsvc.config.rules import UNKNOWN_TENANT, advice, broken_rules
 from schedsvc.config.tenants_dir import TenantFiles, content_of, decoded, folder_of
 from schedsvc.config.tokens import token_digest
@@ -45,6 +45,7 @@ __all__ = [
     "RENAMED_MODES",
     "UNKNOWN_TENANT",
     "ApiKey",
+    "Budget",
     "Config",
     "ConfigError",
     "Configurable",

@@ -181,15 +181,17 @@ def _findings(entry: dict[str, Any], config: Config, others: Iterable[Tenant]) -
     if has_share:
         beside = [{"name": other.name, **file_form(other)} for other in others if other.share]
     groups = [
-        group.model_dump(exclude_none=True) if has_share
+        group.model_dump(by_alias=True, exclude_none=True) if has_share
         else {"name": group.name, "parent": group.parent}
         for group in config.groups
     ]  # fmt: skip
-    data = {
+    data: dict[str, Any] = {
         "tenants": [entry, *beside],
         "groups": groups,
         "classes": [kind.model_dump(exclude_none=True) for kind in config.classes],
     }
+    if config.usage is not None:
+        data["usage"] = {"path": str(config.usage.path)}
     for rules in (tenant_findings, class_findings, quota_findings):
         for path, message in rules(data):
             if path[:2] == _ENTRY_PATH or (has_share and path[0] == "groups"):

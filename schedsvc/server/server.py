@@ -134,8 +134,7 @@ class Server:
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         saved = self._keeper.saved if self._keeper else _nothing_to_save
-        moved = self._usage.move if self._usage else _move_nothing
-        actions = TenantActions(self.driver, self._handles, self.metrics, saved, moved)
+        actions = TenantActions(self.driver, self._handles, self.metrics, saved, self._moved)
         self._keys = TenantKeys(self._handles, actions)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
@@ -262,6 +261,11 @@ class Server:
         add_reflection(server, authenticator)
         return server
 
+    def _moved(self, name: str, tenant: Tenant | None) -> None:
+        if self._usage is not None and self._budgets is not None:
+            self._usage.move(name, tenant)
+            self._budgets.move(name, tenant)
+
     def reconfigure(self, config: Config) -> None:
         """Put another valid file in force, as far as a running server can.
 
@@ -280,8 +284,9 @@ class Server:
         else:
             self._config, kept = self._handles.reconfigured(config)
             if self._usage is not None and self._budgets is not None:
-                self._usage.configure(self._handles.listed.on(self._config))
-                self._budgets.configure(self._config)
+                whole = self._handles.listed.on(self._config)
+                self._usage.configure(whole)
+                self._budgets.configure(whole)
             if self._member is not None:
                 self._member.configured(self._config)
             if self._config.log != before.log:
@@ -475,9 +480,6 @@ def _what_was_said(
 
 
 async def _nothing_to_save() -> None: ...
-
-
-def _move_nothing(name: str, tenant: Tenant | None) -> None: ...
 
 
 def _tenants(config: Config) -> list[str]:

@@ -27,6 +27,7 @@ OPERATOR_TENANTS_MAX = 100_000
 #: Tenants that are looked at for one page.
 _LOOKS = 4_096
 _LISTED, _RULE = "listed:", "rule:"
+_BUDGETS = ("tokens_per_day", "tokens_per_month")
 _LIMITS = (
     "requests_per_minute",
     "input_tokens_per_minute",
@@ -200,7 +201,21 @@ class TenantActions:
             message.MergeFrom(pb.Tenant(**limits))  # type: ignore[arg-type] # numbers all
         if share is not None:
             message.share.CopyFrom(pb.TenantShare(**share.model_dump(exclude_none=True)))
+        if tenant.budget is not None:
+            budget = tenant.budget.model_dump(exclude_none=True)
+            message.budget.CopyFrom(pb.TenantBudget(**budget))
         return message
+
+
+def _section(
+    terms: dict[str, Any], request: pb.SetTenantRequest, name: str, keys: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return a section of terms with what a request changes of it."""
+    section = dict(terms.get(name, {}))
+    for key in keys:
+        if request.HasField(f"{name}_{key}"):  # type: ignore[arg-type] # one of its names
+            section[key] = getattr(request, f"{name}_{key}")
+    return section
 
 
 def _merged(terms: dict[str, Any], request: pb.SetTenantRequest) -> dict[str, Any]:
@@ -212,6 +227,13 @@ def _merged(terms: dict[str, Any], request: pb.SetTenantRequest) -> dict[str, An
             terms[key] = getattr(request, field)
     if request.HasField("classes"):
         terms["classes"] = list(request.classes.names)
+    share = _section(terms, request, "share", ("tokens_per_minute", "lends", "borrows"))
+    terms["share"] = {key: value for key, value in share.items() if value != -1}
+    if share.get("tokens_per_minute") == 0:
+        terms["share"] = None
+    budget = _section(terms, request, "budget", (*_BUDGETS, "timezone"))
+    budget = {key: value for key, value in budget.items() if value}
+    terms["budget"] = budget if budget.keys() & set(_BUDGETS) else None
     quota = dict(terms.get("quota", {}))
     for limit in (*_LIMITS, "over"):
         if request.HasField(limit):  # type: ignore[arg-type] # one of its names
@@ -220,4 +242,4 @@ def _merged(terms: dict[str, Any], request: pb.SetTenantRequest) -> dict[str, An
     terms["quota"] = quota if quota.keys() - {"over"} else None
     if quota.get("over") not in (None, "wait") and not terms["quota"]:
         terms["quota"] = quota
-    return {key: value for key, value in terms.items() if value not in (None, "", [])}
+    return {key: value for key, value in terms.items() if value not in (None, "", [], {})}

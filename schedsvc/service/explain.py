@@ -88,5 +88,6 @@ def _story(row: dict[str, Any], *, sees_all: bool) -> pb.RequestStory:
     if not sees_all:
         for pool in story.pools:
             pool.ClearField("next_tenant")
+            pool.ClearField("next_group")
     story.message = sentences(story)
     return story

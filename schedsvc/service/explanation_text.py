@@ -126,13 +126,27 @@ def _turn(story: pb.RequestStory) -> str:
     if not rows:
         return "It waits for its turn."
     pool = rows[0]
-    who = f"flow {pool.next_tenant}" if pool.next_tenant else "another flow"
+    who = _who(pool)
     if pool.next_class != story.request_class:
         who += f", of class {pool.next_class}"
     lead = ""
     if pool.next_lead_tokens > 0:
         lead = f" by {pool.next_lead_tokens:,} tokens of service"
     return f"In pool {pool.pool} {who} goes first{lead}, and the pool {_lack(pool)}."
+
+
+def _who(pool: pb.PoolWait) -> str:
+    """Say who goes first: of groups, the one at the level at which the two part."""
+    flow = f"flow {pool.next_tenant}" if pool.next_tenant else "another flow"
+    if not pool.level:
+        return flow
+    mine = f"group {_bare(pool.own_group)}" if pool.own_group else "its tenant"
+    first = f"group {_bare(pool.next_group)} ({flow} in it)" if pool.next_group else flow
+    return f"{first}, at level {pool.level} of the groups beside {mine},"
+
+
+def _bare(group: str) -> str:
+    return group.removeprefix("group:")
 
 
 def _quota(limit: pb.LimitWait) -> str:

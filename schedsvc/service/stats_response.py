@@ -46,7 +46,7 @@ async def snapshot(
     """Take a snapshot of pools, flows and totals, as a serialised StatsResponse. O(flows + pools).
 
     Of a principal with grants it holds only the pools and tenants that the principal may name, and
-    neither totals nor the quotas of groups and models. All but the pools and the flows is of one
+    neither totals nor groups, nor the quotas of models. All but the pools and the flows is of one
     moment. These are read in slices, and other callers are served between them. Raises Broken.
     """
     stats = driver.stats(0, principal, pools=False)
@@ -116,6 +116,7 @@ def _whole(driver: Driver, stats: dict[str, Any], incarnation: int) -> pb.StatsR
         cluster=None if totals is None else _cluster(driver),
         mode=modes(driver),
         classes=[quota_pb2.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
+        groups=[quota_pb2.GroupStats(**entry) for entry in stats["groups"]],
         quotas=[
             quota_pb2.QuotaStats(**_counted(entry, _QUOTA_FIELDS)) for entry in stats["quotas"]
         ],

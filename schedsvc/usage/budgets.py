@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from schedsvc._core import Scheduler
-from schedsvc.config import Config, time_zone
+from schedsvc.config import Budget, Config, Tenant, time_zone
 from schedsvc.driver import Broken, Driver
 from schedsvc.usage.ledger import Ledger, UsedLease
 from schedsvc.usage.places import Places
@@ -91,6 +91,18 @@ class Budgets:
         self._reported = {key: p for key, p in self._reported.items() if key in self._watched}
         self.look()
 
+    def move(self, name: str, tenant: Tenant | None) -> None:
+        """Watch the budgets that an operator has given a tenant; None: none. O(budgets).
+
+        Raises UsageError.
+        """
+        key = b"tenant:" + name.encode()
+        budget = None if tenant is None else tenant.budget
+        others = [watched for watched in self._watched if watched.name != key]
+        self._watched = [*others, *_watched_of(key, budget)]
+        self._reported = {each: p for each, p in self._reported.items() if each in self._watched}
+        self.look()
+
     def look(self) -> None:
         """Report the periods that have begun, or whose end has moved. O(budgets)."""
         now_s = self._wall_s()
@@ -146,11 +158,15 @@ def _watched(config: Config) -> list[_Watched]:
     entries += [(b"tenant:", tenant.name, tenant.budget) for tenant in config.tenants]
     found = []
     for prefix, name, budget in entries:
-        if budget is not None:
-            for which, tokens in ((_DAY, budget.tokens_per_day), (_MONTH, budget.tokens_per_month)):
-                if tokens is not None:
-                    found.append(_Watched(prefix + name.encode(), which, budget.timezone))
+        found += _watched_of(prefix + name.encode(), budget)
     return found
+
+
+def _watched_of(key: bytes, budget: Budget | None) -> list[_Watched]:
+    if budget is None:
+        return []
+    kinds = ((_DAY, budget.tokens_per_day), (_MONTH, budget.tokens_per_month))
+    return [_Watched(key, which, budget.timezone) for which, tokens in kinds if tokens is not None]
 
 
 def _set_period(row: tuple[bytes, int, int, int, int], core: Scheduler, now_ns: int) -> None:

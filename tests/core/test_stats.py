@@ -27,9 +27,16 @@ def test_keys_are_the_fields_of_the_contract() -> None:
     assert set(stats["flows"][0]) == names(pb.FlowStats)
     assert set(s.flow_stats(0, 0)) == names(pb.FlowStats)
     assert stats["quotas"] == []
-    s.set_quota(0, b"group:g", concurrency=1)
+    assert stats["groups"] == []
+    s.set_quota(0, b"group:g", concurrency=1, weight_milli=1_000)
     [row] = s.stats(0)["quotas"]
     assert set(row) == names(quota_pb2.QuotaStats)
+    [row] = s.stats(0)["groups"]  # no tenant is below it
+    assert set(row) == names(quota_pb2.GroupStats)
+    s.set_flow_quota(0, 0, s.quota_index(b"group:g"))
+    s.poll(0)
+    [row] = s.stats(0)["groups"]
+    assert set(row) == names(quota_pb2.GroupStats)
 
 
 def test_limited_snapshot_keeps_flows_that_wait() -> None:

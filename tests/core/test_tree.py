@@ -481,3 +481,14 @@ def test_backfill_and_estimates_hold_their_books_in_a_tree() -> None:
             waiting = s.explain(now_ns, f"r{k}".encode())
             assert waiting
     assert s.stats(now_ns)["totals"]["granted"] > 500
+
+
+def test_first_request_below_a_group_may_be_in_audit() -> None:
+    s = make()
+    audited = member(s, "audited", group(s, "unit", 1_000, group(s, "org", 1_000)))
+    s.set_flow_mode(0, audited, True)
+    flood(s, 0, {name: member(s, name, -1) for name in ("a", "b")}, 1)
+    serve(s, 0, 2)
+    admit(s, 0, "x", 10, 10, audited)  # no other of its groups was active: it divided by 0
+    assert [(d.flow, d.outcome) for d in s.poll(0)] == [(audited, core.GRANTED)]
+    s.check()

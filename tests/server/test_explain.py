@@ -265,6 +265,25 @@ QUEUED: dict[str, Any] = {
             },
             "In pool p flow x, of class high goes first, and the pool runs as many",
         ),
+        (
+            {
+                "place": {"reason": 4},
+                "pools": [
+                    {
+                        "pool": "p",
+                        "reason": 6,
+                        "next_tenant": "x",
+                        "next_class": QUEUED["request_class"],
+                        "next_lead_tokens": 70,
+                        "level": 2,
+                        "own_group": "group:sales",
+                        "next_group": "group:lab",
+                    }
+                ],
+            },
+            "In pool p group lab (flow x in it), at level 2 of the groups beside group sales, goes"
+            " first by 70 tokens of service, and the pool runs as many",
+        ),
         ({"place": {"reason": 4}}, "It is expected to run in 2.0 s (give or take 300 ms)"),
     ],
 )

@@ -364,3 +364,49 @@ async def test_metrics_show_tenants_that_come_and_go() -> None:
         await delete(both, "d")
         await put(both, "e")
         assert await shown() == {"a": 0, "b": 0, "unknown": 0, "e": 0, "other": 1}
+
+
+async def test_an_operator_sets_a_share(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    async with operating(**kept(file)) as (server, both):
+        told = (await put(both, "a", share_tokens_per_minute=6_000, share_borrows=0)).share
+        assert (told.tokens_per_minute, told.borrows) == (6_000, 0)
+        assert not told.HasField("lends")
+        assert flow(server, "a")["share_tokens_per_minute"] == 6_000
+        told = (await put(both, "a", share_borrows=-1, share_lends=50)).share
+        assert (told.tokens_per_minute, told.lends) == (6_000, 50)
+        assert not told.HasField("borrows")
+        assert (await get(both, "a")).weight_milli == 4_000
+    async with operating(**kept(file)) as (server, both):
+        assert flow(server, "a")["share_tokens_per_minute"] == 6_000
+        assert not (await put(both, "a", share_tokens_per_minute=0)).HasField("share")
+        assert flow(server, "a")["share_tokens_per_minute"] == 0
+        server.driver._core.check()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "text"),
+    [
+        ({"share_lends": 5}, "share.tokens_per_minute", "missing"),
+        ({"share_tokens_per_minute": 5, "share_lends": 9}, "share.lends", "lend"),
+        ({"budget_tokens_per_day": 5}, "budget", "usage.path"),
+        ({"budget_tokens_per_day": 5, "budget_timezone": "Mars"}, "budget.timezone", "Mars"),
+    ],
+)
+async def test_wrong_shares_and_budgets_name_the_field(
+    fields: dict[str, Any], field: str, text: str
+) -> None:
+    async with operating(**WITH_RULE) as (_, both):
+        error = await failure(put(both, "a", **fields))
+        assert error.code() == INVALID
+        assert field in (error.details() or "")
+        assert text in (error.details() or "")
+
+
+async def test_share_beside_groups_with_a_weight_is_refused() -> None:
+    keys = WITH_RULE | {"groups": [{"name": "acme", "weight": 2}]}
+    async with operating(**keys) as (server, both):
+        error = await failure(put(both, "a", share_tokens_per_minute=5))
+        assert error.code() == INVALID
+        assert "does not go with groups that have a weight" in (error.details() or "")
+        assert flow(server, "a")["share_tokens_per_minute"] == 0

@@ -89,6 +89,7 @@ async def test_export_gives_the_same_tenants(tmp_path: Path) -> None:
     share = {"tokens_per_minute": 50_000, "lends": 0}
     tenants = [
         {"name": "yes", "weight": 0.001, "mode": "dry_run", "share": share},
+        {"name": "lent"},
         {"name": "a: [b] #1", "api_keys_sha256": ["ab" * 32], "quota": {"over": "refuse"}},
         {"name": "1e3", "group": "acme", "class": "low", "classes": ["default", "low"]},
     ]
@@ -97,6 +98,8 @@ async def test_export_gives_the_same_tenants(tmp_path: Path) -> None:
         words = ("--requests-per-minute", 6, "--concurrency", 2, "--over", "refuse")
         await typed(target, "tenants", "set", "new", *words)
         await typed(target, "tenants", "set", "yes", "--weight", "7")
+        words = ("--share-tokens-per-minute", 900, "--share-lends", 5, "--share-borrows", 0)
+        await typed(target, "tenants", "set", "lent", *words)
         await both.admit(10, **proved("acme/seen"))
         exported = await typed(target, "tenants", "export")
         wanted = server._handles.listed.in_force

@@ -91,8 +91,10 @@ ROOMS: dict[str, Room] = {
     "schedsvc.metric_families": room(
         "schedsvc._core schedsvc.driver schedsvc.metric_rows schedsvc.status", "prometheus_client"
     ),
+    "schedsvc.metric_groups": room("schedsvc.metric_rows", never=IO, clock=NO_CLOCK),
     "schedsvc.metrics": room(
-        "schedsvc.driver schedsvc.metric_families schedsvc.metric_rows schedsvc.slices",
+        "schedsvc.driver schedsvc.metric_families schedsvc.metric_groups schedsvc.metric_rows"
+        " schedsvc.slices",
         "prometheus_client",
     ),
     "schedsvc.server": room(

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedsvc_client.v1 import operator_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
 from schedsvc.usage.budgets import period_of
-from tests.server.conftest import ask, calling, config_of, serving
+from tests.server.conftest import ask, calling, config_of, serving, until
 from tests.server.test_config import MINIMAL, found
+from tests.server.test_operator import OPEN, Both, operating
+from tests.server.test_usage import saved
 
 DAY, MONTH = 0, 1
 
@@ -185,10 +188,52 @@ async def test_a_reload_gives_a_new_budget_what_was_spent(tmp_path: Path, wall: 
         assert await spend_all(stub) == 2
 
 
+async def set_budget(both: Both, **fields: Any) -> operator_pb2.TenantBudget:
+    request = operator_pb2.SetTenantRequest(name="a", **fields)
+    budget: operator_pb2.TenantBudget = (await both.operator.SetTenant(request)).tenant.budget
+    return budget
+
+
+async def test_operator_gives_a_budget_what_was_spent(tmp_path: Path, wall: Wall) -> None:
+    keys: dict[str, Any] = {
+        "usage": {"path": str(tmp_path / "usage.db")},
+        "state": {"file": str(tmp_path / "state.db")},
+        "tenants": [{"name": "a"}],
+        "tenant_rules": [{"match": "*"}],
+    }
+    async with operating(**keys) as (server, both):
+        for _ in range(3):
+            await spend(both.scheduler)
+        await until(lambda: saved(server) == 3, "the ledger has all three")
+        told = await set_budget(both, budget_tokens_per_day=600, budget_timezone="Asia/Tokyo")
+        assert (told.tokens_per_day, told.tokens_per_month) == (600, 0)
+        assert await spend_all(both.scheduler) == 2
+        # The day of Tokyo begins at 15:00 UTC.
+        wall.now_s = at("2026-11-15T15:00")
+        look(server)
+        assert await spend_all(both.scheduler) == 5
+        # A reload does not stop its periods.
+        server.reconfigure(config_of(**OPEN | keys | {"tenants": []}))
+        wall.now_s = at("2026-11-16T15:00")
+        look(server)
+        assert await spend_all(both.scheduler) == 5
+    async with operating(**keys) as (server, both):
+        assert await spend_all(both.scheduler) == 0
+        told = await set_budget(both, budget_timezone="")
+        assert (told.tokens_per_day, told.timezone) == (600, "UTC")
+        told = await set_budget(both, budget_tokens_per_day=0)
+        assert told == operator_pb2.TenantBudget()
+        for _ in range(10):
+            assert await spend(both.scheduler) == pb.OUTCOME_GRANTED
+        server.driver._core.check()
+
+
 @pytest.fixture
 def without_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine that has no time zones, neither in a folder nor in a package."""
-    monkeypatch.setitem(sys.modules, "tzdata", None)
+    known = [name for name in sys.modules if name.startswith("tzdata.")]  # of other tests
+    for name in ("tzdata", *known):
+        monkeypatch.setitem(sys.modules, name, None)
     zoneinfo.reset_tzpath(to=())
     zoneinfo.ZoneInfo.clear_cache()
     yield

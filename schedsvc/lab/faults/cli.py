@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from schedsvc.lab.faults.marathon import Marathon, run_marathon
-from schedsvc.lab.faults.options import FAULTS, NEWEST
+from schedsvc.lab.faults.options import FAULTS, NEWEST, NO_TREES, TREES
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
 from schedsvc.lab.faults.totals_file import STORE_EACH, TotalsFile
 from schedsvc.option_types import FiniteRange, WholeRange
@@ -41,7 +41,7 @@ Example:
   schedsvc simtest --marathon 10000000
 
 One seed is one run: the same on every machine, as long as the code is the same. Without --seed,
---seeds begins where everything is drawn (at 2^44; lower seeds leave the newer features out), and
+--seeds begins where everything is drawn (at 2^47; lower seeds leave the newer features out), and
 --minutes at a fresh one beyond, which is printed. From 2^48 on, one caller acts against all others.
 With --totals, the same command again goes on after the last seed. The exit status is 1 where a
 promise was broken.
@@ -287,7 +287,8 @@ def simtest(
                 raise click.UsageError("give --seed N, --seeds N, --minutes M or --regressions")
             total = seeds = 1
         if first is None:
-            first = NEWEST if minutes is None else NEWEST + secrets.randbelow(NEWEST)
+            fresh = NEWEST + secrets.randbelow(NO_TREES - NEWEST)
+            first = TREES if minutes is None else fresh
         cases = _cases(first, seeds, minutes, events, only)
         if totals is not None and seeds is not None:
             file = _totals_file(totals, first)

@@ -12,6 +12,8 @@ UNKNOWN_WEIGHT = 100
 
 HOSTILE_WEIGHT = 1_000
 
+_QUOTA_GROUP = "group"
+
 _LEASES_PER_PROCESS = 1_000_000_000
 
 
@@ -33,8 +35,25 @@ def configured(options: Options, incarnation: int, now_ns: int) -> Scheduler:
         core.set_pool_limits(now_ns, **asdict(options.limits))
     for name, tokens in (options.adapters or {}).items():
         core.set_adapter(now_ns, name.encode(), tokens)
-    _set_quotas(core, options, now_ns)
+    _set_quotas(core, options, now_ns, _set_tree(core, options, now_ns))
     return core
+
+
+def _set_tree(core: Scheduler, options: Options, now_ns: int) -> dict[str, int]:
+    """Make the groups with a weight, but for that with a quota; return their indices."""
+    tree = options.tree
+    found: dict[str, int] = {}
+    for name in tree.names():
+        if name != _QUOTA_GROUP:
+            above = found.get(tree.parent(name), -1)
+            weight = tree.weights[name]
+            found[name] = core.set_quota(now_ns, name.encode(), above, weight_milli=weight)
+    if options.quotas is None:
+        for tenant in options.tenants:
+            above = found.get(tree.parent(tenant), -1)
+            if above != -1:
+                core.set_flow_quota(now_ns, core.flow_index(tenant.encode()), above)
+    return found
 
 
 def _set_hostile(core: Scheduler, options: Options, now_ns: int) -> None:
@@ -65,14 +84,21 @@ def _set_classes(core: Scheduler, options: Options) -> None:
         core.set_flow_class(core.flow_index(tenant.encode()), numbers[name])
 
 
-def _set_quotas(core: Scheduler, options: Options, now_ns: int) -> None:
-    """Give tenants, their group and a model their limits."""
-    quotas = options.quotas
+def _set_quotas(core: Scheduler, options: Options, now_ns: int, groups: dict[str, int]) -> None:
+    """Give tenants, their group and a model their limits; `groups`: those with a weight."""
+    quotas, tree = options.quotas, options.tree
     if quotas is None:
         return
     group = model = -1
     if quotas.group is not None:
-        group = core.set_quota(now_ns, b"group", -1, **asdict(quotas.group))
+        above = groups.get(tree.parent(_QUOTA_GROUP), -1)
+        group = core.set_quota(
+            now_ns,
+            _QUOTA_GROUP.encode(),
+            above,
+            weight_milli=tree.weights.get(_QUOTA_GROUP, 0),
+            **asdict(quotas.group),
+        )
     if quotas.model is not None:
         model = core.set_quota(now_ns, b"model", -1, **asdict(quotas.model))
         core.set_pool_quota(now_ns, quotas.model_pool.encode(), model)
@@ -80,7 +106,7 @@ def _set_quotas(core: Scheduler, options: Options, now_ns: int) -> None:
         core.set_flow_quota(
             now_ns,
             core.flow_index(name.encode()),
-            group if name in quotas.members else -1,
+            group if name in quotas.members else groups.get(tree.parent(name), -1),
             refuse=name in quotas.refusing,
             **asdict(quotas.tenants.get(name, Limits())),
         )

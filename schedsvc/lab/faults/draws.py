@@ -9,11 +9,13 @@ from typing import Any
 
 from schedsvc.lab.faults.auditor import (
     DEFAULT_CLASS,
+    NO_TREE,
     Classes,
     Limits,
     PoolLimits,
     PriorityClass,
     Quotas,
+    Tree,
 )
 
 _S, _MS = 1_000_000_000, 1_000_000
@@ -109,3 +111,34 @@ def draw_order(rnd: Random, core: dict[str, Any]) -> tuple[int, int]:
         if rnd.random() < 0.6:
             core["policy"], core["quantum_tokens"] = "dlpm", rnd.choice((1, 200, 5_000))
     return prefixes, deadlines
+
+
+def draw_tree(seed: int, tenants: list[str], quotas: Quotas | None) -> Tree:
+    """Draw groups with a weight above tenants, three at most above one another, or none.
+
+    A group with a quota is one of them; shares do not go with weights.
+    """
+    rnd = Random(seed ^ 0x7EE5)  # noqa: S311 - no secret: one seed is one run
+    limits = [] if quotas is None else [*quotas.tenants.values(), quotas.group or Limits()]
+    if rnd.random() < 0.2 or any(each.share for each in limits):
+        return NO_TREE
+    names = ("org", "lab", "team", "crew", "unit")[: rnd.randrange(1, 6)]
+    heights: dict[str, int] = {}
+    parents: dict[str, str] = {}
+    for name in names:
+        above = [other for other, height in heights.items() if height < 3]
+        if above and rnd.random() < 0.7:
+            parents[name] = rnd.choice(above)
+        heights[name] = heights.get(parents.get(name, ""), 0) + 1
+    members: frozenset[str] = frozenset()
+    if quotas is not None and quotas.group is not None:
+        members = quotas.members
+        parents["group"] = rnd.choice([name for name in names if heights[name] < 3])
+    for tenant in tenants:
+        if tenant in members:
+            parents[tenant] = "group"
+        elif rnd.random() < 0.85:
+            parents[tenant] = rnd.choice(names)
+    groups = (*names, *(("group",) if "group" in parents else ()))
+    weights = {name: rnd.choice((500, 1_000, 1_000, 3_000)) for name in groups}
+    return Tree(weights, parents)

@@ -9,10 +9,12 @@ from schedsvc import _core
 from schedsvc.lab.faults.auditor import (
     CREDIT_AUTO,
     LEAD_AUTO,
+    NO_TREE,
     Classes,
     Limits,
     PoolLimits,
     Quotas,
+    Tree,
 )
 from schedsvc.lab.faults.draws import (
     StateOptions,
@@ -21,6 +23,7 @@ from schedsvc.lab.faults.draws import (
     draw_order,
     draw_pool_limits,
     draw_state,
+    draw_tree,
     with_shares,
 )
 from schedsvc.lab.faults.hostile_options import (
@@ -157,7 +160,11 @@ class Options:
     prefixes: int = 0  # families of prompts that begin alike; 0: no hashes
     alike: bool = False  # outputs of a tenant are of one length
     hostile: HostileOptions | None = None
+    tree: Tree = NO_TREE  # of groups with a weight
 
+
+TREES, NO_TREES = 1 << 47, 1 << 48
+"""Seeds between these two draw groups with a weight."""
 
 ALIVE = 1 << 52
 """From here on a newcomer has to wait for a sign of life of the engine whose pool it claims."""
@@ -171,6 +178,8 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     if seed >= ALIVE:
         bound = {"sign_of_life_ns": (_S // 2, _S, 3 * _S)[seed % 3]}
         options = replace(options, core=options.core | bound)
+    if TREES <= seed < NO_TREES and options.core["lift"] != "active":
+        options = replace(options, tree=draw_tree(seed, list(options.tenants), options.quotas))
     rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
     if seed >= FIFTH and not options.fair and rnd.random() < 0.25:
         return _of_one_length(options)

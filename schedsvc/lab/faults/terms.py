@@ -35,6 +35,17 @@ def _reorders(options: Options) -> bool:
     return by_deadline or "mode-dry-run" in options.faults
 
 
+def _counts_exactly(options: Options) -> bool:
+    """Return whether messages show every change of a counter."""
+    if options.core["policy"] not in ("vtc", "lcf") or options.core.get("lease_seed"):
+        return False
+    if options.reports_permille != 1_000 or options.quotas is not None:
+        return False
+    if options.tree.weights and options.state is not None:
+        return False  # no message shows where groups continue after a restart
+    return options.classes is None  # counters are compared inside of a class
+
+
 def terms_of(options: Options) -> Terms:
     """Say what the scheduler promises under these options."""
     core = options.core
@@ -42,9 +53,7 @@ def terms_of(options: Options) -> Terms:
     # A core whose headroom adapts keeps more, and some for those below their share.
     adapts = "headroom_max_ppm" in core
     limited = options.quotas is not None
-    all_report = options.reports_permille == 1_000
-    counts = core["policy"] in ("vtc", "lcf") and all_report and not limited
-    counts = counts and options.classes is None  # counters are compared inside of a class
+    counts = _counts_exactly(options)
     delays = "delay_factor_milli" in core or options.limits is not None
     may_pass = core.get("dispatch", "strict") == "backfill"
     # The hostile principal may be the first to offer a pool.
@@ -54,7 +63,6 @@ def terms_of(options: Options) -> Terms:
     if options.hostile is not None:
         tenants = tenants | {TENANT: HOSTILE_WEIGHT}
     most = max(headroom, core["headroom_max_ppm"]) + _KEPT_PPM if adapts else headroom
-    counts = counts and tells_order
     return Terms(
         tenants=tenants,
         shares_unknown=options.shares_unknown,
@@ -102,6 +110,7 @@ def terms_of(options: Options) -> Terms:
         leases_max=core.get("leases_max", 65_536),
         adapters_max=core.get("adapters_max", 1_024),
         ids_tell_order=tells_order,
+        tree=options.tree,
         sign_of_life_ns=core.get("sign_of_life_ns", 0),
         adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},
     )

@@ -158,7 +158,7 @@ def figures(desk: Desk, **more: object) -> tuple[dict[str, Any], dict[str, Any]]
     totals = dict.fromkeys(("rejected", "evicted", "completed", "cancelled", "expired"), 0)
     totals |= {"received": 1, "granted": 1, "queued": 0, "live_leases": 1, "stored_answers": 0}
     totals["replays_refused"] = totals["reports_limited"] = 0
-    return row, {"totals": totals, "pools": [], "flows": [row], "draining": False}
+    return row, {"totals": totals, "pools": [], "flows": [row], "groups": [], "draining": False}
 
 
 def test_a_queue_that_is_longer_than_it_may_be_is_seen() -> None:

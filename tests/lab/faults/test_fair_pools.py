@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from schedsvc.lab.faults.auditor import LEAD_AUTO, ViolationError
+from schedsvc.lab.faults.auditor import LEAD_AUTO, Tree, ViolationError
 from schedsvc.lab.faults.auditor.fair_pools import PoolFairness
 from schedsvc.lab.faults.auditor.records import Request
 from schedsvc.lab.faults.duel import duel_options
@@ -25,12 +25,12 @@ class Ledger:
         b = Request(None, ("b", "", "1", 0), "b", 0, 1, 0, 0, 1, 0, True, 1, 1, 1, 1)
         self.pools.arrived(b)
         self.charge("a", "p", 0)
-        self.pools.check(self.served, BOUND, {})
+        self.pools.check(self.served, {"b": BOUND}, {})
 
     def charge(self, flow: str, pool: str, more: int) -> None:
         self.served[flow] = self.served.get(flow, 0) + more
         self.pools.charge(flow, pool, more)
-        self.pools.check(self.served, BOUND, {})
+        self.pools.check(self.served, {"b": BOUND}, {})
 
 
 @pytest.mark.parametrize("lead_max", [0, 30, LEAD_AUTO])
@@ -39,6 +39,24 @@ def test_without_service_elsewhere_the_bound_holds(lead_max: int) -> None:
     ledger.charge("a", "p", BOUND + max(0, lead_max))
     with pytest.raises(ViolationError, match="served too little beside another"):
         ledger.charge("a", "p", 1)
+
+
+def test_groups_are_held_to_the_bound_beside_their_siblings_alone() -> None:
+    tree = Tree({"org": 1_000, "other": 1_000}, {"b": "org"})
+    pools = PoolFairness(replace(TERMS, pools=2, lead_max=0, tree=tree))
+    pools.arrived(Request(None, ("b", "", "1", 0), "b", 0, 1, 0, 0, 1, 0, True, 1, 1, 1, 1))
+    served = {"a": 0, "org": 0, "other": 0}
+    allowed = {"b": BOUND, "org": BOUND}
+    for name in served:
+        pools.charge(name, "p", 0)
+    pools.check(served, allowed, {})
+    for name in ("a", "other"):  # siblings of the group, not of the tenant in it
+        served[name] += BOUND
+        pools.charge(name, "p", BOUND)
+        pools.check(served, allowed, {})
+    pools.charge("other", "p", 1)
+    with pytest.raises(ViolationError, match="more in p than org"):
+        pools.check(served, allowed, {})
 
 
 def test_auto_lead_allows_what_the_waiting_flow_got_elsewhere() -> None:

@@ -438,6 +438,9 @@ class PoolWait(_message.Message):
     NEXT_TENANT_FIELD_NUMBER: _builtins.int
     NEXT_CLASS_FIELD_NUMBER: _builtins.int
     NEXT_LEAD_TOKENS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    OWN_GROUP_FIELD_NUMBER: _builtins.int
+    NEXT_GROUP_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     attached: _builtins.bool
     """A shim is connected, or the pool is from the configuration."""
@@ -459,6 +462,13 @@ class PoolWait(_message.Message):
     """The difference of service, over weight, by which that flow precedes this one. 0 if the order is
     not by service, or if its class or ageing puts it first.
     """
+    level: _builtins.int
+    """The level of the tree of groups at which the two part, 1 at the root; 0: no group is above
+    either, or their classes differ. `next_lead_tokens` is the difference between these two:
+    """
+    own_group: _builtins.str
+    """the group at this level above this request, and that above the next one; empty: its tenant."""
+    next_group: _builtins.str
     def __init__(
         self,
         *,
@@ -473,10 +483,13 @@ class PoolWait(_message.Message):
         next_tenant: _builtins.str = ...,
         next_class: _builtins.str = ...,
         next_lead_tokens: _builtins.int = ...,
+        level: _builtins.int = ...,
+        own_group: _builtins.str = ...,
+        next_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "can_hold", b"can_hold", "is_next", b"is_next", "load_max_tokens", b"load_max_tokens", "load_tokens", b"load_tokens", "need_tokens", b"need_tokens", "next_class", b"next_class", "next_lead_tokens", b"next_lead_tokens", "next_tenant", b"next_tenant", "pool", b"pool", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "can_hold", b"can_hold", "is_next", b"is_next", "level", b"level", "load_max_tokens", b"load_max_tokens", "load_tokens", b"load_tokens", "need_tokens", b"need_tokens", "next_class", b"next_class", "next_group", b"next_group", "next_lead_tokens", b"next_lead_tokens", "next_tenant", b"next_tenant", "own_group", b"own_group", "pool", b"pool", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,15 +26,15 @@ from schedsvc_client.v1 import mode_pb2 as schedsvc_dot_v1_dot_mode__pb2
 from schedsvc_client.v1 import scheduler_pb2 as schedsvc_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aschedsvc/v1/operator.proto\x12\x0bschedsvc.v1\x1a\x16schedsvc/v1/mode.proto\x1a\x1bschedsvc/v1/scheduler.proto\"I\n\tTenantKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0f\x63reated_unix_ms\x18\x02 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\x03 \x01(\x03\"=\n\x16\x43reateTenantKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rexpires_in_ms\x18\x02 \x01(\x03\"O\n\x17\x43reateTenantKeyResponse\x12\x0f\n\x07\x61pi_key\x18\x01 \x01(\t\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.schedsvc.v1.TenantKey\"[\n\x16RotateTenantKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08grace_ms\x18\x03 \x01(\x03\x12\x15\n\rexpires_in_ms\x18\x04 \x01(\x03\"x\n\x17RotateTenantKeyResponse\x12\x0f\n\x07\x61pi_key\x18\x01 \x01(\t\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.schedsvc.v1.TenantKey\x12\'\n\x07old_key\x18\x03 \x01(\x0b\x32\x16.schedsvc.v1.TenantKey\"2\n\x16RevokeTenantKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x19\n\x17RevokeTenantKeyResponse\"%\n\x15ListTenantKeysRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x16ListTenantKeysResponse\x12$\n\x04keys\x18\x01 \x03(\x0b\x32\x16.schedsvc.v1.TenantKey\"\x8d\x03\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06origin\x18\x02 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x14\n\x0cweight_milli\x18\x04 \x01(\x03\x12\r\n\x05group\x18\x05 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x06 \x01(\x03\x12\x1f\n\x17input_tokens_per_minute\x18\x07 \x01(\x03\x12 \n\x18output_tokens_per_minute\x18\x08 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\t \x01(\x03\x12\x13\n\x0b\x63oncurrency\x18\n \x01(\x03\x12\x0c\n\x04over\x18\x0b \x01(\t\x12\x15\n\rrequest_class\x18\x0c \x01(\t\x12\x0f\n\x07\x63lasses\x18\r \x03(\t\x12\x0c\n\x04mode\x18\x0e \x01(\t\x12\'\n\x05share\x18\x0f \x01(\x0b\x32\x18.schedsvc.v1.TenantShare\x12\x17\n\x0f\x61pi_keys_sha256\x18\x10 \x03(\x0c\"h\n\x0bTenantShare\x12\x19\n\x11tokens_per_minute\x18\x01 \x01(\x03\x12\x12\n\x05lends\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07\x62orrows\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_lendsB\n\n\x08_borrows\"f\n\x12ListTenantsRequest\x12)\n\x06origin\x18\x01 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"T\n\x13ListTenantsResponse\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.schedsvc.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x11GetTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.schedsvc.v1.Tenant\"\xa9\x04\n\x10SetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\nif_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0cweight_milli\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05group\x18\x04 \x01(\tH\x02\x88\x01\x01\x12 \n\x13requests_per_minute\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12$\n\x17input_tokens_per_minute\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12%\n\x18output_tokens_per_minute\x18\x07 \x01(\x03H\x05\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x08 \x01(\x03H\x06\x88\x01\x01\x12\x18\n\x0b\x63oncurrency\x18\t \x01(\x03H\x07\x88\x01\x01\x12\x11\n\x04over\x18\n \x01(\tH\x08\x88\x01\x01\x12\x1a\n\rrequest_class\x18\x0b \x01(\tH\t\x88\x01\x01\x12+\n\x07\x63lasses\x18\x0c \x01(\x0b\x32\x1a.schedsvc.v1.TenantClassesB\r\n\x0b_if_versionB\x0f\n\r_weight_milliB\x08\n\x06_groupB\x16\n\x14_requests_per_minuteB\x1a\n\x18_input_tokens_per_minuteB\x1b\n\x19_output_tokens_per_minuteB\x14\n\x12_tokens_per_minuteB\x0e\n\x0c_concurrencyB\x07\n\x05_overB\x10\n\x0e_request_class\"\x1e\n\rTenantClasses\x12\r\n\x05names\x18\x01 \x03(\t\"8\n\x11SetTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.schedsvc.v1.Tenant\"K\n\x13\x44\x65leteTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\nif_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_if_version\"Y\n\x14\x44\x65leteTenantResponse\x12+\n\x08\x66\x61llback\x18\x01 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x14\n\x0ckeys_revoked\x18\x02 \x01(\x05\"&\n\x14\x46orgiveTenantRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\'\n\x15\x46orgiveTenantResponse\x12\x0e\n\x06limits\x18\x01 \x01(\x05\"\"\n\x12ReleasePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x15\n\x13ReleasePoolResponse\"*\n\x0c\x44rainRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"4\n\rDrainResponse\x12\x13\n\x0blive_leases\x18\x01 \x01(\x03\x12\x0e\n\x06queued\x18\x02 \x01(\x03\"y\n\x0bLeaseFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x12\n\npool_epoch\x18\x04 \x01(\x03\x12\x12\n\nage_min_ms\x18\x05 \x01(\x03\x12\x11\n\tprincipal\x18\x06 \x01(\t\"d\n\x11ListLeasesRequest\x12(\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\x03\"Q\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x03\"\x91\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rrequest_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\npool_epoch\x18\x05 \x01(\x03\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.schedsvc.v1.LeaseState\x12\x0f\n\x07suspect\x18\x07 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x11\n\tqueued_ms\x18\t \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\n \x01(\x03\x12\x17\n\x0freserved_tokens\x18\x0b \x01(\x03\x12\x15\n\rposted_tokens\x18\x0c \x01(\x03\x12\x15\n\rprompt_tokens\x18\r \x01(\x03\x12\x15\n\routput_tokens\x18\x0e \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x0f \x01(\x03\x12\x11\n\tsequences\x18\x10 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x11 \x01(\t\x12\x11\n\tclient_id\x18\x12 \x01(\t\x12\x11\n\tprincipal\x18\x13 \x01(\t\"c\n\x13RevokeLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12(\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"B\n\x14RevokeLeasesResponse\x12\x0f\n\x07revoked\x18\x01 \x01(\x03\x12\x19\n\x11unknown_lease_ids\x18\x02 \x03(\x06\"A\n\x0eSetModeRequest\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"7\n\x0fSetModeResponse\x12$\n\x04mode\x18\x01 \x01(\x0b\x32\x16.schedsvc.v1.ModeStats*y\n\x0cTenantOrigin\x12\x1d\n\x19TENANT_ORIGIN_UNSPECIFIED\x10\x00\x12\x1a\n\x16TENANT_ORIGIN_OPERATOR\x10\x01\x12\x16\n\x12TENANT_ORIGIN_FILE\x10\x02\x12\x16\n\x12TENANT_ORIGIN_RULE\x10\x03\x32\x99\t\n\x0fOperatorService\x12>\n\x05\x44rain\x12\x19.schedsvc.v1.DrainRequest\x1a\x1a.schedsvc.v1.DrainResponse\x12M\n\nListLeases\x12\x1e.schedsvc.v1.ListLeasesRequest\x1a\x1f.schedsvc.v1.ListLeasesResponse\x12S\n\x0cRevokeLeases\x12 .schedsvc.v1.RevokeLeasesRequest\x1a!.schedsvc.v1.RevokeLeasesResponse\x12\x44\n\x07SetMode\x12\x1b.schedsvc.v1.SetModeRequest\x1a\x1c.schedsvc.v1.SetModeResponse\x12V\n\rForgiveTenant\x12!.schedsvc.v1.ForgiveTenantRequest\x1a\".schedsvc.v1.ForgiveTenantResponse\x12P\n\x0bReleasePool\x12\x1f.schedsvc.v1.ReleasePoolRequest\x1a .schedsvc.v1.ReleasePoolResponse\x12P\n\x0bListTenants\x12\x1f.schedsvc.v1.ListTenantsRequest\x1a .schedsvc.v1.ListTenantsResponse\x12J\n\tGetTenant\x12\x1d.schedsvc.v1.GetTenantRequest\x1a\x1e.schedsvc.v1.GetTenantResponse\x12J\n\tSetTenant\x12\x1d.schedsvc.v1.SetTenantRequest\x1a\x1e.schedsvc.v1.SetTenantResponse\x12S\n\x0c\x44\x65leteTenant\x12 .schedsvc.v1.DeleteTenantRequest\x1a!.schedsvc.v1.DeleteTenantResponse\x12\\\n\x0f\x43reateTenantKey\x12#.schedsvc.v1.CreateTenantKeyRequest\x1a$.schedsvc.v1.CreateTenantKeyResponse\x12\\\n\x0fRotateTenantKey\x12#.schedsvc.v1.RotateTenantKeyRequest\x1a$.schedsvc.v1.RotateTenantKeyResponse\x12\\\n\x0fRevokeTenantKey\x12#.schedsvc.v1.RevokeTenantKeyRequest\x1a$.schedsvc.v1.RevokeTenantKeyResponse\x12Y\n\x0eListTenantKeys\x12\".schedsvc.v1.ListTenantKeysRequest\x1a#.schedsvc.v1.ListTenantKeysResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aschedsvc/v1/operator.proto\x12\x0bschedsvc.v1\x1a\x16schedsvc/v1/mode.proto\x1a\x1bschedsvc/v1/scheduler.proto\"I\n\tTenantKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0f\x63reated_unix_ms\x18\x02 \x01(\x03\x12\x17\n\x0f\x65xpires_unix_ms\x18\x03 \x01(\x03\"=\n\x16\x43reateTenantKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rexpires_in_ms\x18\x02 \x01(\x03\"O\n\x17\x43reateTenantKeyResponse\x12\x0f\n\x07\x61pi_key\x18\x01 \x01(\t\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.schedsvc.v1.TenantKey\"[\n\x16RotateTenantKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08grace_ms\x18\x03 \x01(\x03\x12\x15\n\rexpires_in_ms\x18\x04 \x01(\x03\"x\n\x17RotateTenantKeyResponse\x12\x0f\n\x07\x61pi_key\x18\x01 \x01(\t\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.schedsvc.v1.TenantKey\x12\'\n\x07old_key\x18\x03 \x01(\x0b\x32\x16.schedsvc.v1.TenantKey\"2\n\x16RevokeTenantKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x19\n\x17RevokeTenantKeyResponse\"%\n\x15ListTenantKeysRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x16ListTenantKeysResponse\x12$\n\x04keys\x18\x01 \x03(\x0b\x32\x16.schedsvc.v1.TenantKey\"\xb8\x03\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06origin\x18\x02 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x14\n\x0cweight_milli\x18\x04 \x01(\x03\x12\r\n\x05group\x18\x05 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x06 \x01(\x03\x12\x1f\n\x17input_tokens_per_minute\x18\x07 \x01(\x03\x12 \n\x18output_tokens_per_minute\x18\x08 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\t \x01(\x03\x12\x13\n\x0b\x63oncurrency\x18\n \x01(\x03\x12\x0c\n\x04over\x18\x0b \x01(\t\x12\x15\n\rrequest_class\x18\x0c \x01(\t\x12\x0f\n\x07\x63lasses\x18\r \x03(\t\x12\x0c\n\x04mode\x18\x0e \x01(\t\x12\'\n\x05share\x18\x0f \x01(\x0b\x32\x18.schedsvc.v1.TenantShare\x12\x17\n\x0f\x61pi_keys_sha256\x18\x10 \x03(\x0c\x12)\n\x06\x62udget\x18\x11 \x01(\x0b\x32\x19.schedsvc.v1.TenantBudget\"h\n\x0bTenantShare\x12\x19\n\x11tokens_per_minute\x18\x01 \x01(\x03\x12\x12\n\x05lends\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07\x62orrows\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x08\n\x06_lendsB\n\n\x08_borrows\"R\n\x0cTenantBudget\x12\x16\n\x0etokens_per_day\x18\x01 \x01(\x03\x12\x18\n\x10tokens_per_month\x18\x02 \x01(\x03\x12\x10\n\x08timezone\x18\x03 \x01(\t\"f\n\x12ListTenantsRequest\x12)\n\x06origin\x18\x01 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"T\n\x13ListTenantsResponse\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.schedsvc.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x11GetTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.schedsvc.v1.Tenant\"\xf5\x06\n\x10SetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\nif_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0cweight_milli\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05group\x18\x04 \x01(\tH\x02\x88\x01\x01\x12 \n\x13requests_per_minute\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12$\n\x17input_tokens_per_minute\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12%\n\x18output_tokens_per_minute\x18\x07 \x01(\x03H\x05\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x08 \x01(\x03H\x06\x88\x01\x01\x12\x18\n\x0b\x63oncurrency\x18\t \x01(\x03H\x07\x88\x01\x01\x12\x11\n\x04over\x18\n \x01(\tH\x08\x88\x01\x01\x12\x1a\n\rrequest_class\x18\x0b \x01(\tH\t\x88\x01\x01\x12+\n\x07\x63lasses\x18\x0c \x01(\x0b\x32\x1a.schedsvc.v1.TenantClasses\x12$\n\x17share_tokens_per_minute\x18\r \x01(\x03H\n\x88\x01\x01\x12\x18\n\x0bshare_lends\x18\x0e \x01(\x03H\x0b\x88\x01\x01\x12\x1a\n\rshare_borrows\x18\x0f \x01(\x03H\x0c\x88\x01\x01\x12\"\n\x15\x62udget_tokens_per_day\x18\x10 \x01(\x03H\r\x88\x01\x01\x12$\n\x17\x62udget_tokens_per_month\x18\x11 \x01(\x03H\x0e\x88\x01\x01\x12\x1c\n\x0f\x62udget_timezone\x18\x12 \x01(\tH\x0f\x88\x01\x01\x42\r\n\x0b_if_versionB\x0f\n\r_weight_milliB\x08\n\x06_groupB\x16\n\x14_requests_per_minuteB\x1a\n\x18_input_tokens_per_minuteB\x1b\n\x19_output_tokens_per_minuteB\x14\n\x12_tokens_per_minuteB\x0e\n\x0c_concurrencyB\x07\n\x05_overB\x10\n\x0e_request_classB\x1a\n\x18_share_tokens_per_minuteB\x0e\n\x0c_share_lendsB\x10\n\x0e_share_borrowsB\x18\n\x16_budget_tokens_per_dayB\x1a\n\x18_budget_tokens_per_monthB\x12\n\x10_budget_timezone\"\x1e\n\rTenantClasses\x12\r\n\x05names\x18\x01 \x03(\t\"8\n\x11SetTenantResponse\x12#\n\x06tenant\x18\x01 \x01(\x0b\x32\x13.schedsvc.v1.Tenant\"K\n\x13\x44\x65leteTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\nif_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_if_version\"Y\n\x14\x44\x65leteTenantResponse\x12+\n\x08\x66\x61llback\x18\x01 \x01(\x0e\x32\x19.schedsvc.v1.TenantOrigin\x12\x14\n\x0ckeys_revoked\x18\x02 \x01(\x05\"&\n\x14\x46orgiveTenantRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\'\n\x15\x46orgiveTenantResponse\x12\x0e\n\x06limits\x18\x01 \x01(\x05\"\"\n\x12ReleasePoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x15\n\x13ReleasePoolResponse\"*\n\x0c\x44rainRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"4\n\rDrainResponse\x12\x13\n\x0blive_leases\x18\x01 \x01(\x03\x12\x0e\n\x06queued\x18\x02 \x01(\x03\"y\n\x0bLeaseFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x12\n\npool_epoch\x18\x04 \x01(\x03\x12\x12\n\nage_min_ms\x18\x05 \x01(\x03\x12\x11\n\tprincipal\x18\x06 \x01(\t\"d\n\x11ListLeasesRequest\x12(\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\x03\"Q\n\x12ListLeasesResponse\x12\"\n\x06leases\x18\x01 \x03(\x0b\x32\x12.schedsvc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x03\"\x91\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x06\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rrequest_class\x18\x03 \x01(\t\x12\x0c\n\x04pool\x18\x04 \x01(\t\x12\x12\n\npool_epoch\x18\x05 \x01(\x03\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.schedsvc.v1.LeaseState\x12\x0f\n\x07suspect\x18\x07 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x11\n\tqueued_ms\x18\t \x01(\x03\x12\x0e\n\x06\x64ue_ms\x18\n \x01(\x03\x12\x17\n\x0freserved_tokens\x18\x0b \x01(\x03\x12\x15\n\rposted_tokens\x18\x0c \x01(\x03\x12\x15\n\rprompt_tokens\x18\r \x01(\x03\x12\x15\n\routput_tokens\x18\x0e \x01(\x03\x12\x19\n\x11max_output_tokens\x18\x0f \x01(\x03\x12\x11\n\tsequences\x18\x10 \x01(\x05\x12\x0f\n\x07\x61\x64\x61pter\x18\x11 \x01(\t\x12\x11\n\tclient_id\x18\x12 \x01(\t\x12\x11\n\tprincipal\x18\x13 \x01(\t\"c\n\x13RevokeLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12(\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x18.schedsvc.v1.LeaseFilter\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"B\n\x14RevokeLeasesResponse\x12\x0f\n\x07revoked\x18\x01 \x01(\x03\x12\x19\n\x11unknown_lease_ids\x18\x02 \x03(\x06\"A\n\x0eSetModeRequest\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"7\n\x0fSetModeResponse\x12$\n\x04mode\x18\x01 \x01(\x0b\x32\x16.schedsvc.v1.ModeStats*y\n\x0cTenantOrigin\x12\x1d\n\x19TENANT_ORIGIN_UNSPECIFIED\x10\x00\x12\x1a\n\x16TENANT_ORIGIN_OPERATOR\x10\x01\x12\x16\n\x12TENANT_ORIGIN_FILE\x10\x02\x12\x16\n\x12TENANT_ORIGIN_RULE\x10\x03\x32\x99\t\n\x0fOperatorService\x12>\n\x05\x44rain\x12\x19.schedsvc.v1.DrainRequest\x1a\x1a.schedsvc.v1.DrainResponse\x12M\n\nListLeases\x12\x1e.schedsvc.v1.ListLeasesRequest\x1a\x1f.schedsvc.v1.ListLeasesResponse\x12S\n\x0cRevokeLeases\x12 .schedsvc.v1.RevokeLeasesRequest\x1a!.schedsvc.v1.RevokeLeasesResponse\x12\x44\n\x07SetMode\x12\x1b.schedsvc.v1.SetModeRequest\x1a\x1c.schedsvc.v1.SetModeResponse\x12V\n\rForgiveTenant\x12!.schedsvc.v1.ForgiveTenantRequest\x1a\".schedsvc.v1.ForgiveTenantResponse\x12P\n\x0bReleasePool\x12\x1f.schedsvc.v1.ReleasePoolRequest\x1a .schedsvc.v1.ReleasePoolResponse\x12P\n\x0bListTenants\x12\x1f.schedsvc.v1.ListTenantsRequest\x1a .schedsvc.v1.ListTenantsResponse\x12J\n\tGetTenant\x12\x1d.schedsvc.v1.GetTenantRequest\x1a\x1e.schedsvc.v1.GetTenantResponse\x12J\n\tSetTenant\x12\x1d.schedsvc.v1.SetTenantRequest\x1a\x1e.schedsvc.v1.SetTenantResponse\x12S\n\x0c\x44\x65leteTenant\x12 .schedsvc.v1.DeleteTenantRequest\x1a!.schedsvc.v1.DeleteTenantResponse\x12\\\n\x0f\x43reateTenantKey\x12#.schedsvc.v1.CreateTenantKeyRequest\x1a$.schedsvc.v1.CreateTenantKeyResponse\x12\\\n\x0fRotateTenantKey\x12#.schedsvc.v1.RotateTenantKeyRequest\x1a$.schedsvc.v1.RotateTenantKeyResponse\x12\\\n\x0fRevokeTenantKey\x12#.schedsvc.v1.RevokeTenantKeyRequest\x1a$.schedsvc.v1.RevokeTenantKeyResponse\x12Y\n\x0eListTenantKeys\x12\".schedsvc.v1.ListTenantKeysRequest\x1a#.schedsvc.v1.ListTenantKeysResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TENANTORIGIN']._serialized_start=3557
-  _globals['_TENANTORIGIN']._serialized_end=3678
+  _globals['_TENANTORIGIN']._serialized_start=4016
+  _globals['_TENANTORIGIN']._serialized_end=4137
   _globals['_TENANTKEY']._serialized_start=96
   _globals['_TENANTKEY']._serialized_end=169
   _globals['_CREATETENANTKEYREQUEST']._serialized_start=171
@@ -54,55 +54,57 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTTENANTKEYSRESPONSE']._serialized_start=648
   _globals['_LISTTENANTKEYSRESPONSE']._serialized_end=710
   _globals['_TENANT']._serialized_start=713
-  _globals['_TENANT']._serialized_end=1110
-  _globals['_TENANTSHARE']._serialized_start=1112
-  _globals['_TENANTSHARE']._serialized_end=1216
-  _globals['_LISTTENANTSREQUEST']._serialized_start=1218
-  _globals['_LISTTENANTSREQUEST']._serialized_end=1320
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=1322
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=1406
-  _globals['_GETTENANTREQUEST']._serialized_start=1408
-  _globals['_GETTENANTREQUEST']._serialized_end=1440
-  _globals['_GETTENANTRESPONSE']._serialized_start=1442
-  _globals['_GETTENANTRESPONSE']._serialized_end=1498
-  _globals['_SETTENANTREQUEST']._serialized_start=1501
-  _globals['_SETTENANTREQUEST']._serialized_end=2054
-  _globals['_TENANTCLASSES']._serialized_start=2056
-  _globals['_TENANTCLASSES']._serialized_end=2086
-  _globals['_SETTENANTRESPONSE']._serialized_start=2088
-  _globals['_SETTENANTRESPONSE']._serialized_end=2144
-  _globals['_DELETETENANTREQUEST']._serialized_start=2146
-  _globals['_DELETETENANTREQUEST']._serialized_end=2221
-  _globals['_DELETETENANTRESPONSE']._serialized_start=2223
-  _globals['_DELETETENANTRESPONSE']._serialized_end=2312
-  _globals['_FORGIVETENANTREQUEST']._serialized_start=2314
-  _globals['_FORGIVETENANTREQUEST']._serialized_end=2352
-  _globals['_FORGIVETENANTRESPONSE']._serialized_start=2354
-  _globals['_FORGIVETENANTRESPONSE']._serialized_end=2393
-  _globals['_RELEASEPOOLREQUEST']._serialized_start=2395
-  _globals['_RELEASEPOOLREQUEST']._serialized_end=2429
-  _globals['_RELEASEPOOLRESPONSE']._serialized_start=2431
-  _globals['_RELEASEPOOLRESPONSE']._serialized_end=2452
-  _globals['_DRAINREQUEST']._serialized_start=2454
-  _globals['_DRAINREQUEST']._serialized_end=2496
-  _globals['_DRAINRESPONSE']._serialized_start=2498
-  _globals['_DRAINRESPONSE']._serialized_end=2550
-  _globals['_LEASEFILTER']._serialized_start=2552
-  _globals['_LEASEFILTER']._serialized_end=2673
-  _globals['_LISTLEASESREQUEST']._serialized_start=2675
-  _globals['_LISTLEASESREQUEST']._serialized_end=2775
-  _globals['_LISTLEASESRESPONSE']._serialized_start=2777
-  _globals['_LISTLEASESRESPONSE']._serialized_end=2858
-  _globals['_LEASE']._serialized_start=2861
-  _globals['_LEASE']._serialized_end=3262
-  _globals['_REVOKELEASESREQUEST']._serialized_start=3264
-  _globals['_REVOKELEASESREQUEST']._serialized_end=3363
-  _globals['_REVOKELEASESRESPONSE']._serialized_start=3365
-  _globals['_REVOKELEASESRESPONSE']._serialized_end=3431
-  _globals['_SETMODEREQUEST']._serialized_start=3433
-  _globals['_SETMODEREQUEST']._serialized_end=3498
-  _globals['_SETMODERESPONSE']._serialized_start=3500
-  _globals['_SETMODERESPONSE']._serialized_end=3555
-  _globals['_OPERATORSERVICE']._serialized_start=3681
-  _globals['_OPERATORSERVICE']._serialized_end=4858
+  _globals['_TENANT']._serialized_end=1153
+  _globals['_TENANTSHARE']._serialized_start=1155
+  _globals['_TENANTSHARE']._serialized_end=1259
+  _globals['_TENANTBUDGET']._serialized_start=1261
+  _globals['_TENANTBUDGET']._serialized_end=1343
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1345
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1447
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1449
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1533
+  _globals['_GETTENANTREQUEST']._serialized_start=1535
+  _globals['_GETTENANTREQUEST']._serialized_end=1567
+  _globals['_GETTENANTRESPONSE']._serialized_start=1569
+  _globals['_GETTENANTRESPONSE']._serialized_end=1625
+  _globals['_SETTENANTREQUEST']._serialized_start=1628
+  _globals['_SETTENANTREQUEST']._serialized_end=2513
+  _globals['_TENANTCLASSES']._serialized_start=2515
+  _globals['_TENANTCLASSES']._serialized_end=2545
+  _globals['_SETTENANTRESPONSE']._serialized_start=2547
+  _globals['_SETTENANTRESPONSE']._serialized_end=2603
+  _globals['_DELETETENANTREQUEST']._serialized_start=2605
+  _globals['_DELETETENANTREQUEST']._serialized_end=2680
+  _globals['_DELETETENANTRESPONSE']._serialized_start=2682
+  _globals['_DELETETENANTRESPONSE']._serialized_end=2771
+  _globals['_FORGIVETENANTREQUEST']._serialized_start=2773
+  _globals['_FORGIVETENANTREQUEST']._serialized_end=2811
+  _globals['_FORGIVETENANTRESPONSE']._serialized_start=2813
+  _globals['_FORGIVETENANTRESPONSE']._serialized_end=2852
+  _globals['_RELEASEPOOLREQUEST']._serialized_start=2854
+  _globals['_RELEASEPOOLREQUEST']._serialized_end=2888
+  _globals['_RELEASEPOOLRESPONSE']._serialized_start=2890
+  _globals['_RELEASEPOOLRESPONSE']._serialized_end=2911
+  _globals['_DRAINREQUEST']._serialized_start=2913
+  _globals['_DRAINREQUEST']._serialized_end=2955
+  _globals['_DRAINRESPONSE']._serialized_start=2957
+  _globals['_DRAINRESPONSE']._serialized_end=3009
+  _globals['_LEASEFILTER']._serialized_start=3011
+  _globals['_LEASEFILTER']._serialized_end=3132
+  _globals['_LISTLEASESREQUEST']._serialized_start=3134
+  _globals['_LISTLEASESREQUEST']._serialized_end=3234
+  _globals['_LISTLEASESRESPONSE']._serialized_start=3236
+  _globals['_LISTLEASESRESPONSE']._serialized_end=3317
+  _globals['_LEASE']._serialized_start=3320
+  _globals['_LEASE']._serialized_end=3721
+  _globals['_REVOKELEASESREQUEST']._serialized_start=3723
+  _globals['_REVOKELEASESREQUEST']._serialized_end=3822
+  _globals['_REVOKELEASESRESPONSE']._serialized_start=3824
+  _globals['_REVOKELEASESRESPONSE']._serialized_end=3890
+  _globals['_SETMODEREQUEST']._serialized_start=3892
+  _globals['_SETMODEREQUEST']._serialized_end=3957
+  _globals['_SETMODERESPONSE']._serialized_start=3959
+  _globals['_SETMODERESPONSE']._serialized_end=4014
+  _globals['_OPERATORSERVICE']._serialized_start=4140
+  _globals['_OPERATORSERVICE']._serialized_end=5317
 # @@protoc_insertion_point(module_scope)

@@ -302,6 +302,7 @@ class Tenant(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     API_KEYS_SHA256_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     origin: Global___TenantOrigin.ValueType
     version: _builtins.int
@@ -329,6 +330,8 @@ class Tenant(_message.Message):
     def api_keys_sha256(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """SHA-256 of the API keys that stand for it and that never expire."""
 
+    @_builtins.property
+    def budget(self) -> Global___TenantBudget: ...
     def __init__(
         self,
         *,
@@ -348,10 +351,11 @@ class Tenant(_message.Message):
         mode: _builtins.str = ...,
         share: Global___TenantShare | None = ...,
         api_keys_sha256: _abc.Iterable[_builtins.bytes] | None = ...,
+        budget: Global___TenantBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys_sha256", b"api_keys_sha256", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "input_tokens_per_minute", b"input_tokens_per_minute", "mode", b"mode", "name", b"name", "origin", b"origin", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "share", b"share", "tokens_per_minute", b"tokens_per_minute", "version", b"version", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_keys_sha256", b"api_keys_sha256", "budget", b"budget", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "input_tokens_per_minute", b"input_tokens_per_minute", "mode", b"mode", "name", b"name", "origin", b"origin", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "share", b"share", "tokens_per_minute", b"tokens_per_minute", "version", b"version", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,7 +363,7 @@ Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
 
 @_typing.final
 class TenantShare(_message.Message):
-    """The service that a tenant can count on while the pools are saturated; only the file sets it."""
+    """The service that a tenant can count on while the pools are saturated."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -368,6 +372,7 @@ class TenantShare(_message.Message):
     BORROWS_FIELD_NUMBER: _builtins.int
     tokens_per_minute: _builtins.int
     lends: _builtins.int
+    """The most that others may use of it, and that the tenant may use beyond it; absent: no limit."""
     borrows: _builtins.int
     def __init__(
         self,
@@ -390,6 +395,34 @@ class TenantShare(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lends) -> _WhichOneofReturnType__lends | None: ...
 
 Global___TenantShare: _TypeAlias = TenantShare  # noqa: Y015
+
+@_typing.final
+class TenantBudget(_message.Message):
+    """Tokens of a calendar day and month; 0: no such budget. It needs the usage ledger."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_PER_DAY_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MONTH_FIELD_NUMBER: _builtins.int
+    TIMEZONE_FIELD_NUMBER: _builtins.int
+    tokens_per_day: _builtins.int
+    tokens_per_month: _builtins.int
+    timezone: _builtins.str
+    """Name of the IANA database; empty: UTC."""
+    def __init__(
+        self,
+        *,
+        tokens_per_day: _builtins.int = ...,
+        tokens_per_month: _builtins.int = ...,
+        timezone: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timezone", b"timezone", "tokens_per_day", b"tokens_per_day", "tokens_per_month", b"tokens_per_month"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantBudget: _TypeAlias = TenantBudget  # noqa: Y015
 
 @_typing.final
 class ListTenantsRequest(_message.Message):
@@ -508,6 +541,12 @@ class SetTenantRequest(_message.Message):
     OVER_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
+    SHARE_TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    SHARE_LENDS_FIELD_NUMBER: _builtins.int
+    SHARE_BORROWS_FIELD_NUMBER: _builtins.int
+    BUDGET_TOKENS_PER_DAY_FIELD_NUMBER: _builtins.int
+    BUDGET_TOKENS_PER_MONTH_FIELD_NUMBER: _builtins.int
+    BUDGET_TIMEZONE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     if_version: _builtins.int
     """Change it only if its version is this one, else FAILED_PRECONDITION; absent: any."""
@@ -523,6 +562,14 @@ class SetTenantRequest(_message.Message):
     """`wait` or `refuse`."""
     request_class: _builtins.str
     """A class of the configuration; empty: the default."""
+    share_tokens_per_minute: _builtins.int
+    """As in TenantShare; 0 tokens: no share. To lend or borrow without a limit: -1."""
+    share_lends: _builtins.int
+    share_borrows: _builtins.int
+    budget_tokens_per_day: _builtins.int
+    """As in TenantBudget."""
+    budget_tokens_per_month: _builtins.int
+    budget_timezone: _builtins.str
     @_builtins.property
     def classes(self) -> Global___TenantClasses: ...
     def __init__(
@@ -540,11 +587,23 @@ class SetTenantRequest(_message.Message):
         over: _builtins.str | None = ...,
         request_class: _builtins.str | None = ...,
         classes: Global___TenantClasses | None = ...,
+        share_tokens_per_minute: _builtins.int | None = ...,
+        share_lends: _builtins.int | None = ...,
+        share_borrows: _builtins.int | None = ...,
+        budget_tokens_per_day: _builtins.int | None = ...,
+        budget_tokens_per_month: _builtins.int | None = ...,
+        budget_timezone: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_group", b"_group", "_if_version", b"_if_version", "_input_tokens_per_minute", b"_input_tokens_per_minute", "_output_tokens_per_minute", b"_output_tokens_per_minute", "_over", b"_over", "_request_class", b"_request_class", "_requests_per_minute", b"_requests_per_minute", "_tokens_per_minute", b"_tokens_per_minute", "_weight_milli", b"_weight_milli", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "if_version", b"if_version", "input_tokens_per_minute", b"input_tokens_per_minute", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_timezone", b"_budget_timezone", "_budget_tokens_per_day", b"_budget_tokens_per_day", "_budget_tokens_per_month", b"_budget_tokens_per_month", "_concurrency", b"_concurrency", "_group", b"_group", "_if_version", b"_if_version", "_input_tokens_per_minute", b"_input_tokens_per_minute", "_output_tokens_per_minute", b"_output_tokens_per_minute", "_over", b"_over", "_request_class", b"_request_class", "_requests_per_minute", b"_requests_per_minute", "_share_borrows", b"_share_borrows", "_share_lends", b"_share_lends", "_share_tokens_per_minute", b"_share_tokens_per_minute", "_tokens_per_minute", b"_tokens_per_minute", "_weight_milli", b"_weight_milli", "budget_timezone", b"budget_timezone", "budget_tokens_per_day", b"budget_tokens_per_day", "budget_tokens_per_month", b"budget_tokens_per_month", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "if_version", b"if_version", "input_tokens_per_minute", b"input_tokens_per_minute", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "share_borrows", b"share_borrows", "share_lends", b"share_lends", "share_tokens_per_minute", b"share_tokens_per_minute", "tokens_per_minute", b"tokens_per_minute", "weight_milli", b"weight_milli"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency", "_group", b"_group", "_if_version", b"_if_version", "_input_tokens_per_minute", b"_input_tokens_per_minute", "_output_tokens_per_minute", b"_output_tokens_per_minute", "_over", b"_over", "_request_class", b"_request_class", "_requests_per_minute", b"_requests_per_minute", "_tokens_per_minute", b"_tokens_per_minute", "_weight_milli", b"_weight_milli", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "if_version", b"if_version", "input_tokens_per_minute", b"input_tokens_per_minute", "name", b"name", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_timezone", b"_budget_timezone", "_budget_tokens_per_day", b"_budget_tokens_per_day", "_budget_tokens_per_month", b"_budget_tokens_per_month", "_concurrency", b"_concurrency", "_group", b"_group", "_if_version", b"_if_version", "_input_tokens_per_minute", b"_input_tokens_per_minute", "_output_tokens_per_minute", b"_output_tokens_per_minute", "_over", b"_over", "_request_class", b"_request_class", "_requests_per_minute", b"_requests_per_minute", "_share_borrows", b"_share_borrows", "_share_lends", b"_share_lends", "_share_tokens_per_minute", b"_share_tokens_per_minute", "_tokens_per_minute", b"_tokens_per_minute", "_weight_milli", b"_weight_milli", "budget_timezone", b"budget_timezone", "budget_tokens_per_day", b"budget_tokens_per_day", "budget_tokens_per_month", b"budget_tokens_per_month", "classes", b"classes", "concurrency", b"concurrency", "group", b"group", "if_version", b"if_version", "input_tokens_per_minute", b"input_tokens_per_minute", "name", b"name", "output_tokens_per_minute", b"output_tokens_per_minute", "over", b"over", "request_class", b"request_class", "requests_per_minute", b"requests_per_minute", "share_borrows", b"share_borrows", "share_lends", b"share_lends", "share_tokens_per_minute", b"share_tokens_per_minute", "tokens_per_minute", b"tokens_per_minute", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__budget_timezone: _TypeAlias = _typing.Literal["budget_timezone"]  # noqa: Y015
+    _WhichOneofArgType__budget_timezone: _TypeAlias = _typing.Literal["_budget_timezone", b"_budget_timezone"]  # noqa: Y015
+    _WhichOneofReturnType__budget_tokens_per_day: _TypeAlias = _typing.Literal["budget_tokens_per_day"]  # noqa: Y015
+    _WhichOneofArgType__budget_tokens_per_day: _TypeAlias = _typing.Literal["_budget_tokens_per_day", b"_budget_tokens_per_day"]  # noqa: Y015
+    _WhichOneofReturnType__budget_tokens_per_month: _TypeAlias = _typing.Literal["budget_tokens_per_month"]  # noqa: Y015
+    _WhichOneofArgType__budget_tokens_per_month: _TypeAlias = _typing.Literal["_budget_tokens_per_month", b"_budget_tokens_per_month"]  # noqa: Y015
     _WhichOneofReturnType__concurrency: _TypeAlias = _typing.Literal["concurrency"]  # noqa: Y015
     _WhichOneofArgType__concurrency: _TypeAlias = _typing.Literal["_concurrency", b"_concurrency"]  # noqa: Y015
     _WhichOneofReturnType__group: _TypeAlias = _typing.Literal["group"]  # noqa: Y015
@@ -561,10 +620,22 @@ class SetTenantRequest(_message.Message):
     _WhichOneofArgType__request_class: _TypeAlias = _typing.Literal["_request_class", b"_request_class"]  # noqa: Y015
     _WhichOneofReturnType__requests_per_minute: _TypeAlias = _typing.Literal["requests_per_minute"]  # noqa: Y015
     _WhichOneofArgType__requests_per_minute: _TypeAlias = _typing.Literal["_requests_per_minute", b"_requests_per_minute"]  # noqa: Y015
+    _WhichOneofReturnType__share_borrows: _TypeAlias = _typing.Literal["share_borrows"]  # noqa: Y015
+    _WhichOneofArgType__share_borrows: _TypeAlias = _typing.Literal["_share_borrows", b"_share_borrows"]  # noqa: Y015
+    _WhichOneofReturnType__share_lends: _TypeAlias = _typing.Literal["share_lends"]  # noqa: Y015
+    _WhichOneofArgType__share_lends: _TypeAlias = _typing.Literal["_share_lends", b"_share_lends"]  # noqa: Y015
+    _WhichOneofReturnType__share_tokens_per_minute: _TypeAlias = _typing.Literal["share_tokens_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__share_tokens_per_minute: _TypeAlias = _typing.Literal["_share_tokens_per_minute", b"_share_tokens_per_minute"]  # noqa: Y015
     _WhichOneofReturnType__tokens_per_minute: _TypeAlias = _typing.Literal["tokens_per_minute"]  # noqa: Y015
     _WhichOneofArgType__tokens_per_minute: _TypeAlias = _typing.Literal["_tokens_per_minute", b"_tokens_per_minute"]  # noqa: Y015
     _WhichOneofReturnType__weight_milli: _TypeAlias = _typing.Literal["weight_milli"]  # noqa: Y015
     _WhichOneofArgType__weight_milli: _TypeAlias = _typing.Literal["_weight_milli", b"_weight_milli"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_timezone) -> _WhichOneofReturnType__budget_timezone | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_tokens_per_day) -> _WhichOneofReturnType__budget_tokens_per_day | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_tokens_per_month) -> _WhichOneofReturnType__budget_tokens_per_month | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__concurrency) -> _WhichOneofReturnType__concurrency | None: ...
     @_typing.overload
@@ -581,6 +652,12 @@ class SetTenantRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__request_class) -> _WhichOneofReturnType__request_class | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_minute) -> _WhichOneofReturnType__requests_per_minute | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share_borrows) -> _WhichOneofReturnType__share_borrows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share_lends) -> _WhichOneofReturnType__share_lends | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share_tokens_per_minute) -> _WhichOneofReturnType__share_tokens_per_minute | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_minute) -> _WhichOneofReturnType__tokens_per_minute | None: ...
     @_typing.overload

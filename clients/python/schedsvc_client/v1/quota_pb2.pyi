@@ -235,3 +235,74 @@ class ClassStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassStats: _TypeAlias = ClassStats  # noqa: Y015
+
+@_typing.final
+class GroupStats(_message.Message):
+    """A group with a weight, in one class: a node of the tree of shares. Groups without a weight are
+    left out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    WEIGHT_MILLI_FIELD_NUMBER: _builtins.int
+    ENTITLED_PPM_FIELD_NUMBER: _builtins.int
+    VTC_MICRO_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    LIVE_LEASES_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """group: and its name."""
+    parent: _builtins.str
+    """The nearest group with a weight above it, in the same form; empty: none."""
+    request_class: _builtins.str
+    """Each class has its own tree; a group has a row for each class that has come below it."""
+    level: _builtins.int
+    """1 at the root, at most 4."""
+    weight_milli: _builtins.int
+    """By which it shares with its siblings, tenants included, what their parent gets."""
+    entitled_ppm: _builtins.int
+    """The part of all service that it is due: at each level by the weights of those that run, wait,
+    or did so in the last 10 s; 0: no tenant below it does.
+    """
+    vtc_micro: _builtins.int
+    """Virtual token counter among its siblings, in micro-tokens over weight."""
+    queued: _builtins.int
+    """Requests of all tenants below it: that wait, and that run."""
+    live_leases: _builtins.int
+    input_tokens: _builtins.int
+    """Served to tenants while they were below it, since the start."""
+    cached_input_tokens: _builtins.int
+    output_tokens: _builtins.int
+    granted: _builtins.int
+    """Requests of these that were granted."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        parent: _builtins.str = ...,
+        request_class: _builtins.str = ...,
+        level: _builtins.int = ...,
+        weight_milli: _builtins.int = ...,
+        entitled_ppm: _builtins.int = ...,
+        vtc_micro: _builtins.int = ...,
+        queued: _builtins.int = ...,
+        live_leases: _builtins.int = ...,
+        input_tokens: _builtins.int = ...,
+        cached_input_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        granted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "entitled_ppm", b"entitled_ppm", "granted", b"granted", "input_tokens", b"input_tokens", "level", b"level", "live_leases", b"live_leases", "name", b"name", "output_tokens", b"output_tokens", "parent", b"parent", "queued", b"queued", "request_class", b"request_class", "vtc_micro", b"vtc_micro", "weight_milli", b"weight_milli"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupStats: _TypeAlias = GroupStats  # noqa: Y015

@@ -182,9 +182,7 @@ class AdmitRequest(_message.Message):
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
     WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """1 to 128 bytes, unique for caller and tenant for five minutes. The same id and payload get the
-    same answer; another payload gets ALREADY_EXISTS.
-    """
+    """1 to 128 bytes, unique for caller and tenant for five minutes; a repeat gets the same answer."""
     tenant: _builtins.str
     """The tenant the caller vouches for, at most 256 bytes. Empty: see api_key_sha256, else unknown."""
     api_key_sha256: _builtins.bytes
@@ -609,6 +607,7 @@ class StatsResponse(_message.Message):
     CLASSES_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
@@ -645,6 +644,8 @@ class StatsResponse(_message.Message):
     @_builtins.property
     def quotas(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.QuotaStats]: ...
     @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.GroupStats]: ...
+    @_builtins.property
     def config(self) -> _mode_pb2.ConfigStats: ...
     @_builtins.property
     def tenants(self) -> _tenants_pb2.TenantsStats: ...
@@ -667,6 +668,7 @@ class StatsResponse(_message.Message):
         classes: _abc.Iterable[_quota_pb2.ClassStats] | None = ...,
         mode: _mode_pb2.ModeStats | None = ...,
         quotas: _abc.Iterable[_quota_pb2.QuotaStats] | None = ...,
+        groups: _abc.Iterable[_quota_pb2.GroupStats] | None = ...,
         config: _mode_pb2.ConfigStats | None = ...,
         tenants: _tenants_pb2.TenantsStats | None = ...,
         usage: _usage_pb2.UsageStats | None = ...,
@@ -674,7 +676,7 @@ class StatsResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "mode", b"mode", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "cluster", b"cluster", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "cluster", b"cluster", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "groups", b"groups", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

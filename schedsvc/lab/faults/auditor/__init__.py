@@ -22,11 +22,13 @@ from schedsvc.lab.faults.auditor.records import (
 from schedsvc.lab.faults.auditor.reference_state import Auditor
 from schedsvc.lab.faults.auditor.resume import Known
 from schedsvc.lab.faults.auditor.shares import Rows
+from schedsvc.lab.faults.auditor.tree import NO_TREE, Tree
 
 __all__ = [
     "CREDIT_AUTO",
     "DEFAULT_CLASS",
     "LEAD_AUTO",
+    "NO_TREE",
     "UNKNOWN_FLOW",
     "Auditor",
     "Classes",
@@ -40,6 +42,7 @@ __all__ = [
     "Rows",
     "Sizes",
     "Terms",
+    "Tree",
     "ViolationError",
     "compare_runs",
 ]

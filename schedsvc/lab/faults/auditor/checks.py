@@ -224,6 +224,11 @@ def compare(books: Books, stats: Stats) -> None:
             told_micro, micro = row["vtc_micro"], books.counters.of(flow)
             wrong = f"the counter of {row['tenant']} is wrong"
             require(told_micro == micro, wrong, told_micro, micro)
+    for row in stats["groups"] if books.counters.known else ():
+        told_micro, micro = row["vtc_micro"], books.counters.of(row["name"])
+        require(
+            told_micro == micro, f"the counter of group {row['name']} is wrong", told_micro, micro
+        )
 
 
 def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:

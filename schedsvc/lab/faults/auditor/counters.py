@@ -5,7 +5,7 @@ change of a counter: every request reports its progress, nothing waits for a quo
 reads all its verdicts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -18,7 +18,7 @@ that no message shows; a grant, in the order of the lease ids."""
 _AVERAGED = 32
 """The average charge forgets a 32nd of itself with each request that ends."""
 
-_ARRIVE, _LEAVE, _START, _CHARGE, _END = range(5)
+_ARRIVE, _LEAVE, _START, _CHARGE, _END, _LEARN = range(6)
 
 _cause_and_lease = itemgetter(0, 1)
 
@@ -60,10 +60,14 @@ class Counters:
         self.owed: dict[str, int] = {}  # what is charged for leases of an earlier process
         self._returning: set[str] = set()  # active before, and so until a time
         self._returning_until_ns = 0
-        self._level = 0  # the most that the least active counter has been at a grant or a lift
-        self._average = 0  # charge of a request that has ended
+        # Of the children of each group, "" of the root: the most that the least active counter has
+        # been at a grant or a lift.
+        self._levels: dict[str, int] = {}
+        # Charge of a request that has ended, by the number of groups above who is charged.
+        self._averages: dict[int, int] = {}
         self._gone: set[str] = set()  # ceased to be active at an unknown point of this round
-        self._expired: set[int] = set()  # charges that ended at an unknown point of this round
+        # Depths and charges that ended at an unknown point of this round.
+        self._expired: set[tuple[int, int]] = set()
 
     def resume(self, state: CounterState | None, returning_until_ns: int) -> None:
         """Continue from the state of an earlier process; None: that state is unknown."""
@@ -75,14 +79,15 @@ class Counters:
         self._last = set(state.last)
         self.owed = dict(state.owed)
         self._returning_until_ns = returning_until_ns
-        self._level, self._average = state.level, state.average_charge
+        self._levels, self._averages = {"": state.level}, {0: state.average_charge}
 
     def state(self, now_ns: int, owed: dict[str, int]) -> CounterState | None:
         """Return what would outlive the process; `owed`: what is charged for open leases."""
         if not self.known or self._log or (self._returning and now_ns >= self._returning_until_ns):
             return None
         active, last = frozenset(self._active), frozenset(self._last)
-        return CounterState(dict(self._counters), active, last, owed, self._level, self._average)
+        level, average = self._levels.get("", 0), self._averages.get(0, 0)
+        return CounterState(dict(self._counters), active, last, owed, level, average)
 
     def of(self, flow: str) -> int:
         """Return the counter of a flow, in weighted micro-tokens."""
@@ -112,9 +117,11 @@ class Counters:
         if weighted:
             self._note(granted_as, _CHARGE, flow, weighted, None)
 
-    def ended(self, flow: str, charge: int = 0) -> None:
-        """Note the end of a lease; `charge`: what counts for the average."""
-        self._note(0, _END, flow, charge, None)
+    def ended(self, flow: str, charges: Iterable[int] = (0,)) -> None:
+        """Note the end of a lease; `charges`: of its flow and the groups above, for the average."""
+        for name, charge in zip(self._terms.tree.path(flow), charges, strict=True):
+            self._note(0, _LEARN, name, charge, None)
+        self._note(0, _END, flow, 0, None)
 
     def told_of(self, flow: str, charged: int) -> None:
         """Let a replayed lease's charge replace its flow's charge from an earlier process."""
@@ -149,7 +156,8 @@ class Counters:
                 self._queued[flow] = self._queued.get(flow, 0) + 1
             elif kind == _LEAVE and r is not None and not r.refused_at_once:
                 if value:
-                    self._raise_level()
+                    for name in self._terms.tree.path(flow):
+                        self._raise_level(self._terms.tree.parent(name))
                 if value and waiting and self.known:  # no more, after some arrivals
                     self._check_turn(r, waiting)
                     waiting.remove(r)
@@ -162,27 +170,56 @@ class Counters:
                 self._live[flow] = self._live.get(flow, 0) + 1
             elif kind == _CHARGE:
                 self._counters[flow] = max(0, self.of(flow) + value)
+            elif kind == _LEARN:
+                self._learn_charge(cause, len(self._terms.tree.above(flow)), value)
             elif kind == _END:
                 self._live[flow] -= 1
-                self._learn_charge(cause, value)
                 self._may_rest(cause, flow)
         self._settle_last()
         self._gone, self._expired = set(), set()
 
     def _check_turn(self, r: Request, waiting: list[Request]) -> None:
         """Check that the served flow is the one that was served least (invariant 8)."""
-        first = min(waiting, key=lambda other: (self.of(other.flow), other.seq))
+        first = self._first_of(waiting, 0)
         require(
             first is r, "served before its turn", *r.key, self.of(r.flow), *first.key,
             self.of(first.flow),
         )  # fmt: skip
 
+    def _first_of(self, waiting: list[Request], depth: int) -> Request:
+        """Return the one that is next, of requests below one group; `depth`: of its children.
+
+        The child with the least counter is first; ties go by arrival. A group has the arrival of
+        the request that is next in it for one pool, or for any.
+        """
+        of_child: dict[str, list[Request]] = {}
+        for r in waiting:
+            path = self._terms.tree.path(r.flow)
+            of_child.setdefault(path[len(path) - 1 - depth], []).append(r)
+
+        def place(child: str) -> tuple[int, int]:
+            below = of_child[child]
+            if child not in self._terms.tree.weights:
+                return self.of(child), min(r.seq for r in below)
+            targets = {r.ask.pool if r.ask else "" for r in below}
+            lines = [[r for r in below if (r.ask.pool if r.ask else "") == t] for t in targets]
+            return self.of(child), min(self._first_of(line, depth + 1).seq for line in lines)
+
+        child = min(of_child, key=place)
+        if child in self._terms.tree.weights:
+            return self._first_of(of_child[child], depth + 1)
+        return min(of_child[child], key=lambda r: r.seq)
+
     def _activate(self, flow: str, *, queues: bool) -> None:
         if flow in self._active or (self._terms.lift_queued and not queues):
             return
         if self._terms.lifts and self._terms.lift_queued:
-            self._raise_level()
-            self._counters[flow] = max(self.of(flow), self._level - self._credit)
+            self._lift(flow)
+            for group in self._terms.tree.above(flow):
+                if group in self._active:
+                    break
+                self._lift(group)
+                self._active.add(group)
         elif self._terms.lifts:
             among = self._active or self._last
             levels = {self.of(other) for other in among} or {0}
@@ -192,29 +229,37 @@ class Counters:
             self._counters[flow] = max(self.of(flow), least)
         self._active.add(flow)
 
-    @property
-    def _credit(self) -> int:
-        """How far below the level a flow may begin."""
-        most = self._terms.credit_max
-        return self._average if most == CREDIT_AUTO else most
+    def _lift(self, name: str) -> None:
+        """Lift a flow or a group to the level of its siblings less the credit."""
+        tree, credit = self._terms.tree, self._terms.credit_max
+        if credit == CREDIT_AUTO:
+            credit = self._averages.get(len(tree.above(name)), 0)
+        level = self._raise_level(tree.parent(name))
+        self._counters[name] = max(self.of(name), level - credit)
 
-    def _raise_level(self) -> None:
-        """Let the level follow the least active counter; it never falls."""
+    def _raise_level(self, above: str) -> int:
+        """Let the level below a group follow the least active counter; it never falls."""
+        parent, known = self._terms.tree.parent, self._levels.get(above, 0)
 
-        def level_among(flows: set[str]) -> int:
-            return max([self._level, *([min(map(self.of, flows))] if flows else [])])
+        def level_among(names: set[str]) -> int:
+            return min((self.of(name) for name in names), default=known)
 
-        if self._gone and level_among(self._active) != level_among(self._active | self._gone):
+        active = {name for name in self._active if parent(name) == above}
+        gone = {name for name in self._gone if parent(name) == above}
+        level = max(known, level_among(active))
+        if gone and level != max(known, level_among(active | gone)):
             self.known = False  # who has gone was there, or was not
-        self._level = level_among(self._active)
+        self._levels[above] = level
+        return level
 
-    def _learn_charge(self, cause: int, charge: int) -> None:
+    def _learn_charge(self, cause: int, depth: int, charge: int) -> None:
         if cause != _EVENT and self._terms.credit_max == CREDIT_AUTO:
-            self._expired.add(charge)
-            if len(self._expired) > 1:
+            self._expired.add((depth, charge))
+            if sum(at == depth for at, _ in self._expired) > 1:
                 self.known = False  # in whichever order
-        known = self._average
-        self._average = known - known // _AVERAGED + charge // _AVERAGED if known else charge
+        known = self._averages.get(depth, 0)
+        learned = known - known // _AVERAGED + charge // _AVERAGED if known else charge
+        self._averages[depth] = learned
 
     def _may_rest(self, cause: int, flow: str) -> None:
         if self._queued.get(flow, 0) or flow not in self._active or flow in self._returning:
@@ -223,10 +268,21 @@ class Counters:
             self._active.discard(flow)
             if cause == _OTHER:
                 self._gone.add(flow)
+            self._rest_above(cause, flow)
             if cause == _EVENT:
                 self._last = {flow}
             else:
                 self._ended.append((cause, flow))
+
+    def _rest_above(self, cause: int, flow: str) -> None:
+        """Let each group above a flow rest of which no child is active any more."""
+        parent = self._terms.tree.parent
+        for group in self._terms.tree.above(flow):
+            if any(parent(name) == group for name in self._active):
+                return
+            self._active.discard(group)
+            if cause == _OTHER:
+                self._gone.add(group)
 
     def _end_returns(self) -> None:
         """End the activity of flows that have not returned in time."""

@@ -17,7 +17,9 @@ class Fairness:
     def __init__(self, terms: Terms, counters: Counters) -> None:
         self._terms = terms
         self._counters = counters
+        self._tree = terms.tree
         self._weight_min = min(terms.tenants.values(), default=1_000)
+        self._weights_min = terms.tree.least_weights(terms.tenants)
         self.restart()
 
     def restart(self) -> None:
@@ -34,8 +36,10 @@ class Fairness:
         """Count a request that waits from now on."""
         self._prompt_max = max(self._prompt_max, r.prompt_tokens)
         waiting = self._waiting
-        waiting[r.flow] = waiting.get(r.flow, 0) + 1
-        self._flows.add(r.flow)
+        names = self._tree.path(r.flow)
+        for name in names:
+            waiting[name] = waiting.get(name, 0) + 1
+        self._flows.update(names)
         self._charge_max = max(self._charge_max, self._most_of(r))
         self._pools.arrived(r)
 
@@ -43,11 +47,12 @@ class Fairness:
         """Count a request that waits no more."""
         waiting = self._waiting
         self._pools.left(r)
-        waiting[r.flow] -= 1
-        if not waiting[r.flow]:
-            del waiting[r.flow]
-            self._since = {pair: gap for pair, gap in self._since.items() if r.flow not in pair}
-            self._lead = {pair: lead for pair, lead in self._lead.items() if pair[1] != r.flow}
+        for name in self._tree.path(r.flow):
+            waiting[name] -= 1
+            if not waiting[name]:
+                del waiting[name]
+                self._since = {pair: gap for pair, gap in self._since.items() if name not in pair}
+                self._lead = {pair: lead for pair, lead in self._lead.items() if pair[1] != name}
 
     def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
         """Let the flow's service hold what the lease has used so far."""
@@ -64,20 +69,33 @@ class Fairness:
         flow = lease.request.flow
         more = served - lease.served
         if more:
-            self.served[flow] = self.served.get(flow, 0) + more
-            self._counters.charged(flow, more, granted_as)
-            self._pools.charge(flow, lease.pool.name, more)
+            for name in self._tree.above(flow):
+                # As the core: of the flow's total, by the weight of the group.
+                before = self._reweighed(lease.served, lease, name)
+                self._count(lease, name, self._reweighed(served, lease, name) - before, granted_as)
+            self._count(lease, flow, more, granted_as)
             lease.served = served
-            self._flows.add(flow)
+
+    def _reweighed(self, weighted: int, lease: Lease, group: str) -> int:
+        """Return weighted service of a lease's flow as that of a group."""
+        return weighted * lease.weight_milli // self._tree.weights[group]
+
+    def _count(self, lease: Lease, name: str, more: int, granted_as: int) -> None:
+        self.served[name] = self.served.get(name, 0) + more
+        self._counters.charged(name, more, granted_as)
+        self._pools.charge(name, lease.pool.name, more)
+        self._flows.add(name)
 
     def _most_of(self, r: Request) -> int:
         """Return what a request can be charged by what it asked for, not weighted."""
         output_tokens = r.max_output_tokens * r.sequences
         return r.prompt_tokens * self._terms.input_price + output_tokens * self._terms.output_price
 
-    def charge_of(self, lease: Lease) -> int:
-        """Return what a lease that has ended counts for the average charge."""
-        return min(lease.served, self._most_of(lease.request) * 1000 // lease.weight_milli)
+    def charge_of(self, lease: Lease) -> list[int]:
+        """Return what an ended lease counts for average charges: of its flow, of groups above."""
+        most = min(lease.served, self._most_of(lease.request) * 1000 // lease.weight_milli)
+        above = self._tree.above(lease.request.flow)
+        return [most, *(self._reweighed(most, lease, group) for group in above)]
 
     def settle(self) -> None:
         """Begin to compare those that both wait since this round. O(pairs)."""
@@ -102,26 +120,37 @@ class Fairness:
             r = lease.request
             if not r.reports_progress:  # its output is settled at its end
                 most = r.max_output_tokens * r.sequences * terms.output_price
-                slack[r.flow] = slack.get(r.flow, 0) + most * 1000 // lease.weight_milli
+                most = most * 1000 // lease.weight_milli
+                slack[r.flow] = slack.get(r.flow, 0) + most
+                for group in self._tree.above(r.flow):
+                    slack[group] = slack.get(group, 0) + self._reweighed(most, lease, group)
             # Where more is promised than there is, more runs at once.
             blocks = max(lease.pool.capacity_blocks, lease.pool.high)
             self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
         most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
-        bound = 2 * most * 1000 // self._weight_min
         if terms.lift_queued:
-            self._check_leads(bound, slack)
+            self._check_leads(most, slack)
         else:
-            self._check_gaps(bound, slack)
+            self._check_gaps(2 * most * 1000 // self._weight_min, slack)
 
-    def _check_leads(self, bound: int, slack: dict[str, int]) -> None:
-        most = self._charge_max * 1000 // self._weight_min
-        credit = most if self._terms.credit_max == CREDIT_AUTO else self._terms.credit_max
+    def _promised(self, most: int, name: str) -> tuple[int, int]:
+        """Return the bound and the credit among a flow or a group and its siblings."""
+        weight_min = self._weights_min.get(self._tree.parent(name), self._weight_min)
+        credit = self._terms.credit_max
+        if credit == CREDIT_AUTO:
+            credit = self._charge_max * 1000 // weight_min
+        return 2 * most * 1000 // weight_min, credit
+
+    def _check_leads(self, most: int, slack: dict[str, int]) -> None:
         if self._terms.pools > 1:
-            self._pools.check(self.served, bound + credit, slack)
+            allowed = {name: sum(self._promised(most, name)) for name in self._waiting}
+            self._pools.check(self.served, allowed, slack)
             return
         for waits in self._waiting:
+            above = self._tree.parent(waits)
+            bound, credit = self._promised(most, waits)
             for other in self._flows:
-                if other == waits:
+                if other == waits or self._tree.parent(other) != above:
                     continue
                 lead = self.served.get(other, 0) - self.served.get(waits, 0)
                 least = self._lead.get((other, waits), lead)

@@ -25,18 +25,24 @@ class PoolFairness:
 
     def arrived(self, r: Request) -> None:
         """Count a request that waits from now on."""
-        where = r.flow, r.ask.pool if r.ask else ""
-        self._waiting[where] = self._waiting.get(where, 0) + 1
+        for where in self._places(r):
+            self._waiting[where] = self._waiting.get(where, 0) + 1
 
     def left(self, r: Request) -> None:
         """Count a request that waits no more."""
-        where = r.flow, r.ask.pool if r.ask else ""
-        self._waiting[where] -= 1
-        if not self._waiting[where]:
+        for where in self._places(r):
+            self._waiting[where] -= 1
+            if self._waiting[where]:
+                continue
             del self._waiting[where]
             self._least = {
                 key: least for key, least in self._least.items() if self._waits(key[1], key[2])
             }
+
+    def _places(self, r: Request) -> list[tuple[str, str]]:
+        """Return who waits with a request, and for which pool: its flow, and the groups above."""
+        target = r.ask.pool if r.ask else ""
+        return [(name, target) for name in self._terms.tree.path(r.flow)]
 
     def charge(self, flow: str, pool: str, more: int) -> None:
         """Count service; negative: a refund."""
@@ -59,24 +65,25 @@ class PoolFairness:
     def _waits(self, flow: str, pool: str) -> bool:
         return (flow, pool) in self._waiting or (flow, "") in self._waiting
 
-    def check(self, served: dict[str, int], allowed: int, slack: dict[str, int]) -> None:
-        """Hold every flow to its bound in each pool. O(flows^2 * pools).
+    def check(self, served: dict[str, int], allowed: dict[str, int], slack: dict[str, int]) -> None:
+        """Hold every flow and group to its bound beside its siblings. O(names^2 * pools).
 
-        `served`: of each flow in all pools; `allowed`: the bound and the credit; `slack`: what a
-        flow may be charged at once in the end.
+        `served`: of each in all pools; `allowed`: the bound and the credit, of those that wait;
+        `slack`: what one may be charged at once in the end.
         """
+        parent = self._terms.tree.parent
         for waits, target in self._waiting:
             for other, pool in self._served:
-                if other == waits or target not in ("", pool):
+                if other == waits or target not in ("", pool) or parent(other) != parent(waits):
                     continue
                 lead, lead_most = self._lead(served, other, waits, pool)
                 least = min(lead, self._least.get((other, waits, pool), lead))
                 self._least[other, waits, pool] = least
-                most = allowed + lead_most
+                most = allowed[waits] + lead_most
                 require(
                     lead - least <= most + slack.get(other, 0) + slack.get(waits, 0),
                     "a flow that waited all the time for a pool was served too little beside"
                     " another",
                     f"{other} was served {lead - least} micro-tokens more in {pool} than {waits},"
-                    f" bound and credit {allowed}, lead {lead_most}",
+                    f" bound and credit {allowed[waits]}, lead {lead_most}",
                 )

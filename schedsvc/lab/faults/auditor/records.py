@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from schedsvc.lab.faults.auditor.tree import NO_TREE, Tree
+
 # Outcomes and lease states, as the contract numbers them.
 GRANTED = 1
 REJECTED_TOO_LARGE, REJECTED_NO_POOL = 18, 19
@@ -167,6 +169,7 @@ class Terms:
     leases_max: int = 65_536
     adapters_max: int = 1_024
     ids_tell_order: bool = True  # of grants: lease ids are consecutive
+    tree: Tree = NO_TREE  # of groups with a weight
     sign_of_life_ns: int = 0  # for streams whose pool a newcomer claims; 0: it has it at once
 
 
