@@ -98,7 +98,7 @@ class GatedRequest:
         self.local_wait_us = 0
         #: When its body was there; -1: it is asked for once more.
         self.read_s = -1.0
-        #: What the gate adds to the headers for the engine; b"": nothing.
+        #: A header that the gate adds for the engine; b"": none.
         self.traceparent = b""
         #: Of a request whose trace is sampled.
         self.span: QueueSpan | None = None
