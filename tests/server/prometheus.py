@@ -12,7 +12,7 @@ import yaml
 
 
 class Prometheus:
-    """What tests ask it. While it starts, it knows nothing."""
+    """Answers queries of tests. While it starts, it knows nothing."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http

@@ -45,7 +45,7 @@ POOLS = [
     {"name": "pool", "capacity_tokens": 1_000_000},
     {"name": "full", "capacity_tokens": 1_600},
 ]
-#: What each scheduler's fault provokes, and nothing else, by the folder that it runs in.
+#: The alerts that each scheduler's fault, or each tenant's, provokes: these and no others.
 EXPECTED = {
     "troubled": {
         "SchedsvcStateFailing",
