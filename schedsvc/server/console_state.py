@@ -108,6 +108,7 @@ class ConsoleState:
             "policy": stats["policy"],
             "draining": stats["draining"],
             **self._settings(),
+            "set": _set(self._driver),
             "totals": {
                 **_only(stats["totals"], _TOTAL_KEYS),
                 "refusals": _reasons(stats["totals"]["refusals"]),
@@ -169,6 +170,22 @@ class ConsoleState:
                 "output": prices.output_micro / 1e6,
             },
         }
+
+
+def _set(driver: Driver) -> dict[str, Any] | None:
+    """Return the set that this member leads or stands by for; None: no role. O(followers)."""
+    leading = driver.leading
+    if leading is None:
+        return None
+    return {
+        "name": leading.pool_set,
+        "leads": driver.leads,
+        "term": leading.term,
+        "leader": printable(leading.leader.partition("/")[0]),
+        "target": printable(leading.target),
+        "followers": [printable(name) for name in leading.followers] if driver.leads else [],
+        "problem": printable(leading.problem),
+    }
 
 
 def _only(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

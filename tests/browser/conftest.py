@@ -20,6 +20,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
+from tests.cluster.failovers import MemberProcess
 from tests.server.conftest import ask, calling, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,10 @@ async def browsing(chromium: str) -> AsyncIterator[Browser]:
 
 
 async def opened(
-    browser: Browser, server: Server, width: int = 1_440, scheme: Scheme = "light"
+    browser: Browser,
+    server: Server | MemberProcess,
+    width: int = 1_440,
+    scheme: Scheme = "light",
 ) -> Screen:
     """The console of a server, open in a new page."""
     assert server.metrics_url is not None

@@ -35,6 +35,7 @@ def headers(*pairs: tuple[str, str]) -> Headers:
     "text",
     [
         *("", "00", VALID.upper(), f"{VALID}-x", f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-1"),
+        *(f"00{TRACE}---{SPAN}01", f"00-{TRACE[:-1]}-{SPAN}0-01", f"cc-{TRACE}-{SPAN}-01more"),
         *(f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f" {VALID}", f"{VALID}\n"),
     ],
 )
@@ -78,9 +79,10 @@ async def test_engine_gets_the_decision_of_the_sampler(
     tracing = connected(monkeypatch, OTEL_TRACES_SAMPLER=sampler)
     try:
         given = headers(("traceparent", f"00-{TRACE}-{SPAN}-{told}")) if told else []
-        scope, span = tracing.begin({"headers": given}, 0.0)
+        scope, added, span = tracing.begin({"headers": given}, 0.0)
         assert (span is not None) is sampled
-        ((_, sent),) = scope["headers"]
+        (sent,) = [value for _, value in scope["headers"]] + ([added] if added else [])
+        assert parent_of(headers(("traceparent", sent.decode())))[0] is not None
         assert sent.endswith(b"-01") is sampled
         assert not told or sent.split(b"-")[1].decode() == TRACE
     finally:
@@ -119,7 +121,7 @@ async def test_http_protobuf_is_exported(monkeypatch: pytest.MonkeyPatch, over_h
         OTEL_EXPORTER_OTLP_COMPRESSION="none",
         OTEL_SERVICE_NAME="mine",
     )
-    _, span = tracing.begin({"headers": headers(("traceparent", VALID))}, 0.0)
+    _, _, span = tracing.begin({"headers": headers(("traceparent", VALID))}, 0.0)
     assert span is not None
     tracing.end(span)
     await tracing.close()
@@ -139,7 +141,7 @@ async def test_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     tracing = connected(monkeypatch, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, **sizes)
     try:
         for _ in range(100):
-            _, span = tracing.begin({"headers": []}, 0.0)
+            _, _, span = tracing.begin({"headers": []}, 0.0)
             assert span is not None
             tracing.end(span)
         collector.held.set()

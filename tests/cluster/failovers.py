@@ -73,6 +73,7 @@ class MemberProcess:
             # With this ledger the reservations of all leases add up.
             "scheduler": {"headroom": 0, "ledger": "sum"},
             "log": {"format": "json"},
+            "metrics": {"listen": "127.0.0.1:0"},
         }
         self._config.write_text(yaml.safe_dump(data))
         self.process: subprocess.Popen[bytes] | None = None
@@ -85,6 +86,10 @@ class MemberProcess:
     def _begin(self, command: list[str]) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    @property
+    def metrics_url(self) -> str:
+        return str(json.loads(self._ready.read_text())["metrics"])
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -141,10 +146,10 @@ class Load:
         self.first_s: dict[int, float] = {}
         self.granted: dict[int, int] = {}
 
-    def start(self) -> None:
+    def start(self, loops: int = LOOPS) -> None:
         self.session.start()
         self._tasks = [
-            asyncio.create_task(self._ask("light" if i % 4 else "heavy")) for i in range(LOOPS)
+            asyncio.create_task(self._ask("light" if i % 4 else "heavy")) for i in range(loops)
         ]
 
     async def stop(self) -> None:
@@ -213,9 +218,9 @@ async def fail_over(store: StoreServer, folder: Path, kind: str) -> Failover:
     load = Load(f"{a.target},{b.target}", seen)
     try:
         await a.start()
-        await until(lambda: _leads(a), "a leads")
+        await until(lambda: leads(a), "a leads")
         await b.start()
-        await until(lambda: _followed(a), "b follows")
+        await until(lambda: is_followed(a), "b follows")
         load.start()
         await load.spend()
         await until(lambda: load.granted.get(1, 0) >= 10 * LOOPS, "requests are granted")
@@ -265,13 +270,13 @@ async def _stop_and_wake(leader: MemberProcess, store: StoreServer, seen: Failov
     await until(lambda: _stands_by(leader), "the woken leader stands by")
 
 
-async def _leads(member: MemberProcess) -> bool:
+async def leads(member: MemberProcess) -> bool:
     with suppress(grpc.aio.AioRpcError):  # its listener follows another one
         return (await member.pool_set()).leads
     return False
 
 
-async def _followed(member: MemberProcess) -> bool:
+async def is_followed(member: MemberProcess) -> bool:
     return bool((await member.pool_set()).followers)
 
 

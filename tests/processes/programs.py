@@ -238,6 +238,10 @@ class Programs:
     def resume(self, name: str) -> None:
         self._running[name].send_signal(signal.SIGCONT)
 
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a program a signal."""
+        self._running[name].send_signal(number)
+
     def is_running(self, name: str) -> bool:
         return name in self._running and self._running[name].poll() is None
 

@@ -3,13 +3,9 @@
 import asyncio
 import json
 import shutil
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -19,6 +15,7 @@ from deploy.dashboard import DASHBOARD, PANELS, text
 from deploy.panels import Line, draw, lines_of
 
 from .conftest import ask, calling, serving
+from .prometheus import scraping
 from .test_alerts import needs_promtool, page, promtool, unknown_metrics
 
 #: As Grafana fills them in.
@@ -98,11 +95,11 @@ async def test_panels_show_real_traffic(tmp_path: Path) -> None:
     }
     async with serving(**keys) as server, calling(server.targets[0]) as stub:
         assert server.metrics_url is not None
-        async with scraping(tmp_path, server.metrics_url) as ask_prometheus:
+        async with scraping(tmp_path, [server.metrics_url]) as prometheus:
             moving = asyncio.ensure_future(traffic(stub))
             waiting = [query.replace("[2m]", "[8s]") for query in queries()]
             for _ in range(200):
-                answers = [await ask_prometheus(query) for query in waiting]
+                answers = [await prometheus.values(query) for query in waiting]
                 waiting = [
                     query
                     for query, values in zip(waiting, answers, strict=True)
@@ -136,44 +133,3 @@ async def traffic(stub: SchedulerServiceStub) -> None:
                 if answer.grant.lease_id:
                     told = {"lease_id": answer.grant.lease_id, "pool_epoch": 1}
                     await stub.Complete(pb.CompleteRequest(**told, output_tokens=4))
-
-
-@asynccontextmanager
-async def scraping(
-    tmp_path: Path, url: str
-) -> AsyncIterator[Callable[[str], Awaitable[list[float]]]]:
-    """Run Prometheus, which scrapes this page; give a function that asks it a query."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    target = url.removeprefix("http://").removesuffix("/metrics")
-    job = {"job_name": "schedsvc", "static_configs": [{"targets": [target]}]}
-    config = {"global": {"scrape_interval": "500ms"}, "scrape_configs": [job]}
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    options = {
-        "config.file": tmp_path / "prometheus.yml",
-        "storage.tsdb.path": tmp_path / "data",
-        "web.listen-address": address,
-    }
-    log = (tmp_path / "log").open("wb")
-    words = [f"--{name}={value}" for name, value in options.items()]
-    process = await asyncio.create_subprocess_exec("prometheus", *words, stdout=log, stderr=log)
-    try:
-        async with aiohttp.ClientSession(f"http://{address}") as http:
-
-            async def ask_prometheus(query: str) -> list[float]:
-                try:
-                    async with http.get("/api/v1/query", params={"query": query}) as answer:
-                        found = await answer.json()
-                except aiohttp.ClientConnectionError:
-                    return []  # it starts
-                if answer.status == 503:
-                    return []
-                assert found["status"] == "success", (query, found)
-                return [float(row["value"][1]) for row in found["data"]["result"]]
-
-            yield ask_prometheus
-    finally:
-        process.terminate()
-        await process.wait()
-        log.close()

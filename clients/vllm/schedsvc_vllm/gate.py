@@ -48,7 +48,7 @@ from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
-from schedsvc_vllm.tracing import QueueSpan, Tracing
+from schedsvc_vllm.tracing import TRACEPARENT, QueueSpan, Tracing
 from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 
 # Set by the load balancer that spreads requests over ranks, never by a caller.
@@ -276,8 +276,9 @@ class Gate:
         """Wait for its turn and run it, once more where another engine has come meanwhile."""
         scope.setdefault("state", {})
         span: QueueSpan | None = None
+        traceparent = b""
         if self._tracing is not None:
-            scope, span = self._tracing.begin(scope, request.read_s)
+            scope, traceparent, span = self._tracing.begin(scope, request.read_s)
         comments = QueueComments(send, comments_s, request.id) if comments_s else None
         send = comments.send if comments is not None else send
         mailbox = Mailbox(receive, request.call.body)
@@ -285,7 +286,7 @@ class Gate:
         gated = GatedRequest(
             runtime, request.call, request.identity.key, mailbox, send, request.tally, ids
         )
-        gated.read_s, gated.span = request.read_s, span
+        gated.read_s, gated.traceparent, gated.span = request.read_s, traceparent, span
         if span is not None:
             span.attributes.update(request.span_attributes(runtime.pool.name))
         try:
@@ -316,11 +317,11 @@ class Gate:
             if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
-            inner = _scope_for_app(scope, request.call, priority, gated.engine_id)
+            inner = _scope_for_app(scope, request.call, gated, priority)
             await self.app(inner, gated.mailbox, gated.send)
             while gated.asks_less():
                 gated.mailbox.play_again(gated.call.body)
-                inner = _scope_for_app(scope, gated.call, priority, gated.engine_id)
+                inner = _scope_for_app(scope, gated.call, gated, priority)
                 await self.app(inner, gated.mailbox, gated.send)
             gated.finish(scope)
             await gated.delivered()
@@ -424,14 +425,16 @@ class Gate:
             await tracing.close()
 
 
-def _scope_for_app(scope: Scope, call: Call, priority: int | None, engine_id: str) -> Scope:
+def _scope_for_app(scope: Scope, call: Call, gated: GatedRequest, priority: int | None) -> Scope:
     """Return the scope with the headers that go with the body; `state` stays the same object.
 
-    `priority`: what the scheduler suggests; None if the engine would ignore it. `engine_id`: the
-    engine makes the id in its answer of it.
+    `priority`: what the scheduler suggests; None if the engine would ignore it. The engine makes
+    the id in its answer of the one that it gets here.
     """
     dropped = _DROPPED
-    added = [(ID_HEADER, engine_id.encode())]
+    added = [(ID_HEADER, gated.engine_id.encode())]
+    if gated.traceparent:
+        added.append((TRACEPARENT, gated.traceparent))
     if priority is not None:
         added.append((PRIORITY_HEADER, str(priority).encode()))
     if call.reads_answer:

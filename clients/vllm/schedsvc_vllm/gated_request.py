@@ -55,6 +55,7 @@ class GatedRequest:
         "read_s",
         "revoked",
         "span",
+        "traceparent",
     )
 
     def __init__(
@@ -97,6 +98,8 @@ class GatedRequest:
         self.local_wait_us = 0
         #: When its body was there; -1: it is asked for once more.
         self.read_s = -1.0
+        #: A header that the gate adds for the engine; b"": none.
+        self.traceparent = b""
         #: Of a request whose trace is sampled.
         self.span: QueueSpan | None = None
         mailbox.on_left = self._client_left
@@ -159,7 +162,7 @@ class GatedRequest:
             runtime, self._call, self._tenant, self.mailbox, self._send, tally, self._ids
         )
         gated.asked_again = True
-        gated.span = self.span
+        gated.traceparent, gated.span = self.traceparent, self.span
         return gated
 
     def granted(self) -> None:

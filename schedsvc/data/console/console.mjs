@@ -167,21 +167,47 @@ function show(found) {
 }
 
 function header() {
-  const mode = state.mode.overlay || state.mode.configured;
-  const said = [
-    state.draining ? 'draining' : 'serving',
-    mode === 'dry_run' ? 'dry run: decisions are only counted' : 'decisions are enforced',
-    `policy ${state.policy}`,
-  ];
-  if (state.mode.overlay) said[1] += ' (an operator said so)';
-  if (state.mode.tenants) said[1] += `, other for ${count(state.mode.tenants)} tenants`;
+  const said = [work()];
+  // A member that stands by decides nothing.
+  if (!state.set || state.set.leads) said.push(decisions());
+  said.push(`policy ${state.policy}`);
   at('state').textContent = said.join(' · ');
   const time = clock(state.unix_ms);
   at('clock').textContent = `${time}, version ${state.version}`;
 }
 
-function problems() {
+function decisions() {
+  const mode = state.mode.overlay || state.mode.configured;
+  let text = mode === 'dry_run' ? 'dry run: decisions are only counted' : 'decisions are enforced';
+  if (state.mode.overlay) text += ' (an operator said so)';
+  if (state.mode.tenants) text += `, other for ${count(state.mode.tenants)} tenants`;
+  return text;
+}
+
+/** Say what the scheduler does, and as a member of a set, whether it leads. */
+function work() {
+  const { set } = state;
+  if (set && !set.leads) return `stands by for the set ${set.name}`;
+  const done = state.draining ? 'draining' : 'serving';
+  return set ? `${done}, leads the set ${set.name} in term ${count(set.term)}` : done;
+}
+
+function problemsOfSet({ leads, leader, target, followers, problem }) {
   const found = [];
+  if (!leads && leader) {
+    found.push(['', 'This scheduler stands by and grants nothing: the member'
+      + ` ${leader} leads, at ${target}.`]);
+  } else if (!leads) {
+    found.push(['bad', 'This scheduler stands by, and no leader is known: nothing is granted.']);
+  } else if (!followers.length) {
+    found.push(['', 'No member follows this leader: if it ends now, no other continues from it.']);
+  }
+  if (problem) found.push(['bad', `The store of the cluster cannot be asked: ${problem}`]);
+  return found;
+}
+
+function problems() {
+  const found = state.set ? problemsOfSet(state.set) : [];
   if (state.draining) found.push(['', 'The scheduler drains: new requests are refused.']);
   const drained = state.pools.filter((pool) => pool.draining && !state.draining);
   for (const pool of drained) found.push(['', `Pool ${pool.name} is drained by an operator.`]);

@@ -37,7 +37,8 @@ TRIALS_MIN, TRIALS_MAX = 12, 100
 #: The whole trace and its halves.
 _PARTS = ((0.0, 1.0), (0.0, 0.5), (0.5, 1.0))
 _RAISES = (4, 16, 64, 256)
-_TTL_TIMES = (1, 2, 4)
+# Half: a request that has waited for all of its goal has no time left for its input.
+_TTL_TIMES = (0.5, 1, 2, 4)
 _HEADROOMS_PPM = (100_000, 200_000, 0)
 _CAPS = (1.0, 0.6, 0.3)
 _PROMISES = (1.0, 2.0)
@@ -260,7 +261,7 @@ def _one_by_one(load: Load, draft: Draft) -> Iterator[Draft]:
 
 
 def _queue_ttl(load: Load, draft: Draft) -> Iterator[Draft]:
-    """Let requests wait as long as a goal allows, or a few times that."""
+    """Let requests wait as long as a goal allows, half of that, or a few times that."""
     limits = sorted({goal.limit for goal in load.goals if goal.is_time}, reverse=True)
     for limit in limits:
         for times in _TTL_TIMES:

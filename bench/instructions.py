@@ -1,0 +1,62 @@
+"""Counts the instructions of this process, all its threads, where callgrind runs it.
+
+Valgrind understands a few requests of the program that it runs. They are instructions in C, so a
+library of a few lines is compiled from valgrind's own header. A count does not depend on what else
+the machine does, as a time does.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+_SOURCE = """#include <valgrind/callgrind.h>
+void dump(void) { CALLGRIND_DUMP_STATS; }
+void zero(void) { CALLGRIND_ZERO_STATS; }
+int runs(void) { return RUNNING_ON_VALGRIND; }
+"""
+_SUM = re.compile(rb"^totals: (\d+)$", re.MULTILINE)
+
+
+def under_callgrind(command: Sequence[str], folder: Path) -> list[str]:
+    """Return the command by which callgrind runs `command`; its counts go to `folder`."""
+    out = folder / "callgrind.out"
+    return ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={out}", *command]
+
+
+class Counter:
+    """Instructions since the last look, without the look itself. `folder`: of `under_callgrind`.
+
+    Raises RuntimeError where valgrind does not run this process, or its header or gcc is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._out = folder / "callgrind.out"
+        self._dumps = 0
+        source, library = folder / "requests.c", folder / "requests.so"
+        source.write_text(_SOURCE)
+        compiler = shutil.which("gcc")
+        if compiler is None:
+            raise RuntimeError("counting instructions needs gcc, which is not installed")
+        command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source)]
+        made = subprocess.run(command, check=False, capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"valgrind's header cannot be compiled: {made.stderr[:300]}")
+        self._requests = ctypes.CDLL(str(library))
+        if not self._requests.runs():
+            raise RuntimeError("valgrind does not run this process")
+
+    def look(self) -> int:
+        """Return the instructions since the last look, or since the start. O(functions run)."""
+        self._requests.dump()
+        self._dumps += 1
+        file = Path(f"{self._out}.{self._dumps}")
+        found = _SUM.search(file.read_bytes())
+        if found is None:
+            raise RuntimeError(f"callgrind wrote no sum to {file.name}")
+        file.unlink()
+        count = int(found[1])
+        self._requests.zero()
+        return count

@@ -1,0 +1,261 @@
+"""Alerts on a real Prometheus, each provoked by its fault at real processes.
+
+The deployed rules are used with all their times divided by 20. The alert for a broken invariant is
+not here, because a fault from outside breaks none; `test_alerts.py` plays its series.
+"""
+
+import asyncio
+import copy
+import json
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+from tests.processes.programs import EngineSizes, Programs, config, stream
+
+from .conftest import ask, open_channel
+from .prometheus import Prometheus, scraping
+from .test_alerts import ALERTS, RULES
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.timeout(480),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="prometheus is missing; install prometheus"
+    ),
+]
+
+TIMES_FASTER = 20
+#: The rule's bound is 30 s, which is no time of the rule: these first tokens really take longer.
+SLOW_S = 33.0
+TENANTS = ("evicted", "slow", "gone", "liar", "holder")
+POOLS = [
+    {"name": "pool", "capacity_tokens": 1_000_000},
+    {"name": "full", "capacity_tokens": 1_600},
+]
+#: The alerts that each scheduler's fault, or each tenant's, provokes: these and no others.
+EXPECTED = {
+    "troubled": {
+        "SchedsvcStateFailing",
+        "SchedsvcReloadFailed",
+        "SchedsvcPoolDetached",
+        "SchedsvcLeasesExpire",
+        "SchedsvcReportsLimited",
+    },
+    "overrun": {"SchedsvcEnginePreempts"},
+    "killed": {"SchedsvcDown"},
+    "starved": {"SchedsvcLoopLags"},
+    "tenant evicted": {"SchedsvcRequestsEvicted"},
+    "tenant slow": {"SchedsvcFirstTokenSlow"},
+}
+NOT_PROVOKED = {"SchedsvcBroken"}
+
+
+def test_every_alert_is_provoked_or_excepted() -> None:
+    assert set().union(*EXPECTED.values()) == ALERTS.keys() - NOT_PROVOKED
+
+
+def faster_rules() -> dict[str, Any]:
+    """The deployed rules with their windows and their `for` divided."""
+
+    def divided(text: str) -> str:
+        return re.sub(r"\b(\d+)m\b", lambda at: f"{int(at[1]) * 60 // TIMES_FASTER}s", text)
+
+    rules: dict[str, Any] = copy.deepcopy(yaml.safe_load(RULES.read_text()))
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            rule["expr"] = re.sub(r"\[\d+m\]", lambda at: divided(at[0]), rule["expr"])
+            if "for" in rule:
+                rule["for"] = divided(rule["for"])
+    return rules
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    own: dict[str, Any] = {"metrics": {"listen": "127.0.0.1:0"}}
+    if name == "troubled":
+        own["pools"] = POOLS
+        own["tenants"] = [{"name": tenant} for tenant in TENANTS]
+        own["state"] = {"file": "state/state.db", "every_ms": 100}
+    if name == "overrun":
+        own["mode"] = "dry_run"
+    # A lease that is reported each half second must not expire while the machine is busy.
+    return config(lease_ttl_ms=4_000, lease_grace_ms=4_000) | own
+
+
+@contextmanager
+def schedulers() -> Iterator[dict[str, Programs]]:
+    """Run a scheduler in a folder of its own for each kind of fault, two with an engine."""
+    made: dict[str, Programs] = {}
+    with ExitStack() as stack:
+        for name in ("troubled", "overrun", "killed", "starved"):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="al-")))
+            (folder / "state").mkdir()
+            sizes = EngineSizes(kv_tokens=1_024, context_tokens=1_024)
+            made[name] = Programs(folder, settings_of(name), sizes)
+            stack.callback(made[name].stop)
+            made[name].start_scheduler()
+            if name in ("troubled", "overrun"):
+                made[name].start_engine()
+        yield made
+
+
+def page_of(programs: Programs) -> str:
+    return str(json.loads((programs.folder / "scheduler.ready").read_text())["metrics"])
+
+
+async def ever(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await work()
+
+
+class Callers:
+    """Callers of the troubled scheduler that misbehave, each a tenant."""
+
+    def __init__(self, stub: SchedulerServiceStub) -> None:
+        self._stub = stub
+        self._held = 0
+
+    async def fill(self) -> None:
+        """Have a lease of the whole pool `full`."""
+        self._held = await self._granted("holder", "full", tokens=1_500)
+
+    async def hold(self) -> None:
+        """Keep that lease by a report."""
+        await self._report(self._held, 0)
+        await asyncio.sleep(0.3)
+
+    async def evicted(self) -> None:
+        """Wait for the pool `full` until the request is evicted."""
+        asked = ask(1_000, tenant="evicted", pool="full", queue_ttl_ms=300)
+        assert not (await self._stub.Admit(asked)).grant.lease_id
+
+    async def slow(self) -> None:
+        """Begin a request each second that has its first token after half a minute."""
+
+        async def one() -> None:
+            lease = await self._granted("slow", "pool")
+            for _ in range(int(SLOW_S / 0.5)):
+                await self._report(lease, 0)
+                await asyncio.sleep(0.5)
+            await self._report(lease, 1)
+            await self._complete(lease, 4)
+
+        async with asyncio.TaskGroup() as running:
+            while True:
+                running.create_task(one())
+                await asyncio.sleep(1.0)
+
+    async def gone(self) -> None:
+        """Leave a lease without a report."""
+        await self._granted("gone", "pool")
+        await asyncio.sleep(0.5)
+
+    async def lies(self) -> None:
+        """Report more output than the request may have."""
+        lease = await self._granted("liar", "pool")
+        await self._report(lease, 1_000_000)
+        await self._complete(lease, 4)
+        await asyncio.sleep(0.3)
+
+    async def _granted(self, tenant: str, pool: str, tokens: int = 100) -> int:
+        asked = ask(tokens, tenant=tenant, pool=pool, reports_progress=True)
+        lease: int = (await self._stub.Admit(asked)).grant.lease_id
+        assert lease
+        return lease
+
+    async def _report(self, lease: int, tokens: int) -> None:
+        report = {"lease_id": lease, "pool_epoch": 1, "output_tokens": tokens}
+        await self._stub.Progress(pb.ProgressRequest(leases=[report]))
+
+    async def _complete(self, lease: int, tokens: int) -> None:
+        end = pb.CompleteRequest(lease_id=lease, pool_epoch=1, output_tokens=tokens)
+        await self._stub.Complete(end)
+
+
+async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
+    with schedulers() as programs:
+        pages = {page_of(each): name for name, each in programs.items()}
+        async with AsyncExitStack() as stack:
+            prometheus = await stack.enter_async_context(
+                scraping(tmp_path, list(pages), faster_rules())
+            )
+            await until_scraped(prometheus, len(pages))
+            overrun = programs["overrun"]
+            http = await stack.enter_async_context(aiohttp.ClientSession(overrun.engine_url))
+            channel = await stack.enter_async_context(open_channel(programs["troubled"].target))
+            callers = Callers(SchedulerServiceStub(channel))
+
+            async def flood() -> None:
+                await stream(http, "a", 900)
+
+            async def starve() -> None:
+                programs["starved"].pause("scheduler")
+                await asyncio.sleep(0.4)
+                programs["starved"].resume("scheduler")
+                await asyncio.sleep(0.1)
+
+            await callers.fill()
+            work = (callers.evicted, callers.hold, callers.slow, callers.gone, callers.lies)
+            programs["killed"].kill("scheduler")
+            break_things(programs["troubled"])
+            watch = asyncio.ensure_future(until_all_fire(prometheus, pages))
+            tasks = [asyncio.ensure_future(ever(one)) for one in (*work, starve, *[flood] * 8)]
+            try:
+                done, _ = await asyncio.wait([watch, *tasks], return_when="FIRST_COMPLETED")
+                for task in done:  # those that work never end but by an error
+                    task.result()
+            finally:
+                for task in (watch, *tasks):
+                    task.cancel()
+                await asyncio.gather(watch, *tasks, return_exceptions=True)
+
+
+def break_things(programs: Programs) -> None:
+    """Kill the engine, spoil the file and reload it, and take the state's folder away."""
+    programs.kill("engine")
+    (programs.folder / "c.yaml").write_text("scheduler: {queue_ttl_ms: soon}\n")
+    programs.send("scheduler", signal.SIGHUP)
+    (programs.folder / "state").rename(programs.folder / "gone")
+    (programs.folder / "state").write_text("no folder any more")
+
+
+async def until_scraped(prometheus: Prometheus, count: int) -> None:
+    for _ in range(240):
+        if await prometheus.values("up == 1") == [1.0] * count:
+            return
+        await asyncio.sleep(0.25)
+    pytest.fail("Prometheus does not scrape all pages")
+
+
+async def until_all_fire(prometheus: Prometheus, pages: dict[str, str]) -> None:
+    """Wait until each alert has fired where its fault is; none may fire elsewhere.
+
+    The lag of the event loop is excepted, since whatever else the machine does may cause it.
+    """
+    names = {page.removeprefix("http://").removesuffix("/metrics"): pages[page] for page in pages}
+    seen: dict[str, set[str]] = {name: set() for name in EXPECTED}
+    for _ in range(800):
+        for labels in await prometheus.firing():
+            tenant = f"tenant {labels.get('tenant')}"
+            place = names[labels["instance"]] if "instance" in labels else tenant
+            seen.setdefault(place, set()).add(labels["alertname"])
+        for place, alerts in seen.items():
+            expected = EXPECTED.get(place, set())
+            assert alerts <= expected | {"SchedsvcLoopLags"}, (place, alerts)
+        if all(EXPECTED[place] <= seen[place] for place in EXPECTED):
+            return
+        await asyncio.sleep(0.5)
+    missing = {place: EXPECTED[place] - seen[place] for place in EXPECTED}
+    pytest.fail(f"these do not fire: {missing}")
