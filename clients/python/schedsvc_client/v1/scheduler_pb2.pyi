@@ -182,7 +182,7 @@ class AdmitRequest(_message.Message):
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
     WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """1 to 128 bytes, unique for caller and tenant for five minutes; a repeat gets the same answer."""
+    """1 to 128 bytes, of one payload for five minutes (same answer; another payload: ALREADY_EXISTS)."""
     tenant: _builtins.str
     """The tenant the caller vouches for, at most 256 bytes. Empty: see api_key_sha256, else unknown."""
     api_key_sha256: _builtins.bytes
