@@ -437,7 +437,7 @@ def test_the_command_explains_itself_and_fails_with_two() -> None:
     command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
     shown = subprocess.run([*command, "--help"], check=True, capture_output=True, text=True)
     assert "--schedsvc-tenant-headers" in shown.stdout
-    assert "example:" in shown.stdout
+    assert "Example:" in shown.stdout
     failed = subprocess.run(
         [*command, "--upstream", "nonsense"], check=False, capture_output=True, text=True
     )

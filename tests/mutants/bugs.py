@@ -363,7 +363,7 @@ MUTANTS = (
         (
             (
                 "lifecycle/restore.pxi",
-                "        p.owed_tokens = v[1]\n",
+                "        p.owed_tokens = p.replay_debt = v[1]\n",
                 "        if BUG:\n            v[1] = 0\n",
             ),
         ),

@@ -248,7 +248,8 @@ async def test_operations_page_names_metrics_that_exist() -> None:
     text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     section = text[text.index("## Metrics") : text.index("## Health")]
     named = set(re.findall(r"`(schedsvc_\w+)`", section)) - {"schedsvc_gate_overhead_seconds"}
-    async with serving(**counting(1, 1, 1)) as server:
+    keys = counting(1, 1, 1) | {"groups": [{"name": "org", "weight": 2}]}
+    async with serving(**keys) as server:
         found = {line.split()[2] for line in await page_lines(server, "# TYPE ")}
     assert len(named) > 15
     assert named <= found
