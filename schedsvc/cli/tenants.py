@@ -38,8 +38,9 @@ _SET_EPILOG = """\b
 Example:
   schedsvc tenants set research --weight 2 --tokens-per-minute 200000
   schedsvc tenants set research --tokens-per-minute 0 --group ""
-  schedsvc tenants set research --share-tokens-per-minute 60000 --share-borrows 0
-  schedsvc tenants set trial --budget-tokens-per-day 2000000 --budget-timezone Europe/Paris
+  schedsvc tenants set lab --share-tokens-per-minute 60000 --share-borrows 0
+  schedsvc tenants set trial --budget-tokens-per-day 2000000 \\
+      --budget-timezone Europe/Paris
 
 What no option changes stays as it is in force: by an operator, the file, or a rule. From then on
 the entry precedes the file's, also after a reload, until `schedsvc tenants delete`. The command

@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from schedsvc.config import (
+    UNKNOWN_TENANT,
     ApiKey,
     Config,
     EntryLog,
@@ -17,7 +18,7 @@ from schedsvc.config import (
     rule_tenant,
 )
 
-__all__ = ["ListedTenants"]
+__all__ = ["ListedTenants", "shown_tenants"]
 
 _log = structlog.get_logger("schedsvc.operator")
 
@@ -197,3 +198,11 @@ def _fitting(name: str, entry: OperatorEntry, config: Config) -> OperatorEntry:
             del terms[field]
         else:
             return replace(entry, terms=terms)
+
+
+def shown_tenants(config: Config) -> list[str]:
+    """Return the tenants with metric series of their own, in their order. O(tenants)."""
+    tenants = [tenant.name for tenant in config.tenants]
+    if config.unknown_tenants != "refuse" or config.mode == "dry_run":
+        tenants.append(UNKNOWN_TENANT)
+    return tenants

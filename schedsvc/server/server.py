@@ -13,7 +13,6 @@ from schedsvc_client.v1.leader_pb2 import Leadership
 
 from schedsvc.clock import HEARTBEAT_NS, SteadyClock, wall_ms
 from schedsvc.config import (
-    UNKNOWN_TENANT,
     Config,
     EntryLog,
     ModeOverlay,
@@ -32,7 +31,7 @@ from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.credentials import Callers, known_callers
 from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.health import Health
-from schedsvc.server.listed_tenants import ListedTenants
+from schedsvc.server.listed_tenants import ListedTenants, shown_tenants
 from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
@@ -130,7 +129,7 @@ class Server:
             config,
             listed,
             self._health,
-            show=lambda now: self.metrics.show(_tenants(now)),
+            show=lambda now: self.metrics.show(shown_tenants(now)),
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         saved = self._keeper.saved if self._keeper else _nothing_to_save
@@ -420,7 +419,7 @@ def _metrics(driver: Driver, config: Config) -> Metrics:
     if config.metrics is not None:
         caps = (config.metrics.tenants_max, config.metrics.histogram_tenants_max)
     log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
-    metrics = Metrics(driver, _tenants(config), *caps, log_lines)
+    metrics = Metrics(driver, shown_tenants(config), *caps, log_lines)
     metrics.expect_failures(
         (method.rpartition("/")[2], code.name)
         for method in sorted(METHODS)
@@ -480,13 +479,6 @@ def _what_was_said(
 
 
 async def _nothing_to_save() -> None: ...
-
-
-def _tenants(config: Config) -> list[str]:
-    tenants = [tenant.name for tenant in config.tenants]
-    if config.unknown_tenants != "refuse" or config.mode == "dry_run":
-        tenants.append(UNKNOWN_TENANT)
-    return tenants
 
 
 def _on_recording_stopped(reason: str) -> None:
