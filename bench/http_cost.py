@@ -11,8 +11,6 @@ import asyncio
 import io
 import json
 import os
-import random
-import statistics
 import subprocess
 import sys
 import tarfile
@@ -25,38 +23,26 @@ from typing import Any
 
 import aiohttp
 import click
+import numpy as np
 import uvloop
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import PoolSettings, Settings
 
 from bench import gate as gates
 from bench import machine
+from bench.compare import Floats, compare
+from bench.machine import cpu_ns
 
 ROOT = Path(__file__).parent.parent
 #: The last commit before gate and proxy read usage by its place and gate by canonical paths.
 BEFORE = "412ae96"
 _PROXY = "from schedsvc_vllm.proxy_cli import main; main()"
-_RESAMPLES = 4_000
 _SIZES = {"capacity_tokens": 100_000, "block_size_tokens": 16, "max_running": 256}
 _EPILOG = """\b
 Examples:
   python -m bench.http_cost
   python -m bench.http_cost --app proxy --pieces 256 --rounds 40 --json
 """
-
-
-def cpu_ns(process: subprocess.Popen[bytes]) -> int:
-    """Return the CPU time of a process that runs, its threads included."""
-    return time.clock_gettime_ns((~process.pid << 3) | 2)  # as the kernel numbers their clocks
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its bootstrap interval of 95 %."""
-    draw = random.Random(7)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)
-    )
-    return statistics.median(ratios), medians[_RESAMPLES // 40], medians[-_RESAMPLES // 40]
 
 
 @contextmanager
@@ -232,8 +218,8 @@ async def _first(side: Side) -> None:
 
 async def _measure(
     app: str, trees: Sequence[Path], pieces: int, rounds: int, requests: int
-) -> list[tuple[float, float]]:
-    """Return CPU in ms for a request of each round, before and now."""
+) -> Floats:
+    """Return CPU in ms for a request: an array of shape (rounds, 2), now and before."""
     taken = []
     with gates.scheduler() as target:
         async with _sides(app, trees, target, pieces) as sides:
@@ -243,16 +229,14 @@ async def _measure(
             for number in range(rounds):
                 took: dict[Side, float] = {}
                 for side in sides[:: -1 if number % 2 else 1]:
-                    began_ns = cpu_ns(side.process)
+                    began_ns = cpu_ns(side.process.pid)
                     await side.serve(requests)
-                    took[side] = (cpu_ns(side.process) - began_ns) / 1e6 / requests
-                taken.append((took[sides[0]], took[sides[1]]))
-    return taken
+                    took[side] = (cpu_ns(side.process.pid) - began_ns) / 1e6 / requests
+                taken.append((took[sides[1]], took[sides[0]]))
+    return np.asarray(taken)
 
 
-def _measured(
-    app: str, before: str, pieces: int, rounds: int, requests: int
-) -> list[tuple[float, float]]:
+def _measured(app: str, before: str, pieces: int, rounds: int, requests: int) -> Floats:
     with earlier(before) as tree, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_measure(app, (tree, ROOT), pieces, rounds, requests))
 
@@ -283,23 +267,22 @@ def main(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve_lines(*serve, pieces))
         return
-    taken = _measured(app, before, pieces, rounds, requests)
-    middle, low, high = interval([now / earlier for earlier, now in taken])
+    found = compare(_measured(app, before, pieces, rounds, requests))
     report: dict[str, Any] = {"machine": machine.describe(), "commit": machine.commit()}
     report |= {"app": app, "before": before, "pieces": pieces, "rounds": rounds}
     report |= {
-        "before_ms": round(statistics.median(old for old, _ in taken), 4),
-        "now_ms": round(statistics.median(now for _, now in taken), 4),
-        "ratio": round(middle, 4),
-        "interval_95": [round(low, 4), round(high, 4)],
+        "before_ms": round(found.b, 4),
+        "now_ms": round(found.a, 4),
+        "ratio": round(found.ratio, 4),
+        "interval_95": [round(found.low, 4), round(found.high, 4)],
     }
     if as_json:
         click.echo(json.dumps(report))
         return
     click.echo(
-        f"{app}, answers of {pieces} pieces: {report['now_ms']:.3f} ms of CPU a request,"
-        f" {report['before_ms']:.3f} ms at {before};\nratio {middle:.3f}, with 95 % from {low:.3f}"
-        f" to {high:.3f}; {rounds} rounds of {requests} requests"
+        f"{app}, answers of {pieces} pieces: {found.a:.3f} ms of CPU a request,"
+        f" {found.b:.3f} ms at {before};\nratio {found.ratio:.3f}, with 95 % from {found.low:.3f}"
+        f" to {found.high:.3f}; {rounds} rounds of {requests} requests"
     )
 
 
