@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from typing import Any
 
 import hypothesis.strategies as st
@@ -121,3 +123,19 @@ def test_usage_is_read_beside_odd_values(odd: str, is_stream: bool) -> None:
     reader = UsageReader(OPENAI, is_stream=is_stream)
     reader.feed((f"data: {data}\n\n" if is_stream else data).encode(), True)
     assert (reader.input_tokens, reader.output_tokens) == (4, 3)
+
+
+def test_gate_reads_bodies_without_orjson() -> None:
+    """A folder on PYTHONPATH has only what the engine's environment has."""
+    code = (
+        "import sys; sys.modules['orjson'] = None\n"
+        "import schedsvc_vllm.gate\n"
+        "from schedsvc_vllm.answers import BadRequestError\n"
+        "from schedsvc_vllm.request_sizing import parse_json\n"
+        'print(parse_json(b\'{"a": [1, NaN, "x"]}\'))\n'
+        "for body in (b'{\"a\":' + b'[' * 99_999, b'{\"a\"'):\n"
+        "    try: parse_json(body)\n"
+        "    except BadRequestError: print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "{'a': [1, nan, 'x']}\nrefused\nrefused\n", done.stderr

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import orjson
-
+from schedsvc_vllm import json_parser
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.estimate import TextKind, TokenRatios
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
@@ -95,8 +94,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     A whole number beyond 64 bits may become a float: none is a valid limit, count or token.
     """
     try:
-        parsed = orjson.loads(body)
-    except ValueError:
+        parsed = json_parser.loads(body)
+    except (ValueError, RecursionError):
         # Python's parser takes more, and an engine that uses it serves what it takes: NaN, half a
         # surrogate pair, UTF-16.
         try:

@@ -14,8 +14,7 @@ import re
 import zlib
 from typing import Any
 
-import orjson
-
+from schedsvc_vllm import json_parser
 from schedsvc_vllm.sse import Event, EventSplitter, data_of, name_of
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
 
@@ -251,8 +250,8 @@ class UsageReader(_Told):
         self._events += name_of(raw) not in _FRAMES
         if self.form.mark in data:
             try:
-                self._note(orjson.loads(data))
-            except ValueError:
+                self._note(json_parser.loads(data))
+            except (ValueError, RecursionError):
                 with contextlib.suppress(ValueError, RecursionError):
                     self._note(json.loads(data))
 

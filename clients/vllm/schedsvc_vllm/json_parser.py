@@ -1,0 +1,14 @@
+"""`loads()` of orjson, or of Python where orjson is missing.
+
+The gate's folder on PYTHONPATH has only the packages that the engine's environment has. That of
+vLLM has orjson from 0.33 on.
+"""
+
+from __future__ import annotations
+
+__all__ = ["loads"]
+
+try:
+    from orjson import loads
+except ModuleNotFoundError:
+    from json import loads  # type: ignore[assignment] # it takes more options
