@@ -29,7 +29,8 @@
 cdef int replay_lease(
     Core core, Ask* ask, int64_t lease_id, int64_t epoch, int64_t reserved_tokens, Usage* u
 ) except -1:
-    """Renew a lease that its holder still runs, or restore it after a restart. O(log n)."""
+    """Renew a lease that its holder still runs, or restore it after a restart. O(log n); the first
+    restored one places the tree of shares, as a poll would."""
     cdef int32_t i = find_lease(core, lease_id, ask.principal)
     cdef Request* r
     cdef Pool* p = &core.ledger.pools[ask.target]
@@ -52,6 +53,8 @@ cdef int replay_lease(
             or (ask.adapter.size and not core.adapters.has_room(&ask.adapter_key, ask.principal))
         ):
             return LS_UNKNOWN
+        if core.tree_is_stale:
+            settle_tree(core)  # the lease is charged to its groups before the next poll
         enter_class(core, ask)
         if is_full(core, ask.flow) or lacks_lease(core, ask.principal, 0):
             return LS_UNKNOWN

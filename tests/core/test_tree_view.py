@@ -173,3 +173,22 @@ def test_why_says_nothing_of_groups_without_a_tree() -> None:
     s.poll(0)
     rows_of = [pool_of(s, name) for name in ("a2", "b2")]
     assert all("level" not in row for row in rows_of)
+
+
+def test_replay_before_the_first_round_charges_the_groups() -> None:
+    s = make()
+    flows = company(s)  # after a restart: no poll has placed the groups yet
+    for name, lease_id in (("c", 7), ("d", 8)):
+        replayed = (name.encode(), lease_id, 0, 1, 10, 5, 5)
+        assert s.replay(0, flows[name], *replayed, input_tokens=5) == core.LEASE_LIVE
+    s.complete(0, 7, 1, output_tokens=3)
+    s.poll(0)
+    found = rows(s)
+    by_name = {f["tenant"]: f for f in s.stats(0)["flows"]}
+    for group_name, name in (("org", "c"), ("other", "d")):
+        row, flow = found[group_name], by_name[name]
+        service = flow["vtc_micro"] * flow["weight_milli"]
+        assert service > 0 and row["vtc_micro"] * row["weight_milli"] == service
+        for key in ("granted", "live_leases", "input_tokens", "output_tokens"):
+            assert row[key] == flow[key], (group_name, key)
+    s.check()
