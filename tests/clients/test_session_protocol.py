@@ -160,6 +160,24 @@ def test_message_refused_as_too_large_is_split_on_the_next_stream() -> None:
     assert 1_300 < max(sizes) <= 1_500
 
 
+@pytest.mark.parametrize("welcomed", [False, True])
+def test_nothing_is_asked_once_all_pools_are_refused(welcomed: bool) -> None:
+    protocol = SessionProtocol("s", 1)
+    protocol.register_pool(pool_pb2.PoolRegistration(pool="p", epoch=1))
+    protocol.connected(0)
+    sent(protocol)
+    if welcomed:
+        protocol.receive(0, welcome())
+    protocol.admit(ask())
+    refusal = pb.SessionResponse(ack_seq=1) if welcomed else welcome()
+    refusal.faults.add(code=9, field="pool.pool", description="two engines claim pool p")
+    protocol.receive(0, refusal)
+    assert sent(protocol) == []  # although the stream is still open: it was granted, and nobody ran
+    protocol.disconnected()
+    opened(protocol)
+    assert kinds(sent(protocol)) == ["admit"]
+
+
 def test_an_unsent_request_is_dropped_a_sent_one_is_cancelled() -> None:
     protocol = SessionProtocol("s", 1)
     opened(protocol)

@@ -318,6 +318,7 @@ class SessionProtocol:
         """
         fenced = self._stream_fence.check(response)
         if fenced is not None:
+            self._welcomed_here = False  # nothing is asked of a leader that was replaced
             return [Fenced(fenced)]
         response = self._stream_fence.effective(response)
         notices: list[Notice] = []
@@ -418,7 +419,9 @@ class SessionProtocol:
         error = call_error(fault.code, fault.description, violations=violations)
         if not fault.tag and fault.field.startswith("pool"):
             self._pools_refused += 1
-            return PoolRefused(error, of_all=self._pools_refused >= len(self._pools))
+            if of_all := self._pools_refused >= len(self._pools):
+                self._welcomed_here = False  # a grant would be from another engine's ledger
+            return PoolRefused(error, of_all=of_all)
         wanted = pending is not None and not pending.cancelled
         return Faulted(fault.tag if wanted else 0, error)
 
