@@ -145,14 +145,14 @@ async def test_client_that_stood_still_stays_with_its_scheduler(
     two_schedulers: tuple[Scheduler, Scheduler], until: Until
 ) -> None:
     a, b = two_schedulers
-    options = replace(QUICK, failover_silent_after_s=0.6)
+    options = replace(QUICK, failover_silent_after_s=0.3)
     async with session(f"{a.target},{b.target}", options) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)
         pulse = opened._heartbeat._pulse
         a.send(signal.SIGSTOP)
         await until(lambda: pulse._is_asked)
         # With what has passed until here it is more than the bound.
-        time.sleep(0.6)  # noqa: ASYNC251 - it is the event loop that stands still
+        time.sleep(0.3)  # noqa: ASYNC251 - it is the event loop that stands still
         a.send(signal.SIGCONT)
         beats = opened._protocol.beats
         await until(lambda: opened._protocol.beats > beats)
