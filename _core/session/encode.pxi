@@ -34,11 +34,16 @@ cdef int write_quotas(Writer w, Quotas quotas, int32_t node) except -1:
 cdef int write_admit_response(
     Writer w, Verdict* v, bytes pool_name, int64_t lease_ttl_ms, Quotas quotas, int32_t node
 ) except -1:
-    """Fields of an AdmitResponse; `node` begins the chain of quotas to report, -1: none."""
+    """Fields of an AdmitResponse; `node` begins the chain of quotas to report, -1: none.
+    O(levels)."""
     cdef size_t before, quota
     w.varint(4, v.waited_ns // 1000)
-    before = w.length()
+    before = quota = w.length()
     if v.outcome == OUT_GRANTED:
+        if node != NONE:
+            write_quotas(w, quotas, node)
+        if w.length() != quota:
+            w.close(7, quota)
         w.varint(6, v.engine_priority)
         w.varint(5, v.reserved_tokens)
         w.varint(4, lease_ttl_ms)
@@ -86,8 +91,14 @@ cdef bytes encode_decision(Core core, decision):
     return encode_verdict(core, &v)
 
 
-cdef inline int32_t told_quota(Core core, Verdict* v) noexcept:
-    return NONE if v.flow == NONE else core.flows.items[v.flow].quota
+cdef int32_t told_quota(Core core, const Verdict* v) except -2:
+    """Where the quotas begin that a verdict reports, -1: none. The quota of all unknown tenants
+    would show each of them how much the others use. O(1)."""
+    cdef int32_t quota = NONE if v.flow == NONE else core.flows.items[v.flow].quota
+    if quota != NONE and core.unknown_flow != NONE:
+        if core.flow_list[v.flow] is core.flow_list[core.unknown_flow]:
+            return NONE
+    return quota
 
 
 cdef int write_prefix_uses(Core core, Writer w, int uses) except -1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +89,7 @@ class Engine:
     step_s: float = 0.0
     fail_at: int | None = None
     status: int = 200
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     event_end: bytes = b"\n\n"
     split_every: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -137,7 +138,8 @@ class Engine:
         options = body.get("stream_options") or {}
         kind = b"text/event-stream; charset=utf-8" if stream else b"application/json"
         if stream or self.status != 200:
-            await send(start(self.status, kind if self.status == 200 else b"application/json"))
+            kind = kind if self.status == 200 else b"application/json"
+            await send(start(self.status, kind, self.headers))
         if self.status != 200:
             await send({"type": "http.response.body", "body": b'{"error":{}}'})
             return
@@ -170,7 +172,7 @@ class Engine:
             return
         text = "".join(f" w{i}" for i in range(self.output_tokens))
         whole = json.dumps({"choices": [{"index": 0, "text": text}], "usage": completed}).encode()
-        await send(start(200, kind))
+        await send(start(200, kind, self.headers))
         await send({"type": "http.response.body", "body": whole})
 
     def event(self, options: dict[str, Any], done: int, now: int) -> bytes:
@@ -193,8 +195,8 @@ class Engine:
             await send({"type": "http.response.body", "body": piece, "more_body": follows})
 
 
-def start(status: int, content_type: bytes) -> Message:
-    headers = [(b"content-type", content_type)]
+def start(status: int, content_type: bytes, more: Iterable[tuple[bytes, bytes]] = ()) -> Message:
+    headers = [(b"content-type", content_type), *more]
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 

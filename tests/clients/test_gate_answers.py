@@ -110,6 +110,33 @@ async def test_rate_limit_headers_report_own_quotas_only(
     await bench.settled()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("has_quotas", [True, False])
+async def test_an_answer_shows_the_quotas_of_its_tenant(
+    bench: Bench, stream: bool, is_named: bool, has_quotas: bool
+) -> None:
+    bench.engine.headers = [(b"X-RateLimit-Remaining-Requests", b"7"), (b"x-kept", b"1")]
+    given = bench.fake.granted()
+    if has_quotas:
+        given.grant.quota.limits.add(
+            kind=quota_pb2.LIMIT_KIND_REQUESTS_PER_MINUTE, limit=60, remaining=59, reset_ms=1_000
+        )
+    bench.fake.decide = lambda request: given
+    answer = await bench.ask(ask(stream=stream), headers=TRUST if is_named else {})
+    assert answer.status == 200
+    shown = {n: v for n, v in answer.answer_headers.items() if n.startswith("x-ratelimit-")}
+    quotas = {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+    }
+    # Those of the engine, or of the upstream of a proxy, are of all tenants together.
+    assert shown == (quotas if has_quotas and is_named else {})
+    assert answer.answer_headers["x-kept"] == "1"
+    await bench.settled()
+
+
 async def test_a_request_that_no_quota_can_hold_is_not_worth_a_retry(bench: Bench) -> None:
     bench.fake.decide = lambda request: refusal(pb.OUTCOME_REJECTED_QUOTA_SIZE, message="no")
     refused = await bench.ask(headers=TRUST)

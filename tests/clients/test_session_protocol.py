@@ -172,7 +172,7 @@ def test_nothing_is_asked_once_all_pools_are_refused(welcomed: bool) -> None:
     refusal = pb.SessionResponse(ack_seq=1) if welcomed else welcome()
     refusal.faults.add(code=9, field="pool.pool", description="two engines claim pool p")
     protocol.receive(0, refusal)
-    assert sent(protocol) == []  # although the stream is still open: it was granted, and nobody ran
+    assert sent(protocol) == []  # A grant would hold a place, and no engine would run it.
     protocol.disconnected()
     opened(protocol)
     assert kinds(sent(protocol)) == ["admit"]

@@ -1,7 +1,7 @@
 """The Session protocol: a state machine of bytes."""
 
 import pytest
-from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import pool_pb2, quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
@@ -131,6 +131,28 @@ def test_a_verdict_says_what_a_unary_answer_says() -> None:
             for limit in response.refusal.quota.limits:
                 limit.reset_ms = 0
         assert said == told
+
+
+def test_grant_tells_the_quotas_of_its_tenant() -> None:
+    s = make(capacity=10_000)
+    group = s.set_quota(0, b"group:g", requests=3, total_tokens=10_000)
+    for name, limits in (
+        ("acme", {"total_tokens": 600}),
+        ("free", {}),
+        ("unknown", {"requests": 9}),
+    ):
+        flow = s.set_flow(name.encode(), 1_000)
+        s.set_flow_quota(0, flow, group if name == "acme" else -1, **limits)
+    s.set_unknown(flow)
+    told = {}
+    for tag, name in enumerate(("acme", "free", "stranger"), 1):
+        (verdict,) = Stream(s).send(0, asking(tag, "r", 100, tenant=name)).verdicts
+        assert verdict.response.outcome == pb.OUTCOME_GRANTED
+        limits = verdict.response.grant.quota.limits
+        told[name] = {e.kind: (e.limit, e.remaining) for e in limits}
+    # Of each kind the limit of which the least is left; what the stranger shares is not its own.
+    tokens, requests = quota_pb2.LIMIT_KIND_TOKENS_PER_MINUTE, 3
+    assert told == {"acme": {requests: (3, 2), tokens: (600, 490)}, "free": {}, "stranger": {}}
 
 
 def test_a_tag_is_free_again_after_its_verdict() -> None:

@@ -188,7 +188,8 @@ def test_replay_before_the_first_round_charges_the_groups() -> None:
     for group_name, name in (("org", "c"), ("other", "d")):
         row, flow = found[group_name], by_name[name]
         service = flow["vtc_micro"] * flow["weight_milli"]
-        assert service > 0 and row["vtc_micro"] * row["weight_milli"] == service
+        assert service > 0
+        assert row["vtc_micro"] * row["weight_milli"] == service
         for key in ("granted", "live_leases", "input_tokens", "output_tokens"):
             assert row[key] == flow[key], (group_name, key)
     s.check()

@@ -13,12 +13,13 @@ SchedulerError
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
 from schedsvc_client._rpc_status import Violation, read_details
-from schedsvc_client.outcomes import LimitKind, Outcome
+from schedsvc_client.limits import Limit, limits_told
+from schedsvc_client.outcomes import Outcome
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 __all__ = [
@@ -38,15 +39,6 @@ __all__ = [
     "is_final",
     "refused",
 ]
-
-
-class Limit(NamedTuple):
-    """One limit of a tenant at the moment of a refusal."""
-
-    kind: LimitKind
-    limit: int
-    remaining: int
-    reset_ms: int
 
 
 class SchedulerError(Exception):
@@ -210,10 +202,7 @@ def refused(response: pb.AdmitResponse) -> Refused:
         Outcome(response.outcome),
         refusal.message,
         retry_after_ms=refusal.retry_after_ms,
-        quota=tuple(
-            Limit(LimitKind(entry.kind), entry.limit, entry.remaining, entry.reset_ms)
-            for entry in refusal.quota.limits
-        ),
+        quota=limits_told(refusal.quota),
         queue_position=refusal.queue_position,
         queue_duration_us=response.queue_duration_us,
     )

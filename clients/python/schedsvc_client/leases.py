@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from schedsvc_client.limits import Limit, limits_told
 from schedsvc_client.outcomes import Outcome
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -37,6 +38,8 @@ class Lease:
     input_tokens: int | None = None
     cached_input_tokens: int | None = None
     output_tokens: int | None = None
+    #: The quotas of its tenant and of the groups above it at the grant; empty: none.
+    quota: tuple[Limit, ...] = ()
 
     def raise_totals(self, totals: Totals) -> bool:
         """Take totals that are larger than the known ones; True where one was."""
@@ -134,6 +137,7 @@ def lease_of(request: pb.AdmitRequest, grant: pb.Grant, now_ns: int) -> Lease:
         engine_priority=grant.engine_priority,
         request=request,
         sent_ns=now_ns,
+        quota=limits_told(grant.quota) if grant.HasField("quota") else (),
     )
 
 

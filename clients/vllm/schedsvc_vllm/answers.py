@@ -143,16 +143,22 @@ def asked_as(admission: Admission) -> tuple[str, str]:
     return "x-schedsvc-request-id", admission.request.request_id
 
 
-def refusal(refused: Refused, admission: Admission, request_id: str, param: str) -> Answer:
-    """Answer with the scheduler's refusal. `param`: the field that makes a request too large.
+def limits_of(admission: Admission, quota: Sequence[Limit]) -> list[tuple[str, str]]:
+    """Return the headers with the quotas of a request's tenant.
 
     A caller without a name shares the unknown tenants' limits: they are not its own to see.
     """
+    if not quota or not (admission.request.tenant or admission.request.api_key_sha256):
+        return []
+    return _limit_headers(quota)
+
+
+def refusal(refused: Refused, admission: Admission, request_id: str, param: str) -> Answer:
+    """Answer with the scheduler's refusal. `param`: the field that makes a request too large."""
     face = FACES.get(refused.outcome, OVERLOADED)
     message = refused.message or _reason(refused.outcome).replace("_", " ")
     headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome)), asked_as(admission)]
-    if admission.request.tenant or admission.request.api_key_sha256:
-        headers += _limit_headers(refused.quota)
+    headers += limits_of(admission, refused.quota)
     if face.status in (_TOO_MANY, _BUSY) and face is not _NEVER:
         headers += _retry_headers(refused.retry_after_ms or REFUSAL_RETRY_MS)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
-from schedsvc_vllm.answers import asked_as, queue_duration
+from schedsvc_vllm.answers import asked_as, limits_of, queue_duration
 from schedsvc_vllm.asgi import Headers, Mailbox, Message, Scope, Send
 from schedsvc_vllm.delivery import NOTHING, Delivery
 from schedsvc_vllm.request_sizing import Asking, Call, ask_less
@@ -21,6 +21,8 @@ from schedsvc_vllm.token_counter import TokenTotals, Usage
 from schedsvc_vllm.tracing import QueueSpan, Totals
 from schedsvc_vllm.usage import ByteReader, Decoder, UsageFilter, UsageReader
 
+# An upstream's own limits are those of all tenants together.
+_REPLACED = (b"x-request-id", b"x-ratelimit-")
 _EVENT_STREAM = b"text/event-stream"
 _log = logging.getLogger("schedsvc_vllm")
 
@@ -359,12 +361,15 @@ class GatedRequest:
         waited_us = self.admission.queue_duration_us if self.admission else self.local_wait_us
         waited = queue_duration(waited_us)
         mode = b"enforced" if enforced else b"fail-open"
-        headers = [pair for pair in headers if pair[0].lower() != b"x-request-id"]
+        headers = [pair for pair in headers if not pair[0].lower().startswith(_REPLACED)]
         headers += [(b"x-request-id", self._ids[0].encode())]
         headers += [(waited[0].encode(), waited[1].encode()), (b"x-schedsvc-mode", mode)]
-        if self.admission is not None:
-            name, value = asked_as(self.admission)
-            headers.append((name.encode(), value.encode()))
+        if self.admission is not None and self.admission.lease is not None:
+            told = [
+                asked_as(self.admission),
+                *limits_of(self.admission, self.admission.lease.quota),
+            ]
+            headers += [(name.encode(), value.encode()) for name, value in told]
         return {**message, "headers": headers}
 
     def _read_answer(self, headers: Headers) -> Headers:

@@ -299,6 +299,7 @@ class Grant(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINE_PRIORITY_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """Names the lease in Progress and Complete; never reused."""
     pool: _builtins.str
@@ -310,6 +311,10 @@ class Grant(_message.Message):
     """KV tokens reserved for it, in whole blocks."""
     engine_priority: _builtins.int
     """Suggested engine priority, lower runs first: of its class, of the best class if that has aged."""
+    @_builtins.property
+    def quota(self) -> _quota_pb2.QuotaSnapshot:
+        """The quotas of its tenant and of the groups above it, with what this request takes."""
+
     def __init__(
         self,
         *,
@@ -319,10 +324,11 @@ class Grant(_message.Message):
         ttl_ms: _builtins.int = ...,
         reserved_tokens: _builtins.int = ...,
         engine_priority: _builtins.int = ...,
+        quota: _quota_pb2.QuotaSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_priority", b"engine_priority", "lease_id", b"lease_id", "pool", b"pool", "pool_epoch", b"pool_epoch", "reserved_tokens", b"reserved_tokens", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_priority", b"engine_priority", "lease_id", b"lease_id", "pool", b"pool", "pool_epoch", b"pool_epoch", "quota", b"quota", "reserved_tokens", b"reserved_tokens", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,8 +67,7 @@ class SchedulerServiceServicer(object):
     """
 
     def Admit(self, request, context):
-        """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
-        Cancelling the call cancels the request.
+        """Held for at most the queue TTL, and until 50 ms before its deadline; cancelling it withdraws.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,8 +95,7 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """The same events, many per message, one stream for each shim process, which begins with Hello.
-        Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
+        """The same events, many per message, one stream for each shim process; see proto/README.md.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,9 +47,7 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Admit: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AdmitRequest, _scheduler_pb2.AdmitResponse]
-    """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
-    Cancelling the call cancels the request.
-    """
+    """Held for at most the queue TTL, and until 50 ms before its deadline; cancelling it withdraws."""
     Progress: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]
     """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless."""
     Complete: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CompleteRequest, _scheduler_pb2.CompleteResponse]
@@ -57,9 +55,7 @@ class SchedulerServiceStub:
     Stats: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.StatsRequest, _scheduler_pb2.StatsResponse]
     """A snapshot of pools, flows and counters."""
     Session: _grpc.StreamStreamMultiCallable[_scheduler_pb2.SessionRequest, _scheduler_pb2.SessionResponse]
-    """The same events, many per message, one stream for each shim process, which begins with Hello.
-    Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
-    """
+    """The same events, many per message, one stream for each shim process; see proto/README.md."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -67,9 +63,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AdmitRequest, _scheduler_pb2.AdmitResponse]  # type: ignore[assignment]
-    """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
-    Cancelling the call cancels the request.
-    """
+    """Held for at most the queue TTL, and until 50 ms before its deadline; cancelling it withdraws."""
     Progress: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressRequest, _scheduler_pb2.ProgressResponse]  # type: ignore[assignment]
     """Reports totals of granted leases, never deltas, and renews them. A repeat is harmless."""
     Complete: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CompleteRequest, _scheduler_pb2.CompleteResponse]  # type: ignore[assignment]
@@ -77,9 +71,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Stats: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.StatsRequest, _scheduler_pb2.StatsResponse]  # type: ignore[assignment]
     """A snapshot of pools, flows and counters."""
     Session: _aio.StreamStreamMultiCallable[_scheduler_pb2.SessionRequest, _scheduler_pb2.SessionResponse]  # type: ignore[assignment]
-    """The same events, many per message, one stream for each shim process, which begins with Hello.
-    Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
-    """
+    """The same events, many per message, one stream for each shim process; see proto/README.md."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Decides whether a request to an LLM engine runs now, waits, or is refused."""
@@ -90,9 +82,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.AdmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.AdmitResponse, _abc.Awaitable[_scheduler_pb2.AdmitResponse]]:
-        """Held until the verdict: at most the queue TTL, and until 50 ms before the call's own deadline.
-        Cancelling the call cancels the request.
-        """
+        """Held for at most the queue TTL, and until 50 ms before its deadline; cancelling it withdraws."""
 
     @_abc_1.abstractmethod
     def Progress(
@@ -124,8 +114,6 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.SessionResponse], _abc.AsyncIterator[_scheduler_pb2.SessionResponse]]:
-        """The same events, many per message, one stream for each shim process, which begins with Hello.
-        Losing it withdraws what is queued; its leases live on, and a reconnect replays them.
-        """
+        """The same events, many per message, one stream for each shim process; see proto/README.md."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
