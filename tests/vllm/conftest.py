@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.otlp import Collector
+
 from . import programs
 from .stack import Stack
 
@@ -14,7 +16,7 @@ CLIENTS = [f"client-{number:02}" for number in range(27)]
 TENANTS = [
     *(
         f"{part}-{number}"
-        for part in ("usage", "truth", "leave", "busy", "sdk", "away", "bench")
+        for part in ("usage", "truth", "leave", "busy", "sdk", "away", "bench", "traces")
         for number in range(4)
     ),
     *CLIENTS,
@@ -37,11 +39,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stack(folder: Path) -> Iterator[Stack]:
-    """The scheduler, and vLLM behind the gate."""
+def collector() -> Iterator[Collector]:
+    """Takes the spans of gate and engine."""
+    made = Collector()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(folder: Path, collector: Collector) -> Iterator[Stack]:
+    """The scheduler, and vLLM behind the gate. Only traces that a client samples have spans."""
+    exports = {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+        "OTEL_BSP_SCHEDULE_DELAY": "20",
+    }
+    options = ("--enable-scale-out", "--otlp-traces-endpoint", collector.url)
     with (
         programs.Scheduler(folder, TENANTS) as scheduler,
-        programs.vllm(folder, gated=True, arguments=("--enable-scale-out",)) as server,
+        programs.vllm(folder, gated=True, arguments=options, variables=exports) as server,
     ):
         made = Stack(server, scheduler)
         made.connected()
