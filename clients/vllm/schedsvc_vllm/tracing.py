@@ -33,7 +33,7 @@ _DROPPED_REASON = b"x-schedsvc-dropped-reason"
 # an unsampled request here: of its four fields only the three dashes are no hexadecimal digits.
 _HEX = b"0123456789abcdef"
 _FIELDS_BYTES, _DASH = 55, ord("-")
-_TRACE, _SPAN, _FLAGS_LAST = slice(3, 35), slice(36, 52), 54
+_TRACE, _SPAN, _FLAGS, _FLAGS_LAST = slice(3, 35), slice(36, 52), 53, 54
 _ODD_DIGITS = b"13579bdf"  # of the flags, the lowest bit says that the span is sampled
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
 _STATE_CHARS_MAX = 512
@@ -168,12 +168,13 @@ class Tracing:
         text, states = _fields_of(scope["headers"])
         if not text:  # a state without a valid parent is another trace's
             return self.begin(_without(scope, _OURS), read_s)
-        if self._follows_parent and not _is_sampled(text):
-            return scope, b"", None  # the caller's headers say so to the engine, too
+        if self._follows_parent:
+            if not _is_sampled(text):
+                return scope, b"", None  # the caller's headers say so to the engine, too
+        elif not self._samples(int(text[_TRACE], 16)):
+            # An unsampled span is kept nowhere, so the caller's stands in its place.
+            return _without(scope, _PARENT_ALONE), b"00%b00" % text[2:_FLAGS], None
         parent, state = _parent(text, states)
-        if not self._follows_parent and not self._samples(parent.trace_id):
-            traceparent = b"00-%032x-%016x-00" % (parent.trace_id, _random_id())
-            return _without(scope, _PARENT_ALONE), traceparent, None
         made = _new_span(parent.trace_id, parent, state, read_s)
         return _without(scope, _PARENT_ALONE), *made
 
