@@ -107,12 +107,14 @@ class Programs:
 
     # The programs.
 
-    def start_scheduler(self) -> None:
+    def start_scheduler(self, program: tuple[str, ...] = ("-m", "schedsvc")) -> None:
+        """Start it; `program`: what Python runs in the command's place."""
         beside = {"unix": f"{self.folder}/s", "auth": "none"}
         listeners = [beside, *self._settings.get("listeners", ())]
         settings = self._settings | {"listeners": listeners}
         (self.folder / "c.yaml").write_text(json.dumps(settings))
-        self._start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
+        command = ("serve", "--config", str(self.folder / "c.yaml"))
+        self._start("scheduler", *command, program=program)
 
     def start_edge(self) -> str:
         """Start the edge that the scheduler's settings have; return its target."""
@@ -186,9 +188,15 @@ class Programs:
         program = str(Path(__file__).parent / "shim.py")
         self._spawn(name, [sys.executable, program, told], {}, None if wait else lambda: True)
 
-    def _start(self, name: str, *arguments: str, **environment: str) -> None:
+    def _start(
+        self,
+        name: str,
+        *arguments: str,
+        program: tuple[str, ...] = ("-m", "schedsvc"),
+        **environment: str,
+    ) -> None:
         ready = str(self._ready(name))
-        command = [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", ready]
+        command = [sys.executable, *program, *arguments, "--ready-file", ready]
         self._spawn(name, command, environment)
 
     def _spawn(
