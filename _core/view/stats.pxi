@@ -95,6 +95,7 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
         "tenant": core.flow_list[flow].decode(),
         "request_class": core.classes.names[f.cls].decode(),
         "weight_milli": f.weight_milli,
+        "entitled_ppm": entitled_ppm(core.flows, flow),
         "vtc_micro": f.vtc,
         "queued": f.queued,
         "queued_input_tokens": f.queued_tokens,

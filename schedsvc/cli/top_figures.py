@@ -68,15 +68,14 @@ class Figures:
         for key, flow in self._taken[-1][2].items():
             found = sums.setdefault(flow.request_class, [0.0, 0.0])
             found[0] += served[key] or 0
-            found[1] += flow.weight_milli if _asks(flow, served[key]) else 0
+            found[1] += flow.entitled_ppm
         needs = sorted({p.wait_reason for p in self.snapshot.pools} - {"", "NONE"})
         rows = []
         for key, flow in self._taken[-1][2].items():
             name = flow_name(flow)
             if wanted.lower() not in name.lower():
                 continue
-            tokens, weight = sums[flow.request_class]
-            own = served[key]
+            (tokens, due), own = sums[flow.request_class], served[key]
             rows.append(
                 Row(
                     flow,
@@ -86,7 +85,7 @@ class Figures:
                     self._each_s(self._growth(key, lambda flow: flow.granted)),
                     sum(entry.count for entry in flow.refusals),
                     own / tokens if own is not None and tokens else None,
-                    flow.weight_milli / weight if _asks(flow, own) and weight else None,
+                    flow.entitled_ppm / due if flow.entitled_ppm else None,
                 )
             )
         return rows
@@ -107,10 +106,6 @@ def _key(flow: Any) -> tuple[str, str]:
 
 def _tokens(flow: Any) -> float:
     return float(flow.input_tokens + flow.output_tokens)
-
-
-def _asks(flow: Any, served: float | None) -> bool:
-    return bool(flow.queued or flow.live_leases or served)
 
 
 def _why(flow: Any, needs: list[str]) -> str:

@@ -39,7 +39,8 @@ _POOL_KEYS = (
     "overload_state", "suspect_leases", "detached_ms",
 )  # fmt: skip
 _FLOW_KEYS = (
-    "tenant", "request_class", "weight_milli", "queued", "queued_input_tokens", "live_leases",
+    "tenant", "request_class", "weight_milli", "entitled_ppm", "queued", "queued_input_tokens",
+    "live_leases",
     "oldest_queued_ms", "wait_expected_ms", "waits_for_quota", "held_to_share", "audit",
     "input_tokens", "cached_input_tokens", "output_tokens", "received", "granted", "completed",
 )  # fmt: skip

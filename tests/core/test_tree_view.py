@@ -45,6 +45,9 @@ def test_groups_are_shown_with_their_place_and_their_part() -> None:
     assert [row["entitled_ppm"] for row in found.values()] == [375_000, 93_750, 125_000]
     # 8 parts, of which e has 4: 16 grants are 6 of org, of which team has 1 or 2, and 2 of other.
     by_name = {f["tenant"]: f for f in s.stats(0)["flows"]}
+    assert {name: by_name[name]["entitled_ppm"] for name in flows} == {
+        "a": 46_875, "b": 46_875, "c": 281_250, "d": 125_000, "e": 500_000,
+    }  # fmt: skip
     for name, members in {"org": "abc", "team": "ab", "other": "d"}.items():
         row = found[name]
         for key in ("granted", "queued", "live_leases", "input_tokens", "output_tokens"):

@@ -112,6 +112,14 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
     }
 
 
+def _entitled_ppm(twin: Twin, flow: int) -> int:
+    recent = twin.recent_flows()
+    if flow not in recent:
+        return 0
+    weights = sum(twin.flows[i].weight_milli for i in recent)
+    return 1_000_000 * twin.flows[flow].weight_milli // weights
+
+
 def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
     f = twin.flows[flow]
     queued = twin.queued(lambda r: r.flow == flow)
@@ -122,6 +130,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "tenant": twin.flow_names[flow].decode(),
         "request_class": _class(twin, flow),
         "weight_milli": f.weight_milli,
+        "entitled_ppm": _entitled_ppm(twin, flow),
         "vtc_micro": f.vtc,
         "queued": len(queued),
         "queued_input_tokens": sum(r.prompt_tokens for r in queued),

@@ -87,25 +87,24 @@ export function quantile(q, counts, bounds) {
   return Infinity;
 }
 
-/** Each flow's part of what its class was served, and the part that its weight entitles it to. */
+/** Each flow's part of what its class was served, and the part of that which it is due. */
 export function shares(history) {
   const classes = new Map();
   const rows = new Map();
   for (const [key, flow] of history.now.flows) {
     const served = history.served(key);
-    const sums = classes.get(flow.request_class) ?? { served: 0, weight: 0 };
-    const active = served > 0 || flow.queued > 0 || flow.live_leases > 0;
+    const sums = classes.get(flow.request_class) ?? { served: 0, entitled: 0 };
     sums.served += served;
-    sums.weight += active ? flow.weight_milli : 0;
+    sums.entitled += flow.entitled_ppm;
     classes.set(flow.request_class, sums);
-    rows.set(key, { served, active, flow });
+    rows.set(key, { served, flow });
   }
   const found = new Map();
-  for (const [key, { served, active, flow }] of rows) {
+  for (const [key, { served, flow }] of rows) {
     const sums = classes.get(flow.request_class);
     found.set(key, {
       share: sums.served > 0 ? served / sums.served : null,
-      entitled: active ? flow.weight_milli / sums.weight : null,
+      entitled: flow.entitled_ppm ? flow.entitled_ppm / sums.entitled : null,
     });
   }
   return found;

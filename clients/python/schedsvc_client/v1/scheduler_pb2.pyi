@@ -737,6 +737,7 @@ class FlowStats(_message.Message):
     TTFT_JUDGED_FIELD_NUMBER: _builtins.int
     DEADLINE_PROBES_JUDGED_FIELD_NUMBER: _builtins.int
     DEADLINE_PROBES_MISSED_FIELD_NUMBER: _builtins.int
+    ENTITLED_PPM_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     weight_milli: _builtins.int
     vtc_micro: _builtins.int
@@ -748,7 +749,6 @@ class FlowStats(_message.Message):
     posted_tokens: _builtins.int
     """Of these, filled: as reported; without reports the input, from the grant on."""
     input_tokens: _builtins.int
-    """Served so far."""
     cached_input_tokens: _builtins.int
     output_tokens: _builtins.int
     received: _builtins.int
@@ -775,9 +775,8 @@ class FlowStats(_message.Message):
     lent_tokens: _builtins.int
     held_to_share: _builtins.bool
     predictor_judged: _builtins.int
-    """Promises that were made from known lengths and have been judged: outgrown, or at the end."""
+    """Promises from known lengths that were judged, outgrown or at the end; the share that held."""
     predictor_coverage_ppm: _builtins.int
-    """Share of these that held."""
     predictor_level_ppm: _builtins.int
     """Quantile of its own lengths that is reserved, so that as many hold as configured; 0: too few."""
     reserved_to_used_ppm: _builtins.int
@@ -795,6 +794,8 @@ class FlowStats(_message.Message):
     deadline_probes_judged: _builtins.int
     """Requests admitted although expected to miss their deadlines, and judged; those that did miss."""
     deadline_probes_missed: _builtins.int
+    entitled_ppm: _builtins.int
+    """The part of all service that it is due, as in GroupStats."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals and evictions by reason."""
@@ -853,10 +854,11 @@ class FlowStats(_message.Message):
         ttft_judged: _builtins.int = ...,
         deadline_probes_judged: _builtins.int = ...,
         deadline_probes_missed: _builtins.int = ...,
+        entitled_ppm: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "expired", b"expired", "granted", b"granted", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "entitled_ppm", b"entitled_ppm", "expired", b"expired", "granted", b"granted", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
