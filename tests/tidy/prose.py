@@ -80,12 +80,16 @@ def _paragraphs(suffix: str, text: str) -> Iterator[tuple[int, str]]:
     elif suffix in {".py", ".pyi"}:
         yield from _docstrings(ast.parse(text))
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        found = ((t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT)
+        found = (
+            (t.start[0], t.string, bool(t.line[: t.start[1]].strip()))
+            for t in tokens
+            if t.type == tokenize.COMMENT
+        )
         yield from _joined(found, "#")
     else:
         sign = "//" if suffix in {".mjs", ".proto"} else "#"
         found = (
-            (at, line[line.index(sign) :])
+            (at, line[line.index(sign) :], bool(line[: line.index(sign)].strip()))
             for at, line in enumerate(text.splitlines(), 1)
             if sign in line
         )
@@ -107,12 +111,13 @@ def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.value.lineno, value
 
 
-def _joined(found: Iterator[tuple[int, str]], sign: str) -> Iterator[tuple[int, str]]:
-    """Join comments of lines that follow each other; an empty one ends a paragraph."""
+def _joined(found: Iterator[tuple[int, str, bool]], sign: str) -> Iterator[tuple[int, str]]:
+    """Join comments of lines that follow each other. An empty one ends a paragraph, and one behind
+    code begins a paragraph."""
     first, last, parts = 0, -1, list[str]()
-    for at, comment in found:
+    for at, comment, is_behind_code in found:
         text = comment.strip(sign + " ")
-        if parts and (at != last + 1 or not text):
+        if parts and (at != last + 1 or not text or is_behind_code):
             yield first, " ".join(parts)
             parts = []
         if text:

@@ -56,6 +56,7 @@ def test_clear_sentence_passes(text: str) -> None:
         (".py", "x = 1  # is\n# this is\n# {} here\n"),
         (".py", 'option("--x", help="Be {}.")\n'),
         (".pxi", "# A flow is\n# {} here.\n"),
+        (".pxi", "cdef int a  # first\ncdef int b  # is {}\n"),
         (".pxi", 'cdef f():\n    """It is\n    {}."""\n'),
         (".proto", "// A field is {}.\n"),
         (".mjs", "// A call is {}.\n"),
@@ -65,6 +66,12 @@ def test_clear_sentence_passes(text: str) -> None:
 def test_every_kind_of_text_is_read(suffix: str, text: str) -> None:
     assert found(suffix, text.format("told")) == ["tell"]
     assert found(suffix, text.format("reported")) == []
+
+
+def test_comments_behind_code_are_not_joined() -> None:
+    text = "cdef int a  # one that goes\ncdef int b  # before the others\n"
+    assert found(".pxi", text) == []
+    assert found(".pxi", "# one that goes\n# before the others\n") == ["before"]
 
 
 def test_code_in_documents_is_not_read() -> None:
