@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -210,7 +211,7 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
             await callers.fill()
             work = (callers.evicted, callers.hold, callers.slow, callers.gone, callers.lies)
             programs["killed"].kill("scheduler")
-            programs["broken"].send("scheduler", signal.SIGUSR1)
+            await break_invariant(programs["broken"])
             break_things(programs["troubled"])
             watch = asyncio.ensure_future(until_all_fire(prometheus, pages))
             tasks = [asyncio.ensure_future(ever(one)) for one in (*work, starve, *[flood] * 8)]
@@ -222,6 +223,23 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
                 for task in (watch, *tasks):
                     task.cancel()
                 await asyncio.gather(watch, *tasks, return_exceptions=True)
+
+
+async def break_invariant(programs: Programs) -> None:
+    """Let the scheduler decide until it finds its books wrong."""
+    programs.send("scheduler", signal.SIGUSR1)
+    async with open_channel(programs.target) as channel:
+        stub = SchedulerServiceStub(channel)
+        for _ in range(240):
+            try:
+                await stub.Admit(ask(8))
+            except grpc.aio.AioRpcError as error:
+                code = error.code()
+                break
+            await asyncio.sleep(0.25)
+        else:
+            pytest.fail("the scheduler does not break")
+    assert code is grpc.StatusCode.INTERNAL
 
 
 def break_things(programs: Programs) -> None:
