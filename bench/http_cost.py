@@ -203,14 +203,20 @@ async def _sides(
 
 
 async def _first(side: Side) -> None:
-    """Serve until the scheduler grants: a proxy lets the first requests run without it."""
+    """Serve until the scheduler grants.
+
+    A proxy's socket is there before it listens, and it lets the first requests run without the
+    scheduler. Raises click.ClickException where that takes too long, or the process has ended.
+    """
     deadline_s = time.monotonic() + gates.START_S_MAX
     while True:
         try:
             await side.serve(gates.IN_FLIGHT)
-        except click.ClickException:
+        except (click.ClickException, aiohttp.ClientError, OSError) as error:
             if side.process.poll() is not None or time.monotonic() > deadline_s:
-                raise
+                if isinstance(error, click.ClickException):
+                    raise
+                raise click.ClickException(f"no answer to the first request: {error}") from error
             await asyncio.sleep(0.1)
         else:
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from schedsvc_vllm.answers import duration_text
 from schedsvc_vllm.estimate import KINDS_MAX, RATIO_MIN, RATIO_START, TextKind, TokenRatios
 from schedsvc_vllm.limit import WAITING_MAX, LocalLimit, LocalLimitError
@@ -24,6 +24,7 @@ usual = st.fixed_dictionaries(
     {"prompt_tokens": counts, "total_tokens": counts, "completion_tokens": counts},
     optional={"prompt_tokens_details": st.none()},
 )
+NO_USAGE = {"prompt_tokens": 0, "total_tokens": 0, "completion_tokens": 0}
 usages = usual | st.fixed_dictionaries(
     {"prompt_tokens": counts, "completion_tokens": counts},
     optional={"details": st.dictionaries(texts, st.integers(), max_size=2) | texts},
@@ -44,6 +45,16 @@ chunks = st.fixed_dictionaries(
     keep_last=st.booleans(),
     keep_all=st.booleans(),
     size=st.integers(1, 60) | st.none(),
+)
+@example(
+    stream=[{"choices": [{"text": "a"}], "usage": NO_USAGE}],
+    compact=True,
+    ascii_only=True,
+    separator=b"\n\n",
+    comments=False,
+    keep_last=False,
+    keep_all=False,
+    size=None,
 )
 def test_any_stream_keeps_all_but_the_usage(
     stream: list[dict[str, Any]],

@@ -116,6 +116,51 @@ async def test_head_beyond_a_limit_gets_431(head: bytes) -> None:
     assert app.paths == []
 
 
+@pytest.mark.parametrize(("more", "status"), [(0, b"200 OK"), (1, b"431 ")])
+async def test_the_bytes_of_a_head_are_counted_exactly(more: int, status: bytes) -> None:
+    rest = b"connection: close\r\n\r\n"
+    others = sum(map(len, (b"/", b"host", b"x", b"x-a", b"connection", b"close")))
+    value = b"b" * (HEAD_BYTES_MAX - others + more)
+    async with serving(_App(), http_protocol()) as (port, _):
+        answer = await answer_to(port, GET + b"x-a: " + value + b"\r\n" + rest)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_head_in_two_reads_is_counted_as_one() -> None:
+    half = b"x-a: " + b"b" * (HEAD_BYTES_MAX // 2) + b"\r\n"
+    async with serving(_App(), http_protocol()) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        # The first half comes with the request before it, which is answered once both are read.
+        writer.write(GET + b"\r\n" + GET + half)
+        assert b" 200 OK" in await asyncio.wait_for(reader.readuntil(b"ok"), 10)
+        writer.write(half + b"\r\n")
+        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+
+
+@pytest.mark.parametrize("line", [b"a:\r\n", b"a: " + b"b" * 1_000 + b"\r\n"])
+async def test_trailers_in_the_read_of_their_head_count(line: bytes) -> None:
+    app = _App()
+    app.go.clear()
+    request = POST + b"1\r\nx\r\n0\r\n" + line * HEADERS_MAX + b"\r\n"
+    async with serving(app, http_protocol()) as (port, server):
+        assert await answer_to(port, request + GET + b"\r\n") == b""
+        assert server.server_state.total_requests == 0
+
+
+async def test_a_read_full_of_headers_is_not_parsed_to_its_end() -> None:
+    parsed: list[int] = []
+
+    class Counting(http_protocol()):  # type: ignore[misc] # made at run time
+        def send_400_response(self, msg: str) -> None:
+            parsed.append(len(self.headers))
+            super().send_400_response(msg)
+
+    async with serving(_App(), Counting) as (port, _):
+        await answer_to(port, GET + b"a:\r\n" * 65_536)
+    assert HEADERS_MAX < parsed[0] <= PIECE // len(b"a:\r\n")
+
+
 async def test_heads_below_the_limits_are_served() -> None:
     large = GET + b"x-a: " + b"b" * (HEAD_BYTES_MAX - 1_000) + b"\r\n\r\n"
     many = GET + b"a: b\r\n" * (HEADERS_MAX - 2) + b"connection: close\r\n\r\n"

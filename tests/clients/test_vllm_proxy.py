@@ -324,10 +324,11 @@ async def test_what_is_not_gated_passes_with_its_query(
         exchange = Exchange(gate, body, path, method=method)
         exchange.scope["query_string"] = b"a=1&b=%20"
         exchange.scope["raw_path"] = path.encode()
-        if not body:
-            exchange.scope["headers"] = []
+        exchange.scope["headers"] = []
         await exchange.run()
         assert exchange.status == 200
+        added = {"accept", "accept-encoding", "content-type", "user-agent"}
+        assert added.isdisjoint(behind[0].seen[-1][2])
         assert behind[0].seen[-1][:2] == (method, f"{path}?a=1&b=%20")
     assert fake.admits == []
 
@@ -346,6 +347,25 @@ async def test_a_client_that_leaves_ends_the_upstreams_stream(
     await gate._runtime.session.flush(5)
     end = fake.books[1].end
     assert (end.outcome, end.output_tokens) == (pb.OUTCOME_CANCELLED, 5)
+
+
+async def test_a_request_that_is_cancelled_ends_the_upstreams_stream(
+    gate: Gate, behind: tuple[Server, str], until: Until
+) -> None:
+    behind[0].held.clear()
+    exchange = Exchange(gate, ask(stream=True))
+    task = asyncio.ensure_future(exchange.run())
+    await until(lambda: exchange.answer.count(b"data: ") == 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: behind[0].left == 1)
+
+
+async def test_an_end_that_came_with_the_last_piece_goes_with_it(gate: Gate) -> None:
+    whole = await Exchange(gate, ask()).run()
+    assert [message.get("more_body") for message in whole.sent] == [None, False]
+    assert json.loads(whole.answer)["usage"]
 
 
 async def test_a_client_that_leaves_at_the_last_event_has_its_answer(

@@ -122,6 +122,14 @@ class Mailbox:
                 self.on_left()
         return message
 
+    def take_body(self) -> bytes | None:
+        """Give the whole body without a message, to an app that knows this class.
+
+        None: it has been given.
+        """
+        body, self._body = self._body, None
+        return body
+
     def departure(self) -> asyncio.Task[Message]:
         """Return a task that is done when the client has left."""
         if self._watch is None:

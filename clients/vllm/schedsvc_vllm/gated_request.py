@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.answers import asked_as, limits_of, queue_duration
-from schedsvc_vllm.asgi import Headers, Mailbox, Message, Scope, Send
+from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
 from schedsvc_vllm.delivery import NOTHING, Delivery
 from schedsvc_vllm.request_sizing import Asking, Call, ask_less
 from schedsvc_vllm.response_end import ResponseEnd
@@ -21,9 +21,13 @@ from schedsvc_vllm.token_counter import TokenTotals, Usage
 from schedsvc_vllm.tracing import QueueSpan, Totals
 from schedsvc_vllm.usage import ByteReader, Decoder, UsageFilter, UsageReader
 
-# An upstream's own limits are those of all tenants together.
-_REPLACED = (b"x-request-id", b"x-ratelimit-")
 _EVENT_STREAM = b"text/event-stream"
+# Headers of an answer: those that the gate writes itself, and those that a changed body voids.
+_REPLACED = frozenset((b"x-request-id",))
+_OF_LENGTH = frozenset((b"content-length",))
+_OF_ENCODED = _OF_LENGTH | {b"content-encoding"}
+# The limits of an upstream are those of all tenants together.
+_OF_ALL = (b"x-ratelimit-", b"anthropic-ratelimit-")
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -341,13 +345,17 @@ class GatedRequest:
 
     def _begun(self, message: Message) -> Message:
         self._status = message["status"]
-        headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        headers = [(bytes(key).lower(), bytes(value)) for key, value in message.get("headers", ())]
+        told, dropped = dict(headers), _REPLACED
         if self._tally is None or self._tally.broken:
-            headers = self._read_answer(headers)
+            dropped |= self._read_answer(told)
             tokens_max = self._call.max_output_tokens * self.sequences
             self._delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
             self._send = self._delivery.send
-        self._ending = ResponseEnd((name.lower(), value) for name, value in headers)
+        headers = [
+            pair for pair in headers if pair[0] not in dropped and not pair[0].startswith(_OF_ALL)
+        ]
+        self._ending = ResponseEnd(headers)
         if self.mailbox.left:
             self._ending.close()
         if self._reader is None:
@@ -361,40 +369,40 @@ class GatedRequest:
         waited_us = self.admission.queue_duration_us if self.admission else self.local_wait_us
         waited = queue_duration(waited_us)
         mode = b"enforced" if enforced else b"fail-open"
-        headers = [pair for pair in headers if not pair[0].lower().startswith(_REPLACED)]
-        headers += [(b"x-request-id", self._ids[0].encode())]
-        headers += [(waited[0].encode(), waited[1].encode()), (b"x-schedsvc-mode", mode)]
-        if self.admission is not None and self.admission.lease is not None:
-            told = [
-                asked_as(self.admission),
-                *limits_of(self.admission, self.admission.lease.quota),
-            ]
-            headers += [(name.encode(), value.encode()) for name, value in told]
+        headers += [
+            (b"x-request-id", self._ids[0].encode()),
+            (waited[0].encode(), waited[1].encode()),
+            (b"x-schedsvc-mode", mode),
+        ]
+        if self.admission is not None:
+            name, value = asked_as(self.admission)
+            headers.append((name.encode(), value.encode()))
+            lease = self.admission.lease
+            if lease is not None and lease.quota:
+                shown = limits_of(self.admission, lease.quota)
+                headers += [(name.encode(), value.encode()) for name, value in shown]
         return {**message, "headers": headers}
 
-    def _read_answer(self, headers: Headers) -> Headers:
-        """Choose how the answer is read; return its headers as the client gets them."""
-        told = {name.lower(): value.lower() for name, value in headers}
-        encoding = told.get(b"content-encoding", b"identity").strip()
-        is_stream = told.get(b"content-type", b"").startswith(_EVENT_STREAM)
+    def _read_answer(self, told: Mapping[bytes, bytes]) -> frozenset[bytes]:
+        """Choose how the answer is read; return the headers that its client does not get."""
+        encoding = told.get(b"content-encoding", b"identity").strip().lower()
+        is_stream = told.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
         asked = self._call.asked
-        changed: set[bytes] = set()
+        changed: frozenset[bytes] = frozenset()
         if encoding in Decoder.KNOWN:
             # The gate removed accept-encoding from the request, so the client can do without.
             self._decoder = Decoder()
-            changed = {b"content-encoding", b"content-length"}
+            changed = _OF_ENCODED
         elif encoding != b"identity":
             self._reader = ByteReader()
-            return headers
+            return changed
         if asked is not None and is_stream:
             self._reader = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
-            if not asked.keep_all:
-                changed.add(b"content-length")
-        else:
-            route = self._call.route
-            guesses = self._status < 400 and route.generates
-            self._reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
-        return [pair for pair in headers if pair[0].lower() not in changed]
+            return changed if asked.keep_all else changed | _OF_LENGTH
+        route = self._call.route
+        guesses = self._status < 400 and route.generates
+        self._reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
+        return changed
 
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:
         """Return input, cached input and output tokens, as far as they have been counted."""

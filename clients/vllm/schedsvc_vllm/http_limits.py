@@ -14,6 +14,7 @@ import asyncio
 from typing import Any
 
 from schedsvc_vllm.asgi import Scope
+from schedsvc_vllm.h2c import without_h2c
 
 #: Bytes of a head, and bytes in sequence of which none is a body: trailers, extensions of chunks.
 HEAD_BYTES_MAX = 64 << 10
@@ -23,6 +24,9 @@ HEADERS_MAX = 256
 HEAD_S_MAX = 10.0
 #: Requests that wait for the answer before them on the same connection.
 PIPELINED_MAX = 16
+# The parser gets a larger read in parts, and the limits hold after each: a callback for each header
+# would cost every request more.
+_PART_BYTES = 16 << 10
 _TOO_LARGE_TEXT = f"a request's headers have at most {HEAD_BYTES_MAX} bytes, {HEADERS_MAX} fields\n"
 _TOO_LARGE = _TOO_LARGE_TEXT.encode()
 
@@ -38,12 +42,17 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
     is_bounded = True
     head_s: float
     connections_max: int
+    drops_h2c: bool
 
     def connection_made(self, transport: Any) -> None:
-        self._held = self._head_bytes = 0
-        self._has_progressed = self._is_too_large = False
+        self._held = 0
+        # The bytes of this part, and at least those of the message that are no body.
+        self._part = self._read = 0
+        self._has_progressed = self._is_in_head = self._is_too_large = False
         self._late: asyncio.TimerHandle | None = None
         self._cycles: list[Any] = []
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
         super().connection_made(transport)
         if 0 < self.connections_max < len(self.connections):
             transport.abort()
@@ -56,47 +65,70 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._has_progressed = False
-        super().data_received(data)
-        self._held = 0 if self._has_progressed else self._held + len(data)
-        if self._held > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self._is_too_large = True
-            self.send_400_response("")
+        if self.drops_h2c:
+            data = without_h2c(data)
+        parts = (data,) if len(data) <= _PART_BYTES else _parts(data)
+        for part in parts:
+            size = self._part = len(part)
+            self._read += size
+            self._has_progressed = False
+            super().data_received(part)
+            self._held = 0 if self._has_progressed else self._held + size
+            if self._held > HEAD_BYTES_MAX or self._is_beyond():
+                self._is_too_large = True
+                if not self.transport.is_closing():
+                    self.send_400_response("")
+            if len(parts) > 1 and not self._reads_on():
+                break
+        if self._is_in_head and self._late is None:
+            self._wait_for_head()
 
     def on_message_begin(self) -> None:
-        self._head_bytes = 0
-        self._wait_for_head()
+        self._read = self._part
+        self._is_in_head = True
         super().on_message_begin()
 
-    def on_url(self, url: bytes) -> None:
-        self._head_bytes += len(url)
-        if self._head_bytes > HEAD_BYTES_MAX:
-            self._refuse()
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > HEAD_BYTES_MAX or len(self.headers) >= HEADERS_MAX:
-            self._refuse()
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        self._stop_waiting()
+        self._is_in_head = False
+        if self._late is not None:
+            self._stop_waiting()
         self._has_progressed = True
+        if self._is_beyond():
+            self._is_too_large = True
+            raise _BeyondError
         if len(self.pipeline) >= PIPELINED_MAX:
             raise _BeyondError
         super().on_headers_complete()
-        self._cycles = [each for each in self._cycles if not each.response_complete]
-        if self.cycle is not None:
+        if self.pipeline:
+            self._cycles = [each for each in self._cycles if not each.response_complete]
             self._cycles.append(self.cycle)
+        elif self.cycle is not None:
+            self._cycles = [self.cycle]
 
     def on_body(self, body: bytes) -> None:
+        self._read -= len(body)
         self._has_progressed = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._has_progressed = True
+        if self._is_beyond():  # by its trailers
+            self._is_too_large = True
+            raise _BeyondError
         super().on_message_complete()
+
+    def _reads_on(self) -> bool:
+        """Whether this connection is still read, and by this protocol."""
+        return not self.transport.is_closing() and self.transport.get_protocol() is self
+
+    def _is_beyond(self) -> bool:
+        """Whether a head has more than it may. O(1), O(headers) once so much has been read."""
+        if len(self.headers) > HEADERS_MAX:
+            return True
+        if self._read <= HEAD_BYTES_MAX:
+            return False
+        sizes = (len(name) + len(value) for name, value in self.headers)
+        return len(self.url) + sum(sizes) > HEAD_BYTES_MAX
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -118,10 +150,6 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def _refuse(self) -> None:
-        self._is_too_large = True
-        raise _BeyondError
-
     def _wait_for_head(self) -> None:
         if self._late is None:
             self._late = self.loop.call_later(self.head_s, self.transport.abort)
@@ -132,13 +160,19 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self._late = None
 
 
-def bounded(base: Any, *, head_s: float = HEAD_S_MAX, connections_max: int = 0) -> Any:
+def _parts(data: bytes) -> list[bytes]:
+    return [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
+
+
+def bounded(
+    base: Any, *, head_s: float = HEAD_S_MAX, connections_max: int = 0, drops_h2c: bool = False
+) -> Any:
     """Make a protocol of uvicorn's `HttpToolsProtocol` that has the limits above.
 
     `head_s`: seconds for a head. `connections_max`: the server closes each new connection beyond
-    this number at once; 0: no limit.
+    this number at once; 0: no limit. `drops_h2c`: offers of HTTP/2 are taken out (h2c.py).
     """
-    limits = {"head_s": head_s, "connections_max": connections_max}
+    limits = {"head_s": head_s, "connections_max": connections_max, "drops_h2c": drops_h2c}
     return type("Bounded", (_Bounded, base), limits)
 
 

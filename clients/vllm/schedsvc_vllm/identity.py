@@ -139,11 +139,12 @@ class Identifier:
 
         Raises BadRequestError if it is no name, or a header occurs twice.
         """
-        named = [(name, once(scope, name).strip()) for name in self._headers]
-        for name, value in named:
-            if value:
-                return Identity(tenant=_name(value, name.decode()), proof=self._header_proof)
-        return _UNKNOWN
+        found = _UNKNOWN
+        for name in self._headers:  # all of them: none may occur twice
+            value = once(scope, name).strip()
+            if value and not found.tenant:
+                found = Identity(_name(value, name.decode()), proof=self._header_proof)
+        return found
 
     def identity(self, scope: Scope, body: Mapping[str, Any], trusted: Identity) -> Identity:
         """Find the tenant of a request without a token.
@@ -221,11 +222,17 @@ def once(scope: Scope, name: bytes) -> bytes:
 
     Another server in the chain could use a different one of them.
     """
-    values = [value for key, value in scope["headers"] if key == name]
-    if len(values) > 1:
-        text = name.decode("latin-1")
-        raise BadRequestError(f"{text}: the header occurs {len(values)} times; send it once", text)
-    return bytes(values[0]) if values else b""
+    found = None
+    for key, value in scope["headers"]:
+        if key == name:
+            if found is not None:
+                text = name.decode("latin-1")
+                number = [key for key, _ in scope["headers"]].count(name)
+                raise BadRequestError(
+                    f"{text}: the header occurs {number} times; send it once", text
+                )
+            found = bytes(value)
+    return found or b""
 
 
 def _name(value: bytes, where: str) -> str:

@@ -7,12 +7,11 @@ that leaves closes the connection to the upstream server, which ends its generat
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -28,11 +27,10 @@ from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import (
     BodyTooLargeError,
     ClientLeftError,
-    Headers,
+    Mailbox,
     Receive,
     Scope,
     Send,
-    any_done,
     disconnected,
     header,
 )
@@ -105,19 +103,19 @@ class _Passing:
 
     async def all_of(self, response: aiohttp.ClientResponse) -> None:
         """Pass on an answer. Raises aiohttp.ClientError where it breaks off."""
-        headers = [
-            (lower, value)
-            for name, value in response.raw_headers
-            if (lower := name.lower()) not in _NOT_ANSWERED
-        ]
+        headers = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_ANSWERED]
         self.begun = True
         is_stream = response.content_type == "text/event-stream"
-        send, read = self.send, response.content.readany
+        send, content = self.send, response.content
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         piece = b""
         try:
-            while piece := await read():
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            while piece := await content.readany():
+                # Mostly known already: then the end needs no message of its own.
+                is_last = content.at_eof() and content.exception() is None
+                await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+                if is_last:
+                    return
         except BaseException:
             self.between_events = is_stream and piece.endswith(_EVENT_ENDS)
             raise
@@ -187,6 +185,9 @@ class Upstream:
             text = "the request target has to be a path that begins with /"
             await answers.bad_request(BadRequestError(text), "-").send(send)
             return
+        if isinstance(receive, Mailbox) and (body := receive.take_body()) is not None:
+            await self._pass_on(scope, body, receive, send)  # the gate has read and counted it
+            return
         held = self._bodies.open(scope)
         try:
             if scope["method"] not in _BODILESS or header(scope, b"content-length"):
@@ -207,18 +208,18 @@ class Upstream:
     async def _pass_on(
         self, scope: Scope, body: bytes | None, receive: Receive, send: Send
     ) -> None:
+        # In a task of its own: each piece wakes fewer coroutines than stand above this one.
         answering = asyncio.ensure_future(self._answer(scope, body, send))
         leaving = asyncio.ensure_future(disconnected(receive))
+        # The end of `answering` closes the connection, by which the upstream learns of it.
+        leaving.add_done_callback(lambda _: answering.cancel())
         try:
-            await any_done((answering, leaving))
-            if answering.done():
-                answering.result()
+            await answering
+        except (Exception, asyncio.CancelledError):
+            if not leaving.done() or _is_cancelled():
+                raise
         finally:
             leaving.cancel()
-            answering.cancel()
-            # Its end closes the connection, by which the upstream learns that the client left.
-            with contextlib.suppress(BaseException):
-                await answering
 
     async def _answer(self, scope: Scope, body: bytes | None, send: Send) -> None:
         """Ask the upstream, and pass its answer on as it comes.
@@ -231,7 +232,6 @@ class Upstream:
         target = self.url + (path + b"?" + query if query else path).decode("latin-1")
         passing = _Passing(send)
         for is_last in (False, True):
-            _IS_KEPT.set(False)
             try:
                 async with self._session().request(
                     scope["method"],
@@ -352,6 +352,7 @@ class Upstream:
                 connector=_Connector(),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
+                request_class=_Request,
                 skip_auto_headers=_NOT_ADDED,
                 auto_decompress=False,
                 read_bufsize=1 << 18,
@@ -361,17 +362,38 @@ class Upstream:
         return self._http
 
 
+def _is_cancelled() -> bool:
+    """Whether this task itself was cancelled; Python 3.10 does not say."""
+    return bool(getattr(asyncio.current_task(), "cancelling", int)())
+
+
 def _path_of(scope: Scope) -> bytes:
     return scope.get("raw_path") or str(scope["path"]).encode()
 
 
 def _headers_for(scope: Scope) -> list[tuple[str, str]]:
     """Return the caller's headers, but those of its connection."""
-    headers: Headers = [pair for pair in scope["headers"] if pair[0] not in _NOT_ASKED]
+    headers = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in scope["headers"]
+        if name not in _NOT_ASKED
+    ]
     client = scope.get("client")
     if client:
-        headers.append((b"x-forwarded-for", str(client[0]).encode("latin-1")))
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        headers.append(("x-forwarded-for", str(client[0])))
+    return headers
+
+
+class _Request(aiohttp.ClientRequest):
+    """Has aiohttp work out once, not for each request, which headers it does not add: all."""
+
+    _skip_auto_headers: Any = None
+
+    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:
+        """Add none; if aiohttp keeps elsewhere which those are, it works that out each time."""
+        if self._skip_auto_headers is None:
+            super().update_auto_headers(skip_auto_headers)
+            _Request._skip_auto_headers = self._skip_auto_headers
 
 
 class _Connector(aiohttp.TCPConnector):

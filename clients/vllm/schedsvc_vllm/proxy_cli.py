@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.h2c import without_h2c
 from schedsvc_vllm.http_limits import bounded
 from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split
 from schedsvc_vllm.settings import Settings, SettingsError
@@ -138,14 +137,7 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
 def http_protocol(connections_max: int = CONNECTIONS_MAX) -> Any:
     """Make uvicorn's HTTP/1.1 with limits, which does not trip over an offer of HTTP/2."""
     base: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
-
-    limited: Any = bounded(base, connections_max=connections_max)
-
-    class WithoutOffers(limited):  # type: ignore[misc] # known only where uvicorn is
-        def data_received(self, data: bytes) -> None:
-            super().data_received(without_h2c(data))
-
-    return WithoutOffers
+    return bounded(base, connections_max=connections_max, drops_h2c=True)
 
 
 def serve(gate: Gate, options: argparse.Namespace) -> bool:

@@ -113,15 +113,19 @@ class UsageFilter(_Told):
 
     def _usual(self, body: bytes) -> bytes | None:
         """Do what `_event` does, for an event in the usual form; None for any other."""
+        if body.find(b"\n") != len(body) - 2 or not body.startswith(b"data: {"):
+            return None
         at = body.rfind(_KEY)
         usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
-        if usual is None or not body.startswith(b"data: {") or body.find(b"\n") != len(body) - 2:
+        if usual is None:
             return None
         prompt, completion = int(usual[1]), int(usual[2])
         if self.input_tokens is None or prompt > self.input_tokens:
             self.input_tokens = prompt
         if self._told is None or completion > self._told:
             self._told = completion
+        if not completion and body.find(b'"choices":[]', 0, at) < 0:
+            self._events += 1  # in case the server never counts
         if self._keep_all:
             return body
         if body.find(b'"choices":[]', 0, at) >= 0:
