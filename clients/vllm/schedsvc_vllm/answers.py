@@ -143,6 +143,14 @@ def asked_as(admission: Admission) -> tuple[str, str]:
     return "x-schedsvc-request-id", admission.request.request_id
 
 
+def granted_headers(admission: Admission) -> Headers:
+    """Return what an answer says of its grant: the request's id, and the quotas of its tenant."""
+    told = [asked_as(admission)]
+    if admission.lease is not None:
+        told += limits_of(admission, admission.lease.quota)
+    return [(name.encode(), value.encode()) for name, value in told]
+
+
 def limits_of(admission: Admission, quota: Sequence[Limit]) -> list[tuple[str, str]]:
     """Return the headers with the quotas of a request's tenant.
 

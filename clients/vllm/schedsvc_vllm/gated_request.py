@@ -11,7 +11,7 @@ from typing import Any
 from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
-from schedsvc_vllm.answers import asked_as, limits_of, queue_duration
+from schedsvc_vllm.answers import granted_headers, queue_duration
 from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
 from schedsvc_vllm.delivery import NOTHING, Delivery
 from schedsvc_vllm.request_sizing import Asking, Call, ask_less
@@ -352,9 +352,8 @@ class GatedRequest:
             tokens_max = self._call.max_output_tokens * self.sequences
             self._delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
             self._send = self._delivery.send
-        headers = [
-            pair for pair in headers if pair[0] not in dropped and not pair[0].startswith(_OF_ALL)
-        ]
+        kept = (pair for pair in headers if pair[0] not in dropped)
+        headers = [pair for pair in kept if not pair[0].startswith(_OF_ALL)]
         self._ending = ResponseEnd(headers)
         if self.mailbox.left:
             self._ending.close()
@@ -375,12 +374,7 @@ class GatedRequest:
             (b"x-schedsvc-mode", mode),
         ]
         if self.admission is not None:
-            name, value = asked_as(self.admission)
-            headers.append((name.encode(), value.encode()))
-            lease = self.admission.lease
-            if lease is not None and lease.quota:
-                shown = limits_of(self.admission, lease.quota)
-                headers += [(name.encode(), value.encode()) for name, value in shown]
+            headers += granted_headers(self.admission)
         return {**message, "headers": headers}
 
     def _read_answer(self, told: Mapping[bytes, bytes]) -> frozenset[bytes]:
