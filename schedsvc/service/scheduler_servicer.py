@@ -31,6 +31,8 @@ _ANSWER_AHEAD_S, _ROUNDED_UP = 0.050, 0.01
 _QUEUE_TTL_MIN_NS = 1_000_000
 _BATCH_MAX = 4_096
 _NOT_FOUND = 5
+#: Of the event loop's time, what one Stats counts at most.
+_STATS_NS_MAX = 10_000_000
 _LEASE_ID_MAX = (1 << 63) - 1
 
 
@@ -79,7 +81,7 @@ class Service(ServicerBase):
         # On the wall clock, so it is asked once, on arrival.
         remaining_s = context.time_remaining()
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
             queue_ttl_ns = 0
             if remaining_s is not None:
                 left_ns = int((remaining_s * (1 - _ROUNDED_UP) - _ANSWER_AHEAD_S) * 1e9)
@@ -102,7 +104,7 @@ class Service(ServicerBase):
     async def progress(self, data: bytes, context: Any) -> bytes:
         """Answer Progress."""
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
             try:
                 return self._progress(parse(pb.ProgressRequest, data), principal)
             finally:
@@ -134,7 +136,7 @@ class Service(ServicerBase):
     async def complete(self, data: bytes, context: Any) -> bytes:
         """Answer Complete."""
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
             try:
                 return self._complete(parse(pb.CompleteRequest, data), principal)
             finally:
@@ -162,11 +164,15 @@ class Service(ServicerBase):
     async def stats(self, data: bytes, context: Any) -> bytes:
         """Answer Stats."""
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
+            work_ns = time.thread_time_ns()
             try:
                 return await self._stats(parse(pb.StatsRequest, data), principal)
             finally:
                 self._leave(principal, began_ns)
+                # Others' work between its slices counts as its own, so it counts only so far.
+                work_ns = time.thread_time_ns() - work_ns
+                self._turns.spend(principal, min(work_ns, _STATS_NS_MAX))
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Stats", error)
 
@@ -181,9 +187,9 @@ class Service(ServicerBase):
         async with self._snapshots.setdefault(principal, asyncio.Lock()):
             return await snapshot(self._driver, request, self._incarnation, viewer)
 
-    def _enter(self, context: Any) -> tuple[int, int]:
+    async def _enter(self, context: Any, size: int) -> tuple[int, int]:
         """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""
-        principal = self._principal(context)
+        principal = await self._turn(context, size)
         self._paces.enter(principal)
         return principal, time.thread_time_ns() if self._paces.is_limited(principal) else 0
 
@@ -195,7 +201,9 @@ class Service(ServicerBase):
         """Serve one Session stream."""
         try:
             principal = self._principal(context)
-            stream = Stream(self._driver, context, self._write_stall_s, principal, self._paces)
+            stream = Stream(
+                self._driver, context, self._write_stall_s, principal, self._paces, self._turns
+            )
             self.streams.add(stream)
             caller = {"peer": context.peer(), "caller": self._name(principal)}
             _log.info("session_opened", **caller)
