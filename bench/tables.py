@@ -92,7 +92,7 @@ def _settings(folder: Path, loop_share: float) -> dict[str, Any]:
 
 
 class _Taken(NamedTuple):
-    """What one Admit took."""
+    """Times of one Admit."""
 
     ms: float
     cpu_ms: float  # of the scheduler

@@ -31,8 +31,6 @@ _ANSWER_AHEAD_S, _ROUNDED_UP = 0.050, 0.01
 _QUEUE_TTL_MIN_NS = 1_000_000
 _BATCH_MAX = 4_096
 _NOT_FOUND = 5
-#: Of the event loop's time, what one Stats counts at most.
-_STATS_NS_MAX = 10_000_000
 _LEASE_ID_MAX = (1 << 63) - 1
 
 
@@ -165,14 +163,10 @@ class Service(ServicerBase):
         """Answer Stats."""
         try:
             principal, began_ns = await self._enter(context, len(data))
-            work_ns = time.thread_time_ns()
             try:
                 return await self._stats(parse(pb.StatsRequest, data), principal)
             finally:
                 self._leave(principal, began_ns)
-                # Others' work between its slices counts as its own, so it counts only so far.
-                work_ns = time.thread_time_ns() - work_ns
-                self._turns.spend(principal, min(work_ns, _STATS_NS_MAX))
         except (CallerError, Broken, Unauthenticated) as error:
             await self._fail(context, "Stats", error)
 
@@ -185,7 +179,8 @@ class Service(ServicerBase):
         viewer = EVERYBODY if sees_all else principal
         # One at a time for each caller: the slices of many calls would be one long turn together.
         async with self._snapshots.setdefault(principal, asyncio.Lock()):
-            return await snapshot(self._driver, request, self._incarnation, viewer)
+            rest = self._turns.rests(principal)
+            return await snapshot(self._driver, request, self._incarnation, viewer, rest)
 
     async def _enter(self, context: Any, size: int) -> tuple[int, int]:
         """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""

@@ -10,6 +10,7 @@ A caller's part is half of the loop's time while another caller is active, and a
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from schedsvc._core import CallerError
 
@@ -18,9 +19,9 @@ __all__ = ["Turns"]
 _PARTS = 2
 #: Another caller counts as active for this long after its last call or message.
 _ACTIVE_NS = 1_000_000_000
-#: What gRPC and our code take of the loop's time for a short unary call, and for each of its bytes.
+#: The part of the loop's time that a short unary call takes, gRPC included, and each of its bytes.
 _CALL_NS, _BYTE_NS = 500_000, 50
-#: What gRPC takes for a message of a Session in either direction, and for each of its bytes.
+#: The same for gRPC's work on a message of a Session, in either direction.
 _MESSAGE_NS, _MESSAGE_BYTE_NS = 50_000, 5
 #: A caller that was quiet may take this much of its part at once: an Admit and its Complete, or
 #: ten short messages. Work that takes longer than a short turn has no such credit.
@@ -75,6 +76,21 @@ class Turns:
         """Count a message of some bytes; return after how many seconds to go on. O(1)."""
         cost_ns = work_ns + _MESSAGE_NS + size * _MESSAGE_BYTE_NS
         return self.spend(principal, cost_ns) / 1e9
+
+    def rests(self, principal: int) -> Callable[[], Awaitable[None]]:
+        """Return what work in slices awaits after each: it counts the slice, and lets others go on.
+
+        The first slice begins now.
+        """
+        began_ns = time.monotonic_ns()
+
+        async def rest() -> None:
+            nonlocal began_ns
+            pause_ns = self.spend(principal, time.monotonic_ns() - began_ns)
+            await asyncio.sleep(pause_ns / 1e9)
+            began_ns = time.monotonic_ns()
+
+        return rest
 
     async def hold(self, principal: int, pause_ns: int) -> None:
         """Let a unary call wait for its turn. Raises CallerError if too many of them wait. O(1)."""

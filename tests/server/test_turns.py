@@ -177,3 +177,21 @@ async def test_long_message_leaves_the_loop_to_others(monkeypatch: pytest.Monkey
         assert len(parts) > 8
         assert span_ns > 1.5 * (work_ns - (parts[-1][1] - parts[-1][0])), (work_ns, span_ns)
         stream.cancel()
+
+
+async def test_slices_are_followed_by_pauses_as_long(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, pauses = beside_another(), []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        clock.now_ns += round(pause_s * SECOND)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    clock.now_ns += 100 * MS
+    rest = turns.rests(1)
+    for slice_ms in (2, 3):
+        clock.now_ns += slice_ms * MS
+        await rest()
+    assert pauses == pytest.approx([0.002, 0.003])
