@@ -5,12 +5,20 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit", "cpu_ns", "describe", "generator_cores", "pinned", "server_cores"]
+__all__ = [
+    "commit",
+    "cpu_ns",
+    "describe",
+    "generator_cores",
+    "pinned",
+    "run_delay_ns",
+    "server_cores",
+]
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +58,18 @@ def cpu_ns(pid: int) -> int:
     """Return the CPU time that all threads of a process have used, in ns (Linux)."""
     # The clock of another process, as clock_getcpuclockid(3) makes it.
     return time.clock_gettime_ns((~pid << 3) | 2)
+
+
+def run_delay_ns(pid: int) -> int:
+    """Return how long threads of a process were ready to run and waited for a core, in ns (Linux).
+
+    O(threads). A thread that has ended counts no more.
+    """
+    waited_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            waited_ns += int((task / "schedstat").read_text().split()[1])
+    return waited_ns
 
 
 def describe() -> dict[str, Any]:

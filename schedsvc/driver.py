@@ -41,7 +41,8 @@ __all__ = [
 WORK_MAX = 128
 
 #: Events in one part of a Session message (a new pool takes 15 us); no part begins after this time.
-_EVENTS_AT_ONCE, _TURN_NS = 64, 1_000_000
+#: A call of another caller needs several turns of the event loop, and can meet a part in each.
+_EVENTS_AT_ONCE, _TURN_NS = 16, 250_000
 
 R = TypeVar("R")
 
@@ -200,7 +201,11 @@ class Driver(Views):
         CallerError if the stream has to end. O(events * log n).
         """
         now_ns = self.begin(self._core)
-        has_more = data is None or session.receive(now_ns, data, _EVENTS_AT_ONCE)
+        # Each turn applies something, also if the thread was interrupted before it began.
+        if data is None:
+            has_more = session.receive_rest(now_ns, _EVENTS_AT_ONCE)
+        else:
+            has_more = session.receive(now_ns, data, _EVENTS_AT_ONCE)
         while has_more and self.clock.now_ns() - now_ns < _TURN_NS:
             has_more = session.receive_rest(now_ns, _EVENTS_AT_ONCE)
         self._settle(now_ns)

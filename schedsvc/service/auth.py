@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from schedsvc.service.turns import Turns
+
 __all__ = ["Authenticator", "Credentials", "Forbidden", "Known", "Unauthenticated"]
 
 _PRINCIPALS_MAX = 65_536
@@ -67,6 +69,8 @@ class Credentials:
         """
         self._numbers: dict[tuple[str, str], int] = {}
         self._names = [""]
+        #: The callers' turns of the event loop.
+        self.turns = Turns()
         # Looking up a keyed hash takes a time that says nothing of any token.
         self._key = secrets.token_bytes(32)
         self._listed: dict[int, Known] = {}

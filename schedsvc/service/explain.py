@@ -46,7 +46,7 @@ class ExplainService(ServicerBase):
     async def explain(self, data: bytes, context: Any) -> bytes:
         """Answer Explain. O(tenants) where none is named; bounded work for each that is found."""
         try:
-            principal = self._principal(context)
+            principal = await self._turn(context, len(data))
             sees_all = self._sees_all(principal)
             request = parse(pb.ExplainRequest, data)
             found = stories(
@@ -59,7 +59,7 @@ class ExplainService(ServicerBase):
     async def list_request_ids(self, data: bytes, context: Any) -> bytes:
         """Answer ListRequestIds. O(256)."""
         try:
-            principal = self._principal(context)
+            principal = await self._turn(context, len(data))
             parse(pb.ListRequestIdsRequest, data)
             seen = self._driver.recent_request_ids(_ANY if self._sees_all(principal) else principal)
         except (CallerError, Broken, Unauthenticated) as error:

@@ -45,7 +45,7 @@ class IdentityService(ServicerBase):
     async def who_is(self, data: bytes, context: Any) -> bytes:
         """Answer WhoIs. O(patterns of the caller)."""
         try:
-            principal = self._principal(context)
+            principal = await self._turn(context, len(data))
             self._paces.enter(principal)
             began_ns = time.thread_time_ns()
             request = parse(pb.WhoIsRequest, data)

@@ -228,16 +228,18 @@ class OperatorService(ServicerBase):
     ) -> "grpc.RpcMethodHandler[bytes, bytes]":
         async def answer(data: bytes, context: Any) -> bytes:
             try:
-                answer: bytes = (await call(data, self._operator(context))).SerializeToString()
+                answer: bytes = (
+                    await call(data, await self._operator(context, len(data)))
+                ).SerializeToString()
                 return answer
             except (CallerError, Broken, Unauthenticated, Forbidden) as error:
                 await self._fail(context, name, error)
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
-    def _operator(self, context: Any) -> str:
+    async def _operator(self, context: Any, size: int) -> str:
         """Return the name of the operator who calls. Raises Unauthenticated and Forbidden."""
-        principal = self._principal(context)
+        principal = await self._turn(context, size)
         if self.may_operate(principal):
             return self._name(principal)
         if not self._open_here and self._authenticator.asks:

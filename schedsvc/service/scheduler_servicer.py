@@ -79,7 +79,7 @@ class Service(ServicerBase):
         # On the wall clock, so it is asked once, on arrival.
         remaining_s = context.time_remaining()
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
             queue_ttl_ns = 0
             if remaining_s is not None:
                 left_ns = int((remaining_s * (1 - _ROUNDED_UP) - _ANSWER_AHEAD_S) * 1e9)
@@ -102,7 +102,7 @@ class Service(ServicerBase):
     async def progress(self, data: bytes, context: Any) -> bytes:
         """Answer Progress."""
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
             try:
                 return self._progress(parse(pb.ProgressRequest, data), principal)
             finally:
@@ -134,7 +134,7 @@ class Service(ServicerBase):
     async def complete(self, data: bytes, context: Any) -> bytes:
         """Answer Complete."""
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
             try:
                 return self._complete(parse(pb.CompleteRequest, data), principal)
             finally:
@@ -162,7 +162,7 @@ class Service(ServicerBase):
     async def stats(self, data: bytes, context: Any) -> bytes:
         """Answer Stats."""
         try:
-            principal, began_ns = self._enter(context)
+            principal, began_ns = await self._enter(context, len(data))
             try:
                 return await self._stats(parse(pb.StatsRequest, data), principal)
             finally:
@@ -179,11 +179,12 @@ class Service(ServicerBase):
         viewer = EVERYBODY if sees_all else principal
         # One at a time for each caller: the slices of many calls would be one long turn together.
         async with self._snapshots.setdefault(principal, asyncio.Lock()):
-            return await snapshot(self._driver, request, self._incarnation, viewer)
+            rest = self._turns.rests(principal)
+            return await snapshot(self._driver, request, self._incarnation, viewer, rest)
 
-    def _enter(self, context: Any) -> tuple[int, int]:
+    async def _enter(self, context: Any, size: int) -> tuple[int, int]:
         """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""
-        principal = self._principal(context)
+        principal = await self._turn(context, size)
         self._paces.enter(principal)
         return principal, time.thread_time_ns() if self._paces.is_limited(principal) else 0
 
@@ -195,7 +196,9 @@ class Service(ServicerBase):
         """Serve one Session stream."""
         try:
             principal = self._principal(context)
-            stream = Stream(self._driver, context, self._write_stall_s, principal, self._paces)
+            stream = Stream(
+                self._driver, context, self._write_stall_s, principal, self._paces, self._turns
+            )
             self.streams.add(stream)
             caller = {"peer": context.peer(), "caller": self._name(principal)}
             _log.info("session_opened", **caller)

@@ -53,6 +53,7 @@ class ServicerBase:
         `on_failure` gets the method and code of each call that ends in a gRPC error.
         """
         self._authenticator = authenticator
+        self._turns = authenticator.credentials.turns
         self._on_failure = on_failure
 
     def _guarded(
@@ -74,6 +75,17 @@ class ServicerBase:
 
     def _principal(self, context: Any) -> int:
         return self._authenticator.principal(context)
+
+    async def _turn(self, context: Any, size: int) -> int:
+        """Return the caller of a unary call of some bytes, once it is its turn.
+
+        Raises CallerError, or as auth.
+        """
+        principal = self._authenticator.principal(context)
+        pause_ns = self._turns.begin_call(principal, size)
+        if pause_ns:
+            await self._turns.hold(principal, pause_ns)
+        return principal
 
     def _name(self, principal: int) -> str:
         return self._authenticator.credentials.name(principal)

@@ -17,6 +17,7 @@ from schedsvc._core import Session as CoreSession
 from schedsvc.driver import Broken, Driver, NotLeading
 from schedsvc.service.lead_gate import check_report, term_seen
 from schedsvc.service.pace import Paces
+from schedsvc.service.turns import Turns
 from schedsvc.status import Failure, caller_failure, internal_failure, not_leading_failure
 
 __all__ = ["Stream"]
@@ -35,12 +36,18 @@ class Stream:
     """
 
     def __init__(
-        self, driver: Driver, context: Any, write_stall_s: float, principal: int, paces: Paces
+        self,
+        driver: Driver,
+        context: Any,
+        write_stall_s: float,
+        principal: int,
+        paces: Paces,
+        turns: Turns,
     ) -> None:
         #: Whose stream it is.
         self.principal = principal
         self._driver = driver
-        self._paces = paces
+        self._paces, self._turns = paces, turns
         self._context = context
         self._write_stall_s = write_stall_s
         self._loop = asyncio.get_running_loop()
@@ -104,19 +111,31 @@ class Stream:
             self._is_first = False
             answers = not self.writing
             self.writing = True
-            has_more = self._receive(session, data)
+            has_more, pause_s = self._receive(session, data)
             while has_more:
-                await asyncio.sleep(0)  # other callers are served between two parts
-                has_more = self._receive(session, None)
+                await asyncio.sleep(pause_s)  # other callers are served between two parts
+                has_more, pause_s = self._receive(session, None)
             if answers:
                 await self._write(session)
             elif self._writer is not None:
                 await self._writer
+            if pause_s:
+                await asyncio.sleep(pause_s)
             await self._wait_for_budget()
         self.end(None)
 
-    def _receive(self, session: CoreSession, data: bytes | None) -> bool:
-        """Apply a message, or (None) its rest; return whether something is left of it."""
+    def _receive(self, session: CoreSession, data: bytes | None) -> tuple[bool, float]:
+        """Apply a message, or (None) its rest.
+
+        Returns whether something is left of it, and how long to let others have the loop, in s.
+        """
+        began_ns = time.monotonic_ns()
+        has_more = self._apply(session, data)
+        work_ns = time.monotonic_ns() - began_ns
+        size = 0 if data is None else len(data)
+        return has_more, self._turns.spend_on_message(self.principal, work_ns, size)
+
+    def _apply(self, session: CoreSession, data: bytes | None) -> bool:
         if not self._paces.is_limited(self.principal):
             return self._driver.receive(session, data)
         began_ns = time.thread_time_ns()
@@ -139,6 +158,7 @@ class Stream:
             while (data := take(session)) is not None:
                 self._write_began_s = self._loop.time()
                 await write(data)
+                self._turns.spend_on_message(self.principal, 0, len(data))
         finally:
             self._write_began_s = math.inf
             self.writing = False

@@ -1,6 +1,5 @@
 """The core's snapshot as a StatsResponse."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +16,7 @@ from schedsvc_client.v1 import (
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver
-from schedsvc.slices import EVERYBODY, most_served, pool_rows
+from schedsvc.slices import EVERYBODY, Rest, most_served, one_turn, pool_rows
 
 __all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
 
@@ -25,8 +24,8 @@ FLOW_LIMIT_DEFAULT = 1_000
 #: Flows that fit into gRPC's default limit of 4 MiB a message.
 FLOW_LIMIT_MAX = 10_000
 
-#: Rows of flows, and names, that are read before the event loop has its turn: a millisecond.
-_FLOWS_AT_ONCE, _NAMES_AT_ONCE = 64, 256
+#: Rows of flows, and names, that are read before others have the event loop: half a millisecond.
+_FLOWS_AT_ONCE, _NAMES_AT_ONCE = 32, 256
 
 _POOL_FIELDS = frozenset(pool_pb2.PoolStats.DESCRIPTOR.fields_by_name)
 _FLOW_FIELDS = frozenset(pb.FlowStats.DESCRIPTOR.fields_by_name)
@@ -41,24 +40,29 @@ _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 
 
 async def snapshot(
-    driver: Driver, request: pb.StatsRequest, incarnation: int, principal: int = EVERYBODY
+    driver: Driver,
+    request: pb.StatsRequest,
+    incarnation: int,
+    principal: int = EVERYBODY,
+    rest: Rest = one_turn,
 ) -> bytes:
     """Take a snapshot of pools, flows and totals, as a serialised StatsResponse. O(flows + pools).
 
     Of a principal with grants it holds only the pools and tenants that the principal may name, and
     neither totals nor groups, nor the quotas of models. All but the pools and the flows is of one
-    moment. These are read in slices, and other callers are served between them. Raises Broken.
+    moment. These are read in slices, with a `rest` after each, in which others are served. Raises
+    Broken.
     """
     stats = driver.stats(0, principal, pools=False)
     parts = [_whole(driver, stats, incarnation).SerializeToString()]
-    async for pools in pool_rows(driver, principal):
+    async for pools in pool_rows(driver, principal, rest):
         found = [pool_pb2.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in pools]
         parts.append(pb.StatsResponse(pools=found).SerializeToString())
     limit = min(request.flow_limit or FLOW_LIMIT_DEFAULT, FLOW_LIMIT_MAX)
     if request.tenants:
-        rows = _of_tenants(driver, request.tenants, principal)
+        rows = _of_tenants(driver, request.tenants, principal, rest)
     else:
-        rows = _of_most_served(driver, limit, principal)
+        rows = _of_most_served(driver, limit, principal, rest)
     flows: list[dict[str, Any]] = []
     async for row in rows:
         flows.append(row)
@@ -68,9 +72,9 @@ async def snapshot(
         if len(flows) == _FLOWS_AT_ONCE:
             parts.append(_serialised(flows))
             flows = []
-            await asyncio.sleep(0)
+            await rest()
     parts.append(_serialised(flows))
-    await asyncio.sleep(0)
+    await rest()
     return b"".join(parts)  # a repeated field may come in parts
 
 
@@ -80,7 +84,7 @@ def _serialised(flows: list[dict[str, Any]]) -> bytes:
 
 
 async def _of_tenants(
-    driver: Driver, names: Sequence[str], principal: int
+    driver: Driver, names: Sequence[str], principal: int, rest: Rest
 ) -> AsyncIterator[dict[str, Any]]:
     for number, name in enumerate(names, 1):
         tenant = name.encode()
@@ -89,13 +93,13 @@ async def _of_tenants(
                 yield flow
         # Also where no name stands for a flow, so that there are no rows to count.
         if number % _NAMES_AT_ONCE == 0:
-            await asyncio.sleep(0)
+            await rest()
 
 
 async def _of_most_served(
-    driver: Driver, limit: int, principal: int
+    driver: Driver, limit: int, principal: int, rest: Rest
 ) -> AsyncIterator[dict[str, Any]]:
-    for flow in await most_served(driver, limit, principal):
+    for flow in await most_served(driver, limit, principal, rest):
         yield driver.flow_stats(flow)
 
 

@@ -63,6 +63,19 @@ TRUST_BUGS = (
         first=HOSTILE,
     ),
     Mutant(
+        "replays-uncapped",
+        "the owner of a pool may replay more than the pool can have granted",
+        (
+            (
+                "lifecycle/replay.pxi",
+                "    while left and reserved_tokens > 0:\n",
+                "    if BUG:\n        return False\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
         "foreign-lease-ids",
         "a caller that knows the id of a lease may report on it and end it",
         (

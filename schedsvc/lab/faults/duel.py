@@ -26,6 +26,10 @@ _STEPS_MAX = 200_000
 _EVENTS_EACH = 16
 """Of a run, for each request of the others."""
 
+_QUEUE_MAX = 64
+_RETRIES_PART, _SHARE_PPM = 5, 250_000
+"""Of the queue: what the core keeps for retries, and what the hostile principal may take."""
+
 _STRIKES = 100
 """In the time that the others' requests take."""
 
@@ -60,16 +64,15 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
     at_once, block = rnd.choice((2, 4, 8)), rnd.choice((1, 16))
     run_ns = output * TOKEN_NS
     tenants = ("ada", "bob")[: rnd.choice((1, 1, 2))]
-    # Of 64 places a fifth is kept for retries, and a quarter is the hostile principal's share.
     core = {
         "policy": "vtc", "lift": "level", "credit_max_micro": rnd.choice((-1, 0)),
         "ledger": "sum", "dispatch": "backfill", "headroom_ppm": 0, "headroom_min_ppm": 0,
         "headroom_max_ppm": 0, "queue_ttl_ns": 600 * _S, "lease_ttl_ns": 5 * _S,
         "lease_grace_ns": 2 * _S, "answer_ttl_ns": 60 * _S,
         "answers_max": rnd.choice((20, 100_000)),
-        "queue_max": rnd.choice((64, 10_000)), "flow_queue_max": 1_000, "samples_min": 1_000_000,
-        "cached_price_ppm": 1_000_000, "grant_pacing": 0, "sessions_max": 64, "leases_max": 2_000,
-        "adapters_max": 16,
+        "queue_max": rnd.choice((_QUEUE_MAX, 10_000)), "flow_queue_max": 1_000,
+        "samples_min": 1_000_000, "cached_price_ppm": 1_000_000, "grant_pacing": 0,
+        "sessions_max": 64, "leases_max": 2_000, "adapters_max": 16,
     }  # fmt: skip
     pool = PoolOptions("gpu-0", at_once * (prompt + output), block, 0, 0, 1, TOKEN_NS)
     if options.hostile is None:
@@ -83,6 +86,10 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
         options.hostile, size=(prompt, output), waiting_max=8, strikes_ns=span_ns // _STRIKES
     )
     breaks = tuple(span_ns * at // 4 for at in range(1, rnd.choice((1, 2, 4))))
+    sizes = Sizes(prompt, output, at_once, run_ns + 6 * _DELAY_NS, breaks, _OUTAGE_NS)
+    plan = Plan(count, interval_ns, rnd.choice((2, 6)), breaks)
+    waiting = waiting_max(plan, sizes, len(tenants))
+    core["queue_max"] = max(core["queue_max"], queue_for(waiting))
     options = replace(
         options,
         core={name: value for name, value in core.items() if knows(name, value)},
@@ -97,11 +104,38 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
         quotas=None,
         hostile=hostile,
     )
-    return (
-        options,
-        Sizes(prompt, output, at_once, run_ns + 6 * _DELAY_NS, _OUTAGE_NS if breaks else 0),
-        Plan(count, interval_ns, rnd.choice((2, 6)), breaks),
-    )
+    return options, sizes, plan
+
+
+def waiting_max(plan: Plan, sizes: Sizes, tenants: int) -> int:
+    """Return how many requests of the others wait at most, in either run. O(1).
+
+    With a backlog it is the backlog. Else each flow asks for less than its part of the pool, so
+    what waits is what was asked for in outages, and what a flow may lack of its part. While it
+    waits on one stream it lacks at most the bound. A flow that returns after an outage is lifted
+    to the others, and can then come to lack as much again.
+    """
+    if plan.interval_ns == 0:
+        return plan.backlog * tenants
+    breaks = len(plan.breaks_ns)
+    in_outages = breaks * -(-sizes.outage_ns // plan.interval_ns)
+    return min(plan.requests, in_outages + (breaks + 1) * tenants * sizes.lag_max)
+
+
+def places_of_others(queue_max: int) -> int:
+    """Return how many places the hostile principal leaves to first tries of the others. O(1)."""
+    return queue_max - queue_max // _RETRIES_PART - queue_max * _SHARE_PPM // 1_000_000
+
+
+def queue_for(waiting: int) -> int:
+    """Return the smallest queue, of 64 places at least, in which others have `waiting`. O(result).
+
+    Beyond their part QUEUE_FULL is right: the places of retries are promised to no caller.
+    """
+    queue_max = _QUEUE_MAX
+    while places_of_others(queue_max) < waiting:
+        queue_max += 1
+    return queue_max
 
 
 class _Side:
@@ -179,7 +213,7 @@ class Duel:
             end_ns = honest.world.event_queue.now_ns
             other = _Side(self._options, self._plan)
             sides.append(other)
-            other.run(end_ns + 2 * self._sizes.wait_more_ns)
+            other.run(end_ns + 2 * self._sizes.wait_more_ns + self._sizes.outage_ns)
             other.world.server.check()
             compare_runs(honest.granted, other.granted, self._sizes)
         except Exception as error:

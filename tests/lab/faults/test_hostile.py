@@ -10,23 +10,19 @@ from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
-from schedsvc.lab.faults.auditor import Granted, Sizes, ViolationError, compare_runs
+from schedsvc.lab.faults.auditor import ViolationError
 from schedsvc.lab.faults.auditor.records import Grants
 from schedsvc.lab.faults.auditor.reference_state import Auditor
 from schedsvc.lab.faults.auditor.shares import Rows, Shares
-from schedsvc.lab.faults.duel import duel_options
 from schedsvc.lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS
-from schedsvc.lab.faults.options import draw
-from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
+from schedsvc.lab.faults.run import Case, Tally, run_cases
 
 from .test_auditor import TERMS, Desk
 
-S = 10**9
 MAL = 9
 HELD = replace(
     TERMS, grants=Grants(MAL, ("mal-*",), ("mal",), 250_000), sessions_max=4, leases_max=4
 )
-SIZES = Sizes(10, 20, 2, 100)
 
 
 def test_hostile_seeds_hold_and_every_act_happens() -> None:
@@ -35,42 +31,6 @@ def test_hostile_seeds_hold_and_every_act_happens() -> None:
         pass
     assert tally.failures == []
     assert {name for name in HOSTILE_FAULTS if not tally.faults[name]} == set()
-
-
-def test_two_runs_of_a_seed_compare_alike() -> None:
-    duels = [s for s in range(HOSTILE, HOSTILE + 40) if draw(s, 2_000).fair]
-    assert len(duels) > 3
-    first, second = run_case(Case(duels[0])), run_case(Case(duels[0]))
-    assert (first, first.violation) == (second, "")
-    calm = run_case(Case(duels[0], only=frozenset()))
-    assert not any(calm.faults[name] for name in HOSTILE_FAULTS)
-
-
-def test_duel_without_a_hostile_principal_is_refused() -> None:
-    with pytest.raises(ValueError, match="hostile"):
-        duel_options(draw(7, 2_000))
-
-
-def granted(*times_ns: int) -> list[Granted]:
-    return [Granted("a", f"r{at}", 0, time_ns) for at, time_ns in enumerate(times_ns)]
-
-
-def test_service_below_the_bound_is_found() -> None:
-    honest = granted(*range(0, 2_000, 100))
-    late = [g._replace(granted_ns=g.granted_ns + 100 * SIZES.lag_max) for g in honest]
-    hidden = replace(SIZES, outage_ns=S)  # waits may be longer
-    compare_runs(honest, late, hidden)
-    with pytest.raises(ViolationError, match="takes service of others"):
-        compare_runs(honest, [g._replace(granted_ns=g.granted_ns + 100) for g in late], hidden)
-
-
-def test_wait_beyond_the_bound_is_found() -> None:
-    most = SIZES.wait_more_ns
-    compare_runs(granted(50), granted(50 + most), SIZES)
-    with pytest.raises(ViolationError, match="lets others wait"):
-        compare_runs(granted(50), granted(51 + most), SIZES)
-    with pytest.raises(ViolationError, match="starves"):
-        compare_runs(granted(50), [], SIZES)
 
 
 def test_sessions_beyond_the_share_are_found() -> None:

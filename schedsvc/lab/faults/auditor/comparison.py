@@ -7,6 +7,11 @@ The bound: in one run, two flows with a backlog differ by at most the bound of V
 2401.00588, section 4), and the credit of a flow that returns. A flow can lack at most that in one
 run compared with the other, plus the requests of one turn of the pool, which end at other moments.
 A request waits longer by the turns that this takes, and by the turn in which it arrives.
+
+While the stream of the others is broken, neither run grants them anything. So only the part of a
+wait in which their stream was there counts. A wait can fall into several outages, and in one run
+into more of them than in the other. After each, the shim asks for the request again, which may
+arrive while a turn of the pool is under way.
 """
 
 from dataclasses import dataclass
@@ -32,7 +37,8 @@ class Sizes:
     output_tokens: int
     requests: int  # that run at once
     run_ns: int  # that each takes, with what the network adds
-    outage_ns: int = 0  # of the others' stream, which may come just before a grant
+    breaks_ns: tuple[int, ...] = ()  # when the others' stream breaks, in both runs
+    outage_ns: int = 0  # from each break until the stream is there again, at most
     input_price: int = 1
     output_price: int = 2
 
@@ -46,23 +52,40 @@ class Sizes:
 
     @property
     def wait_more_ns(self) -> int:
-        """How much longer a request may wait than in the other run."""
-        return (-(-self.lag_max // self.requests) + 1) * self.run_ns + self.outage_ns
+        """How much longer a request may wait than in the other run, if no outage is in between."""
+        return (-(-self.lag_max // self.requests) + 1) * self.run_ns
+
+    def outages(self, g: Granted) -> list[int]:
+        """Return how long each outage was in which a request waited, in ns. O(breaks)."""
+        return [
+            min(g.granted_ns, at_ns + self.outage_ns) - max(g.asked_ns, at_ns)
+            for at_ns in self.breaks_ns
+            if at_ns < g.granted_ns and g.asked_ns < at_ns + self.outage_ns
+        ]
 
 
 def compare_runs(honest: list[Granted], hostile: list[Granted], sizes: Sizes) -> None:
     """Hold the service and the waits of each flow to those of the honest run. O(n log n)."""
     for tenant in sorted({g.tenant for g in honest}):
         _compare_service(tenant, honest, hostile, sizes)
-    waits = {(g.tenant, g.request_id): g.granted_ns - g.asked_ns for g in hostile}
+    others = {(g.tenant, g.request_id): g for g in hostile}
     for g in honest:
-        waited_ns, more = g.granted_ns - g.asked_ns, waits.get((g.tenant, g.request_id))
-        require(more is not None, "a hostile caller starves a request", g.tenant, g.request_id)
-        if more is not None:
-            require(
-                more <= waited_ns + sizes.wait_more_ns, "a hostile caller lets others wait",
-                g.tenant, g.request_id, more, waited_ns, sizes.wait_more_ns,
-            )  # fmt: skip
+        other = others.get((g.tenant, g.request_id))
+        require(other is not None, "a hostile caller starves a request", g.tenant, g.request_id)
+        if other is not None:
+            _compare_waits(g, other, sizes)
+
+
+def _compare_waits(honest: Granted, hostile: Granted, sizes: Sizes) -> None:
+    """Hold the wait of one request to the bound, outages of its stream aside."""
+    outages = sizes.outages(hostile)
+    waited_ns = honest.granted_ns - honest.asked_ns - sum(sizes.outages(honest))
+    more_ns = hostile.granted_ns - hostile.asked_ns - sum(outages)
+    wait_more_ns = sizes.wait_more_ns + len(outages) * sizes.run_ns
+    require(
+        more_ns <= waited_ns + wait_more_ns, "a hostile caller lets others wait",
+        honest.tenant, honest.request_id, more_ns, waited_ns, wait_more_ns,
+    )  # fmt: skip
 
 
 def _compare_service(

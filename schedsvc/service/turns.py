@@ -1,0 +1,105 @@
+"""Divides the event loop's time between callers that want it at the same moment.
+
+gRPC's asyncio server takes several turns of the loop for each call before our code can refuse it,
+so a call of one caller waits for a turn of each open call of another. But a caller that waits for
+its answers sends no further calls. So a caller that has had its part is answered later, which costs
+the loop nothing, and its Sessions are read later.
+
+A caller's part is half of the loop's time while another caller is active, and all of it otherwise.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from schedsvc._core import CallerError
+
+__all__ = ["Turns"]
+
+_PARTS = 2
+#: Another caller counts as active for this long after its last call or message.
+_ACTIVE_NS = 1_000_000_000
+#: The part of the loop's time that a short unary call takes, gRPC included, and each of its bytes.
+_CALL_NS, _BYTE_NS = 500_000, 50
+#: The same for gRPC's work on a message of a Session, in either direction.
+_MESSAGE_NS, _MESSAGE_BYTE_NS = 50_000, 5
+#: A caller that was quiet may take this much of its part at once: an Admit and its Complete, or
+#: ten short messages. Work that takes longer than a short turn has no such credit.
+_BURST_NS, _SHORT_NS = 1_000_000, 200_000
+#: The event loop's timers are not finer.
+_TIMER_NS = 500_000
+#: Calls of one caller that wait at once. gRPC keeps their messages meanwhile.
+_HELD_MAX = 1_024
+_RESOURCE_EXHAUSTED = 8
+
+
+class Turns:
+    """When each caller's next turn is; one object serves all listeners."""
+
+    def __init__(self) -> None:
+        """Begin without callers."""
+        self._latest = 0
+        self._alone_from_ns = 0
+        self._due_ns: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+
+    def _is_alone(self, principal: int, now_ns: int) -> bool:
+        """Whether no other caller has been active for a while. O(1)."""
+        if principal == self._latest:
+            return now_ns >= self._alone_from_ns
+        # The first caller of all has no other one beside it.
+        self._alone_from_ns = now_ns + _ACTIVE_NS if self._latest else 0
+        self._latest = principal
+        return self._alone_from_ns == 0
+
+    def begin_call(self, principal: int, size: int) -> int:
+        """Count a unary call of some bytes; return how many ns later its turn is. O(1)."""
+        now_ns = time.monotonic_ns()
+        if self._is_alone(principal, now_ns):
+            return 0
+        turn_ns = max(self._due_ns.get(principal, 0), now_ns - _BURST_NS)
+        self._due_ns[principal] = turn_ns + _PARTS * (_CALL_NS + size * _BYTE_NS)
+        return max(0, turn_ns - now_ns)
+
+    def spend(self, principal: int, work_ns: int) -> int:
+        """Count work that is done; return how many ns later the next turn is. O(1)."""
+        now_ns = time.monotonic_ns()
+        if self._is_alone(principal, now_ns):
+            return 0
+        credit_ns = _BURST_NS if work_ns < _SHORT_NS else work_ns
+        due_ns = max(self._due_ns.get(principal, 0), now_ns - credit_ns) + _PARTS * work_ns
+        self._due_ns[principal] = due_ns
+        pause_ns = due_ns - now_ns
+        return pause_ns if pause_ns >= _TIMER_NS else 0
+
+    def spend_on_message(self, principal: int, work_ns: int, size: int) -> float:
+        """Count a message of some bytes; return after how many seconds to go on. O(1)."""
+        cost_ns = work_ns + _MESSAGE_NS + size * _MESSAGE_BYTE_NS
+        return self.spend(principal, cost_ns) / 1e9
+
+    def rests(self, principal: int) -> Callable[[], Awaitable[None]]:
+        """Return what work in slices awaits after each: it counts the slice, and lets others go on.
+
+        The first slice begins now.
+        """
+        began_ns = time.monotonic_ns()
+
+        async def rest() -> None:
+            nonlocal began_ns
+            pause_ns = self.spend(principal, time.monotonic_ns() - began_ns)
+            await asyncio.sleep(pause_ns / 1e9)
+            began_ns = time.monotonic_ns()
+
+        return rest
+
+    async def hold(self, principal: int, pause_ns: int) -> None:
+        """Let a unary call wait for its turn. Raises CallerError if too many of them wait. O(1)."""
+        held = self._held.get(principal, 0)
+        if held >= _HELD_MAX:
+            what = f"{_HELD_MAX:,} calls of this caller wait while others are served"
+            raise CallerError(_RESOURCE_EXHAUSTED, "", f"{what}; retry, or use a Session")
+        self._held[principal] = held + 1
+        try:
+            await asyncio.sleep(pause_ns / 1e9)
+        finally:
+            self._held[principal] -= 1

@@ -1,0 +1,197 @@
+"""Callers that want the event loop at the same time share it: late answers, late reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc._core import CallerError
+from schedsvc.service import turns as module
+from schedsvc.service.turns import Turns
+
+from .conftest import ask, calling, serving
+from .test_paces import CALM, LOUD, principals
+from .test_principals import bearer
+
+MS, SECOND = 1_000_000, 1_000_000_000
+CALL_NS = MS  # twice what a call takes
+
+
+class Clock:
+    """The monotonic clock of the module under test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 10 * SECOND
+        monkeypatch.setattr(module.time, "monotonic_ns", lambda: self.now_ns)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def beside_another() -> Turns:
+    """Turns of caller 1, while caller 2 is active."""
+    turns = Turns()
+    turns.begin_call(1, 0)
+    turns.begin_call(2, 0)
+    return turns
+
+
+def test_caller_without_another_never_waits(clock: Clock) -> None:
+    turns = Turns()
+    assert [turns.begin_call(1, 65_536) for _ in range(100)] == [0] * 100
+    assert [turns.spend(1, SECOND) for _ in range(3)] == [0] * 3
+
+
+def test_calls_beside_another_caller_have_a_turn_each(clock: Clock) -> None:
+    turns = beside_another()
+    pauses = [turns.begin_call(1, 0) for _ in range(5)]
+    assert pauses == [0, 0, *(at * CALL_NS for at in (1, 2, 3))]  # two have credit
+    assert turns.begin_call(2, 0) == 0
+    clock.now_ns += 100 * MS
+    assert turns.begin_call(1, 0) == 0
+
+
+def test_long_call_counts_by_its_bytes(clock: Clock) -> None:
+    turns = beside_another()
+    turns.begin_call(1, 60_000)
+    assert turns.begin_call(1, 0) == 2 * 60_000 * 50
+
+
+def test_loop_is_whole_again_when_the_other_caller_is_gone(clock: Clock) -> None:
+    turns = beside_another()
+    for _ in range(2_000):
+        turns.begin_call(1, 0)
+    clock.now_ns += SECOND - 1
+    assert turns.begin_call(1, 0) > 0
+    clock.now_ns += SECOND + 1
+    assert turns.begin_call(1, 0) == 0
+
+
+def test_work_is_followed_by_a_pause_as_long(clock: Clock) -> None:
+    turns = beside_another()
+    clock.now_ns += 3 * MS
+    assert turns.spend(1, 3 * MS) == 3 * MS
+    assert turns.spend(2, 100_000) == 0
+
+
+def test_short_messages_wait_only_once_they_add_up(clock: Clock) -> None:
+    turns = beside_another()
+    clock.now_ns += 10 * MS
+    pauses = [turns.spend_on_message(1, 25_000, 1_000) for _ in range(10)]
+    assert pauses[:8] == [0.0] * 8
+    assert pauses[9] == pytest.approx(0.0006)
+
+
+async def test_calls_that_wait_are_bounded() -> None:
+    turns = Turns()
+    waiting = [asyncio.ensure_future(turns.hold(1, 3_600 * SECOND)) for _ in range(1_024)]
+    await asyncio.sleep(0)
+    with pytest.raises(CallerError, match="1,024 calls of this caller wait") as caught:
+        await turns.hold(1, 1)
+    assert caught.value.code == 8
+    await turns.hold(2, 1)
+    waiting[0].cancel()
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    await turns.hold(1, 1)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@asynccontextmanager
+async def flooding(call: Callable[[], Any]) -> AsyncIterator[list[grpc.StatusCode]]:
+    """Call 32 times at once, again after each answer; yield the codes so far."""
+    done: list[grpc.StatusCode] = []
+
+    async def go_on() -> None:
+        while True:
+            done.append(await call().code())
+
+    tasks = [asyncio.ensure_future(go_on()) for _ in range(32)]
+    try:
+        yield done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_one_callers_calls_take_turns_with_anothers() -> None:
+    async with (
+        serving(auth=principals()) as server,
+        calling(server.targets[0]) as loud,
+        calling(server.targets[0]) as calm,
+        flooding(
+            lambda: loud.Complete(pb.CompleteRequest(lease_id=1), metadata=bearer(LOUD))
+        ) as done,
+    ):
+        meanwhile = []
+        for number in range(40):
+            began = len(done)
+            answer = await calm.Admit(ask(1, request_id=f"r{number}"), metadata=bearer(CALM))
+            assert answer.outcome == pb.OUTCOME_GRANTED
+            meanwhile.append(len(done) - began)
+        # With none of them held, each of the 32 is answered about once meanwhile.
+        assert sorted(meanwhile[8:])[16] < 16, meanwhile
+        assert set(done) == {grpc.StatusCode.NOT_FOUND}
+
+
+async def test_long_message_leaves_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        serving(auth=principals()) as server,
+        calling(server.targets[0]) as loud,
+        calling(server.targets[0]) as calm,
+    ):
+        parts: list[tuple[int, int]] = []
+        receive = server.driver.receive
+
+        def timed(*given: Any) -> bool:
+            began_ns = time.monotonic_ns()
+            has_more = receive(*given)
+            parts.append((began_ns, time.monotonic_ns()))
+            return has_more
+
+        monkeypatch.setattr(server.driver, "receive", timed)
+        stream = loud.Session(metadata=bearer(LOUD))
+        hello = pb.SessionEvent(hello=pb.SessionHello(client_id="shim", incarnation=1))
+        await stream.write(pb.SessionRequest(seq=1, events=[hello]))
+        await stream.read()
+        assert (await calm.Admit(ask(1), metadata=bearer(CALM))).outcome == pb.OUTCOME_GRANTED
+        parts.clear()
+        events = [pb.SessionEvent(admit=pb.SessionAdmit(tag=0))] * 4_000
+        await stream.write(pb.SessionRequest(seq=2, events=events))
+        faults = 0
+        while faults < len(events):
+            faults += len((await stream.read()).faults)
+        work_ns = sum(ended_ns - began_ns for began_ns, ended_ns in parts)
+        span_ns = parts[-1][0] - parts[0][0]
+        assert len(parts) > 8
+        assert span_ns > 1.5 * (work_ns - (parts[-1][1] - parts[-1][0])), (work_ns, span_ns)
+        stream.cancel()
+
+
+async def test_slices_are_followed_by_pauses_as_long(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, pauses = beside_another(), []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        clock.now_ns += round(pause_s * SECOND)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    clock.now_ns += 100 * MS
+    rest = turns.rests(1)
+    for slice_ms in (2, 3):
+        clock.now_ns += slice_ms * MS
+        await rest()
+    assert pauses == pytest.approx([0.002, 0.003])
