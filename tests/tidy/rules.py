@@ -282,6 +282,14 @@ ROOMS: dict[str, Room] = {
     "schedsvc.lab.faults.auditor": room(
         "schedsvc_client.v1", never=IO, clock=NO_CLOCK, seeded=True
     ),
+    # Several schedulers with their own cluster code, in event loops whose time is the world's.
+    "schedsvc.lab.faults.cluster": room(
+        "schedsvc._core schedsvc.clock schedsvc.cluster schedsvc.config schedsvc.driver"
+        " schedsvc.server schedsvc.lab.faults schedsvc.lab.faults.auditor schedsvc_client.v1",
+        "redis structlog",
+        clock=NO_CLOCK,
+        seeded=True,
+    ),
     "schedsvc.lab.faults.cli": room(
         "schedsvc.lab.faults schedsvc.option_types schedsvc.tables", "click rich", prints=True
     ),
