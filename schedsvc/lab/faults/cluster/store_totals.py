@@ -15,6 +15,7 @@ __all__ = ["TERM_FUNCTIONS", "TOTALS_FUNCTIONS"]
 _ROW_MINUTES = 60
 _KEPT_MS = 7_200_000
 _PRUNED_MAX = 400
+_TTL_MAX_MS = 18_000
 _MEMBER = re.compile(rb"(\d+) ([0-9A-Fa-f]+) (\d+) ([0-9A-Fa-f]*)")
 _NUMBER = re.compile(rb"[0-9]+")
 _SIZES = struct.Struct(">HH")
@@ -25,9 +26,17 @@ def _member(value: bytes) -> tuple[int, bytes, int, bytes] | None:
     return None if found is None else (int(found[1]), found[2], int(found[3]), found[4])
 
 
+def _entries(data: Keyspace, keys: list[bytes], now: int) -> list[tuple[bytes, bytes]]:
+    for name, value in list(data.table(keys[5]).items()):
+        due, gap, rest = value.partition(b" ")
+        if gap and _NUMBER.fullmatch(due) and int(due) > now + _TTL_MAX_MS:
+            data.put(keys[5], name, b"%d %s" % (now + _TTL_MAX_MS, rest))
+    return list(data.table(keys[5]).items())
+
+
 def _join(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     now, members = data.now_ms(), keys[5]
-    for name, value in list(data.table(members).items()):
+    for name, value in _entries(data, keys, now):
         told = _member(value)
         if told is None or told[0] <= now:
             data.drop(members, name)
@@ -77,7 +86,7 @@ def _prune(data: Keyspace, keys: list[bytes], now: int, number: int) -> None:
 
 def _alive(data: Keyspace, keys: list[bytes], now: int) -> bytes:
     names = []
-    for name, value in data.table(keys[5]).items():
+    for name, value in _entries(data, keys, now):
         told = _member(value)
         if told is not None and told[0] > now:
             names.append(name)
