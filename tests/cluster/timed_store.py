@@ -36,6 +36,9 @@ function redis.call(name, key, ...)
             server.call('ZADD', '{_DUES}', now + more[1], key)
         end
         return 1
+    elseif name == 'PTTL' then
+        local due = server.call('ZSCORE', '{_DUES}', key)
+        return due and due - now or -1
     elseif name == 'DEL' then
         server.call('ZREM', '{_DUES}', key)
     end

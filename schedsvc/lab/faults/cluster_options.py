@@ -13,6 +13,7 @@ CLUSTER_FAULTS = {
     "store-clock-step": (1, "the store's clock jumps by up to an hour"),
     "store-link-cut": (4, "a member does not reach the store for seconds; messages may come late"),
     "store-link-slow": (2, "messages between a member and the store take up to a second"),
+    "peer-links-cut": (2, "members that lead one set do not reach one of them for seconds"),
     "member-killed": (3, "a scheduler dies and starts again, as another origin"),
     "member-paused": (3, "a scheduler's process stands still for seconds"),
     "member-burst": (2, "thirty requests arrive at one member in one moment"),

@@ -32,6 +32,7 @@ class ClusterFaults:
             "member-killed": self._kill_member,
             "member-paused": self._pause,
             "member-burst": self._burst,
+            "peer-links-cut": self._cut_peers,
         }
 
     def strike(self) -> None:
@@ -90,6 +91,12 @@ class ClusterFaults:
         process = self._world.processes[self._place()]
         process.cut_until_ns = max(process.cut_until_ns, self._until_ns())
 
+    def _cut_peers(self) -> None:
+        process = self._world.processes[self._place()]
+        process.peers_cut_until_ns = max(process.peers_cut_until_ns, self._until_ns())
+        if self._rnd.random() < 0.5:  # it reaches nobody
+            process.cut_until_ns = max(process.cut_until_ns, process.peers_cut_until_ns)
+
     def _slow(self) -> None:
         process = self._world.processes[self._place()]
         process.slow_until_ns = max(process.slow_until_ns, self._until_ns())
@@ -120,4 +127,5 @@ class ClusterFaults:
                 world.restart(place)
                 continue
             process.cut_until_ns = process.slow_until_ns = process.paused_until_ns = now_ns
+            process.peers_cut_until_ns = now_ns
             process.run()

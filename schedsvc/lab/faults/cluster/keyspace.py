@@ -63,6 +63,11 @@ class Keyspace:
         if self.get(key) is not None:
             self._due_ms[key] = self.now_ms() + ttl_ms
 
+    def left_ms(self, key: bytes) -> int:
+        """Return the time until a key expires; below 0 if it does not. O(1)."""
+        due_ms = self._due_ms.get(key)
+        return -1 if due_ms is None else due_ms - self.now_ms()
+
     def copy(self) -> "Keyspace":
         """Return what a replica or a file holds now. O(fields)."""
         other = Keyspace(self.now_ms)

@@ -47,6 +47,8 @@ class ClusterOptions:
     #: A pool holds so many tokens. In runs with quotas there is room for everything.
     capacity_tokens: int
     has_quotas: bool
+    #: The members lead one set, one at a time; else each has a pool of its own.
+    is_set: bool
     lead_tokens: int
     credit_tokens: int
     input_max: int
@@ -56,6 +58,21 @@ class ClusterOptions:
     open_each: int
     interval_ns: int
     fault_ns: int
+
+    def set_config(self, member: str, folder: str) -> dict[str, Any]:
+        """Return the configuration of a member of the set; `folder` has its secret."""
+        found = self.config(member)
+        found["pools"][0]["name"] = "pool"
+        # No client replays its leases at the next leader, so they end by themselves.
+        found["scheduler"] |= {"lease_ttl_ms": 4_000, "lease_grace_ms": 500}
+        found["state"] = {"file": f"{folder}/{member}.db"}
+        found["cluster"] |= {
+            "set": "main",
+            "role": "auto",
+            "advertise": f"{member}.sim:7600",
+            "secret_file": f"{folder}/secret",
+        }
+        return found
 
     def config(self, member: str) -> dict[str, Any]:
         """Return the configuration of a member."""
@@ -85,7 +102,8 @@ class ClusterOptions:
 def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> ClusterOptions:
     """Draw a run."""
     rnd = Random(seed)  # noqa: S311 - no secret: one seed is one run
-    has_quotas = rnd.random() < 0.5
+    is_set = rnd.random() < 0.35
+    has_quotas = not is_set and rnd.random() < 0.5
     count = rnd.choice((2, 2, 3, 3, 4, 5))
     tenants = []
     for k in range(rnd.choice((2, 3, 4))):
@@ -107,6 +125,7 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
         outage=rnd.choice(("share", "hold")),
         capacity_tokens=10_000_000 if has_quotas else rnd.choice((300, 800)),
         has_quotas=has_quotas,
+        is_set=is_set,
         lead_tokens=rnd.choice((0, 100, 1_000)),
         credit_tokens=rnd.choice((0, 50)),
         input_max=rnd.choice((20, 100)),

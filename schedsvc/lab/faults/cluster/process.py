@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -14,9 +14,7 @@ from schedsvc.cluster.member import Member
 from schedsvc.config import Config
 from schedsvc.driver import Broken, Driver, Waiting, new_core
 from schedsvc.lab.faults.cluster.process_loop import ProcessLoop
-
-if TYPE_CHECKING:
-    from schedsvc.lab.faults.cluster.world import World
+from schedsvc.lab.faults.cluster.surroundings import Surroundings
 
 __all__ = ["ObservedCore", "Process"]
 
@@ -26,7 +24,7 @@ _MILLION = 1_000_000
 class ObservedCore:
     """The core, of which the auditor sees what it is charged, and from what its buckets fill."""
 
-    def __init__(self, core: Scheduler, world: World, life: int) -> None:
+    def __init__(self, core: Scheduler, world: Surroundings, life: int) -> None:
         self._core, self._world, self._life = core, world, life
 
     def __getattr__(self, name: str) -> Any:
@@ -48,9 +46,9 @@ class ObservedCore:
 class Process:
     """One life of a member: its event loop, its core, and the tasks that talk to the store."""
 
-    def __init__(self, world: World, config: Config, number: int) -> None:
+    def __init__(self, world: Surroundings, config: Config, number: int) -> None:
         """Start; `number` names this life: no other process of the world has it."""
-        self._world, self._config, self.number = world, config, number
+        self.world, self._config, self.number = world, config, number
         assert config.cluster is not None
         self.name = config.cluster.member_name
         rnd = world.queue.rnd
@@ -60,6 +58,8 @@ class Process:
         self._born_ns = world.queue.now_ns
         self.is_dead = False
         self.paused_until_ns = self.cut_until_ns = self.slow_until_ns = 0
+        #: Until when no message passes between it and other members.
+        self.peers_cut_until_ns = 0
         self.is_ready = False
         self._held: list[Callable[[], object]] = []
         self._wake_ns = -1
@@ -68,14 +68,14 @@ class Process:
 
     def now_ns(self) -> int:
         """Return the process's own monotonic time, which goes on while it is paused."""
-        return self._offset_ns + self._passed(self._world.queue.now_ns - self._born_ns)
+        return self._offset_ns + self._passed(self.world.queue.now_ns - self._born_ns)
 
     def _passed(self, true_ns: int) -> int:
         return true_ns * self._rate // _MILLION
 
     def delay_ns(self) -> int:
         """Draw the time that a message takes between this process and the store."""
-        queue = self._world.queue
+        queue = self.world.queue
         if self.slow_until_ns > queue.now_ns:
             return queue.soon(300_000_000)
         return queue.soon(1_000_000)
@@ -86,7 +86,7 @@ class Process:
         options = {"incarnation": number, "lease_id_base": number << 32, "hash_key": b"k" * 16}
         self.core = new_core(config, clock.now_ns(), **options)
         self.clock = clock
-        seen: Any = ObservedCore(self.core, self._world, number)
+        seen: Any = ObservedCore(self.core, self.world, number)
         self.driver = Driver(seen, clock, on_defect=self._defect)
         assert config.cluster is not None
         self.member = Member(self.driver, config, config.cluster, number)
@@ -108,7 +108,7 @@ class Process:
         """Let something reach the process: now, or when it goes on. Nothing reaches a dead one."""
         if self.is_dead:
             return
-        if self.paused_until_ns > self._world.queue.now_ns:
+        if self.paused_until_ns > self.world.queue.now_ns:
             self._held.append(what)
             return
         self._within(what)
@@ -118,14 +118,14 @@ class Process:
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self.loop)
         try:
-            with self._world.at(self):
+            with self.world.at(self):
                 what()
         finally:
             asyncio._set_running_loop(before)
 
     def run(self, _: object = None) -> None:
         """Let the process do what is due, and come back when more is. O(callbacks * log n)."""
-        queue = self._world.queue
+        queue = self.world.queue
         if self.is_dead:
             return
         if self.paused_until_ns > queue.now_ns:
@@ -133,7 +133,7 @@ class Process:
         held, self._held = self._held, []
         for what in held:
             self._within(what)
-        with self._world.at(self):
+        with self.world.at(self):
             self.loop.run_due()
             next_ns = self.loop.next_ns()
         for error in self.loop.errors:
@@ -147,17 +147,21 @@ class Process:
 
     def pause(self, for_ns: int) -> None:
         """Let the process stand still for a while."""
-        until_ns = self._world.queue.now_ns + for_ns
+        until_ns = self.world.queue.now_ns + for_ns
         self.paused_until_ns = max(self.paused_until_ns, until_ns)
-        self._world.queue.at(self.paused_until_ns, self.run)
+        self.world.queue.at(self.paused_until_ns, self.run)
 
     def kill(self) -> None:
         """End it without a word: what its tasks would still say reaches no one."""
         self.is_dead = True
         self.is_ready = False
-        with self._world.at(self):
+        with self.world.at(self):
             self.loop.cancel_all()
             self.loop.run_due()
+        self.close()
+
+    def close(self) -> None:
+        """End what is left of a dead process."""
         self.driver.close()
 
     def ask(self, ask: pb.AdmitRequest, told: Callable[[pb.AdmitResponse], None]) -> None:

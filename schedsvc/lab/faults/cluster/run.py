@@ -1,5 +1,9 @@
 """One run of a cluster: with faults, then without, until all has ended and all is read."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
 from schedsvc.lab.faults.auditor import ViolationError
 from schedsvc.lab.faults.cluster.faults import ClusterFaults
 from schedsvc.lab.faults.cluster.options import ClusterOptions
@@ -9,6 +13,8 @@ from schedsvc.lab.faults.phases import Outcome, described
 __all__ = ["ClusterRun"]
 
 _S = 1_000_000_000
+#: Within it a member leads again: a term, and what a member that starts needs.
+_LEADS_NS = 10 * _S
 #: A run has so much time with faults for each event that it is asked for.
 _EVENT_NS = 10_000_000
 #: Two minutes fill a bucket that owes its limit; the rest is for the engines.
@@ -23,11 +29,24 @@ class ClusterRun:
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options
-        self.world = World(options)
-        self._faults = ClusterFaults(self.world)
+        self.world: World
+        self.faults: ClusterFaults
 
     def play(self) -> Outcome:
         """Run both phases. O(events * log n)."""
+        with TemporaryDirectory(prefix="schedsvc-simtest-") as folder:
+            return self._play(Path(folder))
+
+    def _play(self, folder: Path) -> Outcome:
+        options = self._options
+        if options.is_set:
+            # Only these need the server and what it imports.
+            from schedsvc.lab.faults.cluster.set_world import SetWorld
+
+            self.world = SetWorld(options, folder)
+        else:
+            self.world = World(options)
+        self.faults = ClusterFaults(self.world)
         world, violation = self.world, ""
         with world.in_force():
             try:
@@ -38,7 +57,7 @@ class ClusterRun:
             finally:
                 for process in world.processes:
                     process.kill()
-        return Outcome(world.queue.events, violation, self._faults.counts, world.books.digest)
+        return Outcome(world.queue.events, violation, self.faults.counts, world.books.digest)
 
     def _suffer(self) -> None:
         world, queue = self.world, self.world.queue
@@ -48,7 +67,7 @@ class ClusterRun:
 
     def _strike(self, _: object) -> None:
         if not self.world.is_calm:
-            self._faults.strike()
+            self.faults.strike()
             self.world.queue.after(self.world.queue.soon(self._options.fault_ns), self._strike)
 
     def _until(self, time_ns: int) -> None:
@@ -57,6 +76,20 @@ class ClusterRun:
         queue.at(max(queue.now_ns, time_ns), lambda _: reached.append(True))
         while not reached:
             queue.step()
+
+    def _recover_set(self) -> None:
+        """Require that one member leads before long, and that all requests run."""
+        world: Any = self.world
+        queue, led_ns = world.queue, world.queue.now_ns + _LEADS_NS
+        self._until(led_ns)
+        leaders = [process.name for process in world.processes if process.leads]
+        if len(leaders) != 1:
+            raise ViolationError(f"without faults, not one member leads: {leaders}")
+        self._until(queue.now_ns + _STUCK_NS // 3)
+        if world.open or world.running:
+            raise ViolationError(f"a request is stuck: {len(world.open)} wait for a grant")
+        for process in world.processes:
+            process.led.driver._core.check()
 
     def _rest_ns(self) -> int:
         """Return the time within which all that waits has to run.
@@ -75,7 +108,10 @@ class ClusterRun:
     def _recover(self) -> None:
         world, queue = self.world, self.world.queue
         world.is_calm = True
-        self._faults.end()
+        self.faults.end()
+        if self._options.is_set:
+            self._recover_set()
+            return
         began_ns = queue.now_ns
         most_ns = began_ns + self._rest_ns()
         while world.waiting or world.running:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis.exceptions
 
 from schedsvc.lab.faults.cluster.store import VirtualStore
-
-if TYPE_CHECKING:
-    from schedsvc.lab.faults.cluster.process import Process
-    from schedsvc.lab.faults.cluster.world import World
+from schedsvc.lab.faults.cluster.surroundings import Host, Surroundings
 
 __all__ = ["StoreHost", "VirtualConnection"]
 
@@ -23,7 +20,7 @@ _LATE = 0.5
 class StoreHost:
     """The store's process and its network."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
         #: By how much the wall clock of the store differs from the world's time.
         self.step_ns = 0
@@ -51,8 +48,8 @@ class StoreHost:
 class VirtualConnection:
     """One connection of a process; what the client's library calls Connection."""
 
-    def __init__(self, world: World, process: Process) -> None:
-        self._world, self._process, self._host = world, process, world.store
+    def __init__(self, world: Surroundings, process: Host, host: StoreHost) -> None:
+        self._world, self._process, self._host = world, process, host
         self._life = 0
         self._is_open = False
         self._sent: Words = ()
@@ -107,7 +104,7 @@ class VirtualConnection:
 
     def _arrive(self, words: Words | None, answer: asyncio.Future[Any]) -> None:
         host, queue = self._host, self._world.queue
-        again = lambda _: self._arrive(words, answer)  # noqa: E731
+        again = lambda _: self._arrive(words, answer)  # noqa: E731 - it is short
         if self._is_held_up(again, words):
             return
         if not host.is_up or (words is not None and self._life != host.life):

@@ -16,6 +16,7 @@ _ROW_MINUTES = 60
 _KEPT_MS = 7_200_000
 _PRUNED_MAX = 400
 _TTL_MAX_MS = 18_000
+_TERM_MS = 2_000
 _MEMBER = re.compile(rb"(\d+) ([0-9A-Fa-f]+) (\d+) ([0-9A-Fa-f]*)")
 _NUMBER = re.compile(rb"[0-9]+")
 _SIZES = struct.Struct(">HH")
@@ -132,6 +133,8 @@ def _sync(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
 def _look(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     if args[1]:
         data.put(keys[2], args[1], b"%d" % (data.now_ms() + int(args[2])))
+    if data.left_ms(keys[0]) > _TERM_MS:
+        data.expire(keys[0], _TERM_MS)
     rows = data.table(keys[1])
     return [data.get(keys[0]) or b"", rows.get(b"counter", b""), rows.get(b"set:" + args[0], b"")]
 

@@ -19,6 +19,7 @@ from schedsvc.lab.faults.cluster.process import Process
 from schedsvc.lab.faults.cluster.quota_books import QuotaBooks
 from schedsvc.lab.faults.cluster.store_link import StoreHost, VirtualConnection
 from schedsvc.lab.faults.cluster.sum_books import SumBooks
+from schedsvc.lab.faults.cluster.term_books import TermBooks
 from schedsvc.lab.faults.event_queue import EventQueue
 
 __all__ = ["Job", "World"]
@@ -53,6 +54,9 @@ class World:
         self.books = SumBooks()
         self.quotas = QuotaBooks(options.tenants, self.queue.now_ns)
         self.leads: dict[int, LeadBooks] = {}
+        self.terms = TermBooks()
+        #: By member: the rows that its process has saved.
+        self.disks: dict[str, dict[bytes, bytes]] = {}
         self._current: Process | None = None
         self.store = StoreHost(self)
         self._lives = 0
@@ -71,7 +75,7 @@ class World:
 
         def dial(_: Any) -> Any:
             assert self._current is not None
-            return VirtualConnection(self, self._current)
+            return VirtualConnection(self, self._current, self.store)
 
         def now_ns() -> int:
             assert self._current is not None
@@ -213,6 +217,10 @@ class World:
     def _again(self, job: Job) -> None:
         if not self.is_calm and not self.options.has_quotas:
             self.queue.after(1_000_000, self._arrive, (job.member, job.tenant))
+
+    def process_at(self, target: str) -> Process | None:
+        """Return the process that listens at a target: members of a set call each other."""
+        raise NotImplementedError
 
     def charged(self, life: int, rows: list[tuple[bytes, bytes, bytes, int, int]]) -> None:
         """Look at what a core is charged for service of others."""
