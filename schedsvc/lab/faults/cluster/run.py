@@ -85,9 +85,11 @@ class ClusterRun:
         leaders = [process.name for process in world.processes if process.leads]
         if len(leaders) != 1:
             raise ViolationError(f"without faults, not one member leads: {leaders}")
-        self._until(queue.now_ns + _STUCK_NS // 3)
-        if world.open or world.running:
-            raise ViolationError(f"a request is stuck: {len(world.open)} wait for a grant")
+        while world.open or world.running:
+            before = len(world.open) + world.running
+            self._until(queue.now_ns + _LEADS_NS)
+            if len(world.open) + world.running == before:
+                raise ViolationError(f"a request is stuck: {len(world.open)} wait for a grant")
         for process in world.processes:
             process.led.driver._core.check()
 

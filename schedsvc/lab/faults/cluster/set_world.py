@@ -156,10 +156,10 @@ class SetWorld(World):
     def store_lost(self) -> None:
         """Note that the store lost data."""
         super().store_lost()
-        self.terms.excused(self.queue.now_ns)
+        self.terms.lost(self.queue.now_ns)
 
     def store_stepped(self, step_ns: int) -> None:
         """Note that the store's clock was set."""
         super().store_stepped(step_ns)
         if step_ns > 0:
-            self.terms.excused(self.queue.now_ns)
+            self.terms.overlap(self.queue.now_ns)
