@@ -94,7 +94,7 @@ class ClusterFaults:
     def _cut_peers(self) -> None:
         process = self._world.processes[self._place()]
         process.peers_cut_until_ns = max(process.peers_cut_until_ns, self._until_ns())
-        if self._rnd.random() < 0.5:  # it reaches nobody
+        if self._rnd.random() < 0.5:  # nor the store
             process.cut_until_ns = max(process.cut_until_ns, process.peers_cut_until_ns)
 
     def _slow(self) -> None:

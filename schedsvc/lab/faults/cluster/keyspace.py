@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Keyspace:
-    """What a server holds. Hashes and sorted sets that become empty are gone, as in a server."""
+    """The keys of a server. Hashes and sorted sets that become empty are gone, as in a server."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms

@@ -1,7 +1,7 @@
 """Books on the service of tenants in one member's pool, kept from verdicts and charges.
 
-The promise: while a tenant waits for a pool, no other gets more service there than the bound of
-VTC, the credit and the lead beyond what the waiting one gets in all, wherever it is served.
+The promise holds while a tenant waits for a pool. No other tenant gets more service there, beyond
+what the waiting one gets in all members together, than the bound of VTC, the credit and the lead.
 """
 
 from schedsvc.lab.faults.auditor.records import require
@@ -20,8 +20,8 @@ class LeadBooks:
         self._weights = {t.name: t.weight for t in options.tenants}
         self._lead = options.lead_tokens * _MICRO
         least = min(self._weights.values())
-        # The bound of VTC is twice the larger of a prompt and a full pool of output. What runs is
-        # charged as predicted until it ends; a pool of output more for each of the two tenants.
+        # The bound of VTC is twice the larger of a prompt and a full pool of output. Requests that
+        # run are charged as predicted; so a pool of output comes on top for each of two tenants.
         pool = _OUTPUT_PRICE * options.capacity_tokens
         tokens = 2 * max(options.input_max, pool) + 2 * pool + options.input_max
         self._bound = tokens * _MICRO / least

@@ -44,7 +44,7 @@ class ClusterOptions:
     tenants: tuple[Tenant, ...]
     sync_ms: int | str
     outage: str
-    #: A pool holds so many tokens. In runs with quotas there is room for everything.
+    #: Of each pool. In runs with quotas there is room for everything.
     capacity_tokens: int
     has_quotas: bool
     #: The members lead one set, one at a time; else each has a pool of its own.

@@ -124,7 +124,7 @@ class Process:
             asyncio._set_running_loop(before)
 
     def run(self, _: object = None) -> None:
-        """Let the process do what is due, and come back when more is. O(callbacks * log n)."""
+        """Let the process do what is due, and look again when more is. O(callbacks * log n)."""
         queue = self.world.queue
         if self.is_dead:
             return

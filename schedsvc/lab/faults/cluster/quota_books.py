@@ -20,7 +20,7 @@ _EARLY_NS = 5_000_000
 
 @dataclass(slots=True)
 class _Bucket:
-    """What can be granted of one limit; amounts in units times ns of a minute."""
+    """The bucket of one limit, in units."""
 
     limit: int
     at_ns: int

@@ -17,7 +17,7 @@ from schedsvc.lab.faults.cluster.world import World
 __all__ = ["SetWorld"]
 
 _MS = 1_000_000
-#: A client moves on if nothing comes for so long.
+#: A client moves on after a silence of this length.
 _SILENT_NS = 1_500 * _MS
 
 

@@ -28,7 +28,7 @@ class VirtualStore:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._data = Keyspace(now_ms)
-        #: What a replica or a file has, so that `fail_over()` goes back to it.
+        #: The data of a replica or a file, which `fail_over()` takes.
         self._kept = self._data.copy()
 
     def command(self, words: tuple[str | bytes | int, ...]) -> Any:

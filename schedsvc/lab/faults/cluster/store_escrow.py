@@ -46,7 +46,7 @@ class _Ask:
 
 @dataclass(slots=True)
 class Bucket:
-    """What the store holds of a tenant's or group's limits a minute."""
+    """The bucket of a tenant's or group's limits a minute."""
 
     at: int
     rates: Amounts

@@ -1,10 +1,8 @@
 """Books over all members of a cluster, kept from messages and from what cores are charged.
 
-The promises are those of docs/cluster.md, "One fairness":
-- A member is charged by how much the totals of others grew, each growth once, and nothing of what
-  it read first.
-- The totals of an origin do not fall.
-- At rest, what each member has read of each living origin is what that origin has served.
+It holds three promises of docs/cluster.md, "One fairness". A member is charged by how much the
+totals of others grew, once, and nothing of its baseline. The totals of an origin do not fall. At
+rest, each member has read of each living origin exactly what that origin has served.
 """
 
 import struct
@@ -28,7 +26,7 @@ def key_of(row: bytes) -> tuple[str, bytes, bytes]:
 
 
 class Reader:
-    """What one life of a member has read and was charged."""
+    """Totals that one life of a member has read, and its charges."""
 
     def __init__(self) -> None:
         self.is_joining = True

@@ -1,4 +1,4 @@
-"""What the parts of a world know of it and of each other."""
+"""The world and its processes, as the other parts of a world see them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

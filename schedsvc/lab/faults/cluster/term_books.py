@@ -42,14 +42,15 @@ class TermBooks:
         self._has_lost = False
         self._overlap_until_ns = 0
         self._obeyed: tuple[int, str] = (0, "")
-        #: By leader: the members that may take the next term, as the store told it last.
+        #: By leader: the members that may take the next term, by the store's last answer to it.
         self._rivals: dict[str, set[str]] = {}
 
     def began(self, term: int, leader: str) -> None:
         """Note that a member begins to lead.
 
         A store that lost data may give a term again, or a lower one, while the members that know of
-        it are away. Then clients that have seen the higher one obey nobody until these are back.
+        it are away. Until one of these members is there again, clients that have seen the higher
+        term obey no leader.
         """
         require(
             term > self._highest or self._has_lost,
