@@ -1,9 +1,10 @@
 """The clock of a scheduler process: monotonic, and blind to the process's own pauses."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["HEARTBEAT_NS", "PAUSE_NS", "SteadyClock", "boot_ns", "wall_ms"]
+__all__ = ["HEARTBEAT_NS", "PAUSE_NS", "SteadyClock", "boot_ns", "boot_source", "wall_ms"]
 
 #: How often the event loop has to ask the clock, whatever else it does.
 HEARTBEAT_NS = 250_000_000
@@ -41,6 +42,24 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _machine_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+_boot = _machine_ns
+
+
 def boot_ns() -> int:
     """Return ns since the machine's start; goes on while the process or the machine is paused."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return _boot()
+
+
+@contextmanager
+def boot_source(source: Callable[[], int]) -> Iterator[None]:
+    """Let `boot_ns()` of this process read virtual time: for a simulator."""
+    global _boot
+    before, _boot = _boot, source
+    try:
+        yield
+    finally:
+        _boot = before

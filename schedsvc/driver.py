@@ -47,6 +47,8 @@ _EVENTS_AT_ONCE, _TURN_NS = 16, 250_000
 R = TypeVar("R")
 
 _TIMER_TICK_NS = 1_000_000
+#: How often a scheduler whose term is over looks whether it was renewed late.
+_TERM_LOOK_S = 0.1
 
 
 def new_core(config: Config, now_ns: int, **options: Any) -> Scheduler:
@@ -374,7 +376,9 @@ class Driver(Views):
             try:
                 self._settle(self.clock.now_ns())
             except NotLeading:
-                pass  # the next call finds it out too
+                # The term may still be renewed, and then no other event may come.
+                self._timer = self._loop.call_later(_TERM_LOOK_S, self._on_timer)
+                self._timer_ns = self.clock.now_ns() + int(_TERM_LOOK_S * 1e9)
             except Exception as error:
                 self._defect(error)
 

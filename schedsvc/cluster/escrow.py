@@ -172,11 +172,14 @@ class Escrow:
             if name in self._books:
                 self._books[name].used_ns = now_ns
         back = {n for n, book in self._books.items() if book.holds and self._is_idle(book, now_ns)}
-        back |= self._recalled
+        # In one order, so that a run in virtual time is the same each time.
+        returned = sorted(back | self._recalled)
         self._recalled = set()
-        self._give_back(back)
-        gone = {name: self._asked.pop(name) for name in self._asked.keys() - wants.keys()}
-        stated = dict.fromkeys([*drawn, *back, *(b for w in gone.values() for b, _, _ in w.path)])
+        self._give_back(returned)
+        gone = {n: self._asked.pop(n) for n in sorted(self._asked.keys() - wants.keys())}
+        stated = dict.fromkeys(
+            [*drawn, *returned, *(b for w in gone.values() for b, _, _ in w.path)]
+        )
         for name in gone:
             self._clear_due(gone[name])
         # Also without news from time to time, so that a store that is away is missed.

@@ -17,6 +17,7 @@ local VERSION = '1'
 local ROW_MINUTES = 60  -- so long a total is kept after its last change
 local KEPT_MS = 7200000  -- and all of them, once no member is left
 local PRUNED_MAX = 400
+local TTL_MAX_MS = 18000  -- as no member asks for more
 -- A value of `members`: the time (ms) at which the member counts as gone, its incarnation, the
 -- number of its last call, the fingerprint of its configuration.
 local MEMBER = '^(%d+) (%x+) (%d+) (%x*)$'
@@ -34,10 +35,24 @@ local function version()
     return VERSION
 end
 
+-- Members and what they said last, by turns. What is due later than anything can be was written
+-- before the clock was set back: it counts from now.
+local function entries(keys, now)
+    local all = redis.call('HGETALL', keys[6])
+    for i = 1, #all, 2 do
+        local due, rest = string.match(all[i + 1], '^(%d+)( .*)$')
+        if due and tonumber(due) > now + TTL_MAX_MS then
+            all[i + 1] = whole(now + TTL_MAX_MS) .. rest
+            redis.call('HSET', keys[6], all[i], all[i + 1])
+        end
+    end
+    return all
+end
+
 -- ARGV: member, incarnation, fingerprint, TTL in ms. Returns {what, of whom}.
 local function join(keys, args)
     local now = now_ms()
-    local all = redis.call('HGETALL', keys[6])
+    local all = entries(keys, now)
     for i = 1, #all, 2 do
         local due, incarnation, _, fingerprint = string.match(all[i + 1], MEMBER)
         if due == nil or tonumber(due) <= now then
@@ -91,7 +106,7 @@ end
 -- The names of the members that are alive, with spaces between them.
 local function alive(keys, now)
     local names = {}
-    local all = redis.call('HGETALL', keys[6])
+    local all = entries(keys, now)
     for i = 1, #all, 2 do
         local due = string.match(all[i + 1], MEMBER)
         if due and tonumber(due) > now then

@@ -62,8 +62,8 @@ class Campaign:
         self.last: Term | None = None
         self._link: StoreConnection | None = None
         self._hurried = asyncio.Event()
-        #: Members that may take the next term, as the store said last.
-        self._rivals: frozenset[str] = frozenset()
+        #: Members that may take the next term, as the store said last; None: not in this term yet.
+        self._rivals: frozenset[str] | None = None
         #: Until when others start no term, by boot_ns() of this member.
         self._promises: dict[str, int] = {}
         #: Until when this member starts no term, because it has promised a leader.
@@ -102,9 +102,10 @@ class Campaign:
             await self._pause(_TRY_S)
 
     async def lead(self) -> None:
-        """Renew the term until it is lost."""
+        """Renew the term until it is lost; at once at first, to hear of other members."""
         while True:
-            await self._pause(_RENEW_S)
+            if self._rivals is not None or self._leading.problem:
+                await self._pause(_RENEW_S)
             try:
                 async with asyncio.timeout(_ATTEMPT_S):
                     found = await self._terms.renew(await self._connected())
@@ -161,7 +162,7 @@ class Campaign:
         term, until_ns = taken
         await self._keep()
         self._note(term)
-        self._rivals, self._promises = frozenset(), {}
+        self._rivals, self._promises = None, {}
         self._leading.until_ns = until_ns
         self._leading.taken += 1
         _log.info("term_taken", set=self._leading.pool_set, term=term.number)
@@ -170,7 +171,7 @@ class Campaign:
     def _extend(self) -> None:
         """Go on leading without the store, if no other member can start a term."""
         now_ns = boot_ns()
-        if now_ns < self._leading.until_ns:
+        if now_ns < self._leading.until_ns and self._rivals is not None:
             rivals = self._rivals.union(self._leading.followers)
             ends_ns = [self._promises.get(member, 0) for member in rivals]
             until_ns = min(ends_ns, default=term_end_ns(now_ns))

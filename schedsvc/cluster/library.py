@@ -28,8 +28,8 @@ _KEYS = ("number", "life", "index", "rows", "minutes", "members")
 #: Commands that a member sends, and commands that the functions call for it.
 _COMMANDS = (
     "auth", "fcall", "hello", "info", "ping", "select",
-    "del", "get", "hdel", "hget", "hgetall", "hlen", "hset", "hsetnx", "incr", "pexpire", "set",
-    "time",
+    "del", "get", "hdel", "hget", "hgetall", "hlen", "hset", "hsetnx", "incr", "pexpire", "pttl",
+    "set", "time",
     "zadd", "zcount", "zrange", "zrem", "zremrangebyscore",
 )  # fmt: skip
 

@@ -74,33 +74,40 @@ class Address:
         return cls(parts.hostname or "", parts.port or _PORT, parts.username, password, tls)
 
 
+def _dial(address: Address) -> Any:
+    options: dict[str, Any] = {
+        "host": address.host,
+        "port": address.port,
+        "username": address.user if address.password else None,
+        "password": address.password,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": CALL_S,
+        # With a timeout the library calls asyncio.wait_for(), which in Python 3.11 ignores a
+        # cancellation that arrives in the moment in which the wait ends.
+        "socket_timeout": None,
+    }
+    if address.tls is None:
+        return Connection(**options)
+    return SSLConnection(
+        **options,
+        **address.tls,
+        ssl_cert_reqs="required",
+        ssl_check_hostname=True,
+        ssl_min_version=ssl.TLSVersion.TLSv1_2,
+    )
+
+
+#: Makes a connection of the library; a simulator puts one of its own world here.
+dial: Callable[[Address], Any] = _dial
+
+
 class StoreConnection:
     """One connection. Every method raises StoreError or StoreRefusedError."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        options: dict[str, Any] = {
-            "host": address.host,
-            "port": address.port,
-            "username": address.user if address.password else None,
-            "password": address.password,
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),
-            "socket_connect_timeout": CALL_S,
-            # With a timeout the library calls asyncio.wait_for(), which in Python 3.11 ignores a
-            # cancellation that arrives in the moment in which the wait ends.
-            "socket_timeout": None,
-        }
-        if address.tls is None:
-            self._connection: Any = Connection(**options)
-        else:
-            self._connection = SSLConnection(
-                **options,
-                **address.tls,
-                ssl_cert_reqs="required",
-                ssl_check_hostname=True,
-                ssl_min_version=ssl.TLSVersion.TLSv1_2,
-            )
+        self._connection = dial(address)
 
     async def open(self) -> None:
         """Connect and prove who this is."""

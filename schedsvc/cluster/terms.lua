@@ -13,6 +13,7 @@
 --   3 standbys  hash: members that may take the next term, and until when they count
 
 local VERSION = '1'
+local TERM_MS = 2000
 
 local function now_ms()
     local time = redis.call('TIME')
@@ -28,6 +29,9 @@ end
 local function look(keys, args)
     if args[2] ~= '' then
         redis.call('HSET', keys[3], args[2], string.format('%.0f', now_ms() + args[3]))
+    end
+    if redis.call('PTTL', keys[1]) > TERM_MS then
+        redis.call('PEXPIRE', keys[1], TERM_MS)  -- the clock was set back since
     end
     return {
         redis.call('GET', keys[1]) or '', redis.call('HGET', keys[2], 'counter') or '',

@@ -77,6 +77,8 @@ class Terms:
         self.last: Term | None = None
         self._seen = b"", b""  # hold and counter of the last look
         self._mine = b"", b""
+        #: The leader of the highest term of this set that this member has seen or taken.
+        self._holder: tuple[int, str] = (0, "")
 
     def follow(self, number: int) -> bool:
         """Note a term that an authenticated member stated. Returns whether it can be."""
@@ -116,8 +118,28 @@ class Terms:
         if term is not None and term.number < self.highest:
             self._forge(f"term {term.number} is older than term {self.highest}")
             term = None
+        if term is not None and self._is_repeated(term):
+            term = None
         self.highest = max(self.highest, number, term.number if term else 0)
         return term
+
+    def _is_repeated(self, term: Term) -> bool:
+        """Whether another member had this very term: the store has lost it, and gave it again.
+
+        Clients of the one ignore the other. So neither goes on: the next term is taken.
+        """
+        number, leader = self._holder
+        if term.number == number and term.leader != leader:
+            _log.error(
+                "cluster_term_repeated",
+                term=number,
+                leaders=[leader, term.leader],
+                effect="the next term begins",
+            )
+            return True
+        if term.number > number:
+            self._holder = term.number, term.leader
+        return False
 
     async def take(self, link: StoreConnection) -> tuple[Term, int] | None:
         """Take the next term, after a `look()` that found no leader.
@@ -134,6 +156,7 @@ class Terms:
         if answer != b"taken":
             return None
         self.highest, self._mine = number, mine
+        self._holder = number, self._leader
         return term, term_end_ns(began_ns)
 
     async def renew(self, link: StoreConnection) -> tuple[int, tuple[str, ...]] | Term:

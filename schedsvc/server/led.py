@@ -7,8 +7,9 @@ one term reaches another one, and a member that leads again begins like a proces
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -27,11 +28,14 @@ from schedsvc.server.server import Server
 from schedsvc.server.tasks import end_tasks
 
 if TYPE_CHECKING:
+    from schedsvc.cluster.following import Following
     from schedsvc.cluster.leading import Campaign
+    from schedsvc.service import FollowService
 
 __all__ = ["LedServer", "server_of"]
 
 _log = structlog.get_logger("schedsvc.server")
+F = TypeVar("F", bound="Following")
 _AGAIN_S = 1.0
 #: For the last rows to reach the members that follow.
 _FLUSH_S = 0.1
@@ -47,8 +51,14 @@ def server_of(config: Config) -> "Server | LedServer":
 class LedServer:
     """The servers of one process, one after the other; used like a single one."""
 
-    def __init__(self, config: Config, settings: Cluster) -> None:
-        """Begin to stand by; nothing listens yet. Raises ClusterError and as `Server`."""
+    def __init__(
+        self, config: Config, settings: Cluster, make: "Callable[..., Server]" = Server
+    ) -> None:
+        """Begin to stand by; nothing listens yet. Raises ClusterError and as `Server`.
+
+        `make`: makes the server of a term, or of the time between two.
+        """
+        self._make = make
         incarnation = secrets.randbits(63) + 1
         me = f"{settings.member_name}/{incarnation:016x}"
         self.leading = Leading(settings.set or "", me)
@@ -57,9 +67,9 @@ class LedServer:
             self._campaign: Campaign = campaign_of(config, settings, incarnation, self.leading)
         except OSError as error:
             raise ClusterError(f"cluster.secret_file: {error}") from None
-        self._following = following_of(config, settings, self.leading, self._campaign)
+        self._following: Following = following_of(config, settings, self.leading, self._campaign)
         self._config = config
-        self._server = Server(config, self.leading)
+        self._server = make(config, self.leading)
         self._server.outdated = self._outdated
         self._loading = self._server.driver.loading
         self._task: asyncio.Task[None] | None = None
@@ -74,6 +84,20 @@ class LedServer:
     def driver(self) -> Driver:
         """The driver of the present server."""
         return self._server.driver
+
+    @property
+    def follow_services(self) -> "list[FollowService]":
+        """The handlers that serve followers; none while this member stands by."""
+        return self._server.follow_services
+
+    def follow_with(self, kind: "type[F]") -> "F":
+        """Follow in another way than over gRPC, before the start."""
+        resolve, fingerprint = self._config.resolve, set_fingerprint(self._config)
+        settings = self._config.cluster
+        assert settings is not None
+        found = kind(settings, resolve, fingerprint, self.leading, self._campaign)
+        self._following = found
+        return found
 
     @property
     def stop_s_max(self) -> float:
@@ -161,7 +185,7 @@ class LedServer:
 
     async def _replace(self) -> None:
         await self._server.stop(None)
-        self._server = server = Server(self._config, self.leading, self._resume())
+        self._server = server = self._make(self._config, self.leading, self._resume())
         server.on_promise = self._campaign.promised
         server.driver.loading, server.outdated = self._loading, self._outdated
         await server.start()

@@ -16,7 +16,7 @@ from tests.server.conftest import config_of
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
 
 A, B = Identity("prod", "a", 10), Identity("prod", "b", 11)
-TTL_MS = 60_000
+TTL_MS = 18_000
 
 
 def admin_of(store: StoreServer) -> Address:
@@ -100,7 +100,7 @@ async def test_a_user_without_writes_is_refused(store: StoreServer, link: StoreC
 async def test_a_name_in_use_is_refused(link: StoreConnection) -> None:
     await join(link, A, "ff", TTL_MS)
     await join(link, A, "ff", TTL_MS)  # the same incarnation, on a new connection
-    with pytest.raises(StoreRefusedError, match=r"another scheduler is member a of .* wait 60 s"):
+    with pytest.raises(StoreRefusedError, match=r"another scheduler is member a of .* wait 18 s"):
         await join(link, Identity("prod", "a", 12), "ff", TTL_MS)
 
 

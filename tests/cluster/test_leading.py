@@ -208,11 +208,29 @@ async def test_a_leader_goes_on_if_no_other_member_exists(
     a, _ = pair
     async with running(a):
         await leads(a)
+        await until(lambda: a._campaign._rivals is not None, "it has renewed")
         store.kill()
         end_ns = a.leading.until_ns + TERM_MS * 1_000_000 // 2
         await until(lambda: a.leading.until_ns > end_ns, "it goes on")
         assert a.leading.problem
         assert (await granted(a)).leadership.term == 1
+
+
+async def test_a_leader_that_knows_no_rivals_yet_ends(pair: tuple[LedServer, LedServer]) -> None:
+    """The store was gone before it could say which members may take the next term."""
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        assert a._task is not None
+        a._task.cancel()  # so that nothing else renews it
+        campaign = a._campaign
+        campaign._rivals = None
+        until_ns = a.leading.until_ns = boot_ns() + 10**9
+        campaign._extend()
+        assert a.leading.until_ns == until_ns
+        campaign._rivals = frozenset()
+        campaign._extend()
+        assert a.leading.until_ns > until_ns
 
 
 async def test_a_leader_stops_if_another_member_may_lead(
@@ -235,6 +253,7 @@ async def test_a_promise_lets_a_leader_go_on(
     a, _ = pair
     async with running(a):
         await leads(a)
+        await until(lambda: a._campaign._rivals is not None, "it has renewed")
         store.kill()
         await until(lambda: bool(a.leading.problem), "it has noticed")
         a._campaign._rivals = frozenset({"b"})

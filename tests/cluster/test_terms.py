@@ -215,3 +215,33 @@ async def test_a_term_expires_in_the_store(link: StoreConnection) -> None:
         while await b.look(link, may_lead=True) is not None:
             pass
     assert (await led(b, link)).number == 2
+
+
+async def test_a_term_that_a_store_gave_twice_is_over(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    """The store lost the last second, and with it the term that a member had just taken."""
+    a, b = terms_of("a"), terms_of("b")
+    first = await led(a, link)
+    store.ask("DEL", HOLD, TERMS)
+    again = await led(b, link)
+    assert again.number == first.number
+    assert await a.renew(link) == again  # it leads no more
+    assert await a.look(link, may_lead=True) is None  # and believes no other leader of its term
+    taken = await a.take(link)
+    assert taken is not None
+    assert taken[0].number == 2
+    assert await b.renew(link) == taken[0]
+    assert await b.look(link, may_lead=True) == taken[0]
+
+
+async def test_a_term_ends_also_if_the_clock_was_set_back(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    # As it is in a store whose clock was set back by an hour after the last renewal.
+    assert store.ask("PEXPIRE", HOLD, "3600000") == b":1\r\n"
+    assert await b.look(link, may_lead=True) is not None
+    left_ms = int(store.ask("PTTL", HOLD)[1:])
+    assert 0 < left_ms <= TERM_MS

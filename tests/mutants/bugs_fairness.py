@@ -3,6 +3,7 @@
 from mutant import Mutant
 
 LIFTS = 1 << 44  # seeds from here on draw the level and its credit
+CLUSTERS = 1 << 54  # seeds from here on are runs of several schedulers
 RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
 HISTORIES = "tests/core/test_local_position.py::test_random_histories_of_pools_keep_the_promise"
@@ -182,5 +183,35 @@ FAIRNESS_BUGS = (
         ),
         0,
         tests=(f"{ESCROW}::test_a_chunk_ends_when_it_is_used_too_late",),
+    ),
+    Mutant(
+        "lead-without-end-in-a-cluster",
+        "service at other members keeps a tenant back until the others have had as much",
+        (
+            (
+                "policy/local_position.pxi",
+                "    if flows.order != ORDER_COUNTER or not flows.lifts:\n        return 0\n",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        200,
+        None,
+        CLUSTERS,
+    ),
+    Mutant(
+        "escrow-leak-in-a-cluster",
+        "a chunk that is returned to the store stays here too",
+        (
+            (
+                "lifecycle/escrow.pxi",
+                "        n.level[k] = min(n.level[k] + units * MICRO, n.rate[k] * MICRO)\n",
+                "        if BUG and units < 0:\n"
+                "            applied.append(units)\n"
+                "            continue\n",
+            ),
+        ),
+        200,
+        None,
+        CLUSTERS,
     ),
 )

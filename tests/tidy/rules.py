@@ -273,7 +273,7 @@ ROOMS: dict[str, Room] = {
     # Drives the core and the client's half of the Session protocol against each other.
     "schedsvc.lab.faults": room(
         "schedsvc._core schedsvc.clock schedsvc.state schedsvc_client schedsvc_client.v1"
-        " schedsvc.lab.faults.auditor",
+        " schedsvc.lab.faults.auditor schedsvc.lab.faults.cluster",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
@@ -281,6 +281,15 @@ ROOMS: dict[str, Room] = {
     # Believes nothing of the core: it knows the contract alone.
     "schedsvc.lab.faults.auditor": room(
         "schedsvc_client.v1", never=IO, clock=NO_CLOCK, seeded=True
+    ),
+    # Several schedulers with their own cluster code, in event loops whose time is the world's.
+    "schedsvc.lab.faults.cluster": room(
+        "schedsvc._core schedsvc.clock schedsvc.cluster schedsvc.config schedsvc.driver"
+        " schedsvc.server schedsvc.service schedsvc.state schedsvc.lab.faults"
+        " schedsvc.lab.faults.auditor schedsvc_client.v1",
+        "grpc redis structlog",
+        clock=NO_CLOCK,
+        seeded=True,
     ),
     "schedsvc.lab.faults.cli": room(
         "schedsvc.lab.faults schedsvc.option_types schedsvc.tables", "click rich", prints=True

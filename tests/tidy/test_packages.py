@@ -24,6 +24,7 @@ EXTRAS = {
     "schedsvc.cli.top_app": ("top",),
     "schedsvc.cluster": ("cluster",),
     "schedsvc.lab": ("lab",),
+    "schedsvc.lab.faults.cluster": ("lab", "cluster"),
     "schedsvc.lab.workload.parquet": ("lab", "parquet"),
     "schedsvc.usage.parquet": ("parquet",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import resources
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from schedsvc.lab.faults.cluster_options import CLUSTER
 from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST, NO_TREES, TREES
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
@@ -37,12 +39,14 @@ Example:
   schedsvc simtest --minutes 1 --json
   schedsvc simtest --seed 4711 --events 250 --only stream-cut,admit-twice
   schedsvc simtest --seed 281474976710656 --seeds 50000 --totals hostile.json
+  schedsvc simtest --cluster --seeds 200
   schedsvc simtest --regressions
   schedsvc simtest --marathon 10000000
 
 One seed is one run: the same on every machine, as long as the code is the same. Without --seed,
 --seeds begins where everything is drawn (at 2^47; lower seeds leave the newer features out), and
 --minutes at a fresh one beyond, which is printed. From 2^48 on, one caller acts against all others.
+From 2^54 on, where --cluster begins, a seed is a run of two to five schedulers and their store.
 With --totals, the same command again goes on after the last seed. The exit status is 1 where a
 promise was broken.
 """
@@ -194,6 +198,15 @@ def _show_marathon(found: Marathon, cpu_s: float) -> None:
     )
 
 
+def _cluster_seed(seed: int | None, minutes: float | None) -> int:
+    """Return the first seed of a run of clusters; `seed` counts from the first of all."""
+    if find_spec("redis") is None:
+        raise click.UsageError("--cluster needs the package redis: pip install 'schedsvc[cluster]'")
+    if seed is None:
+        seed = 0 if minutes is None else secrets.randbelow(CLUSTER)
+    return seed if seed >= CLUSTER else CLUSTER + seed
+
+
 def _totals_file(path: Path, first: int) -> TotalsFile:
     try:
         return TotalsFile(path, first)
@@ -236,6 +249,11 @@ def _list_faults() -> None:
     metavar="NAME,...",
     help="Only these faults, separated by commas, or 'none'.",
 )
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Several schedulers that share a store: count seeds from 2^54 on.",
+)
 @click.option("--regressions", is_flag=True, help="Run the seeds that have failed once.")
 @click.option(
     "--marathon",
@@ -255,6 +273,7 @@ def simtest(
     minutes: float | None,
     events: int,
     only: frozenset[str] | None,
+    cluster: bool,
     regressions: bool,
     marathon: int | None,
     totals: Path | None,
@@ -265,6 +284,11 @@ def simtest(
     if list_faults:
         _list_faults()
         return
+    if cluster and (regressions or marathon):
+        alone = "--regressions" if regressions else "--marathon"
+        raise click.UsageError(f"{alone} cannot be given with --cluster")
+    if cluster:
+        seed = _cluster_seed(seed, minutes)
     if (regressions or marathon) and (seeds is not None or minutes is not None):
         alone = "--regressions" if regressions else "--marathon"
         raise click.UsageError(f"{alone} cannot be given with --seeds or --minutes")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
 from schedsvc.lab.faults.options import FAULTS
 
@@ -22,6 +23,10 @@ _HOUR_NS = 3_600 * _S
 _TOKENS_MAX = 1 << 27
 
 
+_OTHERS = HOSTILE_FAULTS.keys() | CLUSTER_FAULTS.keys()
+"""Done by a hostile principal, or in runs of a cluster."""
+
+
 class FaultInjector:
     """Draws faults and lets them happen. `counts` says how often each did."""
 
@@ -33,7 +38,7 @@ class FaultInjector:
         self._faults: list[tuple[str, Callable[[], bool]]] = []
         weights: list[int] = []
         for name, (weight, _) in FAULTS.items():
-            if weight and name in world.options.faults and name not in HOSTILE_FAULTS:
+            if weight and name in world.options.faults and name not in _OTHERS:
                 self._faults.append((name, getattr(self, name.replace("-", "_"))))
                 weights.append(weight)
         self._cumulated = list(accumulate(weights))

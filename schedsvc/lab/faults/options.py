@@ -16,6 +16,7 @@ from schedsvc.lab.faults.auditor import (
     Quotas,
     Tree,
 )
+from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc.lab.faults.draws import (
     StateOptions,
     draw_adapters,
@@ -98,7 +99,7 @@ OPERATOR_FAULTS = {
 }
 """Acts of an operator on a scheduler that runs."""
 
-FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS | HOSTILE_FAULTS
+FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS | HOSTILE_FAULTS | CLUSTER_FAULTS
 
 FAIR_FAULTS = frozenset(
     (

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from schedsvc.lab.faults.cluster_options import CLUSTER
 from schedsvc.lab.faults.duel import Duel
 from schedsvc.lab.faults.options import FAULTS, draw
 from schedsvc.lab.faults.phases import Outcome, Run
@@ -51,11 +52,28 @@ class Tally:
 
 
 def run_case(case: Case) -> Outcome:
-    """Run one seed. O(events)."""
+    """Run one seed. O(events).
+
+    Raises ModuleNotFoundError if a package of `cluster` is missing for a seed of a cluster.
+    """
+    if case.seed >= CLUSTER:
+        # Only these need the client of the store, and what a member of a cluster is made of.
+        from schedsvc.lab.faults.cluster.options import draw_cluster
+        from schedsvc.lab.faults.cluster.run import ClusterRun
+
+        return ClusterRun(draw_cluster(*case)).play()
     options = draw(case.seed, case.events, case.only)
     if options.hostile is not None and options.hostile.duel:
         return Duel(options).play()
     return Run(options).play()
+
+
+def _faults_of(case: Case) -> frozenset[str]:
+    if case.seed < CLUSTER:
+        return draw(*case).faults
+    from schedsvc.lab.faults.cluster.options import draw_cluster
+
+    return draw_cluster(*case).faults
 
 
 def run_cases(cases: Iterable[Case], tally: Tally) -> Iterator[Outcome]:
@@ -82,7 +100,7 @@ def shrink(case: Case, violation: str) -> Case:
         if not still_fails(smaller):
             break
         case = smaller
-    faults = draw(case.seed, case.events, case.only).faults
+    faults = _faults_of(case)
     for name in sorted(faults):
         fewer = case._replace(only=faults - {name})
         if still_fails(fewer):

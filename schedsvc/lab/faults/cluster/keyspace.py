@@ -1,0 +1,76 @@
+"""Keys of a store, of which some expire by the store's wall clock."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["Keyspace"]
+
+V = TypeVar("V")
+
+
+class Keyspace:
+    """The keys of a server. Hashes and sorted sets that become empty are gone, as in a server."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.now_ms = now_ms
+        self._values: dict[bytes, Any] = {}
+        self._due_ms: dict[bytes, int] = {}
+
+    def get(self, key: bytes) -> Any:
+        """Return the value of a key, or None. O(1)."""
+        return self._values.get(key)
+
+    def forget_expired(self) -> None:
+        """Remove keys whose time is over, before each command. O(keys that expire)."""
+        now_ms = self.now_ms()
+        for key in [key for key, due_ms in self._due_ms.items() if due_ms <= now_ms]:
+            self.delete(key)
+
+    def set(self, key: bytes, value: Any, ttl_ms: int | None = None) -> None:
+        """Replace a value, which then expires after `ttl_ms` or never. O(1)."""
+        self._values[key] = value
+        self._due_ms.pop(key, None)
+        if ttl_ms is not None:
+            self._due_ms[key] = self.now_ms() + ttl_ms
+
+    def table(self, key: bytes) -> dict[bytes, Any]:
+        """Return a hash or sorted set to read from. O(1)."""
+        found = self.get(key)
+        return {} if found is None else found
+
+    def put(self, key: bytes, field: bytes, value: Any) -> None:
+        """Set a field of a hash, or the score of a member. O(1)."""
+        found = self.get(key)
+        if found is None:
+            found = self._values[key] = {}
+        found[field] = value
+
+    def drop(self, key: bytes, field: bytes) -> None:
+        """Remove a field of a hash, or a member. O(1)."""
+        found = self.get(key)
+        if found is not None:
+            found.pop(field, None)
+            if not found:
+                self.delete(key)
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key. O(1)."""
+        self._values.pop(key, None)
+        self._due_ms.pop(key, None)
+
+    def expire(self, key: bytes, ttl_ms: int) -> None:
+        """Let a key expire after a while, if it exists. O(1)."""
+        if self.get(key) is not None:
+            self._due_ms[key] = self.now_ms() + ttl_ms
+
+    def left_ms(self, key: bytes) -> int:
+        """Return the time until a key expires; below 0 if it does not. O(1)."""
+        due_ms = self._due_ms.get(key)
+        return -1 if due_ms is None else due_ms - self.now_ms()
+
+    def copy(self) -> "Keyspace":
+        """Return what a replica or a file holds now. O(fields)."""
+        other = Keyspace(self.now_ms)
+        other._values = {k: dict(v) if isinstance(v, dict) else v for k, v in self._values.items()}
+        other._due_ms = dict(self._due_ms)
+        return other

@@ -1,0 +1,138 @@
+"""An event loop in virtual time: one for each process of a world, so that one can stand still."""
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from heapq import heappop, heappush
+from typing import Any, TypeVar
+
+__all__ = ["ProcessLoop"]
+
+T = TypeVar("T")
+Work = Coroutine[Any, Any, T] | Generator[Any, None, T]
+
+
+class ProcessLoop(asyncio.AbstractEventLoop):
+    """Runs callbacks and tasks when its owner says so, by the clock that its owner gives it."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        #: The process's own clock, which is neither right nor as quick as others.
+        self.now_ns = now_ns
+        #: Errors that no task took.
+        self.errors: list[BaseException] = []
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._entries = 0
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def run_due(self) -> None:
+        """Run everything that is ready or due, until nothing is. O(callbacks * log n)."""
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            while self._collect():
+                for _ in range(len(self._ready)):
+                    handle = self._ready.popleft()
+                    if not handle.cancelled():
+                        handle._run()
+        finally:
+            asyncio._set_running_loop(before)
+
+    def _collect(self) -> bool:
+        """Let timers that are due be ready; return whether anything is."""
+        timers, now = self._timers, self.time()
+        while timers and (timers[0][0] <= now or timers[0][2].cancelled()):
+            self._ready.append(heappop(timers)[2])
+        return bool(self._ready)
+
+    def next_ns(self) -> int | None:
+        """Return the time of the next timer, by this loop's clock; None without one."""
+        while self._timers and self._timers[0][2].cancelled():
+            heappop(self._timers)
+        return None if not self._timers else int(self._timers[0][0] * 1e9) + 1
+
+    def cancel_all(self) -> None:
+        """Cancel all tasks, in the order of their begin. O(tasks)."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+        return self.now_ns() / 1e9
+
+    def call_soon(  # type: ignore[override] # type variables add nothing here
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Run a callback in the next round. O(1)."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run a callback after a while. O(log n)."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run a callback at a time. O(log n)."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._entries += 1
+        heappush(self._timers, (when, self._entries, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Take note; the timer is dropped when its time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, work: Work[T], *, name: str | None = None, context: Any = None
+    ) -> asyncio.Task[T]:
+        """Run a coroutine as a task."""
+        task: asyncio.Task[T] = asyncio.Task(work, loop=self, name=name, context=context)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.errors.append(error)
+
+    async def run_in_executor(  # type: ignore[override]
+        self, executor: None, work: Callable[..., T], *args: Any
+    ) -> T:
+        """Call a function at once: a world has no threads."""
+        return work(*args)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep an error that no one took; what a future held that no one reads is none."""
+        if "never retrieved" in context.get("message", ""):
+            return
+        self.errors.append(context.get("exception") or RuntimeError(context.get("message")))
+
+    def get_debug(self) -> bool:
+        """Tasks ask for it."""
+        return False
+
+    def is_running(self) -> bool:
+        """Tasks that are destroyed ask for it."""
+        return False
+
+    def is_closed(self) -> bool:
+        """Tasks that are destroyed ask for it."""
+        return False

@@ -1,0 +1,111 @@
+"""Books on who leads a set, kept from terms that begin and from verdicts.
+
+The promises: no term repeats or goes back; a verdict of an ended term comes from no scheduler once
+the next leader has begun; and an engine that fences obeys one leader at a time.
+"""
+
+from typing import Any
+
+from schedsvc.lab.faults.auditor.records import require
+
+__all__ = ["Fence", "TermBooks"]
+
+_S = 1_000_000_000
+#: After the store lost data, or its clock was set forward, two members may lead for a term and the
+#: time in which the earlier one hears of the other.
+_OVERLAP_NS = 4 * _S
+
+
+class Fence:
+    """The highest leadership that the processes of one engine have seen."""
+
+    def __init__(self) -> None:
+        self.highest: tuple[int, str] = (0, "")
+
+    def obeys(self, term: int, leader: str) -> bool:
+        """Whether a verdict has an effect: its term is the highest, and of one leader. O(1)."""
+        highest, holder = self.highest
+        if term < highest or (term == highest and leader != holder):
+            return False
+        self.highest = term, leader
+        return True
+
+
+class TermBooks:
+    """The terms of one set."""
+
+    def __init__(self) -> None:
+        #: Term and leader, in the order in which they began.
+        self.begun: list[tuple[int, str]] = []
+        self._highest = 0
+        #: Since the highest term began.
+        self._has_lost = False
+        self._overlap_until_ns = 0
+        self._obeyed: tuple[int, str] = (0, "")
+        #: By leader: the members that may take the next term, by the store's last answer to it.
+        self._rivals: dict[str, set[str]] = {}
+
+    def began(self, term: int, leader: str) -> None:
+        """Note that a member begins to lead.
+
+        A store that lost data may give a term again, or a lower one, while the members that know of
+        it are away. Until one of these members is there again, clients that have seen the higher
+        term obey no leader.
+        """
+        require(
+            term > self._highest or self._has_lost,
+            "a term repeats or goes back",
+            f"{leader} leads in term {term}, after term {self._highest}",
+        )
+        if term > self._highest:
+            self._highest, self._has_lost = term, False
+        self.begun.append((term, leader))
+
+    def lost(self, now_ns: int) -> None:
+        """Note that the store lost data."""
+        self.overlap(now_ns)
+        self._has_lost = True
+
+    def overlap(self, now_ns: int) -> None:
+        """Note that the term in the store may have ended too early: its clock was set forward."""
+        self._overlap_until_ns = now_ns + _OVERLAP_NS
+
+    def heard(self, words: tuple[Any, ...], answer: Any) -> None:
+        """Look at an answer of the store that its caller reads."""
+        if "schedsvc_term_renew" in words[:2] and answer[0] == b"held":
+            leader = words[7].split(b" ")[2].decode()
+            self._rivals[leader] = set(answer[1].decode().split())
+
+    def _is_unknown(self, leader: str) -> bool:
+        """Whether the present leader was no rival of another one when that one reached the store.
+
+        A leader that does not reach the store goes on if there is no other member; one that starts
+        in that time, or had stood still, takes the next term all the same.
+        """
+        present = self.begun[-1][1].partition("/")[0]
+        return leader in self._rivals and present not in self._rivals[leader]
+
+    def decided(self, term: int, leader: str, now_ns: int) -> None:
+        """Look at a verdict that leaves a scheduler."""
+        require(
+            (term, leader) in self.begun,
+            "a verdict of a term that its scheduler does not lead",
+            f"{leader} in term {term}",
+        )
+        require(
+            (term, leader) == self.begun[-1]
+            or now_ns < self._overlap_until_ns
+            or self._is_unknown(leader),
+            "a scheduler decides after the next leader has begun",
+            f"{leader} in term {term}, while {self.begun[-1][1]} leads in {self.begun[-1][0]}",
+        )
+
+    def obeyed(self, term: int, leader: str) -> None:
+        """Look at a grant that an engine obeys."""
+        last, holder = self._obeyed
+        require(
+            term > last or (term == last and leader == holder),
+            "an engine that fences obeyed two leaders",
+            f"{leader} in term {term} after {holder} in {last}",
+        )
+        self._obeyed = term, leader

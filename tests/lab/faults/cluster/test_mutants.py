@@ -1,0 +1,109 @@
+"""Known bugs of the cluster's code, switched on: the auditor over the sum catches each.
+
+A bug replaces a text that the source of a method has exactly once; so a bug whose place has gone
+fails. Bugs of the core that runs of a cluster catch are in tests/mutants.
+"""
+
+import inspect
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from schedsvc.cluster.leading import Campaign
+from schedsvc.cluster.terms import Terms
+from schedsvc.cluster.totals import SeenTotals
+from schedsvc.driver_calls import Records
+from schedsvc.lab.faults.cluster.options import draw_cluster
+from schedsvc.lab.faults.cluster.store_escrow import Bucket
+from schedsvc.lab.faults.cluster_options import CLUSTER
+from schedsvc.lab.faults.run import Case, run_case
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A method with another text in it, the promise that it breaks, and the kind of run."""
+
+    owner: type
+    method: str
+    right: str
+    wrong: str
+    promise: str
+    kind: str = "is_full"
+
+
+BUGS = {
+    "double-charge": Bug(
+        SeenTotals, "take", "row.charged += grown[0]", "pass",
+        "a member was charged for service that no other member stated",
+    ),
+    "lost-baseline": Bug(
+        SeenTotals, "take", "row is None and joining", "False",
+        "a member was charged for service that no other member stated",
+    ),
+    "fall-is-a-refund": Bug(
+        SeenTotals, "take", "max(0, totals.charged - row.charged)",
+        "abs(totals.charged - row.charged)",
+        "a member was charged for service that no other member stated",
+    ),
+    "split-brain": Bug(
+        Campaign, "_extend",
+        "min(ends_ns, default=term_end_ns(now_ns))", "term_end_ns(now_ns)",
+        "a scheduler decides after the next leader has begun", "is_set",
+    ),
+    "grants-after-a-pause": Bug(
+        Records, "check_term", "boot_ns() >= self.leading.until_ns", "not self.leading.until_ns",
+        "a scheduler decides after the next leader has begun", "is_set",
+    ),
+    "term-goes-back": Bug(
+        Terms, "take", "self.highest + JUMP_MAX - 1)) + 1", "self.highest + JUMP_MAX - 1))",
+        "a term repeats or goes back", "is_set",
+    ),
+    "escrow-grants-twice": Bug(
+        Bucket, "draw", "self.level[k] -= amount", "pass",
+        "more was granted than a shared quota allows", "has_quotas",
+    ),
+}  # fmt: skip
+#: Seeds of a bug's kind among which one at least catches it.
+SEEDS = 24
+
+
+def wrong(bug: Bug) -> object:
+    """Return the method with the bug in it."""
+    found = inspect.getattr_static(bug.owner, bug.method)
+    source = textwrap.dedent(inspect.getsource(found))
+    assert source.count(bug.right) == 1, f"{bug.method} has not exactly one {bug.right!r}"
+    scope: dict[str, object] = {}
+    module = sys.modules[found.__module__]
+    exec(source.replace(bug.right, bug.wrong), vars(module), scope)
+    return scope[bug.method]
+
+
+def seeds(kind: str) -> list[int]:
+    found: list[int] = []
+    for seed in range(CLUSTER, CLUSTER + 500):
+        options = draw_cluster(seed, 2_000, None)
+        is_full = not options.has_quotas and not options.is_set
+        if {"is_full": is_full, "is_set": options.is_set, "has_quotas": options.has_quotas}[kind]:
+            found.append(seed)
+    return found[:SEEDS]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = BUGS[name]
+    monkeypatch.setattr(bug.owner, bug.method, wrong(bug))
+    seen = set()
+    for seed in seeds(bug.kind):
+        seen.add(run_case(Case(seed)).violation.partition(":")[0])
+        if bug.promise in seen:
+            return
+    pytest.fail(f"no seed caught it; seen: {seen}")
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_has_its_place_in_the_source(name: str) -> None:
+    assert wrong(BUGS[name])

@@ -1,0 +1,63 @@
+"""Runs of a cluster: seeds hold, one seed is one run, and each fault happens."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from schedsvc.cli import main
+from schedsvc.lab.faults.cluster.options import draw_cluster
+from schedsvc.lab.faults.cluster_options import CLUSTER, CLUSTER_FAULTS
+from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
+
+
+def held(first: int, count: int) -> Tally:
+    tally = Tally()
+    for _ in run_cases((Case(CLUSTER + seed) for seed in range(first, first + count)), tally):
+        pass
+    assert tally.failures == []
+    return tally
+
+
+def test_seeds_hold() -> None:
+    assert held(0, 4).events > 4 * 2_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_hundred_seeds_hold_and_every_fault_happens() -> None:
+    tally = held(1_000, 200)
+    assert {name for name in CLUSTER_FAULTS if not tally.faults[name]} == set()
+
+
+def test_options_differ() -> None:
+    drawn = [draw_cluster(CLUSTER + seed, 2_000, None) for seed in range(200)]
+    assert {len(options.members) for options in drawn} == {2, 3, 4, 5}
+    assert {options.outage for options in drawn} == {"share", "hold"}
+    assert 50 < sum(options.has_quotas for options in drawn) < 150
+    assert draw_cluster(CLUSTER, 2_000, frozenset({"store-killed", "burst"})).faults == {
+        "store-killed"
+    }
+
+
+def test_one_seed_is_one_run() -> None:
+    first, second = run_case(Case(CLUSTER + 3, 500)), run_case(Case(CLUSTER + 3, 500))
+    assert first == second
+    assert first.digest != run_case(Case(CLUSTER + 4, 500)).digest
+
+
+def test_the_command_counts_from_the_first_and_goes_on(tmp_path: Path) -> None:
+    file = str(tmp_path / "totals.json")
+    command = ["simtest", "--cluster", "--seed", "5", "--totals", file, "--json", "--seeds"]
+    result = CliRunner().invoke(main, [*command, "1"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["first_seed"] == CLUSTER + 5
+    report = json.loads(CliRunner().invoke(main, [*command, "2"]).stdout)
+    assert (report["seeds"], report["violations"]) == (2, 0)
+
+
+def test_cluster_goes_with_seeds_only() -> None:
+    result = CliRunner().invoke(main, ["simtest", "--cluster", "--regressions"])
+    assert result.exit_code == 2
+    assert "--regressions cannot be given with --cluster" in result.output
