@@ -31,7 +31,7 @@ class Failover(Found):
     reserved_max: int = 0
     #: Grants of a leader whose term was over, which the client ignored.
     late: int = 0
-    #: What else was wrong.
+    #: Other rules that it broke.
     violations: list[str] = field(default_factory=list)
 
     @property

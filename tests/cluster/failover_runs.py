@@ -39,7 +39,7 @@ status: 0: all are there, and none is wrong; 1: one is wrong; 2: some are missin
 
 @dataclass(frozen=True)
 class Asked:
-    """What has to be run, and where its results are."""
+    """The failovers that are asked for, and the file of their results."""
 
     kinds: tuple[str, ...]
     each: int

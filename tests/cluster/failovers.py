@@ -68,7 +68,7 @@ class World:
         await until(lambda: self.load.granted(1) >= 10 * loops, "requests are granted")
 
     async def end_leader(self, kind: str, stopped_s: float) -> None:
-        """Let the leader end in one way; a leader that can come back has to stand by then."""
+        """Let the leader end in one way; one that goes on has to stand by then."""
         if self.network is not None:
             self.network.cut()
             await until(lambda: self.load.granted(2) > 0, "b grants")

@@ -21,7 +21,7 @@ _ENDS = (pb.LEASE_STATE_VOID, pb.LEASE_STATE_ENDED, pb.LEASE_STATE_UNKNOWN)
 
 @dataclass
 class Found:
-    """What an audit has against the set, as sentences."""
+    """Sentences that an audit has against the set."""
 
     broken_streams: list[str] = field(default_factory=list)
     over_grants: list[str] = field(default_factory=list)

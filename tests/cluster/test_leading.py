@@ -70,6 +70,12 @@ async def test_a_leader_states_its_term(pair: tuple[LedServer, LedServer]) -> No
             refused = await stub.Admit(ask(max_output_tokens=1 << 20), metadata=proof())
         assert refused.HasField("refusal")
         assert refused.leadership == answer.leadership
+        lease = {"lease_id": answer.grant.lease_id, "pool_epoch": answer.grant.pool_epoch}
+        async with calling(a) as stub:
+            report = pb.ProgressRequest(leases=[pb.LeaseProgress(**lease)])
+            renewed = await stub.Progress(report, metadata=proof())
+            done = await stub.Complete(pb.CompleteRequest(**lease), metadata=proof())
+        assert renewed.leadership == done.leadership == answer.leadership
         async with calling(a) as stub:
             call = stub.Session(metadata=proof())
             await call.write(hello())

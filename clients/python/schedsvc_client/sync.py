@@ -285,15 +285,17 @@ class Scheduler:
                 raise unavailable(f"{target}: no answer for {silent_s:g} s")
 
     def _answers(self, target: str, timeout_s: float) -> bool:
-        """Whether a scheduler answers anything: a Progress of no lease changes nothing."""
+        """Whether a scheduler answers anything: a Progress of no lease changes nothing.
+
+        An answer under a term that is over is none.
+        """
         progress = self._calls.method(target, _METHODS.Progress)
+        metadata = self._calls.context.metadata()
         try:
-            progress(
-                pb.ProgressRequest(), timeout=timeout_s, metadata=self._calls.context.metadata()
-            )
+            response = progress(pb.ProgressRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        return True
+        return self._calls.context.is_obeyed(response)
 
     def _judge(self, admission: Admission, response: pb.AdmitResponse) -> None:
         admission.queue_duration_us = response.queue_duration_us
