@@ -14,9 +14,9 @@ const request = { tenant: 'red', inputTokens: [100], maxOutputTokens: 20 };
 /** A scheduler that grants its own lease, unless it names a leader, fails, or hangs. */
 class Leader {
   constructor(leaseId) {
-    Object.assign(this, { leaseId, leadership: null, leader: undefined, hangs: false, ttlMs: 30_000 });
+    Object.assign(this, { leaseId, leadership: null, leader: undefined, hangs: false });
     Object.assign(this, { admits: [], reports: 0, ends: 0, terms: [], code: undefined });
-    this.state = 'LEASE_STATE_LIVE';
+    Object.assign(this, { state: 'LEASE_STATE_LIVE', ttlMs: 30_000 });
   }
 
   #answers(call, answer, respond) {
@@ -213,6 +213,17 @@ test('a leader that failed is not followed', () => {
   targets.moveOn('a:1');
   targets.moveOn('b:2', 'a:1');
   assert.equal(targets.current, 'c:3');
+});
+
+test('a silent target is passed over while another answers', () => {
+  const targets = new Targets('a:1,b:2');
+  targets.moveOn('a:1', '', { nowMs: 1_000, silentMs: 1_500 });
+  for (const nowMs of [1_100, 2_400]) {
+    targets.moveOn('b:2', 'a:1', { nowMs });
+    assert.equal(targets.current, 'b:2');
+  }
+  targets.moveOn('b:2', 'a:1', { nowMs: 2_500 });
+  assert.equal(targets.current, 'a:1');
 });
 
 test('one target is obeyed without a term', () => {

@@ -239,8 +239,11 @@ export class Scheduler {
       } catch (error) {
         const elsewhere = error instanceof CallFailed && !OF_CALLER.includes(error.code);
         if (!this.#targets.several || !elsewhere) throw error;
-        this.#targets.moveOn(target, error.leader);
         const nowMs = performance.now();
+        // A call that was watched is cancelled by this client alone.
+        const isSilent = [status.DEADLINE_EXCEEDED, status.CANCELLED].includes(error.code);
+        const silentMs = isSilent ? this.#silentAfterMs : 0;
+        this.#targets.moveOn(target, error.leader, { nowMs, silentMs });
         // It was held by a scheduler that answered until then.
         if (nowMs - beganMs > this.#failoverWaitMs) awaySinceMs = nowMs;
         const pauseMs = JITTER_MS * Math.random();

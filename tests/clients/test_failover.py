@@ -145,7 +145,7 @@ async def test_open_stream_of_a_stale_leader_ends_no_lease(pair: Pair, until: Un
         other = session(f"{b.target},{a.target}")
         other.start()
         await until(lambda: other.state is SessionState.CONNECTED)
-        a.leader = b.target  # to whoever connects; the open stream goes on
+        a.leader = b.target  # the open stream goes on
         a.statuses[100] = pb.LEASE_STATE_VOID
         it.progress(input_tokens=5, output_tokens=3)
         await until(lambda: a.books[100].progress)

@@ -10,19 +10,21 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 _TOOLS = ("ip", "iptables", "unshare", "nsenter", "setpriv")
 #: For benchmarks of networks (RFC 2544), so no real host has them. Four addresses for each link.
 _FIRST, _LINKS = (198 << 24) | (18 << 16), 1 << 15
+#: The names of namespaces and links end with the id of the process that made them.
+_PREFIX = "cut"
 
 
 class CutNetwork:
     """One namespace, whose process may be cut off from this host."""
 
     def __init__(self) -> None:
-        number = os.getpid() % _LINKS
-        self._name = f"cut{number}"
-        base = _FIRST + 4 * number
+        self._name = f"{_PREFIX}{os.getpid()}"
+        base = _FIRST + 4 * (os.getpid() % _LINKS)
         #: The addresses of this host and of the process in the namespace.
         self.host, self.inside = (_dotted(base + 1), _dotted(base + 2))
 
@@ -32,8 +34,11 @@ class CutNetwork:
         return ("nsenter", f"--net=/run/netns/{self._name}")
 
     def open(self) -> None:
-        """Make the namespace and its link. An earlier process of this id may have left them."""
-        self.close()
+        """Make the namespace and its link, and remove what killed processes have left."""
+        for left in Path("/run/netns").glob(f"{_PREFIX}*"):
+            if not Path("/proc", left.name.removeprefix(_PREFIX)).exists():
+                _remove(left.name)
+        _remove(self._name)
         _run("ip", "netns", "add", self._name)
         peer = ("peer", "name", "inside", "netns", self._name)
         _run("ip", "link", "add", self._name, "type", "veth", *peer)
@@ -45,8 +50,7 @@ class CutNetwork:
 
     def close(self) -> None:
         """Take the namespace away, and its link with it."""
-        for words in (("link", "del", self._name), ("netns", "del", self._name)):
-            subprocess.run(("ip", *words), stderr=subprocess.DEVNULL, check=False)
+        _remove(self._name)
 
     def cut(self) -> None:
         """Drop what comes and goes. Connections stay open, and hear nothing any more."""
@@ -78,6 +82,11 @@ def missing() -> str:
         return f"not on the PATH: {', '.join(absent)}"
     tried = subprocess.run(("unshare", "--net", "iptables", "-L"), capture_output=True, check=False)
     return tried.stderr.decode(errors="replace").strip() if tried.returncode else ""
+
+
+def _remove(name: str) -> None:
+    for what in ("link", "netns"):
+        subprocess.run(("ip", what, "del", name), stderr=subprocess.DEVNULL, check=False)
 
 
 def _dotted(address: int) -> str:

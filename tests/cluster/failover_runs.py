@@ -4,19 +4,19 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from .cut_network import missing
-from .failover_load import Failover
 from .failovers import GAP_S_MAX, KINDS, NotBegunError, one
 from .member_process import DIES_WITH_PARENT
 
@@ -33,7 +33,8 @@ example:
   python -m tests.cluster.failovers --each 100 --out out/failovers
 
 The results are lines of JSON in OUT/results.jsonl. A run goes on with those that are missing. Exit
-status: 0: all are there, and none is wrong; 1: one is wrong; 2: some are missing.
+status: 0: all are there, and none is wrong; 1: one is wrong; 2: some are missing. OUT/wrong has
+the logs of the members whose failover was wrong.
 """
 
 
@@ -69,8 +70,11 @@ class Asked:
             out.write(line)
 
 
-def run_one(kind: str, number: int) -> Row | None:
-    """Run one failover; None if none began, because the members did not come up."""
+def run_one(kind: str, number: int, out: Path) -> Row | None:
+    """Run one failover; None if none began, because the members did not come up.
+
+    If it was wrong, the logs of its members are kept in `out`.
+    """
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(prefix="fo-") as folder:
             try:
@@ -78,12 +82,17 @@ def run_one(kind: str, number: int) -> Row | None:
             except NotBegunError as error:
                 print(f"{kind} {number} did not begin: {error}", file=sys.stderr)
                 continue
-            except Exception as error:
-                traceback.print_exc()
-                seen = Failover(kind=kind, violations=[f"{type(error).__name__}: {error}"])
             seen.number = number
+            if seen.wrong:
+                _keep_logs(Path(folder), out / "wrong" / f"{kind}-{number}")
             return asdict(seen)
     return None
+
+
+def _keep_logs(folder: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for log in folder.glob("*.log"):
+        shutil.copy(log, out)
 
 
 def work(asked: Asked, part: int, parts: int, end_s: float) -> None:
@@ -93,12 +102,13 @@ def work(asked: Asked, part: int, parts: int, end_s: float) -> None:
             continue
         if time.time() >= end_s:
             return
-        row = run_one(kind, number)
+        row = run_one(kind, number, asked.out)
         if row is not None:
             asked.add(row)
             broken, over, other = counted([row])
             print(
-                f"{kind} {number}: gap {row['gap_s']:.2f} s, {row['granted']} grants,"
+                f"{datetime.now():%H:%M:%S} {kind} {number}: gap {row['gap_s']:.2f} s,"
+                f" {row['granted']} grants,"
                 f" {broken} broken streams, {over} over-grants, {other} other violations",
                 flush=True,
             )

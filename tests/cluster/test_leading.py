@@ -235,6 +235,23 @@ async def test_a_leader_stops_if_another_member_may_lead(
         await refusal(a)
 
 
+async def test_a_leader_survives_one_renewal_that_hangs(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        store.ask("HSET", term_keys_of("prod", POOL_SET)[2], "b", "99999999999999")
+        await until(lambda: "b" in a._campaign._rivals, "it knows of b")
+        renewed_ns = a.leading.until_ns
+        await until(lambda: a.leading.until_ns > renewed_ns, "it has just renewed its term")
+        store.pause()
+        await until(lambda: bool(a.leading.problem), "a renewal has failed")
+        store.resume()
+        await until(lambda: not a.leading.problem or not a.driver.leads, "the next one")
+        assert a.driver.leads
+
+
 async def test_a_promise_lets_a_leader_go_on(
     pair: tuple[LedServer, LedServer], store: StoreServer
 ) -> None:

@@ -23,7 +23,7 @@ from schedsvc_client.errors import (
     from_rpc_error,
     is_final,
     refused,
-    unavailable,
+    silent,
 )
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
@@ -282,7 +282,7 @@ class Scheduler:
                     self._probes.judged(target, answered=answered)
             if self._probes.is_silent(target):
                 silent_s = self._options.failover_silent_after_s
-                raise unavailable(f"{target}: no answer for {silent_s:g} s")
+                raise silent(f"{target}: no answer for {silent_s:g} s")
 
     def _answers(self, target: str, timeout_s: float) -> bool:
         """Whether a scheduler answers anything: a Progress of no lease changes nothing.

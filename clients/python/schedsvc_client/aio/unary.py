@@ -24,7 +24,7 @@ from schedsvc_client.errors import (
     from_rpc_error,
     is_final,
     refused,
-    unavailable,
+    silent,
 )
 from schedsvc_client.fence import Fence
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
@@ -207,7 +207,7 @@ class AsyncScheduler(Asker):
             if not call.done() and self._probes.is_silent(target):
                 call.cancel()
                 silent_s = self._options.failover_silent_after_s
-                raise unavailable(f"{target}: no answer for {silent_s:g} s")
+                raise silent(f"{target}: no answer for {silent_s:g} s")
 
     async def _answers(self, target: str, timeout_s: float) -> bool:
         """Whether a scheduler answers anything: a Progress of no lease changes nothing.
