@@ -32,7 +32,7 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 .PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares failovers \
 	usage-proof advise-bars tree-proof \
-	demo demo-failover bench dist test-dist image test-image test-chart clean
+	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -145,6 +145,9 @@ demo: build ## The noisy neighbour, without and with the scheduler, on the embed
 
 demo-failover: build ## The leader of two schedulers is killed under load; a minute.
 	$(BIN)/schedsvc demo --failover --out out/demo-failover
+
+demo-cluster: build ## Four schedulers share one fairness; their store is killed; a minute.
+	$(BIN)/schedsvc demo --cluster --out out/demo-cluster
 
 bench: build ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench
