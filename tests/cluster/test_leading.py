@@ -361,3 +361,17 @@ async def test_a_reload_names_a_secret_that_has_changed(
         for _ in range(2):
             first.reconfigure(config)
             assert first._loading.waiting == ("cluster.secret_file",)
+
+
+async def test_a_standby_takes_no_part_of_a_limit(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, b = pair
+    async with running(a, b):
+        await until(lambda: bool(a.leading.followers), "b follows")
+        sharing = a.driver.sharing
+        assert sharing is not None
+        await until(lambda: bool(sharing.members), "a has exchanged totals")
+        store.kill()
+        await until(lambda: bool(sharing.quota_problem) and sharing.divided_by > 0, "its part")
+        assert (sharing.members, sharing.divided_by) == (("a",), 1)
