@@ -29,9 +29,9 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
-	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares usage-proof \
-	advise-bars tree-proof \
-	demo demo-failover bench dist test-dist image test-image test-chart clean
+	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares failovers \
+	usage-proof advise-bars tree-proof \
+	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,9 @@ test-fuzz: build ## Every parser with hostile input, the core watching its memor
 cluster-shares: build ## Weights 4:1 at two schedulers, for three ways of ingress: four minutes.
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/cluster/test_shares.py
 
+failovers: build ## 400 failovers under load, of four kinds; an hour as root, goes on.
+	nice -n 5 $(BIN)/python -m tests.cluster.failovers --each 100 --out out/failovers
+
 usage-proof: build ## The usage ledger over a million requests and 20 kills; goes on where it was.
 	nice -n 19 $(BIN)/python -m tests.usage.proof --out out/usage-proof
 
@@ -141,6 +144,9 @@ demo: build ## The noisy neighbour, without and with the scheduler, on the embed
 
 demo-failover: build ## The leader of two schedulers is killed under load; a minute.
 	$(BIN)/schedsvc demo --failover --out out/demo-failover
+
+demo-cluster: build ## Four schedulers share one fairness; their store is killed; a minute.
+	$(BIN)/schedsvc demo --cluster --out out/demo-cluster
 
 bench: build ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench

@@ -122,6 +122,8 @@ class Records:
         self.leading: Leading | None = None
         #: The core decides only until the time that `leading` holds.
         self.is_under_term = False
+        #: The serialised Leadership that answers state; empty without a term.
+        self.leadership = b""
 
     def begin(self, core: "Scheduler") -> int:
         """Return the time of an event that may take from quotas, and end chunks that are over."""

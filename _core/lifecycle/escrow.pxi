@@ -29,9 +29,12 @@ cdef int hold_escrow(Core core, int32_t node) except -1:
     if n.escrow == NULL:
         n.escrow = <Escrow*>grow(NULL, 0, 1, sizeof(Escrow))
     n.escrow.share = core.quotas.escrow_share
+    n.escrow.told_ns = core.now_ns
     for k in range(RATES):
         n.at_ns[k] = core.now_ns
-        n.escrow.due_ns[k] = n.escrow.left[k] = 0
+        n.escrow.due_ns[k] = 0
+        # The store has not said anything yet, and it keeps what members left.
+        n.escrow.left[k] = max(<int64_t>0, n.level[k] // MICRO)
         if n.escrow.share == 0:
             n.level[k] = -((max(<int64_t>0, -n.level[k]) + MICRO - 1) // MICRO * MICRO)
     core.quotas.changed.mark(node)
@@ -97,6 +100,7 @@ cdef tuple grant_chunk(Core core, bytes key, amounts, dues_ns, left, int64_t end
         n.escrow.due_ns[k], n.escrow.left[k] = dues_ns[k], left[k]
         core.digest_value = mix(core.digest_value, <uint64_t>units)
         applied.append(units)
+    n.escrow.told_ns = core.now_ns
     if ends_ns:
         n.escrow.ends_ns = ends_ns
     core.quotas.changed.mark(node)

@@ -11,6 +11,7 @@ ctypedef struct Escrow:
     int64_t ends_ns  # of the chunks
     int64_t due_ns[RATES]  # when the store can have enough for what waits; in the past: unknown
     int64_t left[RATES]  # what its buckets held at its last answer, 0 or more
+    int64_t told_ns  # of that answer
 
 
 cdef inline bint is_held(const Escrow* e) noexcept nogil:
@@ -42,6 +43,16 @@ cdef void refill_escrow(
     else:
         level[0] += ticks * rate
         at_ns[0] += ticks * QUOTA_TICK_NS * e.share
+
+
+cdef inline int64_t could_hold(
+    const Escrow* e, int which, int64_t rate, int64_t level, int64_t now_ns
+) noexcept nogil:
+    """The most that a member could take by now, in millionths: its chunk, the level of the store at
+    its last answer, and the growth since then. O(1)."""
+    cdef int64_t ticks = min((now_ns - e.told_ns) // QUOTA_TICK_NS, MICRO)  # a minute fills it
+    cdef int64_t stored = min(e.left[which] * MICRO + max(<int64_t>0, ticks) * rate, rate * MICRO)
+    return min(max(<int64_t>0, level) + stored, rate * MICRO)
 
 
 cdef inline int64_t escrow_due_ns(

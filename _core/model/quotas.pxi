@@ -303,8 +303,9 @@ cdef class Quotas:
                 if n.rate[k]:
                     refill(&n, k, max(now_ns, self.now_ns))
                     if is_held(n.escrow):  # of all members together
-                        n.level[k] = max(<int64_t>0, n.level[k]) + n.escrow.left[k] * MICRO
-                        n.level[k] = min(n.level[k], n.rate[k] * MICRO)
+                        n.level[k] = could_hold(
+                            n.escrow, k, n.rate[k], n.level[k], max(now_ns, self.now_ns)
+                        )
                     left = max(<int64_t>0, n.level[k] // MICRO)
                     if told[k].limit == 0 or left < told[k].left:
                         told[k].limit, told[k].left = n.rate[k], left

@@ -3,6 +3,7 @@
 
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Metadata, Server, ServerCredentials, status } from '@grpc/grpc-js';
 import { serviceClient } from './contract.mjs';
 import { Scheduler } from './schedsvc.mjs';
@@ -14,7 +15,8 @@ const request = { tenant: 'red', inputTokens: [100], maxOutputTokens: 20 };
 class Leader {
   constructor(leaseId) {
     Object.assign(this, { leaseId, leadership: null, leader: undefined, hangs: false });
-    Object.assign(this, { admits: [], terms: [], code: undefined });
+    Object.assign(this, { admits: [], reports: 0, ends: 0, terms: [], code: undefined });
+    Object.assign(this, { state: 'LEASE_STATE_LIVE', ttlMs: 30_000 });
   }
 
   #answers(call, answer, respond) {
@@ -33,13 +35,22 @@ class Leader {
     this.server.addService(serviceClient().service, {
       admit: (call, answer) => {
         this.admits.push(call.request);
-        const grant = { leaseId: this.leaseId, pool: 'main', poolEpoch: '1', ttlMs: 30_000 };
+        const { ttlMs } = this;
+        const grant = { leaseId: this.leaseId, pool: 'main', poolEpoch: '1', ttlMs };
         const { leadership } = this;
         this.#answers(call, answer, () => ({ outcome: 'OUTCOME_GRANTED', grant, leadership }));
       },
       complete: (call, answer) =>
-        this.#answers(call, answer, () => ({ outcome: call.request.outcome })),
-      progress: (call, answer) => this.#answers(call, answer, () => ({ leases: [] })),
+        this.#answers(call, answer, () => {
+          this.ends += 1;
+          return { outcome: call.request.outcome, leadership: this.leadership };
+        }),
+      progress: (call, answer) =>
+        this.#answers(call, answer, () => {
+          const leases = call.request.leases.map(({ leaseId }) => ({ leaseId, state: this.state }));
+          this.reports += leases.length;
+          return { leases, leadership: this.leadership };
+        }),
       stats: (call, answer) => this.#answers(call, answer, () => ({ draining: true })),
     });
     this.port = await new Promise((resolve, reject) => {
@@ -157,6 +168,27 @@ for (const [name, leadership] of [
   });
 }
 
+for (const [name, leadership] of [
+  ['a lower term', { term: '4', leader: 'b/1' }],
+  ['an equal term of another leader', { term: '5', leader: 'b/1' }],
+  ['no term', null],
+]) {
+  test(`the state and the end of a lease under ${name} have no effect`, async () => {
+    Object.assign(a, { leadership: { term: '5', leader: 'a/1' }, ttlMs: 60 });
+    Object.assign(b, { leadership, state: 'LEASE_STATE_VOID' });
+    const admission = await client({ failoverWaitMs: 60_000 }).admit(request);
+    a.leader = b.target;
+    while (b.reports < 2) await sleep(5);
+    assert.equal(admission.signal.aborted, false);
+    const ending = admission.complete();
+    while (b.ends < 2) await sleep(5);
+    assert.equal(a.ends, 0);
+    a.leader = undefined;
+    assert.equal((await ending).outcome, 'OUTCOME_COMPLETED');
+    assert.equal(a.ends, 1);
+  });
+}
+
 test('an answer about the caller is final', async () => {
   a.code = status.UNAUTHENTICATED;
   await assert.rejects(client().stats(), { name: 'CallFailed', code: 16 });
@@ -181,6 +213,17 @@ test('a leader that failed is not followed', () => {
   targets.moveOn('a:1');
   targets.moveOn('b:2', 'a:1');
   assert.equal(targets.current, 'c:3');
+});
+
+test('a silent target is passed over while another answers', () => {
+  const targets = new Targets('a:1,b:2');
+  targets.moveOn('a:1', '', { nowMs: 1_000, silentMs: 1_500 });
+  for (const nowMs of [1_100, 2_400]) {
+    targets.moveOn('b:2', 'a:1', { nowMs });
+    assert.equal(targets.current, 'b:2');
+  }
+  targets.moveOn('b:2', 'a:1', { nowMs: 2_500 });
+  assert.equal(targets.current, 'a:1');
 });
 
 test('one target is obeyed without a term', () => {

@@ -45,6 +45,8 @@ const OF_CALLER = [
   status.PERMISSION_DENIED,
   status.RESOURCE_EXHAUSTED,
 ];
+// Their answers have an effect on requests, so only the latest leader may give them.
+const FENCED = new Set(['Admit', 'Progress', 'Complete']);
 // Unanswered probes in a row after which a scheduler that holds a call is silent.
 const PROBES = 3;
 
@@ -237,8 +239,11 @@ export class Scheduler {
       } catch (error) {
         const elsewhere = error instanceof CallFailed && !OF_CALLER.includes(error.code);
         if (!this.#targets.several || !elsewhere) throw error;
-        this.#targets.moveOn(target, error.leader);
         const nowMs = performance.now();
+        // A call that was watched is cancelled by this client alone.
+        const isSilent = [status.DEADLINE_EXCEEDED, status.CANCELLED].includes(error.code);
+        const silentMs = isSilent ? this.#silentAfterMs : 0;
+        this.#targets.moveOn(target, error.leader, { nowMs, silentMs });
         // It was held by a scheduler that answered until then.
         if (nowMs - beganMs > this.#failoverWaitMs) awaySinceMs = nowMs;
         const pauseMs = JITTER_MS * Math.random();
@@ -251,7 +256,7 @@ export class Scheduler {
 
   // Drop an answer of a scheduler that leads no more.
   #check(target, method, response) {
-    if (method === 'Admit' && !this.#fence.obeys(response.leadership)) {
+    if (FENCED.has(method) && !this.#fence.obeys(response.leadership)) {
       const term = response.leadership?.term ?? 0;
       const details = `${target} answers under term ${term}, but ${this.#fence.term} is known`;
       throw new CallFailed(method, { code: status.UNAVAILABLE, details });
@@ -300,8 +305,10 @@ export class Scheduler {
       const service = 'SchedulerService';
       const nothing = { leases: [] };
       try {
-        await this.#attempt(service, target, 'Progress', nothing, undefined, Date.now() + stepMs);
-        probe.missed = 0;
+        const untilMs = Date.now() + stepMs;
+        const found = await this.#attempt(service, target, 'Progress', nothing, undefined, untilMs);
+        // An answer under a term that is over is none.
+        probe.missed = this.#fence.obeys(found.leadership) ? 0 : probe.missed + 1;
       } catch (error) {
         probe.missed = error.code === status.DEADLINE_EXCEEDED ? probe.missed + 1 : 0;
       }

@@ -8,6 +8,7 @@ export const JITTER_MS = 200;
 /** The targets of one client, separated by commas. Throws if one is empty or listed twice. */
 export class Targets {
   #failed = new Set();
+  #silentUntilMs = new Map();
 
   constructor(text) {
     this.all = text.split(',').map((part) => part.trim());
@@ -28,17 +29,23 @@ export class Targets {
   /** Take note that the current target serves this client. */
   answered() {
     this.#failed.clear();
+    this.#silentUntilMs.clear();
   }
 
   /**
    * Move on from a target that failed: to the leader that it named, if that one is in the list and
-   * has not failed itself; else to the next. No effect if another call has moved on already.
+   * has not failed itself; else to the next. `silentMs`: it gave no answer, and is passed over for
+   * that time while others answer. No effect if another call has moved on already.
    */
-  moveOn(failed, leader) {
+  moveOn(failed, leader, { nowMs = 0, silentMs = 0 } = {}) {
     if (failed !== this.current || !this.several) return;
     this.#failed.add(failed);
-    if (this.all.includes(leader) && !this.#failed.has(leader)) this.current = leader;
-    else this.current = this.all[(this.all.indexOf(failed) + 1) % this.all.length];
+    if (silentMs) this.#silentUntilMs.set(failed, nowMs + silentMs);
+    const at = this.all.indexOf(failed) + 1;
+    const ring = [...this.all.slice(at), ...this.all.slice(0, at)];
+    const heard = ring.filter((target) => (this.#silentUntilMs.get(target) ?? 0) <= nowMs);
+    if (heard.includes(leader) && !this.#failed.has(leader)) this.current = leader;
+    else this.current = heard[0] ?? ring[0];
     if (this.#failed.size === this.all.length) this.#failed.clear();
   }
 }

@@ -34,8 +34,10 @@ _log = structlog.get_logger("schedsvc.cluster")
 
 _RENEW_S = 0.5
 _TRY_S = 0.1
-#: One try: connecting and one call. Well below a term, so that a try that hangs loses none.
+#: One try: connecting and one call.
 _ATTEMPT_S = 1.0
+#: One try to renew: two that hang, and the pauses before them, fit into a term.
+_RENEW_ATTEMPT_S = 0.6
 _TERM_NS = TERM_MS * 1_000_000
 
 
@@ -103,15 +105,17 @@ class Campaign:
 
     async def lead(self) -> None:
         """Renew the term until it is lost; at once at first, to hear of other members."""
+        pause_s = 0.0
         while True:
-            if self._rivals is not None or self._leading.problem:
-                await self._pause(_RENEW_S)
+            if pause_s:
+                await self._pause(pause_s)
             try:
-                async with asyncio.timeout(_ATTEMPT_S):
+                async with asyncio.timeout(_RENEW_ATTEMPT_S):
                     found = await self._terms.renew(await self._connected())
             except (StoreError, TimeoutError) as error:
-                await self._failed(error)
+                await self._failed(error, _RENEW_ATTEMPT_S)
                 self._extend()
+                pause_s = _TRY_S
             else:
                 if isinstance(found, Term):
                     self._note(found)
@@ -119,6 +123,7 @@ class Campaign:
                     return
                 self._leading.until_ns, self._rivals = found[0], frozenset(found[1])
                 self._well()
+                pause_s = _RENEW_S
             if boot_ns() >= self._leading.until_ns:
                 self._lose("the store does not answer, and another member can start a term")
                 return
@@ -216,8 +221,8 @@ class Campaign:
         self._link = await open_any(self._settings.store, self._resolve, check_terms_version)
         return self._link
 
-    async def _failed(self, error: Exception) -> None:
-        reason = str(error) or f"no answer within {_ATTEMPT_S:g} s"
+    async def _failed(self, error: Exception, attempt_s: float = _ATTEMPT_S) -> None:
+        reason = str(error) or f"no answer within {attempt_s:g} s"
         if reason != self._leading.problem:
             _log.warning("cluster_terms_unknown", reason=reason)
         self._leading.problem = reason

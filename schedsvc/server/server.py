@@ -162,6 +162,7 @@ class Server:
         self.driver.leading, self.driver.is_under_term = leading, not stands_by
         if not stands_by:
             stated = Leadership(term=leading.term, leader=leading.leader).SerializeToString()
+            self.driver.leadership = stated
             self.driver.change(lambda core, now_ns: core.set_leadership(now_ns, stated))
 
     async def step_down(self) -> None:

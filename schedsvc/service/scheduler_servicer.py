@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import structlog
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1.leader_pb2 import Leadership
 
 from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
 from schedsvc.driver import Broken, Driver
@@ -115,7 +116,7 @@ class Service(ServicerBase):
             raise invalid("leases", f"has more than {_BATCH_MAX:,} entries; send several calls")
         # All or nothing: the core gets none before all are known to be right.
         totals = [_totals(lease, f"leases[{i}].") for i, lease in enumerate(request.leases)]
-        response = pb.ProgressResponse()
+        response = pb.ProgressResponse(leadership=self._stated())
         for lease, (input_tokens, cached_tokens, output_tokens) in zip(
             request.leases, totals, strict=True
         ):
@@ -157,7 +158,13 @@ class Service(ServicerBase):
             cached_input_tokens=ended.cached_input_tokens,
             output_tokens=ended.output_tokens,
             repeated_call=ended.repeated,
+            leadership=self._stated(),
         ).SerializeToString()
+
+    def _stated(self) -> Leadership | None:
+        """Return the leadership under which the core decides; None without a term."""
+        stated = self._driver.leadership
+        return Leadership.FromString(stated) if stated else None
 
     async def stats(self, data: bytes, context: Any) -> bytes:
         """Answer Stats."""

@@ -20,7 +20,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
-from tests.cluster.failovers import MemberProcess
+from tests.cluster.member_process import MemberProcess
 from tests.server.conftest import ask, calling, serving
 
 ROOT = Path(__file__).resolve().parents[2]

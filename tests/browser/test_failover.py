@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.cluster.failovers import Failover, Load, MemberProcess, is_followed, leads, until
+from tests.cluster.failover_load import Failover, Load
+from tests.cluster.member_process import MemberProcess, is_followed, leads, until
 from tests.cluster.members import ready_store
 from tests.cluster.store_server import running_store
 
@@ -39,7 +40,7 @@ async def test_failover_is_seen_at_the_standby(tmp_path: Path, chromium: str, ax
     with running_store(tmp_path) as store:
         await ready_store(store)
         a, b = (MemberProcess(tmp_path, name, store.url) for name in "ab")
-        load = Load(f"{a.target},{b.target}", Failover("kill"))
+        load = Load(f"{a.target},{b.target}", Failover())
         try:
             async with browsing(chromium) as browser:
                 await a.start()
@@ -53,7 +54,7 @@ async def test_failover_is_seen_at_the_standby(tmp_path: Path, chromium: str, ax
                     await expect(notices).to_contain_text(f"the member a leads, at {a.target}.")
                 await looked_at(screens, axe, "standby")
                 load.start(LOOPS)
-                await until(lambda: sum(load.granted.values()) > 20, "a grants")
+                await until(lambda: load.granted(1) > 20, "a grants")
                 a.send(signal.SIGKILL)
                 for screen in screens:
                     await taken_over(screen)

@@ -58,7 +58,7 @@ class FakeScheduler:
         self.credentials = credentials
         self.decide: Decide = lambda request: self.granted()
         self.token: str | None = None
-        # Under which it leads, in its Welcomes and Admit answers.
+        # Under which it leads, in its Welcomes and the answers to Admit, Progress and Complete.
         self.leadership: leader_pb2.Leadership | None = None
         # The target that it names to every caller, as a scheduler that does not lead.
         self.leader: str | None = None
@@ -206,8 +206,7 @@ class FakeScheduler:
         self._judge(request, lambda r: None if future.done() else future.set_result(r))
         try:
             response = pb.AdmitResponse.FromString((await future).SerializeToString())
-            if self.leadership is not None:
-                response.leadership.CopyFrom(self.leadership)
+            response.MergeFrom(pb.AdmitResponse(leadership=self.leadership))
             return response
         except asyncio.CancelledError:
             self._cancel(request.request_id)
@@ -216,7 +215,7 @@ class FakeScheduler:
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
         await self._authenticate(context)
         leases = [self._progress(report) for report in request.leases]
-        return pb.ProgressResponse(leases=leases)
+        return pb.ProgressResponse(leases=leases, leadership=self.leadership)
 
     def _progress(self, report: pb.LeaseProgress) -> pb.LeaseStatus:
         book = self.books.get(report.lease_id)
@@ -234,7 +233,7 @@ class FakeScheduler:
         if book is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
         book.completes.append(request)
-        return pb.CompleteResponse(outcome=request.outcome)
+        return pb.CompleteResponse(outcome=request.outcome, leadership=self.leadership)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._authenticate(context)

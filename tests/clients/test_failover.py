@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from schedsvc_client import ClientOptions, SchedulerUnavailable
 from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
 from .conftest import Pair, Until, both
+from .fake_scheduler import Book
 from .test_gate_silence import SOON_S, Scheduler
 
 QUICK = ClientOptions(
@@ -128,6 +130,29 @@ async def test_stream_ends_when_a_later_leader_is_known(pair: Pair, until: Until
         assert list(a.books) == [100]
         assert len(b.hellos) == 2
         await second.close()
+
+
+async def test_open_stream_of_a_stale_leader_ends_no_lease(pair: Pair, until: Until) -> None:
+    a, b = pair
+    a.leadership = Leadership(term=5, leader="a/1")
+    async with (
+        session(both(pair)) as first,
+        first.admission(input_tokens=5, max_output_tokens=9) as it,
+    ):
+        b.leadership = Leadership(term=6, leader="b/1")
+        b.books[100] = Book("r", "acme")
+        # Another session of the process learns of the new leader first.
+        other = session(f"{b.target},{a.target}")
+        other.start()
+        await until(lambda: other.state is SessionState.CONNECTED)
+        a.leader = b.target  # the open stream goes on
+        a.statuses[100] = pb.LEASE_STATE_VOID
+        it.progress(input_tokens=5, output_tokens=3)
+        await until(lambda: a.books[100].progress)
+        await until(lambda: b.replays)
+        assert it.lost is None
+        assert (b.replays[0].lease_id, b.replays[0].output_tokens) == (100, 3)
+        await other.close()
 
 
 async def test_all_targets_away_end_in_unavailable(pair: Pair, until: Until) -> None:

@@ -70,6 +70,33 @@ def test_leader_that_failed_is_not_followed() -> None:
     assert targets.current == C
 
 
+def test_silent_target_is_passed_over_while_others_answer() -> None:
+    targets = Targets(f"{A},{B}")
+    targets.move_on(A, now_s=1.0, silent_s=1.5)
+    for now_s in (1.1, 2.4):
+        targets.move_on(B, leader=A, now_s=now_s)
+        assert targets.current == B
+    targets.move_on(B, leader=A, now_s=2.5)
+    assert targets.current == A
+
+
+def test_next_target_follows_where_all_are_silent() -> None:
+    targets = Targets(f"{A},{B},{C}")
+    seen = []
+    for now_s in range(4):
+        seen.append(targets.current)
+        targets.move_on(targets.current, now_s=now_s, silent_s=9.0)
+    assert seen == [A, B, C, A]
+
+
+def test_target_that_answers_is_silent_no_more() -> None:
+    targets = Targets(f"{A},{B}")
+    targets.move_on(A, now_s=1.0, silent_s=9.0)
+    targets.answered()
+    targets.move_on(B, now_s=1.1)
+    assert targets.current == A
+
+
 def test_pauses_are_short_only_in_the_failover_wait() -> None:
     options = ClientOptions(failover_wait_s=5.0, backoff_max_s=2.0)
     several, single = Targets(f"{A},{B}"), Targets(A)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from schedsvc_client import ClientOptions, SchedulerUnavailable, Unauthenticated
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.operator import Operator
 from schedsvc_client.sync import Scheduler
+from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
 from .conftest import Pair, Until, both
+from .fake_scheduler import Book
 from .test_failover import two_schedulers  # noqa: F401 - a fixture
 from .test_gate_silence import SOON_S
 from .test_gate_silence import Scheduler as Process
 
 QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.02, call_deadline_s=20)
+#: It goes on for as long as no leader answers.
+PATIENT = replace(QUICK, failover_wait_s=60.0, progress_delay_s=0.005)
 RUN = {"tenant": "acme", "input_tokens": 5, "max_output_tokens": 9}
 Ask = Callable[[str, ClientOptions], Awaitable[int]]
 
@@ -92,6 +98,89 @@ async def test_grant_of_a_stale_leader_is_dropped(
     # It was asked, under the term that the client knows.
     assert list(b.books) == [200]
     assert b.terms[0] == "5"
+
+
+async def run_async(targets: str, steps: Steps) -> None:
+    async with AsyncScheduler(targets, options=PATIENT) as scheduler:
+        it = await scheduler.admission(**RUN).__aenter__()
+        await steps.reported(lambda: it.progress(input_tokens=5), lambda: it.lost)
+        it.complete()
+        await steps.ended()
+
+
+async def run_sync(targets: str, steps: Steps) -> None:
+    loop = asyncio.get_running_loop()
+
+    def wait(step: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result()
+
+    def work() -> None:
+        with Scheduler(targets, options=PATIENT) as scheduler:
+            it = scheduler.admission(**RUN).__enter__()
+            wait(steps.reported(lambda: it.progress(input_tokens=5), lambda: it.lost))
+            with ThreadPoolExecutor() as pool:
+                ending = pool.submit(it.complete)
+                wait(steps.ended())
+                ending.result()
+
+    await asyncio.to_thread(work)
+
+
+class Steps:
+    """Lease 100 of `a` is reported to a stale leader, `b`, which says that it is over."""
+
+    def __init__(self, pair: Pair, until: Until) -> None:
+        self._a, self._b = pair
+        self._until = until
+        self._b.books[100] = Book("r", "acme")
+        self._b.statuses[100] = pb.LEASE_STATE_VOID
+
+    async def reported(self, report: Callable[[], None], lost: Callable[[], object]) -> None:
+        self._a.leader = self._b.target
+        report()
+        # Once it is asked again, the first answer has been taken.
+        await self._until(lambda: len(self._b.books[100].progress) >= 2)
+        assert lost() is None
+
+    async def ended(self) -> None:
+        """The end is delivered until the leader takes it."""
+        await self._until(lambda: len(self._b.books[100].completes) >= 2)
+        assert not self._a.books[100].completes
+        self._a.leader = None
+        await self._until(lambda: self._a.books[100].completes)
+
+
+@pytest.mark.parametrize("run", [run_async, run_sync], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    "stale",
+    [Leadership(term=4, leader="b/1"), Leadership(term=5, leader="b/1"), None],
+    ids=["lower_term", "equal_term_of_another", "no_term"],
+)
+async def test_reports_to_a_stale_leader_have_no_effect(
+    pair: Pair,
+    until: Until,
+    run: Callable[[str, Steps], Awaitable[None]],
+    stale: Leadership | None,
+) -> None:
+    a, b = pair
+    a.leadership, b.leadership = Leadership(term=5, leader="a/1"), stale
+    await run(both(pair), Steps(pair, until))
+
+
+@either
+async def test_held_call_leaves_a_stale_leader(pair: Pair, until: Until, ask: Ask) -> None:
+    a, b = pair
+    a.decide = lambda request: None
+    a.leadership = Leadership(term=5, leader="a/1")
+    options = replace(QUICK, failover_silent_after_s=0.3)
+    asking = asyncio.ensure_future(ask(both(pair), options))
+    await until(lambda: a.held)
+    # Another client of the process learns that b leads; a goes on answering.
+    b.leadership = Leadership(term=6, leader="b/1")
+    assert await ask(f"{b.target},{a.target}", QUICK) == 200
+    b.answers.clear()
+    async with asyncio.timeout(SOON_S):
+        assert await asking == 201
 
 
 @either

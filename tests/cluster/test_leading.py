@@ -70,6 +70,12 @@ async def test_a_leader_states_its_term(pair: tuple[LedServer, LedServer]) -> No
             refused = await stub.Admit(ask(max_output_tokens=1 << 20), metadata=proof())
         assert refused.HasField("refusal")
         assert refused.leadership == answer.leadership
+        lease = {"lease_id": answer.grant.lease_id, "pool_epoch": answer.grant.pool_epoch}
+        async with calling(a) as stub:
+            report = pb.ProgressRequest(leases=[pb.LeaseProgress(**lease)])
+            renewed = await stub.Progress(report, metadata=proof())
+            done = await stub.Complete(pb.CompleteRequest(**lease), metadata=proof())
+        assert renewed.leadership == done.leadership == answer.leadership
         async with calling(a) as stub:
             call = stub.Session(metadata=proof())
             await call.write(hello())
@@ -247,6 +253,23 @@ async def test_a_leader_stops_if_another_member_may_lead(
         await refusal(a)
 
 
+async def test_a_leader_survives_one_renewal_that_hangs(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, _ = pair
+    async with running(a):
+        await leads(a)
+        store.ask("HSET", term_keys_of("prod", POOL_SET)[2], "b", "99999999999999")
+        await until(lambda: "b" in a._campaign._rivals, "it knows of b")
+        renewed_ns = a.leading.until_ns
+        await until(lambda: a.leading.until_ns > renewed_ns, "it has just renewed its term")
+        store.pause()
+        await until(lambda: bool(a.leading.problem), "a renewal has failed")
+        store.resume()
+        await until(lambda: not a.leading.problem or not a.driver.leads, "the next one")
+        assert a.driver.leads
+
+
 async def test_a_promise_lets_a_leader_go_on(
     pair: tuple[LedServer, LedServer], store: StoreServer
 ) -> None:
@@ -357,3 +380,17 @@ async def test_a_reload_names_a_secret_that_has_changed(
         for _ in range(2):
             first.reconfigure(config)
             assert first._loading.waiting == ("cluster.secret_file",)
+
+
+async def test_a_standby_takes_no_part_of_a_limit(
+    pair: tuple[LedServer, LedServer], store: StoreServer
+) -> None:
+    a, b = pair
+    async with running(a, b):
+        await until(lambda: bool(a.leading.followers), "b follows")
+        sharing = a.driver.sharing
+        assert sharing is not None
+        await until(lambda: bool(sharing.members), "a has exchanged totals")
+        store.kill()
+        await until(lambda: bool(sharing.quota_problem) and sharing.divided_by > 0, "its part")
+        assert (sharing.members, sharing.divided_by) == (("a",), 1)

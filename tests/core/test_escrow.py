@@ -122,6 +122,31 @@ def test_the_retry_time_is_what_the_store_says() -> None:
     assert 7_000 <= pb.AdmitResponse.FromString(answer).refusal.retry_after_ms <= 7_700
 
 
+def remaining(s: core.Scheduler, now_ns: int) -> dict[str, Any]:
+    """The rest of each limit, as Stats says."""
+    [flow] = s.stats(now_ns)["flows"]
+    return {row["kind"]: row["remaining"] for row in flow["quotas"]}
+
+
+def test_a_quota_that_nobody_used_is_left_whole() -> None:
+    s = escrowed(requests=3, total_tokens=1_000)
+    assert set(remaining(s, 0).values()) == {3, 1_000}
+
+
+def test_what_is_left_is_what_could_be_taken() -> None:
+    s = escrowed(requests=6)
+    key = key_of(s)
+    admit(s, 0, "r", 10, 5)
+    grant(s, 0, key, 2, left=1)
+    assert outcomes(s.poll(0)) == [core.GRANTED]
+    assert set(remaining(s, 0).values()) == {2}  # the other one, and that of the store
+    assert set(remaining(s, 11 * SECOND).values()) == {2}  # the chunk is over; one was added
+    assert set(remaining(s, 9 * MINUTE).values()) == {6}
+    grant(s, 9 * MINUTE, key, 0)
+    assert set(remaining(s, 9 * MINUTE).values()) == {0}
+    s.check()
+
+
 def test_a_refusing_tenant_waits_for_the_store_only() -> None:
     """Before the store has said that the quota is spent, a request waits instead."""
     s = escrowed()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from schedsvc_client.channel import ClientOptions
-from schedsvc_client.errors import CallError, asks_elsewhere
+from schedsvc_client.errors import CallError, asks_elsewhere, is_silence
 from schedsvc_client.targets import Targets
 
 _PROBES = 3
@@ -75,7 +75,8 @@ class Attempts:
         """
         if not (self._targets.several and asks_elsewhere(error)):
             raise error
-        self._targets.move_on(target, error.leader)
+        silent_s = self._options.failover_silent_after_s if is_silence(error) else 0.0
+        self._targets.move_on(target, error.leader, now_s=now_s, silent_s=silent_s)
         if self._once and not (error.leader or _NOT_SENT in error.message):
             raise error
         if now_s - self._began_s > self._options.failover_wait_s:

@@ -10,10 +10,13 @@ import grpc
 
 from schedsvc_client.attempts import Attempts, Method
 from schedsvc_client.channel import ClientOptions, Token, bearer_metadata, open_channel
-from schedsvc_client.errors import CallError, from_rpc_error
+from schedsvc_client.errors import CallError, SchedulerUnavailable, from_rpc_error
 from schedsvc_client.fence import Fence, fence_of, rank_of
 from schedsvc_client.targets import Targets
 from schedsvc_client.v1 import scheduler_pb2 as pb
+
+#: Answers that have an effect on requests, so only the latest leader may give them.
+_FENCED = (pb.AdmitResponse, pb.ProgressResponse, pb.CompleteResponse)
 
 
 class CallContext:
@@ -33,11 +36,19 @@ class CallContext:
 
     def check(self, target: str, response: Any) -> None:
         """Take note of an answer. Raises SchedulerUnavailable if a later leader is known."""
-        if isinstance(response, pb.AdmitResponse):
-            wrong = self.fence.check(rank_of(response.leadership), target)
-            if wrong is not None:
-                raise wrong
+        wrong = self._wrong(target, response)
+        if wrong is not None:
+            raise wrong
         self.targets.answered()
+
+    def is_obeyed(self, response: Any) -> bool:
+        """Whether an answer has an effect, because no later leader is known."""
+        return self._wrong("", response) is None
+
+    def _wrong(self, target: str, response: Any) -> SchedulerUnavailable | None:
+        if not isinstance(response, _FENCED):
+            return None
+        return self.fence.check(rank_of(response.leadership), target)
 
 
 class Calls:

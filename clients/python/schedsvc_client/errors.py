@@ -107,6 +107,10 @@ class SchedulerUnavailable(CallError):
     """The scheduler cannot be reached, did not answer in time, or drains."""
 
 
+class SchedulerSilent(SchedulerUnavailable):
+    """A scheduler that is connected, or should be, gave no answer for some time."""
+
+
 class InvalidRequest(CallError):
     """A field of the request is wrong."""
 
@@ -221,6 +225,16 @@ def is_contest(error: CallError) -> bool:
 def defect(error: Exception) -> CallError:
     """Return an error of this client itself."""
     return call_error(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def is_silence(error: CallError) -> bool:
+    """Whether the scheduler said nothing at all."""
+    return isinstance(error, SchedulerSilent) or error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def silent(message: str) -> SchedulerSilent:
+    """Return the error of a scheduler that gives no answer."""
+    return SchedulerSilent(grpc.StatusCode.UNAVAILABLE, message)
 
 
 def unavailable(message: str) -> SchedulerUnavailable:

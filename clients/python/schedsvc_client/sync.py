@@ -23,7 +23,7 @@ from schedsvc_client.errors import (
     from_rpc_error,
     is_final,
     refused,
-    unavailable,
+    silent,
 )
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
@@ -282,18 +282,20 @@ class Scheduler:
                     self._probes.judged(target, answered=answered)
             if self._probes.is_silent(target):
                 silent_s = self._options.failover_silent_after_s
-                raise unavailable(f"{target}: no answer for {silent_s:g} s")
+                raise silent(f"{target}: no answer for {silent_s:g} s")
 
     def _answers(self, target: str, timeout_s: float) -> bool:
-        """Whether a scheduler answers anything: a Progress of no lease changes nothing."""
+        """Whether a scheduler answers anything: a Progress of no lease changes nothing.
+
+        An answer under a term that is over is none.
+        """
         progress = self._calls.method(target, _METHODS.Progress)
+        metadata = self._calls.context.metadata()
         try:
-            progress(
-                pb.ProgressRequest(), timeout=timeout_s, metadata=self._calls.context.metadata()
-            )
+            response = progress(pb.ProgressRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        return True
+        return self._calls.context.is_obeyed(response)
 
     def _judge(self, admission: Admission, response: pb.AdmitResponse) -> None:
         admission.queue_duration_us = response.queue_duration_us

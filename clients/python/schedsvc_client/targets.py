@@ -38,6 +38,8 @@ class Targets:
         self._jitter: Callable[[], float] = random.SystemRandom().random
         # Targets that failed since one last answered.
         self._failed: set[str] = set()
+        # Until when each silent target is passed over, as the caller counts time.
+        self._silent_until_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     @property
@@ -50,21 +52,31 @@ class Targets:
         if self._failed:
             with self._lock:
                 self._failed.clear()
+                self._silent_until_s.clear()
 
-    def move_on(self, failed: str, leader: str = "") -> None:
+    def move_on(
+        self, failed: str, leader: str = "", *, now_s: float = 0.0, silent_s: float = 0.0
+    ) -> None:
         """Move on from a target that failed. O(targets).
 
         To `leader`, whom that target named, if it is in the list and has not failed itself; else to
-        the next one of the list. No effect if another thread has moved on already.
+        the next one of the list. `silent_s`: it gave no answer, and is passed over for that time
+        while others answer, because asking it takes as long again. So a client waits at a standby
+        until that one leads. No effect if another thread has moved on already.
         """
         with self._lock:
             if failed != self.current or not self.several:
                 return
             self._failed.add(failed)
-            if leader in self.all and leader not in self._failed:
+            if silent_s:
+                self._silent_until_s[failed] = now_s + silent_s
+            at = self.all.index(failed) + 1
+            ring = self.all[at:] + self.all[:at]
+            heard = [each for each in ring if self._silent_until_s.get(each, 0.0) <= now_s]
+            if leader in heard and leader not in self._failed:
                 self.current = leader
             else:
-                self.current = self.all[(self.all.index(failed) + 1) % len(self.all)]
+                self.current = next(iter(heard or ring))
             if len(self._failed) == len(self.all):
                 self._failed.clear()
 

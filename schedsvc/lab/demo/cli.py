@@ -12,10 +12,12 @@ Example:
   schedsvc demo --out out/demo
   schedsvc demo --quick
   schedsvc demo --failover --out out/demo-failover
+  schedsvc demo --cluster --out out/demo-cluster
 
 Writes report.json, details.json, demo.png, one CSV of requests for each run, and the logs of the
-programs it started. --failover writes report.json, failover.png, requests.csv and the logs. The
-exit status is 0 only if every bar holds.
+programs it started. --failover writes report.json, failover.png, requests.csv and the logs;
+--cluster writes report.json, cluster.png and the logs. The exit status is 0 only if every bar
+holds.
 """
 
 
@@ -43,8 +45,16 @@ exit status is 0 only if every bar holds.
     help="Kill the leader of two schedulers under load instead. Needs valkey-server, or "
     "redis-server 7.0 or newer.",
 )
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Kill the store of four schedulers that share one fairness instead. Needs valkey-server, "
+    "or redis-server 7.0 or newer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def demo(out: Path, seed: int | None, quick: bool, failover: bool, as_json: bool) -> None:
+def demo(
+    out: Path, seed: int | None, quick: bool, failover: bool, cluster: bool, as_json: bool
+) -> None:
     """Show what one flooding tenant does to the others, and what the scheduler does about it.
 
     Starts emulated engines and a scheduler, and sends the same requests of three tenants four
@@ -56,8 +66,16 @@ def demo(out: Path, seed: int | None, quick: bool, failover: bool, as_json: bool
     from schedsvc.lab.demo.run import run_demo
     from schedsvc.lab.load.generator import TargetError
 
+    if failover and cluster:
+        raise click.UsageError("--failover and --cluster are two demos; give one of them")
+    if cluster and seed is not None:
+        raise click.UsageError("--seed draws no workload for --cluster: its requests are all alike")
     try:
-        if failover:
+        if cluster:
+            from schedsvc.lab.demo.cluster import run_cluster
+
+            holds = run_cluster(out, quick=quick, as_json=as_json)
+        elif failover:
             from schedsvc.lab.demo.failover import run_failover
 
             holds = run_failover(out, seed=seed or 0, quick=quick, as_json=as_json)

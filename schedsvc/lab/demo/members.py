@@ -1,10 +1,11 @@
-"""Two schedulers in one set as the failover demo runs them, and the store of their terms."""
+"""Schedulers with a store as the demos run them: in one set, or each with a pool of its own."""
 
 import asyncio
 import hashlib
 import importlib.util
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -50,29 +51,47 @@ def store_server() -> str:
     )
 
 
-@asynccontextmanager
-async def running_store(folder: Path, port: int) -> AsyncIterator[None]:
-    """Run a store until the block is left. Raises DemoError if it does not get ready."""
-    log = folder / "store.log"
-    command = [
-        store_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "",
-        "--appendonly", "no", "--dir", str(folder),
-    ]  # fmt: skip
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
+class Store:
+    """A store that can be killed and started again. `data`: where it keeps its rows; None: not."""
+
+    def __init__(self, folder: Path, port: int, data: Path | None = None) -> None:
+        self._log, self._port = folder / "store.log", port
+        keeps = ("--appendonly", "no" if data is None else "yes", "--dir", str(data or folder))
+        self._command = [
+            store_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", *keeps,
+        ]  # fmt: skip
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it. Raises DemoError if it does not get ready."""
+        with self._log.open("ab") as output:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=output, stderr=output, start_new_session=True
+            )
         end_s = time.monotonic() + _READY_S_MAX
-        while not await _listens(port):
+        while not await _listens(self._port):
             if process.returncode is not None or time.monotonic() > end_s:
-                raise DemoError(f"the store did not start; see {log}")
+                raise DemoError(f"the store did not start; see {self._log}")
             await asyncio.sleep(WATCH_PERIOD_S)
-        yield
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it by a signal."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+            await self._process.wait()
+
+
+@asynccontextmanager
+async def running_store(folder: Path, port: int, data: Path | None = None) -> AsyncIterator[Store]:
+    """Run a store until the block is left. Raises DemoError if it does not get ready."""
+    (folder / "store.log").unlink(missing_ok=True)
+    store = Store(folder, port, data)
+    try:
+        await store.start()
+        yield store
     finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
+        await store.end()
 
 
 async def _listens(port: int) -> bool:

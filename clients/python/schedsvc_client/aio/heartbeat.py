@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from schedsvc_client.errors import CallError, unavailable
+from schedsvc_client.errors import CallError, silent, unavailable
 from schedsvc_client.pulse import Pulse
 
 
@@ -41,7 +41,7 @@ class Heartbeat:
         self._died.clear()
         await self._died.wait()
         if self._hangs_up:
-            return unavailable(f"no answer for {self._bound_s:g} s")
+            return silent(f"no answer for {self._bound_s:g} s")
         return unavailable("no sign of life on this connection; another one is tried")
 
     @property

@@ -31,6 +31,7 @@ from schedsvc_client.errors import (
     Unauthenticated,
     asks_elsewhere,
     is_contest,
+    is_silence,
     refused,
     refuses_pool,
     unavailable,
@@ -264,9 +265,10 @@ class SchedulerSession(EngineReports, Asker):
             lived_s = time.monotonic() - opened_s
             failures = 0 if lived_s > self._options.backoff_max_s else failures + 1
             self._lost_stream(error)
-            if asks_elsewhere(error):
-                self._targets.move_on(target, error.leader)
             now_s = time.monotonic()
+            if asks_elsewhere(error):
+                silent_s = self._options.failover_silent_after_s if is_silence(error) else 0.0
+                self._targets.move_on(target, error.leader, now_s=now_s, silent_s=silent_s)
             if self._away_since_s is None:
                 self._away_since_s = now_s
             away_s = now_s - self._away_since_s

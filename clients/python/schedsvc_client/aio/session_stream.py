@@ -12,7 +12,7 @@ import grpc
 
 from schedsvc_client.aio.heartbeat import Heartbeat
 from schedsvc_client.aio.session_writer import send_all
-from schedsvc_client.errors import CallError, defect, from_rpc_error, unavailable
+from schedsvc_client.errors import CallError, defect, from_rpc_error, silent, unavailable
 from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -56,7 +56,7 @@ class SessionStream:
         first = asyncio.FIRST_COMPLETED
         try:
             if sign_of_life_s and not await self._begins(ends, sign_of_life_s):
-                return unavailable(f"no sign of life within {sign_of_life_s:g} s")
+                return silent(f"no sign of life within {sign_of_life_s:g} s")
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             done, _ = await asyncio.wait(ends, timeout=welcome_s, return_when=first)
             if not done and not is_open():

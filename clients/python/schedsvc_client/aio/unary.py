@@ -24,7 +24,7 @@ from schedsvc_client.errors import (
     from_rpc_error,
     is_final,
     refused,
-    unavailable,
+    silent,
 )
 from schedsvc_client.fence import Fence
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
@@ -207,18 +207,20 @@ class AsyncScheduler(Asker):
             if not call.done() and self._probes.is_silent(target):
                 call.cancel()
                 silent_s = self._options.failover_silent_after_s
-                raise unavailable(f"{target}: no answer for {silent_s:g} s")
+                raise silent(f"{target}: no answer for {silent_s:g} s")
 
     async def _answers(self, target: str, timeout_s: float) -> bool:
-        """Whether a scheduler answers anything: a Progress of no lease changes nothing."""
+        """Whether a scheduler answers anything: a Progress of no lease changes nothing.
+
+        An answer under a term that is over is none.
+        """
         progress = self._calls.method(target, _METHODS.Progress)
+        metadata = self._context.metadata()
         try:
-            await progress(
-                pb.ProgressRequest(), timeout=timeout_s, metadata=self._context.metadata()
-            )
+            response = await progress(pb.ProgressRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        return True
+        return self._context.is_obeyed(response)
 
     async def _give_back(self, call: Any, request: pb.AdmitRequest) -> None:
         try:

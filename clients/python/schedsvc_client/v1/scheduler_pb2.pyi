@@ -145,8 +145,7 @@ class _LeaseStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseState
     LEASE_STATE_ENDED: _LeaseState.ValueType  # 4
     """Completed, cancelled or expired."""
 
-class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
-    """The state of a lease."""
+class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper): ...
 
 LEASE_STATE_UNSPECIFIED: LeaseState.ValueType  # 0
 LEASE_STATE_UNKNOWN: LeaseState.ValueType  # 1
@@ -447,16 +446,20 @@ class ProgressResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASES_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseStatus]: ...
+    @_builtins.property
+    def leadership(self) -> _leader_pb2.Leadership: ...
     def __init__(
         self,
         *,
         leases: _abc.Iterable[Global___LeaseStatus] | None = ...,
+        leadership: _leader_pb2.Leadership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leadership", b"leadership"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leadership", b"leadership", "leases", b"leases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,8 +489,6 @@ Global___LeaseStatus: _TypeAlias = LeaseStatus  # noqa: Y015
 
 @_typing.final
 class CompleteRequest(_message.Message):
-    """The end of one lease."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
@@ -544,6 +545,7 @@ class CompleteResponse(_message.Message):
     CACHED_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     REPEATED_CALL_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     outcome: Global___Outcome.ValueType
     """How it ended; the first Complete wins."""
     input_tokens: _builtins.int
@@ -552,6 +554,8 @@ class CompleteResponse(_message.Message):
     output_tokens: _builtins.int
     repeated_call: _builtins.bool
     """True for a repeat, also for one after the lease expired."""
+    @_builtins.property
+    def leadership(self) -> _leader_pb2.Leadership: ...
     def __init__(
         self,
         *,
@@ -560,10 +564,11 @@ class CompleteResponse(_message.Message):
         cached_input_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         repeated_call: _builtins.bool = ...,
+        leadership: _leader_pb2.Leadership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leadership", b"leadership"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "outcome", b"outcome", "output_tokens", b"output_tokens", "repeated_call", b"repeated_call"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "leadership", b"leadership", "outcome", b"outcome", "output_tokens", b"output_tokens", "repeated_call", b"repeated_call"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,135 @@
+"""`schedsvc serve` as a member with a role, in a process that a test may signal."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import yaml
+from schedsvc_client.v1 import cluster_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
+
+from .members import proof, settings
+from .store_server import free_port
+
+CAPACITY = 6_400
+#: Requests a minute of the tenant `limited`.
+QUOTA = 3
+#: The kernel ends the program with the thread that started it, however that one ended.
+DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+_WAIT_S = 30.0
+
+
+async def until(condition: Callable[[], object | Awaitable[object]], what: str) -> None:
+    """Wait for a condition, for 30 s at most."""
+    end_s = time.monotonic() + _WAIT_S
+    while True:
+        found = condition()
+        if await found if isinstance(found, Awaitable) else found:
+            return
+        assert time.monotonic() < end_s, f"not within {_WAIT_S:g} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+class MemberProcess:
+    """A member at an address of this host, or of a network of its own.
+
+    `run_in`: a command that runs its arguments there, which must not fork.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        url: str,
+        host: str = "127.0.0.1",
+        run_in: Sequence[str] = (),
+    ) -> None:
+        port = free_port()
+        self.target, self._ready = f"{host}:{port}", folder / f"{name}.ready"
+        self._config, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
+        self._run_in = run_in
+        data = settings(folder, name, url, port, advertise=self.target) | {
+            "listeners": [{"tcp": self.target}],
+            # It grants without an engine's stream, which a leader that stands still loses.
+            "pools": [{"name": "probed", "capacity_tokens": CAPACITY}],
+            "tenants": [
+                {"name": "heavy", "weight": 3},
+                {"name": "light"},
+                {"name": "limited", "quota": {"requests_per_minute": QUOTA}},
+            ],
+            # With this ledger the reservations of all leases add up.
+            "scheduler": {"headroom": 0, "ledger": "sum"},
+            "log": {"format": "json"},
+            "metrics": {"listen": "127.0.0.1:0"},
+        }
+        self._config.write_text(yaml.safe_dump(data))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(self._config)]
+        self._begin([*command, "--ready-file", str(self._ready)])
+        await until(self._ready.exists, "the member listens")
+
+    def _begin(self, command: Sequence[str]) -> None:
+        with self._log.open("ab") as log:
+            words = [*DIES_WITH_PARENT, *self._run_in, *command]
+            self.process = subprocess.Popen(words, stdout=log, stderr=log)
+
+    @property
+    def metrics_url(self) -> str:
+        return str(json.loads(self._ready.read_text())["metrics"])
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def stopped(self) -> None:
+        """Wait until the process stands still."""
+        assert self.process is not None
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it stops")
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    async def stats(self) -> pb.StatsResponse:
+        async with grpc.aio.insecure_channel(self.target) as channel:
+            stub = stubs.SchedulerServiceStub(channel)
+            return await stub.Stats(pb.StatsRequest(), metadata=proof(), timeout=5)
+
+    async def pool_set(self) -> cluster_pb2.SetStats:
+        return (await self.stats()).cluster.set
+
+    async def served(self) -> dict[str, int]:
+        """Return the input tokens that it counts for each tenant."""
+        flows = (await self.stats()).flows
+        return {flow.tenant: flow.input_tokens for flow in flows}
+
+
+async def leads(member: MemberProcess) -> bool:
+    with suppress(grpc.aio.AioRpcError):  # its listener follows another one
+        return (await member.pool_set()).leads
+    return False
+
+
+async def is_followed(member: MemberProcess) -> bool:
+    return bool((await member.pool_set()).followers)
+
+
+async def stands_by(member: MemberProcess, term: int) -> bool:
+    """Whether it knows that another member leads under a term."""
+    with suppress(grpc.aio.AioRpcError):
+        found = await member.pool_set()
+        return not found.leads and found.leadership.term == term
+    return False
