@@ -56,7 +56,9 @@ class LeadBooks:
     def charged(self, tenant: str, charged: int, refunded: int) -> None:
         """Count service elsewhere: no charge puts a tenant further ahead here than the lead."""
         weight = self._weights[tenant]
-        self._in_all[tenant] += min(charged / weight, self._lead)
+        # Beyond the lead it may make up for what the tenant was behind here.
+        most = self._lead + self._bound + self._credit
+        self._in_all[tenant] += min(charged / weight, most)
         self._here[tenant] -= refunded / weight
         self._check()
 
