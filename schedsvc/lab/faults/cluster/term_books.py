@@ -61,6 +61,14 @@ class TermBooks:
             self._highest, self._has_lost = term, False
         self.begun.append((term, leader))
 
+    def is_outdated(self, seen: tuple[int, str]) -> bool:
+        """Whether the present leader's term is no higher than one that clients have seen.
+
+        The store lost that term, and the only member that knew its leader was killed.
+        """
+        term, leader = self.begun[-1]
+        return self._has_lost and (term, leader) != seen and term <= seen[0]
+
     def lost(self, now_ns: int) -> None:
         """Note that the store lost data."""
         self.overlap(now_ns)
