@@ -74,6 +74,13 @@ class Load:
         self._seen.granted = sum(self.audit.granted.values())
         self._seen.reserved_max, self._seen.late = self.audit.reserved_max, self.audit.late
 
+    def granted_later(self) -> int:
+        """Return how many grants of later terms than the first had an effect.
+
+        The next leader may skip a term: if the store's answer to it is late, it takes another one.
+        """
+        return sum(count for term, count in self.audit.granted.items() if term > 1)
+
     def granted(self, term: int) -> int:
         """Return how many grants of a term had an effect."""
         return self.audit.granted.get(term, 0)

@@ -71,14 +71,14 @@ class World:
         """Let the leader end in one way; one that goes on has to stand by then."""
         if self.network is not None:
             self.network.cut()
-            await until(lambda: self.load.granted(2) > 0, "b grants")
+            await until(lambda: self.load.granted_later() > 0, "b grants")
             self.network.heal()
         else:
             self.a.send(SIGNALS[kind])
             if kind == "stop":
                 await self._wake(stopped_s)
         if kind in ("stop", "cut"):
-            await until(lambda: stands_by(self.a, term=2), "the former leader stands by")
+            await until(lambda: stands_by(self.a), "the former leader stands by")
 
     async def _wake(self, stopped_s: float) -> None:
         """Ask a leader that stands still, let it go on, and note each grant of its old term."""
@@ -169,8 +169,8 @@ async def _fail_over(
         before = await world.a.served()
         began_s = time.monotonic()
         await world.end_leader(kind, stopped_s)
-        await until(lambda: load.granted(2) >= 5 * loops, "b grants")
-        seen.gap_s = load.audit.first_s[2] - began_s
+        await until(lambda: load.granted_later() >= 5 * loops, "b grants")
+        seen.gap_s = min(at_s for term, at_s in load.audit.first_s.items() if term > 1) - began_s
         await load.check_spent("after the failover")
         after = await b.served()
         # The rows follow every 0.1 s: what was served since then may be missing.

@@ -127,9 +127,9 @@ async def is_followed(member: MemberProcess) -> bool:
     return bool((await member.pool_set()).followers)
 
 
-async def stands_by(member: MemberProcess, term: int) -> bool:
-    """Whether it knows that another member leads under a term."""
+async def stands_by(member: MemberProcess) -> bool:
+    """Whether it knows that another member leads under a later term than the first."""
     with suppress(grpc.aio.AioRpcError):
         found = await member.pool_set()
-        return not found.leads and found.leadership.term == term
+        return not found.leads and found.leadership.term > 1
     return False
