@@ -273,7 +273,7 @@ ROOMS: dict[str, Room] = {
     # Drives the core and the client's half of the Session protocol against each other.
     "schedsvc.lab.faults": room(
         "schedsvc._core schedsvc.clock schedsvc.state schedsvc_client schedsvc_client.v1"
-        " schedsvc.lab.faults.auditor schedsvc.lab.faults.cluster",
+        " schedsvc.lab.faults.auditor",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,

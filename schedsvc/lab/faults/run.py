@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from schedsvc.lab.faults.cluster_options import CLUSTER
 from schedsvc.lab.faults.duel import Duel
 from schedsvc.lab.faults.options import FAULTS, draw
 from schedsvc.lab.faults.phases import Outcome, Run
 
+_CLUSTER = "schedsvc.lab.faults.cluster"
 EVENTS = 2_000
 """Of one run, before the phase in which everything ends."""
 
@@ -58,22 +60,23 @@ def run_case(case: Case) -> Outcome:
     """
     if case.seed >= CLUSTER:
         # Only these need the client of the store, and what a member of a cluster is made of.
-        from schedsvc.lab.faults.cluster.options import draw_cluster
-        from schedsvc.lab.faults.cluster.run import ClusterRun
-
-        return ClusterRun(draw_cluster(*case)).play()
+        found: Outcome = import_module(f"{_CLUSTER}.run").ClusterRun(_drawn(case)).play()
+        return found
     options = draw(case.seed, case.events, case.only)
     if options.hostile is not None and options.hostile.duel:
         return Duel(options).play()
     return Run(options).play()
 
 
+def _drawn(case: Case) -> Any:
+    return import_module(f"{_CLUSTER}.options").draw_cluster(*case)
+
+
 def _faults_of(case: Case) -> frozenset[str]:
     if case.seed < CLUSTER:
         return draw(*case).faults
-    from schedsvc.lab.faults.cluster.options import draw_cluster
-
-    return draw_cluster(*case).faults
+    faults: frozenset[str] = _drawn(case).faults
+    return faults
 
 
 def run_cases(cases: Iterable[Case], tally: Tally) -> Iterator[Outcome]:

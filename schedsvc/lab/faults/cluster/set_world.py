@@ -116,7 +116,10 @@ class SetWorld(World):
             max_output_tokens=job.tokens[1],
         )
         assert isinstance(process, LedProcess)
-        told = lambda answer: self._told_job(number, job, tries, process, answer)  # noqa: E731 - it is short
+
+        def told(answer: pb.AdmitResponse) -> None:
+            self._told_job(number, job, tries, process, answer)
+
         process.ask_leader(ask, told, failed)
 
     def _told_job(
