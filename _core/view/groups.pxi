@@ -111,18 +111,6 @@ cdef dict idle_group(Core core, int32_t node):
     }
 
 
-cdef int64_t entitled_ppm(Flows flows, int32_t flow) noexcept:
-    """The part of all service that a flow or a node is due: at each level by the weights of those
-    that are active or were lately; 0 if it is not among them. O(levels)."""
-    cdef wide part = <wide>1_000_000 * PART_UNITS
-    if not flows.is_recent(flow):
-        return 0
-    while flow != NONE:
-        part = part * flows.items[flow].weight_milli // flows.recent_weight_of(flow)[0]
-        flow = flows.items[flow].parent
-    return <int64_t>(part // PART_UNITS)
-
-
 cdef dict group_ahead(Core core, int32_t i, int32_t head, int32_t pool):
     """Where the paths of a request and of one that precedes it in a pool part: the level, 1 at the
     root, the two groups (empty: a tenant), and by how much service; {}: no group is above either.

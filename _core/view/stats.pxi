@@ -78,6 +78,18 @@ cdef dict prefix_row(Core core, int32_t pool):
     }
 
 
+cdef int64_t entitled_ppm(Flows flows, int32_t flow) noexcept:
+    """The part of all service that a flow or a node is due: at each level by the weights of those
+    that are active or were lately; 0 if it is not among them. O(levels)."""
+    cdef wide part = <wide>1_000_000 * PART_UNITS
+    if not flows.is_recent(flow):
+        return 0
+    while flow != NONE:
+        part = part * flows.items[flow].weight_milli // flows.recent_weight_of(flow)[0]
+        flow = flows.items[flow].parent
+    return <int64_t>(part // PART_UNITS)
+
+
 cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
     cdef Flow* f
     cdef int32_t q
