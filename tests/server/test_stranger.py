@@ -53,10 +53,15 @@ async def test_reflection_shows_a_stranger_nothing() -> None:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         for metadata in ((), WRONG):
             question = reflection_pb2.ServerReflectionRequest(list_services="")
-            call = stub.ServerReflectionInfo(iter([question]), metadata=metadata)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await anext(aiter(call))
-            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            code = grpc.StatusCode.INTERNAL
+            for _ in range(5):
+                call = stub.ServerReflectionInfo(iter([question]), metadata=metadata)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await anext(aiter(call))
+                code = caught.value.code()
+                if code is not grpc.StatusCode.INTERNAL:
+                    break  # else the client's own send met the end of the call
+            assert code == grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_health_shows_a_stranger_only_whether_it_serves() -> None:

@@ -26,6 +26,7 @@ from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.led import LedServer
 from schedsvc.server.tasks import end_tasks
 from schedsvc.service import FollowService
+from schedsvc.service.turns import Turns
 from schedsvc.state import RowFeed
 
 __all__ = ["LedProcess"]
@@ -76,6 +77,7 @@ class _Members:
     """Believes every follower, since all of a world are members."""
 
     credentials = property(lambda self: self)
+    turns = Turns()
     asks = False
 
     def principal(self, _: Any) -> int:
