@@ -77,10 +77,10 @@ class Service(ServicerBase):
 
     async def admit(self, data: bytes, context: Any) -> bytes:
         """Answer Admit once the verdict has fallen."""
-        # On the wall clock, so it is asked once, on arrival.
-        remaining_s = context.time_remaining()
         try:
             principal, began_ns = await self._enter(context, len(data))
+            # On the wall clock, so it is asked once, when the call's turn has come.
+            remaining_s = context.time_remaining()
             queue_ttl_ns = 0
             if remaining_s is not None:
                 left_ns = int((remaining_s * (1 - _ROUNDED_UP) - _ANSWER_AHEAD_S) * 1e9)

@@ -84,7 +84,7 @@ class ServicerBase:
         principal = self._authenticator.principal(context)
         pause_ns = self._turns.begin_call(principal, size)
         if pause_ns:
-            await self._turns.hold(principal, pause_ns)
+            await self._turns.hold(principal, pause_ns, size)
         return principal
 
     def _name(self, principal: int) -> str:

@@ -28,8 +28,8 @@ _MESSAGE_NS, _MESSAGE_BYTE_NS = 50_000, 5
 _BURST_NS, _SHORT_NS = 1_000_000, 200_000
 #: The event loop's timers are not finer.
 _TIMER_NS = 500_000
-#: Calls of one caller that wait at once. gRPC keeps their messages meanwhile.
-_HELD_MAX = 1_024
+#: Calls of one caller that wait at once, and the bytes of their messages.
+_HELD_MAX, _HELD_BYTES_MAX = 1_024, 4 << 20
 _RESOURCE_EXHAUSTED = 8
 
 
@@ -41,7 +41,7 @@ class Turns:
         self._latest = 0
         self._alone_from_ns = 0
         self._due_ns: dict[int, int] = {}
-        self._held: dict[int, int] = {}
+        self._held: dict[int, tuple[int, int]] = {}
 
     def _is_alone(self, principal: int, now_ns: int) -> bool:
         """Whether no other caller has been active for a while. O(1)."""
@@ -58,7 +58,7 @@ class Turns:
         if self._is_alone(principal, now_ns):
             return 0
         turn_ns = max(self._due_ns.get(principal, 0), now_ns - _BURST_NS)
-        self._due_ns[principal] = turn_ns + _PARTS * (_CALL_NS + size * _BYTE_NS)
+        self._due_ns[principal] = turn_ns + _cost_ns(size)
         return max(0, turn_ns - now_ns)
 
     def spend(self, principal: int, work_ns: int) -> int:
@@ -92,14 +92,24 @@ class Turns:
 
         return rest
 
-    async def hold(self, principal: int, pause_ns: int) -> None:
-        """Let a unary call wait for its turn. Raises CallerError if too many of them wait. O(1)."""
-        held = self._held.get(principal, 0)
-        if held >= _HELD_MAX:
-            what = f"{_HELD_MAX:,} calls of this caller wait while others are served"
+    async def hold(self, principal: int, pause_ns: int, size: int) -> None:
+        """Let a unary call of some bytes wait for its turn. O(1).
+
+        Raises CallerError if too many of them wait, or of their bytes; then it was not counted.
+        """
+        count, held = self._held.get(principal, (0, 0))
+        if count >= _HELD_MAX or held + size > _HELD_BYTES_MAX:
+            self._due_ns[principal] = self._due_ns.get(principal, 0) - _cost_ns(size)
+            what = f"{count:,} calls of this caller, {held:,} bytes, wait while others are served"
             raise CallerError(_RESOURCE_EXHAUSTED, "", f"{what}; retry, or use a Session")
-        self._held[principal] = held + 1
+        self._held[principal] = count + 1, held + size
         try:
             await asyncio.sleep(pause_ns / 1e9)
         finally:
-            self._held[principal] -= 1
+            count, held = self._held.pop(principal)
+            if count > 1:
+                self._held[principal] = count - 1, held - size
+
+
+def _cost_ns(size: int) -> int:
+    return _PARTS * (_CALL_NS + size * _BYTE_NS)

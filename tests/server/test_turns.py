@@ -93,18 +93,37 @@ def test_short_messages_wait_only_once_they_add_up(clock: Clock) -> None:
 
 async def test_calls_that_wait_are_bounded() -> None:
     turns = Turns()
-    waiting = [asyncio.ensure_future(turns.hold(1, 3_600 * SECOND)) for _ in range(1_024)]
+    waiting = [asyncio.ensure_future(turns.hold(1, 3_600 * SECOND, 9)) for _ in range(1_024)]
     await asyncio.sleep(0)
-    with pytest.raises(CallerError, match="1,024 calls of this caller wait") as caught:
-        await turns.hold(1, 1)
+    with pytest.raises(
+        CallerError, match="1,024 calls of this caller, 9,216 bytes, wait"
+    ) as caught:
+        await turns.hold(1, 1, 9)
     assert caught.value.code == 8
-    await turns.hold(2, 1)
+    await turns.hold(2, 1, 9)
     waiting[0].cancel()
     await asyncio.gather(waiting[0], return_exceptions=True)
-    await turns.hold(1, 1)
+    await turns.hold(1, 1, 9)
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_bytes_of_calls_that_wait_are_bounded(clock: Clock) -> None:
+    turns = beside_another()
+    waiting = []
+    for _ in range(64):
+        turns.begin_call(1, 64 << 10)
+        waiting.append(asyncio.ensure_future(turns.hold(1, 3_600 * SECOND, 64 << 10)))
+    await asyncio.sleep(0)
+    due_ns = turns.begin_call(1, 1)
+    with pytest.raises(CallerError, match="64 calls of this caller, 4,194,304 bytes, wait"):
+        await turns.hold(1, 1, 1)
+    assert turns.begin_call(1, 1) == due_ns  # what is refused takes no turn
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await turns.hold(1, 1, 1)
 
 
 @asynccontextmanager
@@ -143,6 +162,18 @@ async def test_one_callers_calls_take_turns_with_anothers() -> None:
         # With none of them held, each of the 32 is answered about once meanwhile.
         assert sorted(meanwhile[8:])[16] < 16, meanwhile
         assert set(done) == {grpc.StatusCode.NOT_FOUND}
+
+
+async def test_deadline_of_a_call_counts_while_it_waits_for_its_turn() -> None:
+    async with serving(auth=principals()) as server, calling(server.targets[0]) as stub:
+        await stub.Admit(ask(1_500), metadata=bearer(CALM))  # all of the pool
+        await stub.Stats(pb.StatsRequest(), metadata=bearer(LOUD))
+        turns = server._callers.credentials.turns
+        late_ns = time.monotonic_ns() + 300 * MS
+        turns._due_ns = dict.fromkeys(turns._due_ns, late_ns)
+        answer = await stub.Admit(ask(1_500), metadata=bearer(LOUD), timeout=0.7)
+        assert time.monotonic_ns() >= late_ns
+        assert answer.outcome == pb.OUTCOME_EVICTED_TTL  # and no DEADLINE_EXCEEDED
 
 
 async def test_long_message_leaves_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
