@@ -169,7 +169,7 @@ class Service(ServicerBase):
     async def stats(self, data: bytes, context: Any) -> bytes:
         """Answer Stats."""
         try:
-            principal, began_ns = await self._enter(context, len(data))
+            principal, began_ns = await self._enter(context, len(data), reads=True)
             try:
                 return await self._stats(parse(pb.StatsRequest, data), principal)
             finally:
@@ -189,9 +189,9 @@ class Service(ServicerBase):
             rest = self._turns.rests(principal)
             return await snapshot(self._driver, request, self._incarnation, viewer, rest)
 
-    async def _enter(self, context: Any, size: int) -> tuple[int, int]:
+    async def _enter(self, context: Any, size: int, *, reads: bool = False) -> tuple[int, int]:
         """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""
-        principal = await self._turn(context, size)
+        principal = await self._turn(context, size, reads=reads)
         self._paces.enter(principal)
         return principal, time.thread_time_ns() if self._paces.is_limited(principal) else 0
 

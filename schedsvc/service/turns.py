@@ -6,6 +6,7 @@ its answers sends no further calls. So a caller that has had its part is answere
 the loop nothing, and its Sessions are read later.
 
 A caller's part is half of the loop's time while another caller is active, and all of it otherwise.
+A caller that only reads, such as a dashboard, waits for its turns but does not count as active.
 """
 
 import asyncio
@@ -39,12 +40,17 @@ class Turns:
     def __init__(self) -> None:
         """Begin without callers."""
         self._latest = 0
+        self._latest_ns = 0
         self._alone_from_ns = 0
         self._due_ns: dict[int, int] = {}
         self._held: dict[int, tuple[int, int]] = {}
 
-    def _is_alone(self, principal: int, now_ns: int) -> bool:
-        """Whether no other caller has been active for a while. O(1)."""
+    def _is_alone(self, principal: int, now_ns: int, *, reads: bool) -> bool:
+        """Whether no other caller has been active for a while; one that `reads` is not. O(1)."""
+        if reads and principal != self._latest:
+            return self._latest == 0 or now_ns >= self._latest_ns + _ACTIVE_NS
+        if not reads:
+            self._latest_ns = now_ns
         if principal == self._latest:
             return now_ns >= self._alone_from_ns
         # The first caller of all has no other one beside it.
@@ -52,19 +58,22 @@ class Turns:
         self._latest = principal
         return self._alone_from_ns == 0
 
-    def begin_call(self, principal: int, size: int) -> int:
-        """Count a unary call of some bytes; return how many ns later its turn is. O(1)."""
+    def begin_call(self, principal: int, size: int, *, reads: bool = False) -> int:
+        """Count a unary call of some bytes; return how many ns later its turn is. O(1).
+
+        One that only reads, as Stats does, takes nothing from other callers' parts.
+        """
         now_ns = time.monotonic_ns()
-        if self._is_alone(principal, now_ns):
+        if self._is_alone(principal, now_ns, reads=reads):
             return 0
         turn_ns = max(self._due_ns.get(principal, 0), now_ns - _BURST_NS)
         self._due_ns[principal] = turn_ns + _cost_ns(size)
         return max(0, turn_ns - now_ns)
 
-    def spend(self, principal: int, work_ns: int) -> int:
+    def spend(self, principal: int, work_ns: int, *, reads: bool = False) -> int:
         """Count work that is done; return how many ns later the next turn is. O(1)."""
         now_ns = time.monotonic_ns()
-        if self._is_alone(principal, now_ns):
+        if self._is_alone(principal, now_ns, reads=reads):
             return 0
         credit_ns = _BURST_NS if work_ns < _SHORT_NS else work_ns
         due_ns = max(self._due_ns.get(principal, 0), now_ns - credit_ns) + _PARTS * work_ns
@@ -78,7 +87,7 @@ class Turns:
         return self.spend(principal, cost_ns) / 1e9
 
     def rests(self, principal: int) -> Callable[[], Awaitable[None]]:
-        """Return what work in slices awaits after each: it counts the slice, and lets others go on.
+        """Return what reading in slices awaits after each: it counts the slice, and lets others on.
 
         The first slice begins now.
         """
@@ -86,7 +95,7 @@ class Turns:
 
         async def rest() -> None:
             nonlocal began_ns
-            pause_ns = self.spend(principal, time.monotonic_ns() - began_ns)
+            pause_ns = self.spend(principal, time.monotonic_ns() - began_ns, reads=True)
             await asyncio.sleep(pause_ns / 1e9)
             began_ns = time.monotonic_ns()
 

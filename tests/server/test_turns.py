@@ -91,6 +91,19 @@ def test_short_messages_wait_only_once_they_add_up(clock: Clock) -> None:
     assert pauses[9] == pytest.approx(0.0006)
 
 
+def test_caller_that_only_reads_takes_no_part_of_others(clock: Clock) -> None:
+    turns = Turns()
+    reading = [turns.begin_call(2, 0, reads=True)]
+    for _ in range(50):
+        assert turns.begin_call(1, 0) == 0
+        assert turns.spend(1, 3 * MS) == 0
+        reading.append(turns.begin_call(2, 0, reads=True))
+    assert reading[:3] == [0, 0, 0]
+    assert reading[3:] == [at * CALL_NS for at in range(1, 49)]  # as beside any active caller
+    clock.now_ns += 2 * SECOND
+    assert turns.begin_call(2, 0, reads=True) == 0
+
+
 async def test_calls_that_wait_are_bounded() -> None:
     turns = Turns()
     waiting = [asyncio.ensure_future(turns.hold(1, 3_600 * SECOND, 9)) for _ in range(1_024)]
