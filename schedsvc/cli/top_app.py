@@ -190,7 +190,9 @@ class Tenants(Asking):
 
     async def ask(self) -> None:
         """Ask for a snapshot."""
-        snapshot = await self.top.client.stats(flow_limit=FLOWS_MAX)
+        # A little less than the time between two questions, so that none gets the same one twice.
+        max_age_ms = round(900 * self.top.every_s)
+        snapshot = await self.top.client.stats(flow_limit=FLOWS_MAX, max_age_ms=max_age_ms)
         self.top.figures.add(printable_message(snapshot))
         self.show_all()
 

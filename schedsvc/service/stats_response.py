@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from schedsvc_client.v1 import (
     cluster_pb2,
@@ -18,7 +18,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc.driver import Driver
 from schedsvc.slices import EVERYBODY, Rest, most_served, one_turn, pool_rows
 
-__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "modes", "snapshot"]
+__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "Copy", "modes", "snapshot"]
 
 FLOW_LIMIT_DEFAULT = 1_000
 #: Flows that fit into gRPC's default limit of 4 MiB a message.
@@ -37,6 +37,19 @@ _MODES = {"enforce": mode_pb2.MODE_ENFORCE, "dry_run": mode_pb2.MODE_AUDIT}
 _TENANTS_TOLD = 100
 _INT64_MAX = (1 << 63) - 1
 _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
+
+
+class Copy(NamedTuple):
+    """A snapshot that was sent, for callers that may get an old one."""
+
+    taken_ns: int
+    flow_limit: int
+    written: bytes
+
+    def serves(self, request: pb.StatsRequest, now_ns: int) -> bool:
+        """Whether it answers a request at `now_ns`."""
+        is_same = not request.tenants and request.flow_limit == self.flow_limit
+        return is_same and now_ns - self.taken_ns < request.max_age_ms * 1_000_000
 
 
 async def snapshot(

@@ -89,13 +89,20 @@ class Turns:
     def rests(self, principal: int) -> Callable[[], Awaitable[None]]:
         """Return what reading in slices awaits after each: it counts the slice, and lets others on.
 
-        The first slice begins now.
+        The first slice begins now. A pause is as long as the slices since the last one. It does not
+        wait behind the caller's other calls: these would come due meanwhile, and then all be served
+        in one long turn.
         """
-        began_ns = time.monotonic_ns()
+        began_ns, owed_ns = time.monotonic_ns(), 0
 
         async def rest() -> None:
-            nonlocal began_ns
-            pause_ns = self.spend(principal, time.monotonic_ns() - began_ns, reads=True)
+            nonlocal began_ns, owed_ns
+            work_ns = time.monotonic_ns() - began_ns
+            pause_ns = self.spend(principal, work_ns, reads=True)
+            owed_ns += (_PARTS - 1) * work_ns
+            pause_ns = min(pause_ns, owed_ns) if owed_ns >= _TIMER_NS else 0
+            if pause_ns:
+                owed_ns = 0
             await asyncio.sleep(pause_ns / 1e9)
             began_ns = time.monotonic_ns()
 

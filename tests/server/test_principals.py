@@ -77,6 +77,11 @@ async def test_stats_show_a_caller_its_own_pools_and_tenants() -> None:
         assert [flow.tenant for flow in every.flows] == ["a", "b"]
         assert every.HasField("totals")
         assert [pool.name for pool in every.pools] == [POOL["name"]]
+        old = pb.StatsRequest(max_age_ms=3_600_000)
+        assert (await stub.Stats(old, metadata=bearer(OTHER))).HasField("totals")
+        own = await stub.Stats(old, metadata=bearer(GATE))
+        assert [flow.tenant for flow in own.flows] == ["a"]
+        assert not own.HasField("totals")
 
 
 async def test_stats_command_says_that_it_shows_a_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.service import scheduler_servicer
-from schedsvc.service.stats_response import snapshot
+from schedsvc.service.stats_response import Copy, snapshot
 
 from .conftest import calling, serving
 
@@ -114,3 +114,12 @@ async def test_calls_of_stats_by_one_caller_are_read_one_by_one(
         answers = await asyncio.gather(*(stub.Stats(pb.StatsRequest()) for _ in range(20)))
         assert [len(answer.pools) for answer in answers] == [len(POOLS)] * 20
     assert most == 1
+
+
+def test_a_copy_serves_until_it_is_too_old() -> None:
+    copy = Copy(taken_ns=5, flow_limit=0, written=b"")
+    asked = pb.StatsRequest(max_age_ms=1)
+    assert copy.serves(asked, 5 + 999_999)
+    assert not copy.serves(asked, 5 + 1_000_000)
+    assert not copy.serves(pb.StatsRequest(), 5)
+    assert not copy.serves(pb.StatsRequest(max_age_ms=1, flow_limit=1), 5)

@@ -239,3 +239,21 @@ async def test_slices_are_followed_by_pauses_as_long(
         clock.now_ns += slice_ms * MS
         await rest()
     assert pauses == pytest.approx([0.002, 0.003])
+
+
+async def test_slices_do_not_wait_behind_the_callers_calls(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    turns = beside_another()
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    rest = turns.rests(1)
+    waits_ns = [turns.begin_call(1, 0) for _ in range(100)]
+    assert waits_ns[-1] > 90 * MS
+    clock.now_ns += 2 * MS
+    await rest()
+    assert pauses == pytest.approx([0.002])

@@ -333,6 +333,18 @@ async def test_stats_shows_pools_flows_and_refusals(stub: SchedulerServiceStub) 
     assert len((await stub.Stats(pb.StatsRequest(flow_limit=1))).flows) == 1
 
 
+async def test_a_snapshot_may_be_as_old_as_is_asked(stub: SchedulerServiceStub) -> None:
+    old = pb.StatsRequest(max_age_ms=3_600_000)
+    assert (await stub.Stats(old)).totals.received == 0
+    await stub.Admit(ask(100))
+    assert (await stub.Stats(old)).totals.received == 0
+    for fresh in ({"flow_limit": 5, "max_age_ms": 3_600_000}, {}):
+        assert (await stub.Stats(pb.StatsRequest(**fresh))).totals.received == 1
+    named = pb.StatsRequest(tenants=["a"], max_age_ms=3_600_000)
+    assert (await stub.Stats(named)).totals.received == 1
+    assert field_of(await failure(stub.Stats(pb.StatsRequest(max_age_ms=-1)))) == "max_age_ms"
+
+
 async def test_the_tenants_keys_are_looked_up(stub: SchedulerServiceStub) -> None:
     key = bytes(range(32))
     async with serving(tenants=[{"name": "k", "api_keys_sha256": [key.hex()]}]) as server:

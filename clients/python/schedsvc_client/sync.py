@@ -210,9 +210,11 @@ class Scheduler:
         )
         return Admission(self, request)
 
-    def stats(self, tenants: Sequence[str] = (), flow_limit: int = 0) -> pb.StatsResponse:
-        """Take a snapshot of pools, flows and counters. Raises CallError."""
-        request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit)
+    def stats(
+        self, tenants: Sequence[str] = (), flow_limit: int = 0, max_age_ms: int = 0
+    ) -> pb.StatsResponse:
+        """Get pools, flows and counters, as of at most `max_age_ms` ago. Raises CallError."""
+        request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit, max_age_ms=max_age_ms)
         response: pb.StatsResponse = self._calls.call(_METHODS.Stats, request)
         return response
 

@@ -576,14 +576,15 @@ Global___CompleteResponse: _TypeAlias = CompleteResponse  # noqa: Y015
 
 @_typing.final
 class StatsRequest(_message.Message):
-    """Selects what a snapshot shows."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANTS_FIELD_NUMBER: _builtins.int
     FLOW_LIMIT_FIELD_NUMBER: _builtins.int
+    MAX_AGE_MS_FIELD_NUMBER: _builtins.int
     flow_limit: _builtins.int
     """The most flows in the answer; 0 means 1,000."""
+    max_age_ms: _builtins.int
+    """The snapshot may be this old, in ms; 0: it is taken now. Many who watch then cost as one."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these tenants; empty: up to flow_limit flows, first those that wait, then by service."""
@@ -593,10 +594,11 @@ class StatsRequest(_message.Message):
         *,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         flow_limit: _builtins.int = ...,
+        max_age_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flow_limit", b"flow_limit", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flow_limit", b"flow_limit", "max_age_ms", b"max_age_ms", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -637,9 +639,7 @@ class StatsResponse(_message.Message):
         """In the order of registration."""
 
     @_builtins.property
-    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowStats]:
-        """By service, descending."""
-
+    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowStats]: ...
     @_builtins.property
     def totals(self) -> Global___Totals: ...
     @_builtins.property
