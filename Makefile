@@ -13,8 +13,10 @@ INTEROP_VENV := .venv-interop
 TESTS_AT_ONCE ?= 2
 # The house rules: make check runs them, in a tenth of the time of the rest.
 NO_TIDY := --ignore tests/tidy
-# The files with tests of a mark: to collect all others for a few takes longer than to run these.
-MARKED = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py')
+# The files with tests of a mark: to collect all others for a few takes longer than to run these. A
+# conftest.py that gives the mark to tests of its folder stands for the folder.
+MARKED = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py' --include=conftest.py \
+	| sed 's|/conftest\.py$$||')
 # Tests by their mark, with options. What fails beside other work is run once more by itself: how
 # soon a process runs is the machine's affair. What fails twice fails; a crash is not tried again.
 LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 --durations=12 --durations-min=4 \

@@ -14,6 +14,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from bench import chart, chart_features, machine, show
 from bench.report import LEVELS, build
 from bench.sizes import ENVIRONMENT, FULL, QUICK, SMOKE
+from schedsvc.option_types import make_folder
 
 __all__ = ["main"]
 
@@ -52,7 +53,7 @@ that it measured: a missed target is shown, not hidden.
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
     """Measure what an admission costs at every rung, each beside its reference."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     about, commit = machine.describe(), machine.commit()
     measured, written = out / "pytest-benchmark.json", out / "report.json"
     # Nothing of an earlier run is taken for this one's.

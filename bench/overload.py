@@ -38,6 +38,7 @@ from schedsvc.lab.load.report import output_tokens_per_s, percentile
 from schedsvc.lab.load.samples import Fate
 from schedsvc.lab.load.target import Target
 from schedsvc.lab.workload import TraceRequest
+from schedsvc.option_types import make_folder
 
 __all__ = ["GOODPUT_MIN", "LEVELS", "main", "measure"]
 
@@ -221,6 +222,7 @@ def _levels(_: object, __: object, text: str) -> tuple[float, ...]:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def main(seconds: float, levels: tuple[float, ...], seed: int, out: Path, as_json: bool) -> None:
     """Measure goodput, and what refusals cost, at several times the capacity."""
+    make_folder(out)
     measured = measure(levels, seconds, seed)
     peak = max(level["goodput_tokens_per_s"] for level in measured)
     last = max(measured, key=lambda level: float(level["load"]))
@@ -233,7 +235,6 @@ def main(seconds: float, levels: tuple[float, ...], seed: int, out: Path, as_jso
         "goodput_to_peak": round(ratio, 3),
         "holds": ratio >= GOODPUT_MIN,
     }
-    out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     _draw(report, out / "overload.png")
     if as_json:

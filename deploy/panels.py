@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from deploy.dashboard import PANELS, Panel
+from schedsvc.option_types import check_file
 
 __all__ = ["Line", "draw", "lines_of"]
 
@@ -125,6 +126,7 @@ def _value(value: float, unit: str) -> str:
 @click.option("--out", default="docs/dashboard.png", show_default=True, type=click.Path())
 def main(url: str, seconds: float, out: str) -> None:
     """Draw all panels from the Prometheus at URL."""
+    check_file(Path(out))
     end_s = time.time()
     panels = [
         (

@@ -68,11 +68,13 @@ def init(config_file: Path, admin_user: str | None, admin_password_file: Path | 
 
     async def each(address: Address) -> str:
         admin = dataclasses.replace(address, user=admin_user, password=proof)
-        kept = await init_store(admin, settings.name, address.user, address.password)
-        text = f"store {address.text}: functions loaded"
+        done = await init_store(admin, settings.name, address.user, address.password)
+        text = "a replica, which has the functions of its primary"
+        text = f"store {address.text}: {text if done.is_replica else 'functions loaded'}"
         if address.user is not None:
             text += f", user {address.user} may use the keys of cluster {settings.name}"
-        return text if kept else f"{text}; the store forgets the user at its restart: set aclfile"
+        forgets = "; the store forgets the user at its restart: set aclfile"
+        return text if done.keeps_user else text + forgets
 
     for address in _addresses(config, settings):
         if address.user is not None and address.password is None:

@@ -12,6 +12,7 @@ import click
 
 from schedsvc.cli.starting import config_option, read_config
 from schedsvc.config.outputs import Usage
+from schedsvc.option_types import check_file
 from schedsvc.usage import UsageError
 from schedsvc.usage.export import DIMENSIONS, FOCUS_COLUMNS, SUMS, Span, focus_rows, plain_rows
 
@@ -94,6 +95,8 @@ def export(
         raise click.ClickException(f"{config_file} has no usage.path, so no ledger is kept; add it")
     if form == "parquet" and not as_json and out is None:
         raise click.UsageError("--format parquet needs --out FILE")
+    if out is not None:
+        check_file(out)
     names = _names(by, form)
     path = config.resolve(config.usage.path)
     try:

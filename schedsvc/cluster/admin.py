@@ -9,12 +9,13 @@ from schedsvc.cluster.library import (
     escrow_source,
     functions_source,
     info_problem,
+    is_replica,
     keys_of,
     terms_source,
 )
 from schedsvc.cluster.store import Address, connect, open_checked
 
-__all__ = ["MemberSeen", "StoreStatus", "init_store", "status_of"]
+__all__ = ["MemberSeen", "Prepared", "StoreStatus", "init_store", "status_of"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,16 @@ class MemberSeen:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What `init_store` has done at a server."""
+
+    #: Its primary gives it the functions; users do not come that way.
+    is_replica: bool
+    #: Whether the server still knows the user after its restart.
+    keeps_user: bool
+
+
+@dataclass(frozen=True)
 class StoreStatus:
     """The contents of the store for a cluster."""
 
@@ -39,21 +50,22 @@ class StoreStatus:
 
 async def init_store(
     address: Address, cluster: str, user: str | None, password: str | None
-) -> bool:
+) -> Prepared:
     """Load the functions, and let `user`, if any, do what members do with this password.
 
-    The address carries an operator's credentials. Returns whether the store will still know the
-    user after its restart. Raises StoreError.
+    The address carries an operator's credentials. A replica gets the user only. Raises StoreError.
     """
     connection = await connect(address)
     try:
-        problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
-        if problem:
+        info = (await connection.command("INFO")).decode(errors="replace")
+        if problem := info_problem(info, may_follow=True):
             raise StoreRefusedError(f"store {address.text} {problem}")
-        for source in (functions_source(), terms_source(), escrow_source()):
+        follows = is_replica(info)
+        sources = () if follows else (functions_source(), terms_source(), escrow_source())
+        for source in sources:
             await connection.command("FUNCTION", "LOAD", "REPLACE", source)
         if user is None:
-            return True
+            return Prepared(follows, keeps_user=True)
         rules = ["reset", "on", *acl_rules(cluster), *([f">{password}"] if password else [])]
         await connection.command("ACL", "SETUSER", user, *rules)
         try:
@@ -61,8 +73,8 @@ async def init_store(
         except StoreRefusedError:
             raise
         except StoreError:
-            return False  # it was started without an ACL file
-        return True
+            return Prepared(follows, keeps_user=False)  # it was started without an ACL file
+        return Prepared(follows, keeps_user=True)
     finally:
         await connection.close()
 

@@ -89,6 +89,7 @@ class Escrow:
         sharing: Sharing,
     ) -> None:
         self._driver, self._settings, self._resolve = driver, settings, resolve
+        self._servers = list(settings.store.urls)
         self._cluster, self._origin = who.cluster, who.prefix.rstrip(b"/")
         self._sharing = sharing
         self._link: StoreConnection | None = None
@@ -303,7 +304,9 @@ class Escrow:
             self._sharing.buckets += book.holds or book.due_ns > now_ns
 
     async def _connect(self) -> StoreConnection:
-        self._link = await open_any(self._settings.store, self._resolve, check_escrow_version)
+        self._link = await open_any(
+            self._settings.store, self._resolve, check_escrow_version, self._servers
+        )
         return self._link
 
     async def _failed(self, error: Exception) -> None:

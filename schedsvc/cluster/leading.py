@@ -34,6 +34,8 @@ _log = structlog.get_logger("schedsvc.cluster")
 
 _RENEW_S = 0.5
 _TRY_S = 0.1
+#: Between two looks of a member that has handed its term over, until another one leads.
+_LOOK_S = 0.01
 #: One try: connecting and one call.
 _ATTEMPT_S = 1.0
 #: One try to renew: two that hang, and the pauses before them, fit into a term.
@@ -55,6 +57,7 @@ class Campaign:
         """Read the cluster's secret, and the highest term of earlier lives. Raises OSError."""
         secret = read_file(resolve(settings.secret_file or "")).strip()
         self._settings, self._resolve = settings, resolve
+        self._servers = list(settings.store.urls)
         self._may_lead = settings.role == "auto"
         self._file = TermFile(state_file)
         self._terms = Terms(who, settings.set or "", settings.advertised, secret, self._file.number)
@@ -137,6 +140,20 @@ class Campaign:
                 await self._terms.release(await self._connected())
         _log.info("term_handed_over", set=self._leading.pool_set, term=self._leading.term)
 
+    async def successor(self) -> str:
+        """Return the target of the member that leads next, once the store names one.
+
+        `Leading` has it from then on. "": the store does not answer. Waits without an end.
+        """
+        try:
+            link = await self._connected()
+            while (term := await self._terms.look(link, may_lead=False)) is None:  # noqa: ASYNC110 - another process ends it
+                await asyncio.sleep(_LOOK_S)
+        except StoreError:
+            return ""
+        self._note(term)
+        return term.target
+
     async def close(self) -> None:
         """Hang up."""
         await self._drop()
@@ -218,7 +235,9 @@ class Campaign:
     async def _connected(self) -> StoreConnection:
         if self._link is not None:
             return self._link
-        self._link = await open_any(self._settings.store, self._resolve, check_terms_version)
+        self._link = await open_any(
+            self._settings.store, self._resolve, check_terms_version, self._servers
+        )
         return self._link
 
     async def _failed(self, error: Exception, attempt_s: float = _ATTEMPT_S) -> None:

@@ -11,6 +11,7 @@ __all__ = [
     "escrow_source",
     "functions_source",
     "info_problem",
+    "is_replica",
     "keys_of",
     "term_keys_of",
     "terms_source",
@@ -71,17 +72,29 @@ def acl_rules(cluster: str) -> list[str]:
     return ["-@all", *(f"+{name}" for name in _COMMANDS), f"~{{schedsvc:{cluster}}}:*"]
 
 
-def info_problem(info: str) -> str:
-    """Return why a server with this answer to INFO cannot be a store; empty if it can."""
+def _fields(info: str) -> dict[str, str]:
     lines = (line.partition(":") for line in info.splitlines() if ":" in line)
-    found = {key: value.strip() for key, _, value in lines}
+    return {key: value.strip() for key, _, value in lines}
+
+
+def is_replica(info: str) -> bool:
+    """Whether a server with this answer to INFO follows another one."""
+    return _fields(info).get("role") == "slave"
+
+
+def info_problem(info: str, *, may_follow: bool = False) -> str:
+    """Return why a server with this answer to INFO cannot be a store; empty if it can.
+
+    `may_follow`: a replica is none of the reasons.
+    """
+    found = _fields(info)
     version = found.get("redis_version", "")
     parts = [int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]]
     if tuple(parts) < _VERSION_MIN:
         return f"runs version {version or 'unknown'}; use Valkey, or Redis 7.0 or newer"
     if found.get("cluster_enabled") == "1":
         return "runs as Redis Cluster, which is not supported; use a single server"
-    if found.get("role") == "slave":
+    if is_replica(info) and not may_follow:
         return "is a read-only replica; name its primary in cluster.store.urls"
     policy = found.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":

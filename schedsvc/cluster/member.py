@@ -55,6 +55,7 @@ class Member:
     def __init__(self, driver: Driver, config: Config, settings: Cluster, incarnation: int) -> None:
         self._driver = driver
         self._settings, self._resolve = settings, config.resolve
+        self._servers = list(settings.store.urls)
         self._fingerprint = fingerprint_of(config)
         self._who = Identity(settings.name, settings.member_name, incarnation)
         self._own, self._seen = OwnTotals(), SeenTotals()
@@ -124,6 +125,7 @@ class Member:
             self._settings.store,
             self._resolve,
             lambda link: join(link, self._who, self._fingerprint, self._ttl_ms),
+            self._servers,
         )
         self._link = link
         self._own.send_all_again()

@@ -35,6 +35,8 @@ __all__ = [
 #: A connection is made, and a call answered, within this time, or it failed.
 CALL_S = 1.0
 _PORT = 6_379
+#: Of a function that calls a command which its user must not: in Valkey and Redis 7.2, and before.
+_ACL_FAILURES = ("ACL failure in script", "The user executing the script can't run this command")
 _INIT = "run `schedsvc cluster init` with an operator's credentials"
 
 
@@ -151,7 +153,7 @@ class StoreConnection:
                 f"{where} is a read-only replica; name its primary in cluster.store.urls"
             ) from None
         except redis.exceptions.ResponseError as error:
-            if str(error).startswith("ACL failure in script"):
+            if any(words in str(error) for words in _ACL_FAILURES):
                 user = self.address.user or "default"
                 raise StoreRefusedError(
                     f"{where} gives user {user} no write permission: {error}; {_INIT}"
@@ -207,13 +209,20 @@ async def open_any(
     store: ClusterStore,
     resolve: Callable[[str], Path],
     prepare: Callable[[StoreConnection], Awaitable[object]],
+    order: list[str] | None = None,
 ) -> StoreConnection:
     """Return a connection to the first server of a list that a cluster can use, prepared.
 
-    Raises StoreError, with the problem of each server, and what `prepare` raises.
+    `order` holds the servers' URLs between the calls: the one used last comes first, and one tried
+    without success last. So if a server hangs, and the caller cancels the call, the next one begins
+    with another server. Raises StoreError, with the problem of each server, and what `prepare`
+    raises.
     """
     problems = []
-    for url in store.urls:
+    order = list(store.urls) if order is None else order
+    for url in tuple(order):
+        order.remove(url)
+        order.append(url)
         try:
             link = await open_checked(Address.of(url, store, resolve))
         except StoreError as error:
@@ -224,6 +233,8 @@ async def open_any(
         except BaseException:
             await link.close()
             raise
+        order.remove(url)
+        order.insert(0, url)
         return link
     refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
     raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))

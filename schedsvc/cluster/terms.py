@@ -113,6 +113,8 @@ class Terms:
         number = found[0] if found else 0
         self.lost_data = number < self.highest
         term = self._read(hold) if hold else None
+        # A leader whose term the store lost writes its row again, and the counter stays behind.
+        number = max(number, self.last.number if self.last else 0)
         self._check_jump(max(number, term.number if term else 0))
         # The two rows are written together, so no sealed hold is above the counter for long.
         if term is not None and term.number < self.highest:

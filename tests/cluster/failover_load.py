@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from schedsvc_client import Refused, SchedulerError
@@ -24,15 +24,14 @@ class Failover(Found):
 
     kind: str = "kill"
     number: int = 0
-    #: From the signal to the first grant of the next leader, as the client sees it.
-    gap_s: float = 0.0
+    #: From the signal to the first grant of the next leader, as the client sees it; None: an error
+    #: came before it.
+    gap_s: float | None = None
     #: Grants that had an effect, and the most that they reserved at one time.
     granted: int = 0
     reserved_max: int = 0
     #: Grants of a leader whose term was over, which the client ignored.
     late: int = 0
-    #: Other rules that it broke.
-    violations: list[str] = field(default_factory=list)
 
     @property
     def wrong(self) -> list[str]:

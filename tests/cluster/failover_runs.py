@@ -106,8 +106,9 @@ def work(asked: Asked, part: int, parts: int, end_s: float) -> None:
         if row is not None:
             asked.add(row)
             broken, over, other = counted([row])
+            gap = "no gap" if row["gap_s"] is None else f"gap {row['gap_s']:.2f} s"
             print(
-                f"{datetime.now():%H:%M:%S} {kind} {number}: gap {row['gap_s']:.2f} s,"
+                f"{datetime.now():%H:%M:%S} {kind} {number}: {gap},"
                 f" {row['granted']} grants,"
                 f" {broken} broken streams, {over} over-grants, {other} other violations",
                 flush=True,
@@ -132,13 +133,12 @@ def table(rows: Sequence[Row]) -> str:
         of_kind = [row for row in rows if row["kind"] == kind]
         if not of_kind:
             continue
-        gaps = sorted(row["gap_s"] for row in of_kind)
-        p95 = gaps[min(len(gaps) - 1, int(len(gaps) * 0.95))]
+        gaps = sorted(row["gap_s"] for row in of_kind if row["gap_s"] is not None)
         within = sum(gap <= GAP_S_MAX[kind] for gap in gaps)
         cells = [
             *(kind, len(of_kind), sum(row["granted"] for row in of_kind), *counted(of_kind)),
-            *(f"{gap:.2f} s" for gap in (statistics.median(gaps), p95, gaps[-1])),
-            *(f"{GAP_S_MAX[kind]:g} s", f"{within} of {len(gaps)}"),
+            *_points(gaps),
+            *(f"{GAP_S_MAX[kind]:g} s", f"{within} of {len(of_kind)}"),
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     wrong = [
@@ -149,6 +149,14 @@ def table(rows: Sequence[Row]) -> str:
     ]
     more = [f"and {len(wrong) - _WRONG_SHOWN} more"] if len(wrong) > _WRONG_SHOWN else []
     return "\n".join([*lines, *wrong[:_WRONG_SHOWN], *more])
+
+
+def _points(gaps: Sequence[float]) -> tuple[str, ...]:
+    """Write median, 95th percentile and greatest of sorted gaps."""
+    if not gaps:
+        return "none", "none", "none"
+    p95 = gaps[min(len(gaps) - 1, int(len(gaps) * 0.95))]
+    return tuple(f"{gap:.2f} s" for gap in (statistics.median(gaps), p95, gaps[-1]))
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:

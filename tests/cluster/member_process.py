@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import yaml
@@ -41,22 +42,25 @@ async def until(condition: Callable[[], object | Awaitable[object]], what: str) 
 class MemberProcess:
     """A member at an address of this host, or of a network of its own.
 
-    `run_in`: a command that runs its arguments there, which must not fork.
+    `run_in`: a command that runs its arguments there, which must not fork. `module`: what runs as
+    the command `schedsvc`. `keys`: of the configuration, in place of those here.
     """
 
     def __init__(
         self,
         folder: Path,
         name: str,
-        url: str,
+        urls: str | Sequence[str],
         host: str = "127.0.0.1",
         run_in: Sequence[str] = (),
+        module: str = "schedsvc",
+        **keys: Any,
     ) -> None:
         port = free_port()
         self.target, self._ready = f"{host}:{port}", folder / f"{name}.ready"
         self._config, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
-        self._run_in = run_in
-        data = settings(folder, name, url, port, advertise=self.target) | {
+        self._run_in, self._module = run_in, module
+        data = settings(folder, name, urls, port, advertise=self.target) | {
             "listeners": [{"tcp": self.target}],
             # It grants without an engine's stream, which a leader that stands still loses.
             "pools": [{"name": "probed", "capacity_tokens": CAPACITY}],
@@ -70,11 +74,12 @@ class MemberProcess:
             "log": {"format": "json"},
             "metrics": {"listen": "127.0.0.1:0"},
         }
-        self._config.write_text(yaml.safe_dump(data))
+        self._config.write_text(yaml.safe_dump(data | keys))
         self.process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(self._config)]
+        self._ready.unlink(missing_ok=True)  # of a life that was killed
+        command = [sys.executable, "-m", self._module, "serve", "--config", str(self._config)]
         self._begin([*command, "--ready-file", str(self._ready)])
         await until(self._ready.exists, "the member listens")
 

@@ -1,7 +1,7 @@
 """Members with a role in one set, in the test's event loop, with a real store."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ TOKEN, PEER_TOKEN = "token-of-the-shim", "token-of-a-member"
 POOL_SET = "main"
 
 
-def settings(folder: Path, member: str, url: str, port: int, **cluster: Any) -> dict[str, Any]:
+def settings(
+    folder: Path, member: str, urls: str | Sequence[str], port: int, **cluster: Any
+) -> dict[str, Any]:
     """The keys of a configuration that a member with a role has."""
     for name, text in (("password", ADMIN_PASSWORD), ("secret", SECRET), ("peer", PEER_TOKEN)):
         (folder / name).write_text(text)
@@ -38,7 +40,10 @@ def settings(folder: Path, member: str, url: str, port: int, **cluster: Any) -> 
         "cluster": {
             "name": "prod",
             "member": member,
-            "store": {"urls": [url], "password_file": str(folder / "password")},
+            "store": {
+                "urls": [urls] if isinstance(urls, str) else list(urls),
+                "password_file": str(folder / "password"),
+            },
             "set": POOL_SET,
             "role": "auto",
             "advertise": f"127.0.0.1:{port}",
@@ -53,8 +58,8 @@ async def ready_store(store: StoreServer) -> None:
     await init_store(Address("127.0.0.1", store.port, None, ADMIN_PASSWORD), "prod", None, None)
 
 
-def member(folder: Path, name: str, url: str, **keys: Any) -> LedServer:
-    config = config_of(**(settings(folder, name, url, free_port()) | keys))
+def member(folder: Path, name: str, urls: str | Sequence[str], **keys: Any) -> LedServer:
+    config = config_of(**(settings(folder, name, urls, free_port()) | keys))
     assert config.cluster is not None
     return LedServer(config, config.cluster)
 

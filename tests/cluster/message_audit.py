@@ -7,6 +7,7 @@ It knows the rules of the contract and nothing of the client or of the scheduler
 - Leases with an effect, until the client sends their ends, reserve no more than the pool has.
 - The client starts no request without such a grant.
 - No lease ends before its client ends it.
+- A term has one leader.
 """
 
 import time
@@ -25,6 +26,8 @@ class Found:
 
     broken_streams: list[str] = field(default_factory=list)
     over_grants: list[str] = field(default_factory=list)
+    #: Other rules that were broken.
+    violations: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -47,6 +50,7 @@ class MessageAudit:
         #: Term to the time of its first grant with an effect, and to the number of them.
         self.first_s: dict[int, float] = {}
         self.granted: dict[int, int] = {}
+        self._leader_of: dict[int, str] = {}
         #: Grants under a term that was over, which the client has to ignore.
         self.late = 0
 
@@ -61,6 +65,10 @@ class MessageAudit:
         if response.HasField("welcome"):
             stated = response.welcome.leadership
             stream.rank = (stated.term, stated.leader)
+            first = self._leader_of.setdefault(stated.term, stated.leader)
+            if first != stated.leader:
+                text = f"{first} and {stated.leader} lead in term {stated.term}"
+                self.found.violations.append(text)
         rank = stream.rank
         self.highest = max(self.highest, rank, key=lambda each: each[0])
         in_force = rank == self.highest

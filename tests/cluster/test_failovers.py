@@ -25,8 +25,9 @@ async def test_the_standby_grants_without_a_violation(tmp_path: Path, kind: str)
         folder = tmp_path / f"{len(gaps_s)}"
         folder.mkdir()
         seen = await one(kind, folder)
-        print(f"\n{kind}: {seen.gap_s:.2f} s, {seen.granted} grants, {seen.reserved_max} reserved")
         assert seen.wrong == []
+        assert seen.gap_s is not None
+        print(f"\n{kind}: {seen.gap_s:.2f} s, {seen.granted} grants, {seen.reserved_max} reserved")
         gaps_s.append(seen.gap_s)
     assert min(gaps_s) <= GAP_S_MAX[kind], gaps_s
 
@@ -41,6 +42,14 @@ def test_the_table_names_gaps_and_violations() -> None:
     lines = table(rows).splitlines()
     cells = "kill | 3 | 1500 | 0 | 1 | 0 | 2.00 s | 3.25 s | 3.25 s | 3 s | 2 of 3"
     assert lines[2:] == [f"| {cells} |", "kill 1: 7000 of 6400 tokens are reserved"]
+
+
+def test_a_failover_without_a_gap_is_not_within() -> None:
+    lost = row(1, violations=["AssertionError: not within 30 s: b grants"])
+    first = table([row(0, gap_s=1.0), lost]).splitlines()[2]
+    assert first == "| kill | 2 | 1000 | 0 | 0 | 1 | 1.00 s | 1.00 s | 1.00 s | 3 s | 1 of 2 |"
+    alone = table([lost]).splitlines()[2]
+    assert alone == "| kill | 1 | 500 | 0 | 0 | 1 | none | none | none | 3 s | 0 of 1 |"
 
 
 def test_a_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:

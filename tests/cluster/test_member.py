@@ -2,87 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedsvc.clock import SteadyClock
-from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.library import functions_source
-from schedsvc.cluster.member import Member, interval_s
-from schedsvc.cluster.store import Address
-from schedsvc.config import Config
-from schedsvc.driver import Driver, new_core
-from tests.server.conftest import config_of, until
+from schedsvc.cluster.member import interval_s
+from tests.server.conftest import until
 
-from .store_server import ADMIN_PASSWORD, StoreServer
-
-TOKEN = 10**6
-
-
-def settings(store: StoreServer, member: str, **keys: Any) -> Config:
-    section = {
-        "name": "prod",
-        "member": member,
-        "store": {"urls": [store.url], "password_file": str(store.folder / "password")},
-        "sync_ms": 50,
-    }
-    pool = {"name": f"pool-{member}", "capacity_tokens": 1_600}
-    return config_of(**({"cluster": section, "pools": [pool]} | keys))
-
-
-class Scheduler:
-    """A driver with its member, whose exchanges the test asks for."""
-
-    def __init__(self, config: Config, incarnation: int) -> None:
-        self.clock = SteadyClock()
-        self.driver = Driver(new_core(config, self.clock.now_ns()), self.clock)
-        assert config.cluster is not None
-        self.member = Member(self.driver, config, config.cluster, incarnation)
-
-    async def exchange(self) -> None:
-        self.member.collect()
-        await self.member.exchange()
-
-    def serve(self, tenant: str, tokens: int) -> None:
-        """Grant and complete one request with this input and one token of output."""
-        core, now_ns = self.driver._core, self.clock.now_ns()
-        name = b"%d" % now_ns
-        core.admit(now_ns, core.flow_index(tenant.encode()), name, tokens, 1)
-        [granted] = core.poll(now_ns)
-        core.complete(now_ns, granted.lease_id, 1, input_tokens=tokens, output_tokens=1)
-
-    def counter(self, tenant: str) -> int:
-        [row] = self.driver.tenant_stats(tenant.encode())
-        found: int = row["vtc_micro"]
-        return found
-
-    async def stop(self) -> None:
-        await self.member._drop()
-        self.driver._core.check()
-        self.driver.close()
-
-
-@asynccontextmanager
-async def cluster(store: StoreServer, *members: str) -> AsyncIterator[list[Scheduler]]:
-    await init_store(Address("127.0.0.1", store.port, None, ADMIN_PASSWORD), "prod", None, None)
-    (store.folder / "password").write_text(ADMIN_PASSWORD)
-    async with AsyncExitStack() as stack:
-        found = []
-        for k, member in enumerate(members):
-            scheduler = Scheduler(settings(store, member), 100 + k)
-            stack.push_async_callback(scheduler.stop)
-            found.append(scheduler)
-        yield found
-
-
-async def rounds(*schedulers: Scheduler, count: int = 2) -> None:
-    for _ in range(count):
-        for scheduler in schedulers:
-            await scheduler.exchange()
+from .exchanging import TOKEN, Scheduler, cluster, rounds, settings
+from .store_server import StoreServer
 
 
 async def test_service_is_charged_at_the_other_member(store: StoreServer) -> None:
@@ -129,7 +61,7 @@ async def test_a_flushed_store_is_whole_after_two_exchanges(store: StoreServer) 
 
 @asynccontextmanager
 async def joined_later(store: StoreServer) -> AsyncIterator[Scheduler]:
-    late = Scheduler(settings(store, "late"), 999)
+    late = Scheduler(settings([store], "late"), 999)
     yield late
     await late.stop()
 
@@ -169,7 +101,7 @@ async def test_a_restart_is_a_new_origin(store: StoreServer) -> None:
         a.serve("a", 100)
         await rounds(a, b)
         await a.member._end()  # as it does when its task is cancelled
-        again = Scheduler(settings(store, "a"), 555)
+        again = Scheduler(settings([store], "a"), 555)
         await rounds(again, b)
         again.serve("a", 100)
         await rounds(again, b)
@@ -246,7 +178,7 @@ async def test_the_task_survives_a_store_that_comes_and_goes(store: StoreServer)
 async def test_a_member_works_without_a_store(tmp_path: Path) -> None:
     dead = StoreServer(tmp_path / "dead")
     (dead.folder / "password").write_text("x")
-    scheduler = Scheduler(settings(dead, "a"), 1)
+    scheduler = Scheduler(settings([dead], "a"), 1)
     task = asyncio.create_task(scheduler.member.run())
     await until(lambda: "cannot connect" in scheduler.member.sharing.problem, "as the store is")
     scheduler.serve("a", 100)

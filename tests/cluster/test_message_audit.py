@@ -77,3 +77,11 @@ def test_a_lease_that_a_leader_ends_is_a_broken_stream(books: Books) -> None:
     assert books.found.broken_streams == []
     books.state("b", 1, pb.LEASE_STATE_UNKNOWN)
     assert books.found.broken_streams == ["b ends a lease that runs: LEASE_STATE_UNKNOWN"]
+
+
+def test_a_term_has_one_leader(books: Books) -> None:
+    books.welcome("a", 1)
+    books.welcome("b", 2)
+    assert books.found.violations == []
+    books.welcome("b", 1)
+    assert books.found.violations == ["a and b lead in term 1"]

@@ -12,7 +12,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from .schedulers import SchedulerProcess
-from .store_server import StoreServer
+from .store_server import StoreServer, one_store
 from .test_shares import ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
@@ -52,6 +52,7 @@ async def ask(
     when_s.append(time.monotonic())
 
 
+@one_store
 async def test_four_processes_keep_quotas_as_one_would(tmp_path: Path, store: StoreServer) -> None:
     """Ten requests a minute, and requests of 8,000 tokens of 10,000 a minute."""
     await ready(store)

@@ -14,7 +14,7 @@ from schedsvc.cluster.rows import unpack_row, unpack_totals
 from schedsvc.cluster.store import Address, connect
 
 from .schedulers import SchedulerProcess, loaded
-from .store_server import ADMIN_PASSWORD, StoreServer
+from .store_server import ADMIN_PASSWORD, StoreServer, one_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -57,6 +57,7 @@ async def ready(store: StoreServer) -> Address:
     return admin
 
 
+@one_store
 @pytest.mark.parametrize(
     "ingress",
     [

@@ -32,7 +32,7 @@ def terms_of(member: str, pool_set: str = "main", secret: bytes = SECRET, known:
 @pytest.fixture
 async def link(store: StoreServer) -> AsyncIterator[StoreConnection]:
     admin = Address("127.0.0.1", store.port, None, ADMIN_PASSWORD)
-    assert await init_store(admin, "prod", "schedsvc", "secret")
+    assert (await init_store(admin, "prod", "schedsvc", "secret")).keeps_user
     connection = await open_checked(Address("127.0.0.1", store.port, "schedsvc", "secret"))
     yield connection
     await connection.close()
@@ -233,6 +233,22 @@ async def test_a_term_that_a_store_gave_twice_is_over(
     assert taken[0].number == 2
     assert await b.renew(link) == taken[0]
     assert await b.look(link, may_lead=True) == taken[0]
+
+
+async def test_a_member_that_is_new_repeats_no_lost_term(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    """The store lost its last second, and in it the term that its leader then wrote again."""
+    a, b, late = terms_of("a"), terms_of("b"), terms_of("c")
+    await led(a, link)
+    await a.release(link)
+    kept = await link.command("HGETALL", TERMS)
+    second = await led(b, link)
+    store.ask("DEL", HOLD, TERMS)
+    await link.command("HSET", TERMS, *kept)
+    assert not isinstance(await b.renew(link), Term)
+    await b.release(link)
+    assert (await led(late, link)).number == second.number + 1
 
 
 async def test_a_term_ends_also_if_the_clock_was_set_back(

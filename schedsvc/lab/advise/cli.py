@@ -36,7 +36,7 @@ from schedsvc.lab.sim.cli.bars import progress_bar
 from schedsvc.lab.sim.cli.inputs import config_of, profile_of, requests_of
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Run, Scenario, ScenarioError, engine_configs, simulate
-from schedsvc.option_types import WholeRange
+from schedsvc.option_types import WholeRange, make_folder
 from schedsvc.tables import table_console
 
 __all__ = ["advise"]
@@ -125,6 +125,8 @@ def advise(
         wanted = [parse_goal(text) for text in goals]
     except GoalError as error:
         raise click.BadParameter(str(error), param_hint="--goal") from None
+    if out is not None:
+        make_folder(out)
     today = config_of(config_file)
     scenario, requests = _traffic(recording, trace_file, today, profile_name, engines, tenant)
     advice = Advice(scenario, requests, wanted)
@@ -312,7 +314,6 @@ def _write_draft(
     out: Path, today: Config | None, drafted: Config, config_file: Path | None
 ) -> None:
     """Write the drafted file, and check it as `schedsvc check` does."""
-    out.mkdir(parents=True, exist_ok=True)
     data = _NEW_FILE if config_file is None else _file_data(config_file)
     before = Config.model_validate(_NEW_FILE) if today is None else today
     path = out / "draft.yaml"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.option_types import WholeRange
+from schedsvc.option_types import WholeRange, make_folder
 
 EPILOG = """\b
 Example:
@@ -70,6 +70,7 @@ def demo(
         raise click.UsageError("--failover and --cluster are two demos; give one of them")
     if cluster and seed is not None:
         raise click.UsageError("--seed draws no workload for --cluster: its requests are all alike")
+    make_folder(out)
     try:
         if cluster:
             from schedsvc.lab.demo.cluster import run_cluster

@@ -7,10 +7,9 @@ gives gold 0.8 of nine tenths, 0.72. Fair is 0.8. Gold catches up on the time wi
 """
 
 import asyncio
-import json
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +21,11 @@ import uvloop
 import yaml
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from schedsvc_client.channel import open_aio_channel
 from schedsvc_client.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from schedsvc.lab.demo.cluster_plot import draw
+from schedsvc.lab.demo.ending import conclude, until_signalled
 from schedsvc.lab.demo.members import Store, free_port, init_store, running_store
 from schedsvc.lab.demo.phases import running_engine
 from schedsvc.lab.demo.processes import guarded, running
@@ -129,35 +128,22 @@ class Run:
 
 
 def run_cluster(out: Path, *, quick: bool, as_json: bool) -> bool:
-    """Run the demo into a folder; True if every bar holds.
+    """Run the demo into a folder that exists; True if every bar holds.
 
     Raises DemoError, OSError; asyncio.CancelledError and KeyboardInterrupt on a signal, with every
     program ended.
     """
-    out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=as_json)
     times = QUICK if quick else Times()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(_until_signalled(_run(out, console, times)))
+        run = runner.run(until_signalled(_run(out, console, times)))
     report = report_of(run)
     bars = judge(report, quick=quick)
     write_report(report, out / "report.json")
     draw(run.answers, {s.name: s.seen for s in run.shards}, report, out / "cluster.png")
-    _show(report, bars, console)
-    console.print(f"{out / 'cluster.png'}, {out / 'report.json'}", highlight=False, soft_wrap=True)
-    if as_json:
-        Console(soft_wrap=True, highlight=False).print(json.dumps(report, indent=2), markup=False)
-    return all(bar.holds for bar in bars)
-
-
-async def _until_signalled(work: Coroutine[Any, Any, Run]) -> Run:
-    """Run it; SIGTERM and SIGHUP end it as Ctrl-C does."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    return await work
+    _show(report, console)
+    files = (out / "cluster.png", out / "report.json")
+    return conclude(report, bars, files, console, as_json=as_json)
 
 
 async def _run(out: Path, console: Console, times: Times) -> Run:
@@ -333,7 +319,7 @@ def judge(report: dict[str, Any], *, quick: bool = False) -> list[Bar]:
     return bars
 
 
-def _show(report: dict[str, Any], bars: list[Bar], console: Console) -> None:
+def _show(report: dict[str, Any], console: Console) -> None:
     table = Table(title="Answers by the time of their end", title_justify="left")
     for name in ("", "seconds", "gold", "free", "share of gold"):
         table.add_column(name, justify="right" if name else "left")
@@ -348,7 +334,3 @@ def _show(report: dict[str, Any], bars: list[Bar], console: Console) -> None:
         table.add_row(title, span, str(part["gold"]), str(part["free"]), share)
     console.print()
     console.print(table)
-    for bar in bars:
-        mark = Text("PASS  ", "green") if bar.holds else Text("FAIL  ", "bold red")
-        line = mark + Text(f"{bar.name}  ") + Text(bar.figures, "dim")
-        console.print(line, soft_wrap=not console.is_terminal)

@@ -2,11 +2,10 @@
 
 import asyncio
 import itertools
-import json
 import os
 import signal
 import tempfile
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 import uvloop
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from schedsvc.lab.demo.ending import conclude, until_signalled
 from schedsvc.lab.demo.failover_plot import draw
 from schedsvc.lab.demo.members import (
     Member,
@@ -68,36 +67,23 @@ class Failed:
 
 
 def run_failover(out: Path, *, seed: int, quick: bool, as_json: bool) -> bool:
-    """Run the demo into a folder; True if every bar holds.
+    """Run the demo into a folder that exists; True if every bar holds.
 
     Raises DemoError, TargetError, OSError; asyncio.CancelledError and KeyboardInterrupt on a
     signal, with every program ended.
     """
-    out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=as_json)
     kill_s, run_s = (QUICK_KILL_S, QUICK_RUN_S) if quick else (KILL_S, RUN_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        failed = runner.run(_until_signalled(_run(out, console, seed, kill_s, run_s)))
+        failed = runner.run(until_signalled(_run(out, console, seed, kill_s, run_s)))
     report = report_of(failed)
     bars = judge(report)
     write_report(report, out / "report.json")
     write_requests(failed.result, out / "requests.csv")
     draw(failed.result, failed.members, kill_s, failed.takeover_s, out / "failover.png")
-    _show(report, bars, console)
-    console.print(f"{out / 'failover.png'}, {out / 'report.json'}", highlight=False, soft_wrap=True)
-    if as_json:
-        Console(soft_wrap=True, highlight=False).print(json.dumps(report, indent=2), markup=False)
-    return all(bar.holds for bar in bars)
-
-
-async def _until_signalled(work: Coroutine[Any, Any, Failed]) -> Failed:
-    """Run it; SIGTERM and SIGHUP end it as Ctrl-C does."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    return await work
+    _show(report, console)
+    files = (out / "failover.png", out / "report.json")
+    return conclude(report, bars, files, console, as_json=as_json)
 
 
 async def _run(out: Path, console: Console, seed: int, kill_s: float, run_s: float) -> Failed:
@@ -247,7 +233,7 @@ def judge(report: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def _show(report: dict[str, Any], bars: list[Bar], console: Console) -> None:
+def _show(report: dict[str, Any], console: Console) -> None:
     table = Table(title="Requests by the time of their sending", title_justify="left")
     for name in ("", "sent", "done", "refused", "failed", "first token p50", "p99"):
         table.add_column(name, justify="right" if name else "left")
@@ -269,7 +255,3 @@ def _show(report: dict[str, Any], bars: list[Bar], console: Console) -> None:
         f"the takeover was {duration(report['longest_gap_in_stream_ms'])}.",
         highlight=False,
     )
-    for bar in bars:
-        mark = Text("PASS  ", "green") if bar.holds else Text("FAIL  ", "bold red")
-        line = mark + Text(f"{bar.name}  ") + Text(bar.figures, "dim")
-        console.print(line, soft_wrap=not console.is_terminal)

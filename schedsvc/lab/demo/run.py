@@ -1,8 +1,6 @@
 """The whole demo: every phase, its report, its picture, its verdict."""
 
 import asyncio
-import json
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from schedsvc.lab.demo.ending import conclude, until_signalled
 from schedsvc.lab.demo.phases import Measured, Setting, run_all
 from schedsvc.lab.demo.plot import draw
 from schedsvc.lab.demo.show import show
@@ -20,7 +19,7 @@ from schedsvc.lab.load.report import full_report, run_report
 
 
 def run_demo(out: Path, *, seed: int | None, quick: bool, as_json: bool) -> bool:
-    """Run the demo into a folder; True where every bar holds.
+    """Run the demo into a folder that exists; True where every bar holds.
 
     `seed` draws another workload than the bundled one; `quick` sends only the beginning of it, and
     holds the run against the bars that do not compare figures. Raises DemoError, TargetError,
@@ -28,7 +27,6 @@ def run_demo(out: Path, *, seed: int | None, quick: bool, as_json: bool) -> bool
     every program ended.
     """
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     trace = bundled() if seed is None else generate(seed)
     if quick:
         trace = [request for request in trace if request.arrival_s < QUICK_S]
@@ -43,33 +41,14 @@ def run_demo(out: Path, *, seed: int | None, quick: bool, as_json: bool) -> bool
         console.print("--quick checks that everything runs; its figures compare nothing")
     setting = Setting(trace, seed or 0, out, console, repeats=not quick)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        measured = runner.run(_until_signalled(setting))
+        measured = runner.run(until_signalled(run_all(setting)))
     report, details = reports(measured)
     _write(measured, report, details, out)
     bars = judge(report, quick=quick)
-    show(report, details, bars, console)
-    console.print(
-        f"{out / 'demo.png'}, {out / 'report.json'}; {time.monotonic() - started:.0f} s in all",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if as_json:
-        Console(soft_wrap=True, highlight=False).print(json.dumps(report, indent=2), markup=False)
-    return all(bar.holds for bar in bars)
-
-
-async def _until_signalled(setting: Setting) -> Measured:
-    """Run all phases; SIGTERM and SIGHUP end them as Ctrl-C does."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await run_all(setting)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+    show(report, details, console)
+    files = (out / "demo.png", out / "report.json")
+    took = f"; {time.monotonic() - started:.0f} s in all"
+    return conclude(report, bars, files, console, as_json=as_json, note=took)
 
 
 def reports(measured: Measured) -> tuple[dict[str, Any], dict[str, Any]]:

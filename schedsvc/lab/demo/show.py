@@ -4,24 +4,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from schedsvc.lab.demo.verdict import Bar
 from schedsvc.lab.load.table import duration
 
 Report = dict[str, Any]
 
 
-def show(report: Report, details: Report, bars: list[Bar], console: Console) -> None:
-    """Print the tenants' tables, the engine's figures and the verdict."""
+def show(report: Report, details: Report, console: Console) -> None:
+    """Print the tenants' tables, the engine's figures."""
     console.print()
     console.print(_latencies(report))
     console.print(_fates(report, details))
     console.print(_engine(report))
-    for bar in bars:
-        mark = Text("PASS  ", "green") if bar.holds else Text("FAIL  ", "bold red")
-        line = mark + Text(f"{bar.name}  ") + Text(bar.figures, "dim")
-        console.print(line, soft_wrap=not console.is_terminal)  # a file has one line for each
 
 
 def _latencies(report: Report) -> Table:

@@ -17,7 +17,7 @@ from schedsvc.lab.emulator.settings import EmulatorSettings
 from schedsvc.lab.emulator.tokenizer import TextTokenizer
 from schedsvc.lab.engine import EngineConfig, Profile, ProfileError, load_profile, profile_names
 from schedsvc.lab.engine.config import Prefill
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.option_types import FiniteRange, WholeRange, check_file
 
 # The flag that sets a field of the engine's configuration.
 _FLAGS = {
@@ -159,11 +159,11 @@ def emulate(
             )
         replay(settings, trace_file, as_json)
         return
+    if ready_file is not None:
+        check_file(ready_file, "--ready-file")
     layers = [load_layer(path) for path in middleware]
     emulator = Emulator(settings, layers, _counts(counts_file))
     if ready_file is not None:
-        if not ready_file.absolute().parent.is_dir():
-            raise click.UsageError(f"--ready-file: the folder of {ready_file} does not exist")
         ready_file.unlink(missing_ok=True)
 
     def ready(listening: Listening) -> None:
@@ -201,10 +201,10 @@ def load_layer(path: str) -> Layer:
 
 
 def _counts(path: Path | None) -> CountsFile | None:
-    try:
-        return None if path is None else CountsFile(path)
-    except OSError as error:
-        raise click.UsageError(f"--counts: cannot write {path}: {error.strerror}") from error
+    if path is None:
+        return None
+    check_file(path, "--counts")
+    return CountsFile(path)
 
 
 def _tokenizer(path: Path) -> TextTokenizer:

@@ -27,7 +27,7 @@ from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST, NO_TREES, TREES
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
 from schedsvc.lab.faults.totals_file import STORE_EACH, TotalsFile
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.option_types import FiniteRange, WholeRange, check_file
 from schedsvc.tables import table_console
 
 _FAILURES_MAX = 5
@@ -208,6 +208,7 @@ def _cluster_seed(seed: int | None, minutes: float | None) -> int:
 
 
 def _totals_file(path: Path, first: int) -> TotalsFile:
+    check_file(path, "--totals")
     try:
         return TotalsFile(path, first)
     except (OSError, ValueError, KeyError) as error:

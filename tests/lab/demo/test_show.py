@@ -1,9 +1,11 @@
 import copy
 import io
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from schedsvc.lab.demo.ending import conclude
 from schedsvc.lab.demo.phases import Measured, Phase
 from schedsvc.lab.demo.plot import draw
 from schedsvc.lab.demo.run import reports
@@ -17,6 +19,11 @@ def measured() -> Measured:
     waits = {"alone": 0.0, "without": 8.0, "with": 0.5, "with_again": 0.5}
     phases = {name: Phase(name, result(wait), int(wait)) for name, wait in waits.items()}
     return Measured(phases, {"promised_tokens": 0, "live_leases": 0, "queued": 0})
+
+
+def print_all(report: dict[str, Any], details: dict[str, Any], console: Console) -> None:
+    show(report, details, console)
+    conclude(report, judge(report), [], console, as_json=False)
 
 
 def test_the_report_has_exactly_the_form() -> None:
@@ -53,7 +60,7 @@ def test_the_comparison_prints_figures_and_verdict() -> None:
     _, details = reports(measured())
     console = Console(file=io.StringIO(), width=140)
     with console.capture() as captured:
-        show(report, details, judge(report), console)
+        print_all(report, details, console)
     text = captured.get()
     quiet = next(row for row in text.splitlines() if "quiet" in row)
     assert [cell.strip() for cell in quiet.split("│")[2:5]] == ["50 ms", "4.0 s", "100 ms"]
@@ -91,7 +98,7 @@ def test_what_is_shown_fits_eighty_columns() -> None:
     for report in (good(), late):
         console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
         with console.capture() as captured:
-            show(report, details, judge(report), console)
+            print_all(report, details, console)
         text = captured.get()
         assert max(map(len, text.splitlines())) <= 80
         assert ("run it again" in text) == (report is late)

@@ -56,8 +56,14 @@ def run(*args):
         (["--middleware", "json.Gate"], "json has no Gate"),
         (["--middleware", "json.dumps"], "must be a class whose instances are ASGI"),
         (["--middleware", "decimal.Decimal"], "must be a class whose instances are ASGI"),
-        (["--ready-file", "/no/such/folder/ready.json"], "--ready-file: the folder of"),
-        (["--counts", "/no/such/folder/counts"], "--counts: cannot write"),
+        (
+            ["--ready-file", "/no/such/folder/ready.json"],
+            "--ready-file: the folder /no/such/folder does not",
+        ),
+        (
+            ["--counts", "/no/such/folder/counts"],
+            "--counts: the folder /no/such/folder does not exist",
+        ),
         (["--uds", "/no/such/folder/e.sock"], "the folder /no/such/folder does not exist; make it"),
         (["--nonsense"], "No such option"),
     ],

@@ -184,7 +184,7 @@ def test_counters_that_fall_are_refused(tmp_path):
     ("args", "message"),
     [
         (["--out", "x.txt"], "--out: must end in .yaml"),
-        (["--out", "/nowhere/at/all.yaml"], "cannot be written"),
+        (["--out", "/nowhere/at/all.yaml"], "--out: the folder /nowhere/at does not exist"),
         (["--max-model-len", "99999"], "these sizes do not go together: context_tokens_max"),
     ],
 )

@@ -97,8 +97,8 @@ def test_output_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n0,a,1,1\n")
     result = CliRunner().invoke(workload, ["convert", str(path), "--out", f"{tmp_path}/no/o.jsonl"])
-    assert result.exit_code == 1
-    assert f"Error: the folder {tmp_path}/no does not exist; make it" in result.output
+    assert result.exit_code == 2
+    assert f"--out: the folder {tmp_path}/no does not exist; make it" in result.output
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# a note\n"])

@@ -25,7 +25,7 @@ from schedsvc.lab.load.result import About, Result, Wanted, result_of
 from schedsvc.lab.load.table import View, watch
 from schedsvc.lab.load.target import TENANT_HEADER, Backend, OutputMode, Target
 from schedsvc.lab.workload import TraceError, TraceRequest, read_trace, rescale
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.option_types import FiniteRange, WholeRange, make_folder
 
 __all__ = ["load"]
 
@@ -213,7 +213,7 @@ def load(trace_file: Path, as_json: bool, out: Path | None, **options: Any) -> N
         ramp_s=options["ramp_s"],
     )
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     console = Console(stderr=as_json)
     _allow_many_connections()
     try:

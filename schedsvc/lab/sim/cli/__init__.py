@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from schedsvc.lab.sim.cli.options import SPAN, world, world_options
-from schedsvc.option_types import WholeRange
+from schedsvc.option_types import WholeRange, make_folder
 
 __all__ = ["sim"]
 
@@ -98,18 +98,21 @@ def sim(
         return
     if suite is not None:
         refuse_others(ctx, "--suite", ("suite", "seeds", "as_json", "out"))
+        _make(out)
         run_suite(seeds, out, as_json)
         return
     if recording is not None:
         from schedsvc.lab.sim.cli.replay import run_replay
 
         refuse_others(ctx, "--replay", ("recording", "config_file", "changes", "as_json", "out"))
+        _make(out)
         run_replay(recording, options["config_file"], options["changes"], out, as_json=as_json)
         return
     if options["trace_file"] is None or not policies:
         raise click.UsageError(
             "give --trace FILE and at least one --policy, --suite NAME or --replay FILE"
         )
+    _make(out)
     scenario, requests = world(**options)
     run_trace(
         scenario,
@@ -120,3 +123,8 @@ def sim(
         out=out,
         as_json=as_json,
     )
+
+
+def _make(out: Path | None) -> None:
+    if out is not None:
+        make_folder(out)

@@ -15,7 +15,7 @@ from schedsvc.lab.engine import (
     load_profile,
 )
 from schedsvc.lab.sim.fit import FitError, Measured, Quality, fit, make_profile, read_measured
-from schedsvc.option_types import WholeRange
+from schedsvc.option_types import WholeRange, check_file
 from schedsvc.tables import table_console
 
 _SIZE = WholeRange(1, 1 << 40)
@@ -79,6 +79,8 @@ def fit_command(
     """
     if out is not None and out.suffix != ".yaml":
         raise click.BadParameter("must end in .yaml, as --profile wants it", param_hint="--out")
+    if out is not None:
+        check_file(out)
     engine = _engine(like, sizes)
     measured: list[Measured] = []
     try:
@@ -99,10 +101,7 @@ def fit_command(
     except ValueError as error:
         raise click.ClickException(f"these sizes do not go together: {error}") from None
     if out is not None:
-        try:
-            out.write_text(dump_profile(profile), encoding="utf-8")
-        except OSError as error:
-            raise click.ClickException(f"--out {out}: cannot be written: {error}") from None
+        out.write_text(dump_profile(profile), encoding="utf-8")
     if as_json:
         report = {"name": name, "cost": cost.model_dump(), "quality": asdict(quality)}
         click.echo(json.dumps(report, indent=2))

@@ -14,7 +14,7 @@ from schedsvc.lab.sim.cli.inputs import TOKENS_MAX
 from schedsvc.lab.sim.predict.measure import COMMON_MAX_TOKENS, report
 from schedsvc.lab.sim.predict.play import Columns, Played, columns, play
 from schedsvc.lab.workload import TraceError, read_trace
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.option_types import FiniteRange, WholeRange, make_folder
 from schedsvc.tables import table_console
 
 __all__ = ["predict"]
@@ -99,6 +99,8 @@ def predict(
     out: Path | None,
 ) -> None:
     """Replay a trace through the predictor of output lengths, and measure its promises."""
+    if out is not None:
+        make_folder(out)
     requests = _read(trace_file, tenant)
     longest = int(requests.output_tokens.max())
     if longest >= TOKENS_MAX:
@@ -133,7 +135,6 @@ def predict(
         # Imported here: matplotlib would make runs without --out start later.
         from schedsvc.lab.sim.figures.predict import draw_predict
 
-        out.mkdir(parents=True, exist_ok=True)
         draw_predict(requests, played, quantile, out / "predict.png")
         (out / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
     if as_json:

@@ -37,7 +37,6 @@ def run_replay(
     except ReplayError as error:
         raise click.ClickException(str(error)) from None
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         write_report(report, out / "replay.json")
     if as_json:
         click.echo(json.dumps(report, indent=2))
@@ -89,7 +88,6 @@ def _replay(path: Path, config: Config | None, out: Path | None) -> dict[str, An
             **compare(asks, fates),
         }
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
             write_changes(asks, fates, out / "changes.csv")
     return report
 

@@ -33,7 +33,6 @@ def run_suite(seeds: int | None, out: Path | None, as_json: bool) -> None:
         rows = list(VtcPaper(seeds, partial(watch, progress, task)).rows())
     report = {"suite": "vtc-paper", "seeds": seeds, "rows": [asdict(row) for row in rows]}
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         write_report(report, out / "vtc-paper.json")
     if as_json:
         click.echo(json.dumps(report, indent=2))

@@ -19,7 +19,7 @@ from schedsvc.lab.sim.report import write_report
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Scenario
 from schedsvc.lab.sim.sweep import Goals, Point, combinations, measure, write_points
-from schedsvc.option_types import WholeRange
+from schedsvc.option_types import WholeRange, make_folder
 from schedsvc.tables import table_console
 
 # The columns that fit into the table; the files and the JSON have all figures.
@@ -110,6 +110,8 @@ def sweep(
         raise click.UsageError("give --trace FILE and at least one --policy")
     values = dict(_values(text) for text in vary)
     goal = _goals(goals)
+    if out is not None:
+        make_folder(out)
     scenario, requests = world(**options)
     if client is not None and client not in requests.clients:
         raise click.BadParameter(
@@ -133,7 +135,6 @@ def sweep(
         # Imported here: matplotlib would make runs without --out start later.
         from schedsvc.lab.sim.figures.sweep import draw_sweep
 
-        out.mkdir(parents=True, exist_ok=True)
         write_report(report, out / "sweep.json")
         write_points(points, out / "sweep.csv")
         draw_sweep(points, out / "sweep.png")

@@ -36,8 +36,6 @@ def run_trace(
         "policies": {policy: [] for policy in policies},
     }
     details: dict[str, Any] = {"policies": {policy: [] for policy in policies}}
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     pools = tuple(engine_configs(scenario))
     drawn = []
     # Exempt all objects so far from collection: the collector would scan them again and again.

@@ -30,6 +30,7 @@ from schedsvc.lab.workload.conversations import conversations as put_together
 from schedsvc.lab.workload.json_forms import own_line
 from schedsvc.lab.workload.reader import TraceReader
 from schedsvc.lab.workload.record import Record, TraceError
+from schedsvc.option_types import check_file, make_folder
 from schedsvc.tables import table_console
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def conversations(
     They start as a Poisson process; a turn's prompt is all that was said before it, by the
     tokenizer's chat template, or plainly where it has none or refuses. --turns 1 is single-turn.
     """
+    check_file(out)
     chats = Chats(load_tokenizer(tokenizer_path))
     simulation = Simulation(chats, *timing_and_limits(**talk))
     reader = _reader(trace, form)
@@ -196,6 +198,8 @@ def converse(
     from schedsvc.lab.workload.conversations_client import Server, ServerError, Talks
     from schedsvc.lab.workload.conversations_report import report, write_turns
 
+    if out is not None:
+        make_folder(out)
     if backend == "openai" or tokenizer_path is not None:
         chats = Chats(load_tokenizer(tokenizer_path))
     else:
@@ -221,7 +225,6 @@ def converse(
         raise told(error) from None
     result = report(talks, reader.skipped, complete=complete)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
         write_turns(talks.turns, out / "turns.csv")
     if as_json:

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from schedsvc.lab.workload.fetch import Fetched, FetchError, Source, sources
 from schedsvc.lab.workload.fetch import fetch as download
+from schedsvc.option_types import make_folder
 from schedsvc.tables import table_console
 
 EPILOG = """\b
@@ -56,6 +57,7 @@ def fetch(
         _list(as_json)
         return
     source = _source(name, url, sha256)
+    make_folder(out)
     try:
         fetched = _fetch(source, out)
     except (FetchError, OSError) as error:

@@ -48,7 +48,7 @@ from schedsvc.lab.workload.profiles import (
 from schedsvc.lab.workload.reader import TraceReader
 from schedsvc.lab.workload.record import TOKENS_MAX, Record, TraceError
 from schedsvc.lab.workload.statistics import Description
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.option_types import FiniteRange, WholeRange, check_file
 
 _POSITIVE = FiniteRange(min=0, min_open=True)
 _ZIPF_HELP = "Exponent: the i-th tenant has a share proportional to i^-exponent; 0: all alike."
@@ -189,6 +189,7 @@ def synth(
 
     With --requests the mean rate is exactly the asked one.
     """
+    check_file(out)
     given = {name: value for name, value in options.items() if value is not None}
     try:
         if profiles is not None:
@@ -333,6 +334,7 @@ def label(
     as_json: bool,
 ) -> None:
     """Write a trace with tenants by a rule, which replace those that it has."""
+    check_file(out)
     long_tokens = 0
     if rule == "adversarial":
         lengths = Counter(map(total_tokens, _through(open_trace(trace, form, sort))))
@@ -368,6 +370,7 @@ def scale(
     """Write a trace faster or slower. Its changing density stays; nothing but times changes."""
     if (speed is None) == (rate_per_s is None):
         raise click.UsageError("give one of --speed and --rate")
+    check_file(out)
     if rate_per_s is not None:
         described = Description()
         for record in _through(open_trace(trace, form, sort), sort):

@@ -32,6 +32,7 @@ from schedsvc.lab.workload.prefix.sharing import Sharing
 from schedsvc.lab.workload.reader import TraceReader
 from schedsvc.lab.workload.record import Bad, Record, TraceError
 from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc.option_types import make_folder
 from schedsvc.tables import table_console
 
 Found = dict[str, dict[int, Sharing]]
@@ -191,9 +192,9 @@ def prefix(
     Takes block hashes, token ids, and, with a tokenizer, text and conversations. Conversations
     without times are laid out in time by --rate, --think and --output-speed.
     """
+    make_folder(out)
     tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
     source = _Source(trace, form, sort, tokenizer, *timing_and_limits(**talk))
-    out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*_stats.json"):
         # Of an earlier run: beside this one's files it would mislead where this one fails.
         old.unlink()

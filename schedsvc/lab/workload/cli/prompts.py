@@ -19,7 +19,7 @@ from schedsvc.lab.workload.prompts import PrefixPlan, PromptError, PromptMaker
 from schedsvc.lab.workload.prompts_trace import GROUP_RULES, PromptRule, PromptWriter
 from schedsvc.lab.workload.record import Record
 from schedsvc.lab.workload.tokenizers import HOW_TO_GIVE_ONE, ModelTokenizer, TokenizerError
-from schedsvc.option_types import WholeRange
+from schedsvc.option_types import WholeRange, check_file
 
 _TOKENS = WholeRange(min=0)
 
@@ -121,6 +121,7 @@ def prompts(
     Prompts are English-like words drawn from the seed. `schedsvc load` sends them, and forces the
     outputs.
     """
+    check_file(out)
     try:
         plan = PrefixPlan(prefix_tokens, common_tokens)
         maker = PromptMaker(load_tokenizer(tokenizer_path), seed)

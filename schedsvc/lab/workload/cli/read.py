@@ -23,6 +23,7 @@ from schedsvc.lab.workload.cli.common import (
 from schedsvc.lab.workload.convert import WRITTEN_FORMS, line_writer
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.statistics import Description
+from schedsvc.option_types import check_file, make_folder
 from schedsvc.tables import table_console
 
 _TENANTS_SHOWN = 10
@@ -67,6 +68,7 @@ Example:
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def convert(trace: Path, out: Path, form: str, written: str, sort: bool, as_json: bool) -> None:
     """Write a trace of any known form as JSON lines, one request each."""
+    check_file(out)
     reader = open_trace(trace, form, sort)
     count = write_lines(reader, sort, out, line_writer(written))
     result = {"requests": count, "form": reader.form, "skipped": dict(reader.skipped)}
@@ -98,6 +100,8 @@ def describe(
     trace: Path, form: str, sort: bool, tenant: str, as_json: bool, out: Path | None
 ) -> None:
     """Describe the rate of a trace, its burstiness, lengths, tenants and prefix sharing."""
+    if out is not None:
+        make_folder(out)
     reader = open_trace(trace, form, sort)
     described = Description(tenant)
     try:
@@ -112,7 +116,6 @@ def describe(
         # Takes a second to import, which only this needs.
         from schedsvc.lab.workload.plot import draw
 
-        out.mkdir(parents=True, exist_ok=True)
         (out / "description.json").write_text(text + "\n")
         draw(described, trace.name, out / "description.png")
     if as_json:

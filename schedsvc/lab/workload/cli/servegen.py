@@ -10,7 +10,7 @@ from schedsvc.lab.options import renamed_option
 from schedsvc.lab.workload.cli.common import told, write_own
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.servegen import draw, read_pool
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.option_types import FiniteRange, WholeRange, check_file
 
 EPILOG = """\b
 Example:
@@ -72,6 +72,7 @@ def servegen(
     """Draw a trace from a FOLDER of ServeGen's clients; each is a tenant."""
     if not math.isfinite(from_s) or not math.isfinite(duration_s):
         raise click.UsageError("--start and --duration: must be finite numbers of seconds")
+    check_file(out)
     try:
         clients = read_pool(folder)
         records = draw(

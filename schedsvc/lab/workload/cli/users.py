@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from schedsvc.lab.workload.cli.common import FROM, open_trace, progress, tell_skipped, told
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.users import KEYS, TooFewUsersError, Users, count, markdown, study
-from schedsvc.option_types import WholeRange
+from schedsvc.option_types import WholeRange, make_folder
 
 EPILOG = """\b
 Example:
@@ -59,6 +59,8 @@ def users(
     trace: Path, form: str, by: str, rounds: int, seed: int, as_json: bool, out: Path | None
 ) -> None:
     """Write a document on a trace's users: who asks how often, and what law that follows."""
+    if out is not None:
+        make_folder(out)
     # The order of arrival does not matter here, so it is not asked for.
     reader = open_trace(trace, form, sort=True)
     try:
@@ -75,7 +77,6 @@ def users(
         # Takes a second to import, which only this needs.
         from schedsvc.lab.workload.plot import draw_users
 
-        out.mkdir(parents=True, exist_ok=True)
         (out / "users.md").write_text(document)
         (out / "users.json").write_text(text + "\n")
         draw_users(found, f"Users of {trace.name}", out / "users.png")
