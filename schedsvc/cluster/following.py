@@ -127,7 +127,7 @@ class Following:
             if message.HasField("operators"):
                 operators = message.operators
             stated = message.leadership
-            if stated.term and not self._campaign.follow(stated.term):
+            if stated.term and not self._campaign.follow(stated.term, stated.leader):
                 return
             self._differs = False
             if message.is_whole:
@@ -140,7 +140,7 @@ class Following:
                 await call.write(pb.FollowRequest(asked_ns=message.asked_ns, promises=promises))
             if message.hands_over:
                 self._heard_ns = 0
-                self._campaign.hurry()
+                self._campaign.handed_over(stated.term)
 
     def _failed(self, error: Exception) -> None:
         reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)

@@ -9,6 +9,8 @@ turn.
 - A leader that does not reach the store goes on leading while no other member can start a term:
   each member that may take the next one has promised not to, or there is none.
 - A member that does not reach the store, and does not lead, starts no term.
+- Nor does it within a term after it connected to the store, or saw that the store lost data. A
+  leader of which neither the store nor this life of the member knows has then ended, or is known.
 """
 
 import asyncio
@@ -60,7 +62,8 @@ class Campaign:
         self._servers = list(settings.store.urls)
         self._may_lead = settings.role == "auto"
         self._file = TermFile(state_file)
-        self._terms = Terms(who, settings.set or "", settings.advertised, secret, self._file.number)
+        kept = self._file.number, self._file.leader
+        self._terms = Terms(who, settings.set or "", settings.advertised, secret, *kept)
         self._leading = leading
         leading.on_report = self._reported
         #: The last term of the set before the one in which this member leads.
@@ -73,6 +76,8 @@ class Campaign:
         self._promises: dict[str, int] = {}
         #: Until when this member starts no term, because it has promised a leader.
         self._promised_ns = 0
+        #: Until when a leader may live of which the store knows nothing.
+        self._unsure_ns = 0
 
     async def stand_by(
         self, leader_lives: Callable[[], bool], differs: Callable[[], bool] = lambda: False
@@ -89,6 +94,8 @@ class Campaign:
                     link = await self._connected()
                     may_lead = self._may_lead and not differs()
                     term = await self._terms.look(link, may_lead=may_lead)
+                    if self._terms.lost_data:
+                        self._unsure_ns = boot_ns() + _TERM_NS
                     self._note(term)
                     await self._keep()
                     for led in (term, self._terms.last):
@@ -100,11 +107,17 @@ class Campaign:
                         missing_ns = missing_ns or boot_ns()
                         # A leader that lives writes its term again after the store lost it.
                         is_over = not leader_lives() or boot_ns() - missing_ns >= _TERM_NS
-                        if is_over and boot_ns() >= self._promised_ns and await self._take(link):
+                        if is_over and self._may_take() and await self._take(link):
                             return
             except (StoreError, TimeoutError) as error:
                 await self._failed(error)
             await self._pause(_TRY_S)
+
+    def _may_take(self) -> bool:
+        """Whether no leader can live that the store does not know, or that was promised to."""
+        now_ns = boot_ns()
+        is_sure = now_ns >= self._unsure_ns or self._terms.is_first
+        return is_sure and now_ns >= self._promised_ns
 
     async def lead(self) -> None:
         """Renew the term until it is lost; at once at first, to hear of other members."""
@@ -158,10 +171,6 @@ class Campaign:
         """Hang up."""
         await self._drop()
 
-    def hurry(self) -> None:
-        """Ask the store now, because a leader has handed its term over."""
-        self._hurried.set()
-
     def promise(self) -> bool:
         """Promise to start no term for TERM_MS, if this member does not reach the store."""
         if not self._leading.problem and self._may_lead:
@@ -173,9 +182,15 @@ class Campaign:
         """Note the promise of a member that was asked for it then, by boot_ns()."""
         self._promises[member] = term_end_ns(asked_ns)
 
-    def follow(self, term: int) -> bool:
+    def follow(self, term: int, leader: str) -> bool:
         """Note the term that a followed leader stated; returns whether it can be."""
-        return self._terms.follow(term)
+        return self._terms.follow(term, leader)
+
+    def handed_over(self, term: int) -> None:
+        """Ask the store now, because the followed leader has handed its term over."""
+        if term >= self._terms.highest:
+            self._unsure_ns = 0  # no other leader lives than that one, which has ended
+        self._hurried.set()
 
     async def _take(self, link: StoreConnection) -> bool:
         taken = await self._terms.take(link)
@@ -218,8 +233,9 @@ class Campaign:
 
     async def _keep(self) -> None:
         """Have the highest term on the disk before this member acts on it."""
-        if self._terms.highest > self._file.number:
-            await asyncio.to_thread(self._file.keep, self._terms.highest)
+        known = self._terms.highest, self._terms.holder
+        if self._file.lacks(*known):
+            await asyncio.to_thread(self._file.keep, *known)
 
     def _well(self) -> None:
         self._leading.forged, self._leading.problem = self._terms.forged, ""
@@ -238,6 +254,7 @@ class Campaign:
         self._link = await open_any(
             self._settings.store, self._resolve, check_terms_version, self._servers
         )
+        self._unsure_ns = boot_ns() + _TERM_NS
         return self._link
 
     async def _failed(self, error: Exception, attempt_s: float = _ATTEMPT_S) -> None:

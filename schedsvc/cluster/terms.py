@@ -58,9 +58,18 @@ class Terms:
     """The terms of its set, as one member knows them."""
 
     def __init__(
-        self, who: Identity, pool_set: str, target: str, secret: bytes, highest: int = 0
+        self,
+        who: Identity,
+        pool_set: str,
+        target: str,
+        secret: bytes,
+        highest: int = 0,
+        holder: str = "",
     ) -> None:
-        """`highest`: the highest term known from an earlier life of this member; 0 for none."""
+        """`highest`: the highest term known from an earlier life of this member; 0 for none.
+
+        `holder`: who led the set in it; empty if that is not known, or if it is of another set.
+        """
         self._set, self._target, self._secret = pool_set, target, secret
         self._keys = term_keys_of(who.cluster, pool_set)
         self._member, self._leader = who.member, f"{who.member}/{who.life}"
@@ -71,19 +80,33 @@ class Terms:
         self.reported = 0
         #: Rows that were not sealed with the secret, or older than one that was seen.
         self.forged = 0
-        #: Whether the last look found a lower counter than one seen before, or none.
+        #: Whether the last look found a lower counter than the one before it, or none.
         self.lost_data = False
+        self._counted = 0  # the counter that the last look found
         #: The last term of the set, also if it is over.
         self.last: Term | None = None
         self._seen = b"", b""  # hold and counter of the last look
         self._mine = b"", b""
         #: The leader of the highest term of this set that this member has seen or taken.
-        self._holder: tuple[int, str] = (0, "")
+        self._holder = (highest, holder) if holder else (0, "")
 
-    def follow(self, number: int) -> bool:
+    @property
+    def is_first(self) -> bool:
+        """Whether neither the store nor anyone else has stated a term yet."""
+        return not self.highest and not self.reported
+
+    @property
+    def holder(self) -> str:
+        """Who led the set in the highest term; empty if that is not known."""
+        number, leader = self._holder
+        return leader if number == self.highest else ""
+
+    def follow(self, number: int, leader: str) -> bool:
         """Note a term that an authenticated member stated. Returns whether it can be."""
         if self.highest and number > self.highest + JUMP_MAX:
             self._refuse(number)
+            return False
+        if self._is_repeated(number, leader):
             return False
         self.highest = max(self.highest, number)
         return True
@@ -111,7 +134,7 @@ class Terms:
         self.last = self._read(last) if last else None
         found = self._open(_COUNTER, counter) if counter else None
         number = found[0] if found else 0
-        self.lost_data = number < self.highest
+        self.lost_data, self._counted = number < self._counted, number
         term = self._read(hold) if hold else None
         # A leader whose term the store lost writes its row again, and the counter stays behind.
         number = max(number, self.last.number if self.last else 0)
@@ -120,27 +143,29 @@ class Terms:
         if term is not None and term.number < self.highest:
             self._forge(f"term {term.number} is older than term {self.highest}")
             term = None
-        if term is not None and self._is_repeated(term):
+        if term is not None and self._is_repeated(term.number, term.leader):
             term = None
         self.highest = max(self.highest, number, term.number if term else 0)
+        if self.last is not None and self._holder[0] < self.last.number <= self.highest:
+            self._holder = self.last.number, self.last.leader
         return term
 
-    def _is_repeated(self, term: Term) -> bool:
+    def _is_repeated(self, number: int, leader: str) -> bool:
         """Whether another member had this very term: the store has lost it, and gave it again.
 
         Clients of the one ignore the other. So neither goes on: the next term is taken.
         """
-        number, leader = self._holder
-        if term.number == number and term.leader != leader:
+        known, holder = self._holder
+        if number == known and leader != holder:
             _log.error(
                 "cluster_term_repeated",
                 term=number,
-                leaders=[leader, term.leader],
+                leaders=[holder, leader],
                 effect="the next term begins",
             )
             return True
-        if term.number > number:
-            self._holder = term.number, term.leader
+        if number > known:
+            self._holder = number, leader
         return False
 
     async def take(self, link: StoreConnection) -> tuple[Term, int] | None:
@@ -178,7 +203,7 @@ class Terms:
             term = self._read(detail)
             if term is not None and term.number > self.highest:
                 self._check_jump(term.number)
-                self.highest = term.number
+                self.highest, self._holder = term.number, (term.number, term.leader)
             if term is not None and term.number >= self.highest:
                 return term
             if term is not None:

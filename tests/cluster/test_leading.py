@@ -343,6 +343,42 @@ async def test_no_term_repeats_if_the_store_forgets_while_all_are_down(
         assert again.leading.term == term + 1
 
 
+async def test_a_member_that_starts_waits_for_a_leader_unknown_to_it(
+    store: StoreServer, tmp_path: Path
+) -> None:
+    """An earlier life of it may have promised a leader to start no term."""
+    await ready_store(store)
+    first = member(tmp_path, "a", store.url)
+    async with running(first):
+        await leads(first)
+    store.ask("DEL", HOLD)
+    began_ns = boot_ns()
+    second = member(tmp_path, "b", store.url)
+    async with running(second):
+        await leads(second)
+        assert boot_ns() - began_ns >= TERM_MS * 1_000_000
+
+
+async def test_a_standby_waits_for_a_leader_that_the_store_lost(
+    store: StoreServer, tmp_path: Path
+) -> None:
+    await ready_store(store)
+    b = member(tmp_path, "b", store.url)
+    async with running(b):
+        await leads(b)
+        terms = b._campaign._terms
+        hold, counter = terms._sealed(Term(7, "c/0000000000000063", "c.example:7600"))
+        store.ask("HSET", TERMS, "counter", counter.decode())
+        store.ask("SET", HOLD, hold.decode())
+        await until(lambda: terms.last is not None and not b._is_leading, "it stands by")
+        await until(lambda: boot_ns() > b._campaign._unsure_ns, "it is sure of what the store says")
+        lost_ns = boot_ns()
+        store.ask("FLUSHALL")
+        await leads(b)
+        assert boot_ns() - lost_ns >= TERM_MS * 1_000_000
+        assert b.leading.term == 8
+
+
 async def test_what_needs_a_restart_stays_over_terms(
     pair: tuple[LedServer, LedServer], tmp_path: Path
 ) -> None:

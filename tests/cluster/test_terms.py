@@ -24,9 +24,11 @@ SECRET = b"s" * 32
 HOLD, TERMS, _ = term_keys_of("prod", "main")
 
 
-def terms_of(member: str, pool_set: str = "main", secret: bytes = SECRET, known: int = 0) -> Terms:
+def terms_of(
+    member: str, pool_set: str = "main", secret: bytes = SECRET, known: int = 0, holder: str = ""
+) -> Terms:
     who = Identity("prod", member, ord(member))
-    return Terms(who, pool_set, f"{member}.example:7600", secret, known)
+    return Terms(who, pool_set, f"{member}.example:7600", secret, known, holder)
 
 
 @pytest.fixture
@@ -154,21 +156,36 @@ async def test_a_jump_of_terms_is_refused(store: StoreServer, link: StoreConnect
     store.ask("HSET", TERMS, "counter", seal_row(SECRET, b"terms", far, b"").decode())
     with pytest.raises(StoreRefusedError, match=r"states term 1006.*known term is 5"):
         await a.look(link, may_lead=True)
-    assert not a.follow(far)
+    assert not a.follow(far, "b/1")
     assert a.highest == 5
 
 
 def test_highest_term_outlives_the_process(tmp_path: Path) -> None:
     file = TermFile(tmp_path / "state.db")
-    assert file.number == 0
-    file.keep(7)
-    file.keep(5)
-    assert TermFile(tmp_path / "state.db").number == 7
+    assert (file.number, file.leader) == (0, "")
+    for number, leader, kept in (
+        (6, "c/1", (6, "c/1")),
+        (7, "", (7, "")),
+        (7, "a/61", (7, "a/61")),
+        (7, "b/62", (7, "a/61")),  # the one that had it first
+        (5, "b/62", (7, "a/61")),
+    ):
+        file.keep(number, leader)
+        found = TermFile(tmp_path / "state.db")
+        assert (found.number, found.leader) == (file.number, file.leader) == kept
     assert [path.name for path in tmp_path.iterdir()] == ["state.db.term"]
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("text", ["", "seven", "-1", "7\n8", str(1 << 63)])
+def test_a_file_with_a_term_alone_is_read(tmp_path: Path) -> None:
+    (tmp_path / "state.db.term").write_text("7\n")
+    file = TermFile(tmp_path / "state.db")
+    assert (file.number, file.leader) == (7, "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "seven", "-1", "7\n8", "7 ", "7 a/1 b", "7 a/1\nb", str(1 << 63)]
+)
 def test_damaged_term_file_is_loud_and_counts_for_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.db.term").write_text(text)
     with capture_logs() as logs:
@@ -182,7 +199,7 @@ def test_damaged_term_file_is_loud_and_counts_for_nothing(tmp_path: Path, text: 
 def test_term_that_cannot_be_kept_is_logged(tmp_path: Path) -> None:
     file = TermFile(tmp_path / "gone" / "state.db")
     with capture_logs() as logs:
-        file.keep(3)
+        file.keep(3, "a/61")
     assert [entry["event"] for entry in logs] == ["term_not_kept"]
     assert file.number == 0
 
@@ -249,6 +266,34 @@ async def test_a_member_that_is_new_repeats_no_lost_term(
     assert not isinstance(await b.renew(link), Term)
     await b.release(link)
     assert (await led(late, link)).number == second.number + 1
+
+
+async def test_a_former_leader_knows_its_term_after_a_restart(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    """The store lost its term, gave it again, and the leader had been killed before."""
+    first = await led(terms_of("a"), link)
+    store.ask("DEL", HOLD, TERMS)
+    b = terms_of("b")
+    await led(b, link)
+    a = terms_of("a", known=first.number, holder=first.leader)
+    assert await a.look(link, may_lead=True) is None
+    assert not a.follow(first.number, b._leader)
+    taken = await a.take(link)
+    assert taken is not None
+    assert taken[0].number == first.number + 1
+    assert await b.renew(link) == taken[0]
+
+
+async def test_who_leads_is_known_from_the_last_row_too(link: StoreConnection) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    term = await led(a, link)
+    await a.release(link)
+    assert await b.look(link, may_lead=True) is None
+    assert (b.highest, b.holder) == (1, term.leader)
+    await led(terms_of("c", "other"), link)
+    assert await b.look(link, may_lead=True) is None
+    assert (b.highest, b.holder) == (2, "")  # of another set
 
 
 async def test_a_term_ends_also_if_the_clock_was_set_back(

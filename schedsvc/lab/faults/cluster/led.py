@@ -26,6 +26,7 @@ from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.led import LedServer
 from schedsvc.server.tasks import end_tasks
 from schedsvc.service import FollowService
+from schedsvc.service.lead_gate import check_report
 from schedsvc.service.turns import Turns
 from schedsvc.state import RowFeed
 
@@ -240,14 +241,18 @@ class LedProcess(Process):
         self.led.driver.close()
 
     def ask_leader(
-        self, ask: scheduler_pb2.AdmitRequest, told: Callable[[scheduler_pb2.AdmitResponse], None],
-        failed: Callable[[str], None],
+        self, ask: scheduler_pb2.AdmitRequest, seen: int,
+        told: Callable[[scheduler_pb2.AdmitResponse], None], failed: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """Send a request; `failed` hears that this member does not lead, and who does."""
+        """Send a request; `failed` hears that this member does not lead, and who does.
+
+        `seen`: the highest term that the client has seen.
+        """
 
         def admit() -> None:
             driver = self.led.driver
             try:
+                check_report(driver, seen)
                 if not driver.is_under_term:
                     raise driver.not_leading()
                 found = driver.admit(0, ask.SerializeToString())

@@ -85,8 +85,6 @@ class ClusterRun:
         leaders = [process.name for process in world.processes if process.leads]
         if len(leaders) != 1:
             raise ViolationError(f"without faults, not one member leads: {leaders}")
-        if world.terms.is_outdated(world.fence.highest):
-            return  # its clients obey no leader until the next term, as docs/cluster.md says
         while world.open or world.running:
             before = len(world.open) + world.running
             self._until(queue.now_ns + _LEADS_NS)

@@ -120,7 +120,7 @@ class SetWorld(World):
         def told(answer: pb.AdmitResponse) -> None:
             self._told_job(number, job, tries, process, answer)
 
-        process.ask_leader(ask, told, failed)
+        process.ask_leader(ask, self.fence.highest[0], told, failed)
 
     def _told_job(
         self, number: int, job: _Ask, tries: int, process: LedProcess, answer: pb.AdmitResponse
@@ -159,7 +159,7 @@ class SetWorld(World):
     def store_lost(self) -> None:
         """Note that the store lost data."""
         super().store_lost()
-        self.terms.lost(self.queue.now_ns)
+        self.terms.lost()
 
     def store_stepped(self, step_ns: int) -> None:
         """Note that the store's clock was set."""

@@ -73,7 +73,7 @@ class VirtualConnection:
         answer = await sent
         # Only now, because a call may have been given up in the moment in which its answer came.
         self._world.books.heard(self._process.number, words, answer)
-        self._world.terms.heard(words, answer)
+        self._world.terms.heard(self._process.name, words, answer)
         return answer
 
     async def disconnect(self, *, nowait: bool = False) -> None:

@@ -16,6 +16,7 @@ __all__ = ["Host", "Surroundings"]
 class Host(Protocol):
     """A process, as the connections of it see it."""
 
+    name: str
     number: int
     loop: ProcessLoop
     is_dead: bool

@@ -10,10 +10,11 @@ from schedsvc.lab.faults.auditor.records import require
 
 __all__ = ["Fence", "TermBooks"]
 
-_S = 1_000_000_000
-#: After the store lost data, or its clock was set forward, two members may lead for a term and the
-#: time in which the earlier one hears of the other.
-_OVERLAP_NS = 4 * _S
+#: After the store's clock was set forward, two members may lead for a term: the earlier one counts
+#: its term from before the step.
+_OVERLAP_NS = 2_000_000_000
+#: Where the rows begin in the answers of functions.
+_ROWS = {"schedsvc_term_look": 0, "schedsvc_term_renew": 1}
 
 
 class Fence:
@@ -42,47 +43,53 @@ class TermBooks:
         self._has_lost = False
         self._overlap_until_ns = 0
         self._obeyed: tuple[int, str] = (0, "")
+        #: By member: the highest term that it has read in the store, in all lives of its process.
+        self._known: dict[str, int] = {}
         #: By leader: the members that may take the next term, by the store's last answer to it.
         self._rivals: dict[str, set[str]] = {}
 
     def began(self, term: int, leader: str) -> None:
         """Note that a member begins to lead.
 
-        A store that lost data may give a term again, or a lower one, while the members that know of
-        it are away. Until one of these members is there again, clients that have seen the higher
-        term obey no leader.
+        A store that lost a term may give it again, or a lower one, but to no member that has seen
+        it.
         """
+        member = leader.partition("/")[0]
+        has_known = any(
+            led >= term and other.partition("/")[0] == member for led, other in self.begun
+        )
         require(
-            term > self._highest or self._has_lost,
+            not has_known and (term > self._highest or self._has_lost),
             "a term repeats or goes back",
             f"{leader} leads in term {term}, after term {self._highest}",
+        )
+        require(
+            term >= self._known.get(member, 0),
+            "a member takes a term that it knows to be over",
+            f"{leader} leads in term {term}, and has seen term {self._known.get(member)}",
         )
         if term > self._highest:
             self._highest, self._has_lost = term, False
         self.begun.append((term, leader))
 
-    def is_outdated(self, seen: tuple[int, str]) -> bool:
-        """Whether the present leader's term is no higher than one that clients have seen.
-
-        The store lost that term, and the only member that knew its leader was killed.
-        """
-        term, leader = self.begun[-1]
-        return self._has_lost and (term, leader) != seen and term <= seen[0]
-
-    def lost(self, now_ns: int) -> None:
+    def lost(self) -> None:
         """Note that the store lost data."""
-        self.overlap(now_ns)
         self._has_lost = True
 
     def overlap(self, now_ns: int) -> None:
         """Note that the term in the store may have ended too early: its clock was set forward."""
         self._overlap_until_ns = now_ns + _OVERLAP_NS
 
-    def heard(self, words: tuple[Any, ...], answer: Any) -> None:
+    def heard(self, member: str, words: tuple[Any, ...], answer: Any) -> None:
         """Look at an answer of the store that its caller reads."""
-        if "schedsvc_term_renew" in words[:2] and answer[0] == b"held":
+        function = words[1] if len(words) > 1 else ""
+        if function == "schedsvc_term_renew" and answer[0] == b"held":
             leader = words[7].split(b" ")[2].decode()
             self._rivals[leader] = set(answer[1].decode().split())
+        if function in _ROWS:
+            for row in answer[_ROWS[function] :]:
+                term = int(row.partition(b" ")[0] or 0) if row[:1].isdigit() else 0
+                self._known[member] = max(self._known.get(member, 0), term)
 
     def _is_unknown(self, leader: str) -> bool:
         """Whether the present leader was no rival of another one when that one reached the store.
