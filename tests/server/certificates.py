@@ -44,14 +44,27 @@ class Authority:
     def cert(self) -> bytes:
         return self.file.read_bytes()
 
-    def issue(self, common_name: str) -> Pair:
-        """Sign a certificate for 127.0.0.1 and localhost under a common name."""
+    def issue(
+        self,
+        common_name: str,
+        *sans: str,
+        since: datetime.timedelta = -_DAY,
+        until: datetime.timedelta = _DAY,
+    ) -> Pair:
+        """Sign a certificate under a common name.
+
+        `sans`: names with :// are URIs, others DNS names; none: 127.0.0.1 and localhost. `since`,
+        `until`: when it is valid, from now.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []
-        addresses = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        )
-        cert = self._sign(x509.Name(names), key.public_key(), addresses)
+        local = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        given = [
+            x509.UniformResourceIdentifier(san) if "://" in san else x509.DNSName(san)
+            for san in sans
+        ]
+        addresses = x509.SubjectAlternativeName(given or local)
+        cert = self._sign(x509.Name(names), key.public_key(), addresses, (since, until))
         pair = Pair(self._folder / f"{common_name}.crt", self._folder / f"{common_name}.key")
         self._write(pair.cert_file, cert)
         pair.key_file.write_bytes(
@@ -64,7 +77,11 @@ class Authority:
         return pair
 
     def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, extension: x509.ExtensionType
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        extension: x509.ExtensionType,
+        valid: tuple[datetime.timedelta, datetime.timedelta] = (-_DAY, _DAY),
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -73,8 +90,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _DAY)
-            .not_valid_after(now + _DAY)
+            .not_valid_before(now + valid[0])
+            .not_valid_after(now + valid[1])
             .add_extension(extension, critical=False)
         )
         return builder.sign(self._key, hashes.SHA256())

@@ -34,10 +34,11 @@ from schedsvc_vllm.asgi import (
 from schedsvc_vllm.audio_routes import parse_form
 from schedsvc_vllm.bodies import Bodies, Body
 from schedsvc_vllm.body_limits import check_bytes, check_elements
+from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
-from schedsvc_vllm.http_limits import bound_server
+from schedsvc_vllm.http_limits import bound_server, certificates_unseen
 from schedsvc_vllm.idempotency import Replays
 from schedsvc_vllm.identity import Identifier
 from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
@@ -401,6 +402,8 @@ class Gate:
             kind = message["type"]
             if kind == "lifespan.startup.complete" and self._broken is None:
                 bound_server(scope)
+                self._broken = self._unseen(scope)
+            if kind == "lifespan.startup.complete" and self._broken is None:
                 self._start(scope)
             if kind == "lifespan.startup.complete" and self._broken is not None:
                 text = f"schedsvc gate: {self._broken}"
@@ -413,6 +416,17 @@ class Gate:
             await self.app(scope, receive, with_runtime)
         finally:
             await self._close()
+
+    def _unseen(self, scope: Scope) -> SettingsError | None:
+        """Return what is wrong where certificates are to name tenants, and none can be seen."""
+        given = self._settings.certificates if self._settings is not None else None
+        problem = certificates_unseen(scope, self.app) if given and not given.set_by else ""
+        if not problem:
+            return None
+        return SettingsError(
+            f"SCHEDSVC_CERTIFICATE_TENANTS: {problem}; or name the proxy that ends TLS and"
+            f" overwrites {XFCC} in SCHEDSVC_XFCC_SET_BY"
+        )
 
     async def _close(self) -> None:
         self._replays.close()

@@ -5,15 +5,18 @@ puts it into the server that it runs in, if the application names the server in 
 as vLLM's does.
 
 uvicorn itself collects headers without a limit, and one read can hold thousands of pipelined
-requests.
+requests. Nor does it say what it knows of a client's certificate: `bounded()` adds that to each
+scope, for the gate's certificates.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
-from schedsvc_vllm.asgi import Scope
+from schedsvc_vllm.asgi import App, Scope
+from schedsvc_vllm.certificates import EXTENSION
 from schedsvc_vllm.h2c import without_h2c
 
 #: Bytes of a head, and bytes in sequence of which none is a body: trailers, extensions of chunks.
@@ -53,6 +56,8 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         self._cycles: list[Any] = []
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
+        # Empty unless the server asked for one and has verified it.
+        self._certificate: dict[str, Any] | None = transport.get_extra_info("peercert")
         super().connection_made(transport)
         if 0 < self.connections_max < len(self.connections):
             transport.abort()
@@ -98,6 +103,8 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             raise _BeyondError
         if len(self.pipeline) >= PIPELINED_MAX:
             raise _BeyondError
+        if self._certificate:
+            self.scope.setdefault("extensions", {})[EXTENSION] = self._certificate
         super().on_headers_complete()
         if self.pipeline:
             self._cycles = [each for each in self._cycles if not each.response_complete]
@@ -176,13 +183,32 @@ def bounded(
     return type("Bounded", (_Bounded, base), limits)
 
 
+def _config_of(scope: Scope, app: App | None) -> Any:
+    """Return the uvicorn configuration of the server around an application, or None."""
+    state = getattr(scope.get("app") or app, "state", None)
+    return getattr(getattr(state, "server", None), "config", None)
+
+
+def certificates_unseen(scope: Scope, app: App) -> str:
+    """Say why no client's certificate reaches the gate in this server; "": they do.
+
+    `app`: the application behind the gate, where the scope names none.
+    """
+    config = _config_of(scope, app)
+    if not getattr(getattr(config, "http_protocol_class", None), "is_bounded", False):
+        return "the gate sees certificates only in uvicorn with httptools"
+    if getattr(config, "ssl_cert_reqs", ssl.CERT_NONE) == ssl.CERT_NONE:
+        options = "--ssl-ca-certs FILE --ssl-cert-reqs 2"
+        return f"this server asks no client for a certificate: give {options}"
+    return ""
+
+
 def bound_server(scope: Scope) -> bool:
     """Bound the uvicorn server of this scope's application; return whether it is bounded.
 
     uvicorn reads its protocol class for each connection, so this works until it listens.
     """
-    state = getattr(scope.get("app"), "state", None)
-    config = getattr(getattr(state, "server", None), "config", None)
+    config = _config_of(scope, None)
     protocol = getattr(config, "http_protocol_class", None)
     if config is None or not hasattr(protocol, "on_headers_complete"):
         return False  # another server; h11 has a limit of its own and reads one request at a time

@@ -1,4 +1,4 @@
-"""The tenant of a request: by token, trusted header, API key's hash, or field of the body."""
+"""The tenant of a request: by certificate, token, header, API key's hash, or field of the body."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from schedsvc_client import TenantProof, api_key_hash
 
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope, header
+from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.jwks_source import JwksSource
 from schedsvc_vllm.scheduler_keys import SchedulerKeys
 from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
@@ -20,6 +21,7 @@ from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
 _TENANT_BYTES_MAX = 256
 _REQUEST_ID_CHARS_MAX = 128
 _TOKEN_POINTS = 2
+_XFCC = XFCC.encode()
 
 
 class Identity(NamedTuple):
@@ -65,7 +67,7 @@ class TokenVerifier(Protocol):
 
 
 class Identifier:
-    """Applies the order: token, trusted headers, API key, `safety_identifier`, `user`.
+    """Applies the order: certificate, token, headers, API key, `safety_identifier`, `user`.
 
     Raises SettingsError if tokens are to be verified, and that is not installed.
     """
@@ -82,6 +84,7 @@ class Identifier:
         #: SHA-256 of the API keys that may call; empty: the gate checks none.
         self.api_keys_sha256 = settings.api_keys_sha256
         self._tokens = None if settings.jwt is None else _verifier(settings.jwt)
+        self._certificates = settings.certificates
         #: Whose keys the scheduler knows; None: it is not asked.
         self.keys: SchedulerKeys | None = None
         self._prefix = secrets.token_hex(8)
@@ -100,15 +103,29 @@ class Identifier:
             await self.keys.close()
 
     async def prove(self, scope: Scope) -> Identity | None:
-        """Check the caller's API key or token; return whose it is, None for a key of the gate.
+        """Check the caller's certificate, API key or token; return whose it is.
 
-        Raises BadRequestError: 401 for neither, 503 while the issuer's keys are not known, or while
-        the scheduler is away and has not known the key.
+        None: it is a key of the gate's list, or the gate asks for no proof. A certificate that
+        names a tenant goes first: SDKs send some API key with it, since they need one.
+
+        Raises BadRequestError: 401 for none of them, 503 while the issuer's keys are not known, or
+        while the scheduler is away and has not known the key.
         """
+        if self._certificates is not None:
+            forwarded = once(scope, _XFCC) if self._certificates.set_by else b""
+            tenant = self._certificates.tenant(scope, forwarded)
+            if tenant is not None:
+                return Identity(tenant=tenant, proof=TenantProof.CERTIFICATE)
         if self.api_keys_sha256 and key_is_known(scope, self.api_keys_sha256):
             return None
         if self.keys is None and self._tokens is None and not self.api_keys_sha256:
-            return None
+            if self._certificates is None:
+                return None
+            raise BadRequestError(
+                "a client certificate is needed that names a tenant",
+                status=401,
+                code="invalid_certificate",
+            )
         key = bearer(scope)
         # A JSON Web Token has three parts, and no key that the scheduler made has a point.
         is_token = self._tokens is not None and key.count(".") == _TOKEN_POINTS

@@ -50,6 +50,9 @@ OPTIONS = {
     "jwt-class-claim": "the claim that names the priority class (none)",
     "jwt-leeway": "seconds by which clocks may differ (30)",
     "jwt-refresh": "seconds between two fetches of the key set (300)",
+    "certificate-tenants": "names of client certificates that stand for tenants, comma-separated:"
+    " spiffe://DOMAIN/ns/*/sa/{tenant}, {tenant}.clients.example",
+    "xfcc-set-by": "name of the proxy that ends TLS and overwrites x-forwarded-client-cert",
     "trust-api-key": "on or off: an API key's hash names the tenant",
     "trust-user-field": "on or off: safety_identifier and user of the body name the tenant",
     "class-from-service-tier": "on or off: service_tier of the body names the priority class",

@@ -8,9 +8,10 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,6 +46,20 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--host", default="127.0.0.1", help="Address to listen on (127.0.0.1).")
     made.add_argument("--port", type=int, default=9000, help="Port; 0 takes any free one (9000).")
     made.add_argument("--uds", metavar="PATH", help="Listen on this Unix socket instead.")
+    made.add_argument("--ssl-certfile", metavar="FILE", help="PEM of its certificate: serve TLS.")
+    made.add_argument("--ssl-keyfile", metavar="FILE", help="PEM of the certificate's key.")
+    made.add_argument(
+        "--ssl-ca-certs",
+        metavar="FILE",
+        help="PEM of who signs clients' certificates; each client then needs one.",
+    )
+    made.add_argument(
+        "--ssl-cert-reqs",
+        type=int,
+        choices=(0, 1, 2),
+        metavar="0|1|2",
+        help="Ask clients for no certificate (0), take one (1), need one (2 with --ssl-ca-certs).",
+    )
     made.add_argument(
         "--wait-s",
         type=float,
@@ -90,7 +105,45 @@ def prepare(
         raise LaunchError(f"--connections-max {options.connections_max}: must be at least 1")
     if options.uds is not None:
         check_socket(options.uds)
+    check_tls(options)
     return options, Settings.from_environment(environment)
+
+
+def check_tls(options: argparse.Namespace) -> None:
+    """Raise LaunchError if the files for TLS cannot be used; uvicorn would fail without a name."""
+    if options.ssl_cert_reqs is None:
+        options.ssl_cert_reqs = int(ssl.CERT_REQUIRED if options.ssl_ca_certs else ssl.CERT_NONE)
+    if options.ssl_cert_reqs and not options.ssl_ca_certs:
+        raise LaunchError(
+            f"--ssl-cert-reqs {options.ssl_cert_reqs}: give --ssl-ca-certs FILE, too, to verify"
+            " clients' certificates"
+        )
+    certificate, key = options.ssl_certfile, options.ssl_keyfile
+    if not certificate:
+        for name, file in (("keyfile", key), ("ca-certs", options.ssl_ca_certs)):
+            if file:
+                raise LaunchError(f"--ssl-{name} {file}: give --ssl-certfile FILE, too")
+        return
+    if not key:
+        raise LaunchError(f"--ssl-certfile {certificate}: give --ssl-keyfile FILE, too")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _read_tls(f"--ssl-keyfile {key}", lambda: open(key, "rb").close())
+    # The password: a file that needs one must not wait for somebody to type it.
+    _read_tls(
+        f"--ssl-certfile {certificate}, --ssl-keyfile {key}",
+        lambda: context.load_cert_chain(certificate, key, lambda: ""),
+    )
+    if ca := options.ssl_ca_certs:
+        _read_tls(f"--ssl-ca-certs {ca}", lambda: context.load_verify_locations(ca))
+
+
+def _read_tls(where: str, read: Callable[[], None]) -> None:
+    try:
+        read()
+    except ssl.SSLError as error:
+        raise LaunchError(f"{where}: is no PEM that fits: {error.reason or error}") from None
+    except OSError as error:
+        raise LaunchError(f"{where}: {error.strerror}") from None
 
 
 def check_socket(path: str) -> None:
@@ -140,8 +193,8 @@ def http_protocol(connections_max: int = CONNECTIONS_MAX) -> Any:
     return bounded(base, connections_max=connections_max, drops_h2c=True)
 
 
-def serve(gate: Gate, options: argparse.Namespace) -> bool:
-    """Serve until a signal; True where the start succeeded."""
+def server_for(gate: Gate, options: argparse.Namespace) -> Any:
+    """Make the server. Raises LaunchError where the extra is not installed."""
     try:
         uvicorn: Any = importlib.import_module("uvicorn")
     except ModuleNotFoundError:
@@ -155,10 +208,21 @@ def serve(gate: Gate, options: argparse.Namespace) -> bool:
         access_log=False,
         http=http_protocol(options.connections_max),
         lifespan="on",
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
     )
     server = uvicorn.Server(config)
     upstream: Any = gate.app
+    upstream.state.server = server  # as vLLM does
     upstream.stopping = lambda: bool(server.should_exit)
+    return server
+
+
+def serve(gate: Gate, options: argparse.Namespace) -> bool:
+    """Serve until a signal; True where the start succeeded."""
+    server = server_for(gate, options)
     # The default action would end the process, and there is nothing to read again.
     signal.signal(signal.SIGHUP, lambda *_: _log.warning("SIGHUP has no effect; start it again"))
     server.run()

@@ -13,6 +13,7 @@ from schedsvc_client import api_key_hash
 from schedsvc_client.channel import Token
 from schedsvc_client.targets import check_targets
 
+from schedsvc_vllm.certificates import XFCC, CertificateSettings, read_patterns
 from schedsvc_vllm.files import read_bytes, read_text
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
 from schedsvc_vllm.paths import canonical
@@ -91,6 +92,7 @@ class Settings:
     tenant_headers: tuple[str, ...] = ()
     header_set_by: str = ""
     jwt: JwtSettings | None = None
+    certificates: CertificateSettings | None = None
     trust_api_key: bool = True
     asks_for_keys: bool = False
     trust_user_field: bool = False
@@ -151,6 +153,7 @@ class Settings:
             tenant_headers=read.tenant_headers("SCHEDSVC_TENANT_HEADERS"),
             header_set_by=read.text("SCHEDSVC_HEADER_SET_BY", ""),
             jwt=read.jwt(),
+            certificates=read.certificates(),
             trust_api_key=read.flag("SCHEDSVC_TRUST_API_KEY", True),
             asks_for_keys=read.choice("SCHEDSVC_API_KEYS_FROM", ("gate", "scheduler")) != "gate",
             trust_user_field=read.flag("SCHEDSVC_TRUST_USER_FIELD", False),
@@ -363,6 +366,20 @@ class _Reader:
             leeway_s=self.seconds("SCHEDSVC_JWT_LEEWAY", 30.0),
             refresh_s=self.seconds("SCHEDSVC_JWT_REFRESH", 300.0),
         )
+
+    def certificates(self) -> CertificateSettings | None:
+        """Return which names of client certificates stand for tenants; None: none does."""
+        set_by = self.text("SCHEDSVC_XFCC_SET_BY", "")
+        try:
+            patterns = read_patterns(self.raw("SCHEDSVC_CERTIFICATE_TENANTS"))
+        except ValueError as error:
+            raise SettingsError(f"SCHEDSVC_CERTIFICATE_TENANTS: {error}") from None
+        if set_by and not patterns:
+            raise SettingsError(
+                f"SCHEDSVC_CERTIFICATE_TENANTS is not set: SCHEDSVC_XFCC_SET_BY lets {XFCC} name"
+                " tenants, and needs the patterns of the names"
+            )
+        return CertificateSettings(patterns, set_by) if patterns else None
 
     def api_keys(self) -> frozenset[bytes]:
         """Return the SHA-256 of each API key a caller may use; empty: the gate checks none."""
