@@ -46,8 +46,8 @@ class Edge(_Section):
     tcp: Address
     tls: Tls | None = None
     calls_per_second: Annotated[int, Field(ge=1, le=1_000_000)] = 200
-    calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = 500
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 384
 
 
 class Principal(_Section):
