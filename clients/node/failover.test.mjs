@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Metadata, Server, ServerCredentials, status } from '@grpc/grpc-js';
 import { serviceClient } from './contract.mjs';
 import { Scheduler } from './schedsvc.mjs';
-import { Fence, fenceOf, Targets } from './targets.mjs';
+import { Fence, fenceOf, JITTER_MS, NAMED_JITTER_MS, Targets } from './targets.mjs';
 
 const request = { tenant: 'red', inputTokens: [100], maxOutputTokens: 20 };
 
@@ -137,6 +137,24 @@ test('a held call stays with a scheduler that answers probes', async () => {
   await admission.cancel();
 });
 
+test('pauses are shorter after the leader is named', () => {
+  const targets = new Targets('a:1,b:1');
+  assert.equal(targets.pauseMsMax(1_000), JITTER_MS);
+  targets.moveOn('a:1', 'b:1', { nowMs: 1_000 });
+  assert.equal(targets.pauseMsMax(1_499), NAMED_JITTER_MS);
+  assert.equal(targets.pauseMsMax(1_500), JITTER_MS);
+  targets.answered();
+  // A standby names a dead leader for as long as its term lasts.
+  targets.moveOn('b:1', undefined, { nowMs: 1_600 });
+  targets.answered();
+  targets.moveOn('a:1', 'b:1', { nowMs: 1_700 });
+  assert.equal(targets.current, 'b:1');
+  assert.equal(targets.pauseMsMax(1_700), JITTER_MS);
+  targets.answered();
+  targets.moveOn('b:1', 'evil:6', { nowMs: 9_000 });
+  assert.equal(targets.pauseMsMax(9_000), JITTER_MS);
+});
+
 test('the named leader is asked, if it is in the list', async () => {
   a.leader = b.target;
   assert.equal((await client().stats()).draining, true);
@@ -188,6 +206,14 @@ for (const [name, leadership] of [
     assert.equal(a.ends, 1);
   });
 }
+
+test('a scheduler that states its term with grants alone ends leases', async () => {
+  a.leadership = { term: '5', leader: 'a/1' };
+  const admission = await client({ failoverWaitMs: 60_000 }).admit(request);
+  a.leadership = undefined;
+  assert.equal((await admission.complete()).outcome, 'OUTCOME_COMPLETED');
+  assert.deepEqual([a.ends, b.ends], [1, 0]);
+});
 
 test('an answer about the caller is final', async () => {
   a.code = status.UNAUTHENTICATED;

@@ -5,7 +5,7 @@ import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { credentials, Metadata, status } from '@grpc/grpc-js';
 import { errorDetails, serviceClient } from './contract.mjs';
-import { fenceOf, JITTER_MS, Targets } from './targets.mjs';
+import { fenceOf, Targets } from './targets.mjs';
 
 const SERVICE = 'schedsvc.v1.SchedulerService';
 
@@ -104,6 +104,8 @@ function isLocal(target) {
 export class Scheduler {
   #targets;
   #fence;
+  // What each target stated last, in an answer that had an effect.
+  #stated = new Map();
   #clients = new Map();
   #credentials;
   #channel;
@@ -246,7 +248,7 @@ export class Scheduler {
         this.#targets.moveOn(target, error.leader, { nowMs, silentMs });
         // It was held by a scheduler that answered until then.
         if (nowMs - beganMs > this.#failoverWaitMs) awaySinceMs = nowMs;
-        const pauseMs = JITTER_MS * Math.random();
+        const pauseMs = this.#targets.pauseMsMax(nowMs) * Math.random();
         const isLate = nowMs - awaySinceMs > this.#failoverWaitMs;
         if (isLate || Date.now() + pauseMs >= endsMs) throw error;
         await sleep(pauseMs);
@@ -256,12 +258,22 @@ export class Scheduler {
 
   // Drop an answer of a scheduler that leads no more.
   #check(target, method, response) {
-    if (FENCED.has(method) && !this.#fence.obeys(response.leadership)) {
+    if (FENCED.has(method) && !this.#isObeyed(target, method, response)) {
       const term = response.leadership?.term ?? 0;
       const details = `${target} answers under term ${term}, but ${this.#fence.term} is known`;
       throw new CallFailed(method, { code: status.UNAVAILABLE, details });
     }
     this.#targets.answered();
+  }
+
+  // Whether an answer has an effect, because no later leader is known.
+  #isObeyed(target, method, { leadership }) {
+    const states = BigInt(leadership?.term ?? 0) > 0n;
+    // A scheduler of the version before states its term with a grant alone.
+    const stated = states || method === 'Admit' ? leadership : this.#stated.get(target);
+    const isObeyed = this.#fence.obeys(stated);
+    if (isObeyed && states) this.#stated.set(target, leadership);
+    return isObeyed;
   }
 
   #attempt(service, target, method, request, signal, endsMs) {
@@ -308,7 +320,8 @@ export class Scheduler {
         const untilMs = Date.now() + stepMs;
         const found = await this.#attempt(service, target, 'Progress', nothing, undefined, untilMs);
         // An answer under a term that is over is none.
-        probe.missed = this.#fence.obeys(found.leadership) ? 0 : probe.missed + 1;
+        const isObeyed = this.#isObeyed(target, 'Progress', found);
+        probe.missed = isObeyed ? 0 : probe.missed + 1;
       } catch (error) {
         probe.missed = error.code === status.DEADLINE_EXCEEDED ? probe.missed + 1 : 0;
       }

@@ -2,13 +2,18 @@
 
 const TARGETS_MAX = 16;
 const FENCES_MAX = 1_024;
-/** The longest pause before the next attempt. */
+/** The longest pause before the next attempt; and for NAMED_MS after the leader was named. */
 export const JITTER_MS = 200;
+export const NAMED_JITTER_MS = 20;
+const NAMED_MS = 500;
+/** The same name shortens the pauses again after this time, as a dead leader may be named. */
+const NAMED_AGAIN_MS = 2_000;
 
 /** The targets of one client, separated by commas. Throws if one is empty or listed twice. */
 export class Targets {
   #failed = new Set();
   #silentUntilMs = new Map();
+  #named = { leader: '', sinceMs: 0, quickUntilMs: 0 };
 
   constructor(text) {
     this.all = text.split(',').map((part) => part.trim());
@@ -44,9 +49,18 @@ export class Targets {
     const at = this.all.indexOf(failed) + 1;
     const ring = [...this.all.slice(at), ...this.all.slice(0, at)];
     const heard = ring.filter((target) => (this.#silentUntilMs.get(target) ?? 0) <= nowMs);
-    if (heard.includes(leader) && !this.#failed.has(leader)) this.current = leader;
-    else this.current = heard[0] ?? ring[0];
+    if (heard.includes(leader) && !this.#failed.has(leader)) {
+      this.current = leader;
+      if (leader !== this.#named.leader || nowMs >= this.#named.sinceMs + NAMED_AGAIN_MS) {
+        this.#named = { leader, sinceMs: nowMs, quickUntilMs: nowMs + NAMED_MS };
+      }
+    } else this.current = heard[0] ?? ring[0];
     if (this.#failed.size === this.all.length) this.#failed.clear();
+  }
+
+  /** The longest pause before the next attempt: short after a target has named the leader. */
+  pauseMsMax(nowMs) {
+    return nowMs < this.#named.quickUntilMs ? NAMED_JITTER_MS : JITTER_MS;
   }
 }
 

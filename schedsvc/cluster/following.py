@@ -20,6 +20,10 @@ __all__ = ["Following"]
 _log = structlog.get_logger("schedsvc.cluster")
 
 _METHOD = "/schedsvc.v1.FollowService/Follow"
+_HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+#: A HealthCheckResponse of status SERVING, which only a leader answers for the whole process.
+_SERVES = b"\x08\x01"
+_HEALTH_S = 0.1
 _AGAIN_S = 0.2
 #: A leader sends a message at least every 100 ms.
 _LIVES_NS = 1_000_000_000
@@ -72,22 +76,23 @@ class Following:
                 self._heard_ns = 0  # its stream is over
             await asyncio.sleep(_AGAIN_S)
 
+    async def serves(self, target: str) -> bool:
+        """Whether the member at a target serves as the leader now; waits 0.1 s at most."""
+        try:
+            async with self._channel(target) as channel:
+                check = channel.unary_unary(_HEALTH_METHOD, None, None)  # type: ignore[arg-type]
+                answer = await check(b"", timeout=_HEALTH_S)
+        except (grpc.aio.AioRpcError, OSError):
+            return False
+        return bool(answer == _SERVES)
+
     async def _follow(self, target: str) -> None:
         leader = self._settings.leader
         metadata = []
         if leader.token_file is not None:
             token = read_file(self._resolve(leader.token_file)).decode().strip()
             metadata.append(("authorization", f"Bearer {token}"))
-        options = [
-            ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
-            ("grpc.use_local_subchannel_pool", 1),
-        ]
-        credentials = self._credentials()
-        if credentials is None:
-            channel = grpc.aio.insecure_channel(target, options)
-        else:
-            channel = grpc.aio.secure_channel(target, credentials, options)
-        async with channel:
+        async with self._channel(target) as channel:
             call = channel.stream_stream(
                 _METHOD,
                 request_serializer=pb.FollowRequest.SerializeToString,
@@ -100,6 +105,16 @@ class Following:
             )
             await call.write(hello)
             await self._take(call)
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        options = [
+            ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        credentials = self._credentials()
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options)
+        return grpc.aio.secure_channel(target, credentials, options)
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
         tls = self._settings.leader.tls

@@ -39,6 +39,10 @@ F = TypeVar("F", bound="Following")
 _AGAIN_S = 1.0
 #: For the last rows to reach the members that follow.
 _FLUSH_S = 0.1
+#: For another member to lead and to listen. Clients that the end of a stream sends to it connect at
+#: once; without its name each of them pauses first.
+_SUCCESSOR_S = 0.3
+_LOOK_S = 0.01
 
 
 def server_of(config: Config) -> "Server | LedServer":
@@ -138,7 +142,18 @@ class LedServer:
             await self._campaign.hand_over()
             for each in follows:
                 each.ended.set()
+            if self.leading.followers:
+                await self._await_successor()
             await self._server.step_down()
+
+    async def _await_successor(self) -> None:
+        """Wait until the next leader serves, so that the ends of the streams name it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SUCCESSOR_S):
+                target = await self._campaign.successor()
+                # It has no event here: another process begins to serve.
+                while target and not await self._following.serves(target):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_S)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop listening. Idempotent."""

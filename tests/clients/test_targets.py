@@ -6,7 +6,15 @@ import pytest
 from schedsvc_client import ClientOptions
 from schedsvc_client.errors import call_error
 from schedsvc_client.fence import Fence, Rank, fence_of
-from schedsvc_client.targets import FAILOVER_JITTER_S, TARGETS_MAX, Targets, check_targets
+from schedsvc_client.targets import (
+    FAILOVER_JITTER_S,
+    NAMED_AGAIN_S,
+    NAMED_JITTER_S,
+    NAMED_S,
+    TARGETS_MAX,
+    Targets,
+    check_targets,
+)
 
 A, B, C = "a:1", "b:2", "unix:/c"
 
@@ -100,11 +108,46 @@ def test_target_that_answers_is_silent_no_more() -> None:
 def test_pauses_are_short_only_in_the_failover_wait() -> None:
     options = ClientOptions(failover_wait_s=5.0, backoff_max_s=2.0)
     several, single = Targets(f"{A},{B}"), Targets(A)
-    pauses = [several.pause_s(options, 20, 4.9) for _ in range(1_000)]
+    pauses = [several.pause_s(options, 20, 4.9, 9.0) for _ in range(1_000)]
     assert 0 <= min(pauses) < 0.05
     assert FAILOVER_JITTER_S - 0.05 < max(pauses) <= FAILOVER_JITTER_S
-    assert min(several.pause_s(options, 20, 5.0) for _ in range(100)) >= 1.0
-    assert min(single.pause_s(options, 20, 0.0) for _ in range(100)) >= 1.0
+    assert min(several.pause_s(options, 20, 5.0, 9.0) for _ in range(100)) >= 1.0
+    assert min(single.pause_s(options, 20, 0.0, 9.0) for _ in range(100)) >= 1.0
+
+
+def longest_s(targets: Targets, now_s: float) -> float:
+    return max(targets.pause_s(ClientOptions(), 1, 0.1, now_s) for _ in range(1_000))
+
+
+def test_pauses_are_shorter_after_the_leader_is_named() -> None:
+    targets = Targets(f"{A},{B}")
+    targets.move_on(A, leader=B, now_s=100.0)
+    assert targets.current == B
+    targets.move_on(B, now_s=100.1)  # it does not listen yet
+    assert 0.5 * NAMED_JITTER_S < longest_s(targets, 100.1) <= NAMED_JITTER_S
+    assert longest_s(targets, 100.0 + NAMED_S) > NAMED_JITTER_S
+
+
+def test_a_dead_leader_that_is_named_shortens_no_pauses() -> None:
+    """Two standbys name it for as long as its term lasts."""
+    targets, quick = Targets(f"{A},{B},{C}"), 0
+    for step in range(190):
+        now_s = 100.0 + step / 100
+        quick += longest_s(targets, now_s) <= NAMED_JITTER_S
+        targets.move_on(targets.current, leader="" if targets.current == C else C, now_s=now_s)
+    assert 0 < quick <= NAMED_S * 100
+    if targets.current == C:
+        targets.move_on(C, now_s=102.0)
+    targets.answered()
+    targets.move_on(targets.current, leader=C, now_s=100.1 + NAMED_AGAIN_S)
+    assert targets.current == C
+    assert longest_s(targets, 100.1 + NAMED_AGAIN_S) <= NAMED_JITTER_S
+
+
+def test_a_name_outside_the_list_shortens_no_pauses() -> None:
+    targets = Targets(f"{A},{B}")
+    targets.move_on(A, leader="evil:6", now_s=100.0)
+    assert longest_s(targets, 100.0) > NAMED_JITTER_S
 
 
 def test_error_keeps_the_named_leader() -> None:

@@ -28,9 +28,9 @@ from .store_server import StoreServer, running_store
 STOPPED_S = 5.0
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 KINDS = (*SIGNALS, "cut")
-#: The targets, in s. A client adds up to 0.2 s of jitter to a hand-over. It leaves a leader that
-#: stands still after 1.5 s without an answer, and the term of such a leader ends after 2 s.
-GAP_S_MAX = {"kill": 3.0, "term": 0.4, "stop": 3.5, "cut": 3.0}
+#: The targets, in s. A client leaves a leader that stands still after 1.5 s without an answer, and
+#: the term of such a leader ends after 2 s.
+GAP_S_MAX = {"kill": 3.0, "term": 0.2, "stop": 3.5, "cut": 3.0}
 
 
 class NotBegunError(Exception):

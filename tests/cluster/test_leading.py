@@ -156,11 +156,34 @@ async def test_a_drained_leader_hands_over(pair: tuple[LedServer, LedServer]) ->
             call = stub.Session(metadata=proof())
             await call.write(hello())
             await call.read()
+            await until(lambda: a.leading.followers == ("b",), "b follows")
             await a.drain()
             error = await failure(call.read())
             assert error.code() == grpc.StatusCode.UNAVAILABLE
-        await leads(b)
-        assert (await granted(b)).leadership.term == 2
+            assert trailer(error) == b.targets[0]
+        # It serves already: whoever is sent to it need not wait.
+        async with calling(b) as stub:
+            answer = await stub.Admit(ask(), metadata=proof())
+        assert answer.leadership.term == 2
+
+
+async def test_a_drained_leader_waits_for_no_dead_standby(
+    pair: tuple[LedServer, LedServer],
+) -> None:
+    a, b = pair
+    async with running(a, b):
+        await until(lambda: a.leading.followers == ("b",), "b follows")
+        b._task.cancel()
+        async with calling(a) as stub:
+            call = stub.Session(metadata=proof())
+            await call.write(hello())
+            await call.read()
+            began_ns = boot_ns()
+            await a.drain()
+            assert boot_ns() - began_ns < TERM_MS * 1_000_000
+            error = await failure(call.read())
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+            assert trailer(error) is None
 
 
 async def test_a_lost_term_ends_the_streams(

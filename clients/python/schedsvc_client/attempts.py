@@ -84,7 +84,7 @@ class Attempts:
             self._away_since_s, self._failures = now_s, 0
         self._failures += 1
         away_s = now_s - self._away_since_s
-        pause_s = self._targets.pause_s(self._options, self._failures, away_s)
+        pause_s = self._targets.pause_s(self._options, self._failures, away_s, now_s)
         if away_s > self._options.failover_wait_s or now_s + pause_s >= self._ends_s:
             raise error
         return pause_s

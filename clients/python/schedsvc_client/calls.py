@@ -11,7 +11,7 @@ import grpc
 from schedsvc_client.attempts import Attempts, Method
 from schedsvc_client.channel import ClientOptions, Token, bearer_metadata, open_channel
 from schedsvc_client.errors import CallError, SchedulerUnavailable, from_rpc_error
-from schedsvc_client.fence import Fence, fence_of, rank_of
+from schedsvc_client.fence import Fence, Rank, fence_of, rank_of
 from schedsvc_client.targets import Targets
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -29,6 +29,8 @@ class CallContext:
         self.targets = Targets(target)
         self.fence = fence or fence_of(self.targets.all)
         self._token = token
+        # What each target stated last, in an answer that had an effect.
+        self._stated: dict[str, Rank] = {}
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call. Raises SchedulerUnavailable without a token."""
@@ -41,14 +43,21 @@ class CallContext:
             raise wrong
         self.targets.answered()
 
-    def is_obeyed(self, response: Any) -> bool:
+    def is_obeyed(self, target: str, response: Any) -> bool:
         """Whether an answer has an effect, because no later leader is known."""
-        return self._wrong("", response) is None
+        return self._wrong(target, response) is None
 
     def _wrong(self, target: str, response: Any) -> SchedulerUnavailable | None:
         if not isinstance(response, _FENCED):
             return None
-        return self.fence.check(rank_of(response.leadership), target)
+        rank = rank_of(response.leadership)
+        if not rank.term and not isinstance(response, pb.AdmitResponse):
+            # A scheduler of the version before states its term with a grant alone.
+            rank = self._stated.get(target, rank)
+        wrong = self.fence.check(rank, target)
+        if wrong is None and rank.term:
+            self._stated[target] = rank
+        return wrong
 
 
 class Calls:

@@ -297,7 +297,7 @@ class Scheduler:
             response = progress(pb.ProgressRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        return self._calls.context.is_obeyed(response)
+        return self._calls.context.is_obeyed(target, response)
 
     def _judge(self, admission: Admission, response: pb.AdmitResponse) -> None:
         admission.queue_duration_us = response.queue_duration_us

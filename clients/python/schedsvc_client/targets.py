@@ -16,6 +16,12 @@ TARGETS_MAX = 16
 """The most targets of one client."""
 FAILOVER_JITTER_S = 0.2
 """With several targets: the longest pause before the next attempt, during the failover wait."""
+NAMED_JITTER_S = 0.02
+"""The same for NAMED_S after a target has named the leader, which is then about to serve."""
+NAMED_S = 0.5
+NAMED_AGAIN_S = 2.0
+"""The same name shortens the pauses again after this time: a target may name a dead leader for as
+long as a term lasts."""
 
 
 def check_targets(text: str) -> tuple[str, ...]:
@@ -40,6 +46,8 @@ class Targets:
         self._failed: set[str] = set()
         # Until when each silent target is passed over, as the caller counts time.
         self._silent_until_s: dict[str, float] = {}
+        # The leader that was named last, since when, and until when pauses are short for it.
+        self._named, self._named_s, self._quick_until_s = "", 0.0, 0.0
         self._lock = threading.Lock()
 
     @property
@@ -75,17 +83,22 @@ class Targets:
             heard = [each for each in ring if self._silent_until_s.get(each, 0.0) <= now_s]
             if leader in heard and leader not in self._failed:
                 self.current = leader
+                if leader != self._named or now_s >= self._named_s + NAMED_AGAIN_S:
+                    self._named, self._named_s = leader, now_s
+                    self._quick_until_s = now_s + NAMED_S
             else:
                 self.current = next(iter(heard or ring))
             if len(self._failed) == len(self.all):
                 self._failed.clear()
 
-    def pause_s(self, options: ClientOptions, failures: int, away_s: float) -> float:
+    def pause_s(self, options: ClientOptions, failures: int, away_s: float, now_s: float) -> float:
         """Return how long to pause before the next attempt.
 
         `failures`: attempts in a row that failed; `away_s`: time since a scheduler last answered.
-        During the failover wait the pause is short, because a standby leads within seconds.
+        During the failover wait the pause is short, because a standby leads within seconds. It is
+        shorter still after a target has named the leader. `now_s`: as in `move_on`.
         """
         if self.several and away_s < options.failover_wait_s:
-            return FAILOVER_JITTER_S * self._jitter()
+            most_s = NAMED_JITTER_S if now_s < self._quick_until_s else FAILOVER_JITTER_S
+            return most_s * self._jitter()
         return backoff_ceiling_s(options, failures) * (0.5 + 0.5 * self._jitter())

@@ -272,7 +272,8 @@ class SchedulerSession(EngineReports, Asker):
             if self._away_since_s is None:
                 self._away_since_s = now_s
             away_s = now_s - self._away_since_s
-            await asyncio.sleep(self._targets.pause_s(self._options, failures, away_s))
+            pause_s = self._targets.pause_s(self._options, failures, away_s, now_s)
+            await asyncio.sleep(pause_s)
 
     async def _one_stream(self, open_stream: Any) -> CallError:
         """Open a stream and serve it; why it ended."""

@@ -222,7 +222,7 @@ class AsyncScheduler(Asker):
             response = await progress(pb.ProgressRequest(), timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        return self._context.is_obeyed(response)
+        return self._context.is_obeyed(target, response)
 
     async def _give_back(self, call: Any, request: pb.AdmitRequest) -> None:
         try:
