@@ -47,6 +47,7 @@ cdef uint64_t NAME_SALT = <uint64_t>0xA5A5A5A5A5A5A5A5
 cdef uint64_t ADAPTER_SALT = <uint64_t>0x5A5A5A5A5A5A5A5A
 # Places of leases and of tags in their tables.
 cdef uint64_t LEASE_SALT = <uint64_t>0x6C656173655F6964
+cdef uint64_t CLIENT_ID_SALT = <uint64_t>0x636C69656E745F69
 cdef uint64_t OWN_ID_SALT = <uint64_t>0x7072696E63697061
 cdef uint64_t TAG_SALT = <uint64_t>0x7265717565737473
 cdef int64_t NS_PER_MS = 1_000_000

@@ -346,6 +346,7 @@ cdef int64_t admit_message(
     m.flow = ask.flow
     core.recent_ids.note(m.request_id.at, m.request_id.size, principal)
     handle = admit_request(core, &ask)
+    note_client_id(core, &ask, &m.client_id)
     if m.hashes and core.prefix_max:
         keep_wire_hashes(core, handle, m)
     return handle

@@ -19,6 +19,21 @@ cdef Hash128 own_key(Core core, const Hash128* key, int32_t principal) noexcept:
     return sip128(core.k0, core.k1 ^ OWN_ID_SALT, <const uint8_t*>words, sizeof(words))
 
 
+cdef Hash128 client_key(Core core, const uint8_t* id, size_t size) noexcept:
+    """The key of an id that a client has chosen, of any tenant and principal."""
+    return sip128(core.k0, core.k1 ^ CLIENT_ID_SALT, id, size)
+
+
+cdef int note_client_id(Core core, const Ask* ask, const Slice* id) except -1:
+    """Let people find a request, or its refusal, by the id of its client, if it states one. O(1)
+    amortised."""
+    cdef Hash128 key
+    if id.size == 0:
+        return 0
+    key = client_key(core, id.at, <size_t>id.size)
+    return core.client_ids.note(&key, &ask.key, ask.principal)
+
+
 cdef int32_t find_request(Core core, Ask* ask) noexcept:
     """Index of the request that has the id of an ask, or -1. O(1).
 

@@ -57,6 +57,7 @@ cdef class Core:
     cdef Prefixes prefixes
     cdef RejectionLog rejection_log
     cdef RecentIds recent_ids
+    cdef ClientIds client_ids
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
     cdef dict pool_limits  # by the names of pools; b"": of all others

@@ -36,10 +36,13 @@ cdef int read_replay(
             proof = <int64_t>read_varint(c)
         elif tag == 17 << 3 | VARINT:
             ask.whole_answer = read_varint(c) != 0
+        elif tag == 18 << 3 | LENGTH:
+            read_text(c, &ask.client_id)
         else:
             skip(c, tag)
     check_whole(c, "replay")
     check_text("request_id", &request_id, 1, ID_BYTES_MAX)
+    check_client_id(&ask.client_id, &request_id)
     check_text("tenant", &tenant, 0, NAME_BYTES_MAX)
     check_text("pool", &pool, 0, ID_BYTES_MAX)
     check_text("adapter", &adapter, 0, NAME_BYTES_MAX)

@@ -340,6 +340,8 @@ cdef class Session(PoolOffers):
         if ask.flow == NONE or ask.target == NONE:
             return self.notice(lease_id, LS_UNKNOWN)
         state = replay_lease(self.core, &ask, lease_id, epoch, reserved, &usage)
+        if state == LS_LIVE:
+            note_client_id(self.core, &ask, &ask.client_id)
         if state != LS_LIVE and note_late(self.core, &self.late, &ask, lease_id, &usage):
             self.late_adapter = slice_bytes(&ask.adapter)
         if state != LS_LIVE:

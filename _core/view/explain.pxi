@@ -4,6 +4,7 @@
 
 cdef enum:
     PLACE_MAX = 1_024  # requests ahead that are counted; one more means all that there are
+    NAMESAKES_MAX = 16  # requests of one client's id that are shown, the latest
 
 UNTOLD = ("wait_told_ms", "ttft_told_ms", "wait_left_ms", "ttft_expected_ms")
 cdef list STATES = ["", "QUEUED", "LIVE", "SUSPECT", "ENDED", "REFUSED"]
@@ -13,9 +14,10 @@ cdef list explain_id(
     Core core, int64_t now_ns, bytes request_id, bytes tenant, int32_t principal
 ):
     """The stories of the requests with an id: of one tenant, O(1) to find; else of all configured
-    tenants, O(flows)."""
+    tenants, O(flows). Then those of the last requests that clients know by it,
+    O(CLIENT_IDS_MAX)."""
     cdef list found = []
-    cdef int32_t flow
+    cdef int32_t flow, of = NONE
     cdef uint64_t salt
     cdef Slice name, key
     check_id(request_id)
@@ -24,14 +26,56 @@ cdef list explain_id(
     if tenant:
         name.at, name.size = <const uint8_t*><const char*>tenant, len(tenant)
         flow = flow_of(core, &name, &key)
-        if flow != NONE:
-            salt = tenant_salt(core, flow, &name, &key)
-            add_story(core, now_ns, flow, request_id, salt, principal, found)
-        return found
-    for flow in range(core.flows.count):
-        if core.flows.items[flow].base == flow:
-            add_story(core, now_ns, flow, request_id, 0, principal, found)
+        if flow == NONE:
+            return found
+        salt = tenant_salt(core, flow, &name, &key)
+        add_story(core, now_ns, flow, request_id, salt, principal, found)
+        of = flow
+    else:
+        for flow in range(core.flows.count):
+            if core.flows.items[flow].base == flow:
+                add_story(core, now_ns, flow, request_id, 0, principal, found)
+    add_namesakes(core, now_ns, of, request_id, principal, found)
     return found
+
+
+cdef int add_namesakes(
+    Core core, int64_t now_ns, int32_t flow, bytes client_id, int32_t principal, list found
+) except -1:
+    """Add the stories of the last requests that clients know by an id, the latest first.
+
+    `flow`: of this tenant, or of those that share its flow; -1: of all. O(CLIENT_IDS_MAX)."""
+    cdef Hash128 key = client_key(
+        core, <const uint8_t*><const char*>client_id, <size_t>len(client_id)
+    )
+    cdef const ClientId* item = core.client_ids.last(&key)
+    cdef const Refusal* refusal
+    cdef int64_t since_ns = now_ns - core.answer_ttl_ns
+    cdef int32_t i, whose, count = 0
+    cdef set seen = set()
+    while item != NULL and count < NAMESAKES_MAX:
+        i, refusal = core.ids.get(item.key.hi, item.key.lo), NULL
+        whose = NONE
+        if i != NONE and core.requests.items[i].principal == item.principal:
+            whose = core.requests.items[i].flow
+        elif i == NONE:
+            refusal = core.rejection_log.find(item.key.hi, item.key.lo, since_ns)
+            if refusal != NULL and refusal.principal == item.principal:
+                whose = refusal.flow
+        if (
+            whose != NONE
+            and principal in (NONE, item.principal)
+            and flow in (NONE, core.flows.items[whose].base)
+            and (item.key.hi, item.key.lo) not in seen  # a lease that was replayed
+        ):
+            seen.add((item.key.hi, item.key.lo))
+            count += 1
+            if refusal == NULL:
+                found.append(story_of(core, now_ns, i))
+            else:
+                found.append(story_of_refused(core, now_ns, refusal))
+        item = core.client_ids.before(item)
+    return 0
 
 
 cdef int add_story(

@@ -5,7 +5,7 @@ ctypedef struct Usage:
     int64_t input_tokens, cached_tokens, output_tokens
 
 ctypedef struct AdmitMessage:
-    Slice request_id, tenant, key, pool, adapter, request_class
+    Slice request_id, client_id, tenant, key, pool, adapter, request_class
     int64_t prompt_tokens, prompt_max_tokens, prompts
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms, proof
     uint64_t prompts_hash
@@ -31,6 +31,14 @@ cdef int check_text(str field, Slice* s, int64_t least, int64_t most) except -1:
         invalid(field, "is not valid UTF-8")
     if has_control(s):
         invalid(field, "has a control character, or one that turns the direction of text")
+    return 0
+
+
+cdef int check_client_id(Slice* id, const Slice* request_id) except -1:
+    """Check the id of a client; one that is the request's own says nothing more."""
+    check_text("client_request_id", id, 0, ID_BYTES_MAX)
+    if id.size == request_id.size and memcmp(id.at, request_id.at, <size_t>id.size) == 0:
+        id.size = 0
     return 0
 
 
@@ -122,6 +130,8 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
             m.proof = <int64_t>read_varint(&c)
         elif tag == 16 << 3 | VARINT:
             m.whole_answer = read_varint(&c) != 0
+        elif tag == 17 << 3 | LENGTH:
+            read_text(&c, &m.client_id)
         else:
             skip(&c, tag)
     check_whole(&c, "AdmitRequest")
@@ -130,6 +140,7 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
 
 cdef int check_admit(AdmitMessage* m) except -1:
     check_text("request_id", &m.request_id, 1, ID_BYTES_MAX)
+    check_client_id(&m.client_id, &m.request_id)
     check_text("tenant", &m.tenant, 0, NAME_BYTES_MAX)
     check_text("pool", &m.pool, 0, ID_BYTES_MAX)
     check_text("adapter", &m.adapter, 0, NAME_BYTES_MAX)

@@ -358,7 +358,7 @@ class AskId(ModalScreen[str]):
     def compose(self) -> ComposeResult:
         """Make the parts, from above."""
         with VerticalScroll():
-            yield Static("Request id: x-schedsvc-request-id, or the body's id")
+            yield Static("Request id: any that the client has seen")
             yield Input(id="id", compact=True, max_length=256)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

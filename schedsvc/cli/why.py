@@ -29,9 +29,9 @@ Example:
   schedsvc why --watch chatcmpl-7f3a --tenant acme
   schedsvc why chatcmpl-7f3a --json | jq '.requests[0].place'
 
-REQUEST_ID is what the client has seen: `x-schedsvc-request-id` of the answer, or the `id` in its
-body. An x-request-id that the client chose itself is known only if the gate trusts it
-(SCHEDSVC_TRUST_REQUEST_ID).
+REQUEST_ID is any id that the client has seen: `x-schedsvc-request-id` or `x-request-id` of the
+answer, also one that the client chose itself, or the `id` in the answer's body. Several requests
+may have the id that a client chose: the last 16 of them are shown, the latest first.
 
 A request is known from its arrival until its stored answer is forgotten
 (`scheduler.answer_ttl_ms`); so is one that was refused or evicted, as long as it is among the last
@@ -86,7 +86,7 @@ def _known_id(scheduler: Scheduler, request_id: str, tenant: str) -> str:
     raise click.ClickException(
         f"nothing is known of request {request_id!r}: no client has asked for it, or it has been"
         " forgotten; or its tenant is not in the configuration (give --tenant), or you may not see"
-        " it. If the client chose its x-request-id itself, give x-schedsvc-request-id of its answer"
+        " it"
     )
 
 
@@ -118,7 +118,13 @@ def _goes_on(answer: Any) -> bool:
 def story_view(answer: Any) -> RenderableType:
     """Return what is known of a request, in sentences and tables."""
     answer = printable_message(answer)
-    return Group(*(part for story in answer.requests for part in _parts(story)))
+    several = len(answer.requests)
+    parts: list[RenderableType] = []
+    for number, story in enumerate(answer.requests, start=1):
+        if several > 1:
+            parts += [*([""] if parts else []), f"{number} of {several} requests with this id:"]
+        parts += _parts(story)
+    return Group(*parts)
 
 
 def _parts(story: Any) -> list[RenderableType]:

@@ -29,6 +29,7 @@ async def test_an_id_that_the_gate_makes_is_one_for_all(bench: Bench) -> None:
     first, second = await bench.ask(), await bench.ask(ask(stream=True))
     assert len(set(ids_of(bench, first, 0))) == len(set(ids_of(bench, second, 1))) == 1
     assert ids_of(bench, first, 0) != ids_of(bench, second, 1)
+    assert [admit.client_request_id for admit in bench.fake.admits] == ["", ""]
     await bench.settled()
 
 
@@ -39,6 +40,7 @@ async def test_a_clients_own_id_is_kept_and_never_asked_under(bench: Bench) -> N
         assert mine == "mine"
         assert len(set(others)) == 1
         assert others[0] != "mine"
+        assert bench.fake.admits[-1].client_request_id == "mine"
     assert len({admit.request_id for admit in bench.fake.admits}) == 2
     bench.fake.decide = lambda request: refusal(retry_after_ms=1)
     refused = await bench.ask(headers=MINE)
@@ -57,6 +59,7 @@ async def test_a_trusted_id_is_asked_under_once(trusting: Bench) -> None:
     assert mine == "mine"
     assert len(set(others)) == 1
     assert others[0].startswith("mine~")
+    assert [admit.client_request_id for admit in trusting.fake.admits] == ["", "mine"]
     made = ids_of(trusting, await trusting.ask(headers={}))
     assert len(set(made)) == 1
     await trusting.settled()

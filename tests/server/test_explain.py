@@ -123,6 +123,36 @@ async def test_others_hear_nothing(tmp_path: Path) -> None:
         await channel.close()
 
 
+async def test_an_id_that_two_clients_chose_shows_both(tmp_path: Path) -> None:
+    """To those who may see them."""
+    listeners = [{"tcp": "127.0.0.1:0"}, {"unix": str(tmp_path / "s"), "auth": "none"}]
+    async with (
+        serving(listeners=listeners, auth=AUTH) as server,
+        open_channel(server.targets[0]) as channel,
+    ):
+        stub, (port, socket) = SchedulerServiceStub(channel), server.targets
+        for token, tenant in ((SHIM, "a"), (OTHER, "b")):
+            request = ask(10, request_id=f"gate-{tenant}", tenant=tenant)
+            request.client_request_id = "mine"
+            await stub.Admit(request, metadata=bearer(token))
+        for token, tenants in ((SHIM, ["a"]), (OTHER, ["b"])):
+            assert [s.tenant for s in await explained(port, "mine", bearer(token))] == tenants
+        assert [story.tenant for story in await explained(socket, "mine")] == ["b", "a"]
+        for more, words in (
+            (
+                (),
+                (
+                    "1 of 2 requests with this id:\nIt runs",
+                    "2 of 2 requests with this id:\nIt runs",
+                ),
+            ),
+            (("--tenant", "a"), ("It runs", "tenant a")),
+        ):
+            shown = await asyncio.to_thread(run, "why", "mine", "--target", socket, *more)
+            assert all(word in shown.output for word in words), shown.output
+        assert "tenant b" not in shown.output
+
+
 async def test_why_says_it_in_a_sentence_first() -> None:
     async with serving(listeners=OPERATORS) as server:
         target = server.targets[0]

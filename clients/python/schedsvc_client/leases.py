@@ -95,6 +95,7 @@ class Lease:
             adapter=request.adapter,
             request_class=request.request_class,
             tenant_proof=request.tenant_proof,
+            client_request_id=request.client_request_id,
             whole_answer=request.whole_answer or not request.reports_progress,
         )
 

@@ -49,11 +49,13 @@ def admit_request(
     whole_answer: bool = False,
     input_estimated: bool | None = None,
     tenant_proof: int = 0,
+    client_request_id: str = "",
 ) -> pb.AdmitRequest:
     """One request. `input_tokens`: of each prompt, or of the one.
 
     `input_estimated` False: they are counted as the engine counts; see AdmitRequest.
     `tenant_proof`: how the caller knows the name in `tenant`, a TenantProof.
+    `client_request_id`: another id by which `schedsvc why` finds it.
 
     Raises InvalidRequest, naming the field, where a value does not fit its type on the wire; the
     scheduler judges everything else.
@@ -75,6 +77,7 @@ def admit_request(
         "whole_answer": whole_answer,
         "input_estimated": input_estimated,
         "tenant_proof": tenant_proof,
+        "client_request_id": client_request_id,
     }
     try:
         return pb.AdmitRequest(**values)

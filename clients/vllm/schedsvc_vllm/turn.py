@@ -148,6 +148,7 @@ async def _ask(
 ) -> Answer | None:
     """Ask the scheduler; `held_s` was waited before. Raises CallError where it cannot be asked."""
     call, identity = request.call, request.identity
+    asked_as = runtime.ids.claim(request.engine_id)
     try:
         admission = gated.admission = runtime.session.admission(
             tenant=identity.tenant,
@@ -160,7 +161,8 @@ async def _ask(
             request_class=request.terms.request_class,
             queue_ttl_ms=request.terms.queue_ttl_ms,
             deadline_ms=request.terms.deadline_ms,
-            request_id=runtime.ids.claim(request.engine_id),
+            request_id=asked_as,
+            client_request_id=request.id if request.id != asked_as else "",
             adapter=request.adapter,
             prefix_block_hashes=request.prefix_block_hashes,
             input_estimated=not call.prompts.exact,

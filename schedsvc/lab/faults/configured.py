@@ -53,6 +53,9 @@ def _set_tree(core: Scheduler, options: Options, now_ns: int) -> dict[str, int]:
             above = found.get(tree.parent(tenant), -1)
             if above != -1:
                 core.set_flow_quota(now_ns, core.flow_index(tenant.encode()), above)
+    above = found.get(tree.parent(TENANT), -1)
+    if options.hostile is not None and above != -1:
+        core.set_flow_quota(now_ns, core.flow_index(TENANT.encode()), above)
     return found
 
 

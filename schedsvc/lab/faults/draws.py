@@ -113,6 +113,22 @@ def draw_order(rnd: Random, core: dict[str, Any]) -> tuple[int, int]:
     return prefixes, deadlines
 
 
+def draw_duel_tree(seed: int, tenants: tuple[str, ...], hostile: str) -> Tree:
+    """Draw groups of weight 1 for a duel: the hostile tenant beside, among or below the others."""
+    rnd = Random(seed ^ 0x7EE6)  # noqa: S311 - no secret: one seed is one run
+    first, last = tenants[0], tenants[-1]
+    parents: dict[str, str] = rnd.choice(
+        (
+            dict.fromkeys(tenants, "org"),
+            {hostile: "org", first: "org"},
+            {hostile: "org"} | dict.fromkeys(tenants, "lab"),
+            {"lab": "org", last: "org"} | {hostile: "lab", first: "lab"},
+            {"lab": "org", hostile: "org"} | dict.fromkeys(tenants, "lab"),
+        )
+    )
+    return Tree(dict.fromkeys(sorted({*parents.values()}), 1_000), parents)
+
+
 def draw_tree(seed: int, tenants: list[str], quotas: Quotas | None) -> Tree:
     """Draw groups with a weight above tenants, three at most above one another, or none.
 

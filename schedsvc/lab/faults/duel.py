@@ -9,10 +9,18 @@ from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
-from schedsvc.lab.faults.auditor import Granted, Sizes, ViolationError, compare_runs
+from schedsvc.lab.faults.auditor import (
+    NO_TREE,
+    Granted,
+    Sizes,
+    Tree,
+    ViolationError,
+    compare_runs,
+)
+from schedsvc.lab.faults.draws import draw_duel_tree
 from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.lab.faults.hostile import TOKEN_NS, Hostile, alike
-from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
+from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS, HOSTILE_TREES, TENANT
 from schedsvc.lab.faults.options import Options, PoolOptions, knows
 from schedsvc.lab.faults.phases import Outcome, described
 from schedsvc.lab.faults.world import World
@@ -78,15 +86,22 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
     if options.hostile is None:
         raise ValueError("a duel needs a hostile principal")
     count = options.events // _EVENTS_EACH
+    tree = NO_TREE
+    if options.seed >= HOSTILE_TREES:
+        tree = draw_duel_tree(options.seed, tenants, TENANT)
     # Load of the others, of what is theirs beside one flow with a backlog.
-    load, share = rnd.choice((0.2, 0.5, 0.8, 0.0)), at_once * len(tenants) / (len(tenants) + 1)
+    parts = max(parts_of(tree, (*tenants, TENANT), name) for name in tenants)
+    load, share = rnd.choice((0.2, 0.5, 0.8, 0.0)), at_once * len(tenants) / parts
     interval_ns = round(run_ns / (share * load)) if load else 0
     span_ns = round(count / (share * (load or 1)) * run_ns)
     hostile = replace(
         options.hostile, size=(prompt, output), waiting_max=8, strikes_ns=span_ns // _STRIKES
     )
     breaks = tuple(span_ns * at // 4 for at in range(1, rnd.choice((1, 2, 4))))
-    sizes = Sizes(prompt, output, at_once, run_ns + 6 * _DELAY_NS, breaks, _OUTAGE_NS)
+    levels = 1 + max(tree.heights().values(), default=0)
+    sizes = Sizes(
+        prompt, output, at_once, run_ns + 6 * _DELAY_NS, breaks, _OUTAGE_NS, levels=levels
+    )
     plan = Plan(count, interval_ns, rnd.choice((2, 6)), breaks)
     waiting = waiting_max(plan, sizes, len(tenants))
     core["queue_max"] = max(core["queue_max"], queue_for(waiting))
@@ -103,8 +118,21 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
         faults=options.faults & frozenset(HOSTILE_FAULTS),
         quotas=None,
         hostile=hostile,
+        tree=tree,
     )
     return options, sizes, plan
+
+
+def parts_of(tree: Tree, flows: tuple[str, ...], name: str) -> int:
+    """Return of how many equal parts a flow gets one while all have a backlog. O(names * levels).
+
+    All weights are equal.
+    """
+    parts = 1
+    for child in tree.path(name):
+        above = tree.parent(child)
+        parts *= sum(tree.parent(other) == above for other in (*tree.weights, *flows))
+    return parts
 
 
 def waiting_max(plan: Plan, sizes: Sizes, tenants: int) -> int:

@@ -8,6 +8,9 @@ from schedsvc.lab.faults.auditor import Grants
 HOSTILE = 1 << 48
 """Seeds from here on have a principal that acts against all others."""
 
+HOSTILE_TREES = 1 << 53
+"""Seeds from here on have such a principal, and groups with a weight."""
+
 PRINCIPAL = 9
 TENANT = "mal"
 POOLS = 24

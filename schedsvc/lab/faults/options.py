@@ -30,6 +30,8 @@ from schedsvc.lab.faults.draws import (
 from schedsvc.lab.faults.hostile_options import (
     HOSTILE,
     HOSTILE_FAULTS,
+    HOSTILE_TREES,
+    TENANT,
     HostileOptions,
     draw_hostile,
 )
@@ -165,7 +167,7 @@ class Options:
 
 
 TREES, NO_TREES = 1 << 47, 1 << 48
-"""Seeds between these two draw groups with a weight."""
+"""Seeds between these two draw groups with a weight, and those from HOSTILE_TREES on."""
 
 ALIVE = 1 << 52
 """From here on a newcomer has to wait for a sign of life of the engine whose pool it claims."""
@@ -179,8 +181,12 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     if seed >= ALIVE:
         bound = {"sign_of_life_ns": (_S // 2, _S, 3 * _S)[seed % 3]}
         options = replace(options, core=options.core | bound)
-    if TREES <= seed < NO_TREES and options.core["lift"] != "active":
-        options = replace(options, tree=draw_tree(seed, list(options.tenants), options.quotas))
+    if seed >= HOSTILE_TREES:
+        options = _with_group_quotas(options)
+    has_tree = TREES <= seed < NO_TREES or seed >= HOSTILE_TREES
+    if has_tree and options.core["lift"] != "active":
+        names = [*options.tenants, *(() if options.hostile is None else (TENANT,))]
+        options = replace(options, tree=draw_tree(seed, names, options.quotas))
     rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
     if seed >= FIFTH and not options.fair and rnd.random() < 0.25:
         return _of_one_length(options)
@@ -195,6 +201,15 @@ def _with_hostile(options: Options, faults: frozenset[str] | None) -> Options:
         rnd = Random(options.seed ^ 0xFA17)  # noqa: S311 - no secret: one seed is one run
         drawn |= {name for name in HOSTILE_FAULTS if rnd.random() < 0.8}
     return replace(options, hostile=hostile, core=options.core | core, faults=drawn)
+
+
+def _with_group_quotas(options: Options) -> Options:
+    """Give more of the runs a group with a quota, which other groups then stand above."""
+    rnd = Random(options.seed ^ 0x6A0F)  # noqa: S311 - no secret: one seed is one run
+    if options.fair or options.quotas is not None or rnd.random() < 0.6:
+        return options
+    quotas = draw_quotas(rnd, list(options.tenants), options.pools)
+    return replace(options, quotas=quotas)
 
 
 def _of_one_length(options: Options) -> Options:

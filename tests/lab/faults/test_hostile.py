@@ -1,6 +1,7 @@
 """A principal that acts against all others: seeds hold, and each rule can break."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,13 @@ from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
-from schedsvc.lab.faults.auditor import ViolationError
+from schedsvc.lab.faults.auditor import NO_TREE, Tree, ViolationError
 from schedsvc.lab.faults.auditor.records import Grants
 from schedsvc.lab.faults.auditor.reference_state import Auditor
 from schedsvc.lab.faults.auditor.shares import Rows, Shares
-from schedsvc.lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS
+from schedsvc.lab.faults.duel import duel_options, parts_of
+from schedsvc.lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS, HOSTILE_TREES, TENANT
+from schedsvc.lab.faults.options import ALIVE, draw
 from schedsvc.lab.faults.run import Case, Tally, run_cases
 
 from .test_auditor import TERMS, Desk
@@ -140,3 +143,38 @@ def test_totals_of_a_run_go_on_in_the_next_command(tmp_path: Path) -> None:
     assert json.loads(run(5)[1])["events"] == whole["events"]  # nothing is left to do
     code, told = run(5, HOSTILE + 1)
     assert (code, "begun at seed" in told) == (2, True)
+
+
+def test_hostile_seeds_with_groups_hold() -> None:
+    drawn = {seed: draw(seed, 2_000) for seed in range(HOSTILE_TREES, HOSTILE_TREES + 60)}
+    below = [s for s, o in drawn.items() if o.tree.parent(TENANT) and not o.fair]
+    limited = [s for s in below if "group" in drawn[s].tree.weights]
+    duels = [s for s, o in drawn.items() if o.fair and duel_options(o)[1].levels > 2]
+    assert len(below) > 20
+    chosen = {*below[:6], *limited[:3], *duels[:3]}
+    assert len(chosen) >= 9
+    tally = Tally()
+    for _ in run_cases((Case(seed) for seed in sorted(chosen)), tally):
+        pass
+    assert tally.failures == []
+
+
+def test_a_duel_below_groups_leaves_each_its_part() -> None:
+    trees: Counter[tuple[int, int]] = Counter()
+    for seed in range(HOSTILE_TREES, HOSTILE_TREES + 200):
+        options = draw(seed, 2_000)
+        if options.fair:
+            played, sizes, _ = duel_options(options)
+            assert sizes.levels == 1 + max(played.tree.heights().values())
+            trees[sizes.levels, len(played.tenants)] += 1
+    assert {levels for levels, _ in trees} == {2, 3}
+    parents = {"lab": "org", "bob": "org", "mal": "lab", "ada": "lab"}
+    tree = Tree({"lab": 1_000, "org": 1_000}, parents)
+    flows = ("ada", "bob", "mal")
+    assert [parts_of(tree, flows, name) for name in flows] == [4, 2, 4]
+    assert [parts_of(NO_TREE, flows, name) for name in flows] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("seed", [HOSTILE, ALIVE, HOSTILE_TREES - 1])
+def test_hostile_seeds_before_draw_no_groups(seed: int) -> None:
+    assert draw(seed, 2_000).tree == NO_TREE

@@ -193,7 +193,7 @@ class ExplainRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """As in its Admit."""
+    """As in its Admit: its request_id or its client_request_id."""
     tenant: _builtins.str
     """Its tenant. Empty: any that the configuration lists."""
     def __init__(
@@ -219,8 +219,9 @@ class ExplainResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStory]:
-        """One for each tenant that has used the id; none: the id is unknown, or the caller may not see
-        it.
+        """One for each tenant that has used the id; then the last 16 whose clients use it, the latest
+        first. The scheduler remembers the last 65,536 such ids of clients. None: the id is unknown, or
+        the caller may not see it.
         """
 
     def __init__(

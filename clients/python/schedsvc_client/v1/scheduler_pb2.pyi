@@ -180,6 +180,7 @@ class AdmitRequest(_message.Message):
     INPUT_ESTIMATED_FIELD_NUMBER: _builtins.int
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
     WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """1 to 128 bytes, of one payload for five minutes (same answer; another payload: ALREADY_EXISTS)."""
     tenant: _builtins.str
@@ -208,6 +209,8 @@ class AdmitRequest(_message.Message):
     """How the caller knows the name in `tenant`. A name without a proof gets no flow of its own."""
     whole_answer: _builtins.bool
     """No count is known before the end, as of an answer in one piece: input is posted at the grant."""
+    client_request_id: _builtins.str
+    """By which its client knows it, if not by request_id, at most 128 bytes. Only Explain uses it."""
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Input tokens of each prompt, at least one entry, each at least 1."""
@@ -235,10 +238,11 @@ class AdmitRequest(_message.Message):
         input_estimated: _builtins.bool | None = ...,
         tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
         whole_answer: _builtins.bool = ...,
+        client_request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "input_estimated", b"input_estimated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "client_request_id", b"client_request_id", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__input_estimated: _TypeAlias = _typing.Literal["input_estimated"]  # noqa: Y015
     _WhichOneofArgType__input_estimated: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated"]  # noqa: Y015
@@ -1172,6 +1176,7 @@ class LeaseReplay(_message.Message):
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
     WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
@@ -1196,6 +1201,7 @@ class LeaseReplay(_message.Message):
     tenant_proof: _tenants_pb2.TenantProof.ValueType
     whole_answer: _builtins.bool
     """As admitted; true also if the request was admitted without reports_progress."""
+    client_request_id: _builtins.str
     def __init__(
         self,
         *,
@@ -1216,10 +1222,11 @@ class LeaseReplay(_message.Message):
         request_class: _builtins.str = ...,
         tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
         whole_answer: _builtins.bool = ...,
+        client_request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "client_request_id", b"client_request_id", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1291,17 +1298,11 @@ class SessionResponse(_message.Message):
         """Verdicts, in the order in which they fell."""
 
     @_builtins.property
-    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseStatus]:
-        """Leases that need attention."""
-
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseStatus]: ...
     @_builtins.property
-    def welcome(self) -> Global___SessionWelcome:
-        """Answer to Hello."""
-
+    def welcome(self) -> Global___SessionWelcome: ...
     @_builtins.property
-    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionFault]:
-        """Events that were refused as wrong."""
-
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionFault]: ...
     @_builtins.property
     def prefix_use(self) -> _pool_pb2.PrefixUse:
         """Set with the Welcome where hashes are of use, and later where that has changed."""

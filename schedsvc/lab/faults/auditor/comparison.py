@@ -41,14 +41,15 @@ class Sizes:
     outage_ns: int = 0  # from each break until the stream is there again, at most
     input_price: int = 1
     output_price: int = 2
+    levels: int = 1  # of the tree of shares; one: no groups
 
     @property
     def lag_max(self) -> int:
-        """How many requests a flow may be behind the other run."""
+        """How many requests a flow may be behind the other run: the bound at each level."""
         charge = self.prompt_tokens * self.input_price + self.output_tokens * self.output_price
         tokens = self.requests * (self.prompt_tokens + self.output_tokens)
         bound = 2 * max(self.prompt_tokens * self.input_price, tokens * self.output_price)
-        return -(-bound // charge) + 1 + self.requests
+        return self.levels * (-(-bound // charge) + 1) + self.requests
 
     @property
     def wait_more_ns(self) -> int:
