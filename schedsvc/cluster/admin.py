@@ -10,6 +10,8 @@ from schedsvc.cluster.library import (
     functions_source,
     info_problem,
     keys_of,
+    limits_source,
+    settings_source,
     terms_source,
 )
 from schedsvc.cluster.store import Address, connect, open_checked
@@ -50,7 +52,10 @@ async def init_store(
         problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
         if problem:
             raise StoreRefusedError(f"store {address.text} {problem}")
-        for source in (functions_source(), terms_source(), escrow_source()):
+        sources = (
+            functions_source(), terms_source(), escrow_source(), limits_source(), settings_source()
+        )  # fmt: skip
+        for source in sources:
             await connection.command("FUNCTION", "LOAD", "REPLACE", source)
         if user is None:
             return True
