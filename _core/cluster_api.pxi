@@ -24,6 +24,10 @@ cdef class ClusterApi(UsageApi):
         enter(self, now_ns)
         put_escrow(self, share)
 
+    def set_escrow_away(self, int64_t now_ns, bint away):
+        enter(self, now_ns)
+        self.quotas.store_away = away
+
     def set_escrow_grants(self, int64_t now_ns, list rows):
         enter(self, now_ns)
         check_grants(rows)
@@ -44,6 +48,18 @@ cdef class ClusterApi(UsageApi):
 
     def escrow_levels(self, list keys):
         return escrow_levels(self, keys)
+
+    def set_slots(self, int64_t now_ns, list rows):
+        enter(self, now_ns)
+        check_slots(rows)
+        for key, slots, left, ends_ns in rows:
+            put_slots(self, key, slots, left, ends_ns)
+
+    def slot_wants(self):
+        return slot_wants(self)
+
+    def slot_rows(self, list keys):
+        return slot_rows(self, keys)
 
     def set_leadership(self, int64_t now_ns, bytes leadership):
         enter(self, now_ns)

@@ -34,6 +34,15 @@ cdef class UsageApi(TenantsApi):
         enter(self, now_ns)
         turn_budget(self, name, which, period, ends_ns, spent)
 
+    def set_budget_elsewhere(
+        self, int64_t now_ns, bytes name, int which, int64_t period, int64_t spent
+    ):
+        enter(self, now_ns)
+        spend_elsewhere(self, name, which, period, spent)
+
+    def budget_spent(self, bytes name, int which):
+        return self.quotas.nodes[budget_node(self, name, which)].budgets[which].spent
+
     def set_budget_refund(self, int64_t now_ns, bytes tenant, int64_t tokens):
         enter(self, now_ns)
         refund_budgets(self, tenant, tokens)

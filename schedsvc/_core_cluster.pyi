@@ -42,8 +42,13 @@ class ClusterApi(UsageApi):
         """Let chunks of the store fill the buckets of tenants and groups from now on.
 
         `share`: instead, time fills them at this part of their limits, until the next call. Each
-        call takes away what buckets hold, if chunks fill them from now on; debts stay. Limits of
-        models, and concurrency, stay this scheduler's own. O(quotas).
+        call takes away what buckets hold and which slots are granted, if chunks fill them from now
+        on; debts stay. Limits of models stay this scheduler's own. O(quotas).
+        """
+    def set_escrow_away(self, now_ns: int, away: bool) -> None:
+        """Say whether the store is away: then what a tenant with `refuse` lacks is refused at once.
+
+        Without it such a request waits until the store has answered. O(1).
         """
     def set_escrow_grants(self, now_ns: int, rows: list[GrantRow]) -> list[FourKinds]:
         """Grant or return chunks; returns which amounts were.
@@ -65,6 +70,20 @@ class ClusterApi(UsageApi):
 
         Held amounts below 0 are owed.
         """
+    def set_slots(self, now_ns: int, rows: list[tuple[bytes, int, int, int]]) -> None:
+        """Let so many requests of each key run at once here; those that run beyond it go on.
+
+        A row is a key, its slots, how many no member held, and when the slots end. A key without
+        a cap in escrow has no effect. Raises CallerError, and sets nothing, if a row is malformed.
+        O(rows + waiting flows).
+        """
+    def slot_wants(self) -> list[tuple[bytes, int]]:
+        """Return keys that lack slots for requests that wait, and how many could use one.
+
+        O(waiting nodes * levels).
+        """
+    def slot_rows(self, keys: list[bytes]) -> list[tuple[int, int, int] | None]:
+        """Return cap, running requests and slots of keys; None for a key without a cap. O(keys)."""
     def set_leadership(self, now_ns: int, leadership: bytes) -> None:
         """State this serialised Leadership in each AdmitResponse and SessionWelcome from now on.
 

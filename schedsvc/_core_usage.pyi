@@ -60,6 +60,16 @@ class UsageApi(TenantsApi):
         end. A later one begins with `spent` tokens and those on open bills. Raises CallerError for
         a name without a quota of its own. O(1).
         """
+    def set_budget_elsewhere(
+        self, now_ns: int, name: bytes, which: int, period: int, spent: int
+    ) -> None:
+        """Count what other members of a cluster have spent of a budget in this period.
+
+        It has no effect if the core knows another period. Raises CallerError for an unknown name.
+        O(1), and O(waiting flows).
+        """
+    def budget_spent(self, name: bytes, which: int) -> int:
+        """Return what was spent here in the period, with what runs. Raises CallerError. O(1)."""
     def set_budget_refund(self, now_ns: int, tenant: bytes, tokens: int) -> None:
         """Take tokens back that a restart charged twice to a tenant's budgets. O(levels)."""
 

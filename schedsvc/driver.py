@@ -14,7 +14,7 @@ from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
 from schedsvc.driver_calls import Broken, EscrowWatch, NotLeading, Waiting, guarded, out_of_patience
 from schedsvc.driver_views import Views
-from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
+from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, SettingsShared, Sharing
 
 if TYPE_CHECKING:
     from schedsvc._core_cluster import ServiceRow
@@ -30,6 +30,7 @@ __all__ = [
     "Loading",
     "NotLeading",
     "Saving",
+    "SettingsShared",
     "Sharing",
     "Waiting",
     "new_core",

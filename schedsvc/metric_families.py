@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
-from schedsvc.driver import Leading, Ledgering, Loading, Sharing
+from schedsvc.driver import Leading, Ledgering, Loading, SettingsShared, Sharing
 from schedsvc.metric_rows import (
     CLASS_ROWS,
     FLOW_ROWS,
@@ -206,6 +206,8 @@ def _cluster(sharing: Sharing, unsynced_ns: int, forgiven_micro: int) -> Iterato
     for name, text, value in (
         ("buckets", "Shared quotas held here in part, or waited for here.", sharing.buckets),
         ("shared", "1 while the store grants chunks of quotas.", int(not sharing.quota_problem)),
+        ("slots", "Concurrent requests that the store lets this member run.", sharing.slots),
+        ("overlap", "Requests beyond the caps on concurrency, over all.", sharing.overlap),
     ):
         gauge = GaugeMetricFamily(f"schedsvc_cluster_quota_{name}", text)
         gauge.add_metric((), value)
@@ -227,11 +229,33 @@ def _cluster(sharing: Sharing, unsynced_ns: int, forgiven_micro: int) -> Iterato
         counter = CounterMetricFamily(f"schedsvc_cluster_{name}", text)
         counter.add_metric((), count)
         yield counter
+    yield from _settings(sharing.settings)
     forgiven = CounterMetricFamily(
         "schedsvc_lead_forgiven_tokens", "Weighted service in other pools that leads have forgiven."
     )
     forgiven.add_metric((), forgiven_micro / 1e6)
     yield forgiven
+
+
+def _settings(shared: SettingsShared | None) -> Iterator[Metric]:
+    """Yield how well operators' settings are shared."""
+    if shared is None:
+        return
+    for name, text, value in (
+        ("rows", "Rows of operators' settings in the store.", shared.rows),
+        ("shared", "1 while changes of settings reach the others.", int(not shared.problem)),
+    ):
+        gauge = GaugeMetricFamily(f"schedsvc_cluster_settings_{name}", text)
+        gauge.add_metric((), value)
+        yield gauge
+    for name, text, count in (
+        ("applied", "Settings of other members that were put in force here.", shared.applied),
+        ("forged", "Settings written without the cluster's secret, or put back.", shared.forged),
+        ("refused", "Settings of other members that do not fit here.", shared.refused),
+    ):
+        counter = CounterMetricFamily(f"schedsvc_cluster_settings_{name}", text)
+        counter.add_metric((), count)
+        yield counter
 
 
 def _leading(leading: Leading, *, leads: bool) -> Iterator[Metric]:

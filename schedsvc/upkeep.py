@@ -6,7 +6,7 @@ Each record is written by the one that does the work, and hangs on the driver.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Leading", "Ledgering", "Loading", "Saving", "Sharing"]
+__all__ = ["Leading", "Ledgering", "Loading", "Saving", "SettingsShared", "Sharing"]
 
 
 @dataclass(slots=True)
@@ -48,6 +48,22 @@ class Ledgering:
 
 
 @dataclass(slots=True)
+class SettingsShared:
+    """How well operators' tenants, API keys and modes are shared with the other members."""
+
+    #: Why they are not shared; empty while they are.
+    problem: str = "not connected yet"
+    #: Rows in the store that this member has read or written.
+    rows: int = 0
+    #: Rows of other members that were put in force here.
+    applied: int = 0
+    #: Rows that a program without the cluster's secret wrote, or put back.
+    forged: int = 0
+    #: Rows of other members that do not fit this one's configuration.
+    refused: int = 0
+
+
+@dataclass(slots=True)
 class Sharing:
     """How well service is shared with the other members of a cluster."""
 
@@ -70,12 +86,20 @@ class Sharing:
     buckets: int = 0
     #: Chunks that were granted to this member.
     chunks: int = 0
+    #: Concurrent requests that the store lets this member run, and those that run beyond the caps
+    #: of their tenants and groups, over all members.
+    slots: int = 0
+    overlap: int = 0
+    #: Budgets of which the members tell each other what they spent.
+    budgets: int = 0
     #: Without the store: by how much this member divides each limit; 0: it spends what it holds.
     divided_by: int = 1
     #: Why quotas are not shared; empty while they are.
     quota_problem: str = "not connected yet"
     #: Exchanges after which all totals were sent again, because the store may have lost some.
     repeats: int = 0
+    #: None: this member shares no settings.
+    settings: SettingsShared | None = None
 
 
 @dataclass(slots=True)

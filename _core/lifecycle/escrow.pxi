@@ -4,6 +4,9 @@
 # what is wanted and what was drawn. It states both to the store, and its answer becomes the next
 # event. Nothing here waits for it: without a chunk a flow waits for its quota, as before.
 #
+# Slots of concurrency go the same way, but a member states how many it keeps: those of its running
+# requests, and those that it was granted and may fill.
+#
 # Quotas of models stay each member's own, because its pools are.
 
 cdef bytes MODEL_QUOTA = QUOTA_ROW + b"model:"
@@ -30,6 +33,8 @@ cdef int hold_escrow(Core core, int32_t node) except -1:
         n.escrow = <Escrow*>grow(NULL, 0, 1, sizeof(Escrow))
     n.escrow.share = core.quotas.escrow_share
     n.escrow.told_ns = core.now_ns
+    n.escrow.slots = n.escrow.slots_end_ns = n.escrow.slots_left = 0
+    n.escrow.slots_told_ns = core.now_ns - ESCROW_ASK_NS
     for k in range(RATES):
         n.at_ns[k] = core.now_ns
         n.escrow.due_ns[k] = 0
@@ -192,4 +197,69 @@ cdef list escrow_levels(Core core, list keys):
             core.quotas.refill(n, k)
         limits = tuple([n.rate[k] for k in range(RATES)])
         found.append((limits, units_held(n)))
+    return found
+
+
+cdef int check_slots(list rows) except -1:
+    """Refuse a row that no store answers, before anything is set. O(rows)."""
+    for key, slots, left, ends_ns in rows:
+        if not isinstance(key, bytes):
+            invalid("rows", "keys must be bytes")
+        check_range("slots", slots, 0, QUOTA_LIMIT_MAX)
+        check_range("left", left, 0, QUOTA_LIMIT_MAX)
+        check_range("ends_ns", ends_ns, 0, NEVER)
+    return 0
+
+
+cdef int put_slots(Core core, bytes key, int64_t slots, int64_t left, int64_t ends_ns) except -1:
+    """Let so many requests of a node run here. What runs beyond them goes on. O(1)."""
+    cdef int32_t node = escrow_node(core, key)
+    cdef Escrow* e
+    if node == NONE:
+        return 0
+    e = core.quotas.nodes[node].escrow
+    e.slots, e.slots_left, e.slots_end_ns = slots, left, ends_ns
+    e.slots_told_ns = core.now_ns
+    core.digest_value = mix(core.digest_value, <uint64_t>slots)
+    core.has_more = True
+    return core.quotas.mark_ready(node)
+
+
+cdef list slot_wants(Core core):
+    """Keys of nodes in escrow that lack a slot for the first flow that waits at one of its path's
+    nodes, and how many requests could use one. O(waiting nodes * levels)."""
+    cdef DirtyQueue wanting = core.quotas.wanting
+    cdef int32_t k, node, waits_at
+    cdef int64_t waiting
+    cdef Quota* n
+    cdef Line line
+    found = {}
+    for k in range(wanting.taken, wanting.count):
+        waits_at = wanting.line[k]
+        if not core.quotas.is_awaited(waits_at):
+            continue
+        line = <Line>core.quotas.waiting[waits_at]
+        node = <int32_t>line.heap(line.first(core.now_ns)).nodes[0].tie
+        waiting = line.count + core.flows.items[node].queued - 1
+        node = core.flows.items[node].quota
+        while node != NONE:
+            n = &core.quotas.nodes[node]
+            if is_held(n.escrow) and core.quotas.lacks_slot(n) and n.live < n.concurrency:
+                found[core.quota_keys[node]] = min(waiting, n.concurrency - n.live)
+            node = n.parent
+    return list(found.items())
+
+
+cdef list slot_rows(Core core, list keys):
+    """For each key its cap, what runs, and how many may; None: it has no cap in escrow. O(keys)."""
+    cdef int32_t node
+    cdef Quota* n
+    found = []
+    for key in keys:
+        node = escrow_node(core, key)
+        n = &core.quotas.nodes[node] if node != NONE else NULL
+        if n == NULL or n.concurrency == 0:
+            found.append(None)
+            continue
+        found.append((n.concurrency, n.live, slots_of(n.escrow, n.concurrency, core.now_ns)))
     return found

@@ -154,9 +154,15 @@ cdef int turn_budget(
     Core core, bytes name, int which, int64_t period, int64_t ends_ns, int64_t spent
 ) except -1:
     """Begin a period of a tenant's or a group's budget. O(1)."""
+    check_range("spent", spent, 0, <int64_t>1 << 60)
+    core.quotas.turn(budget_node(core, name, which), which, period, ends_ns, spent)
+    return 0
+
+
+cdef int32_t budget_node(Core core, bytes name, int which) except -1:
+    """The node of a tenant's or a group's budget. O(1)."""
     cdef int32_t flow, node = NONE
     check_range("which", which, 0, BUDGETS - 1)
-    check_range("spent", spent, 0, <int64_t>1 << 60)
     if name.startswith(b"tenant:"):
         known = core.flow_names.get(name[7:])
         if known is not None:
@@ -167,7 +173,21 @@ cdef int turn_budget(
         node = NONE if known is None else known
     if node == NONE:
         invalid("name", f"no quota has the name {name.decode(errors='replace')}")
-    core.quotas.turn(node, which, period, ends_ns, spent)
+    return node
+
+
+cdef int spend_elsewhere(
+    Core core, bytes name, int which, int64_t period, int64_t spent
+) except -1:
+    """Count what other members of a cluster have spent of a budget in its period. O(1)."""
+    cdef int32_t node = budget_node(core, name, which)
+    cdef Budget* b = &core.quotas.nodes[node].budgets[which]
+    check_range("spent", spent, 0, <int64_t>1 << 60)
+    if b.period == period and b.elsewhere != spent:
+        b.elsewhere = spent
+        core.digest_value = mix(core.digest_value, <uint64_t>spent)
+        core.has_more = True
+        core.quotas.mark_ready(node)
     return 0
 
 

@@ -1,6 +1,9 @@
 # Escrow: the buckets of a quota that the members of a cluster share. The store keeps them, and a
 # member spends chunks that it was granted. A chunk ends at a time that is compared when it is used.
 #
+# Slots are a member's part of a cap on concurrent requests. They come back when requests end, so the
+# member states how many it keeps, and not what it spent.
+#
 # While the store is away, time fills the buckets at a part of their limits, if the configuration
 # says so. The rest of a chunk is then spent as part of that.
 
@@ -12,6 +15,8 @@ ctypedef struct Escrow:
     int64_t due_ns[RATES]  # when the store can have enough for what waits; in the past: unknown
     int64_t left[RATES]  # what its buckets held at its last answer, 0 or more
     int64_t told_ns  # of that answer
+    int64_t slots, slots_left  # requests that may run here, and those that no member held
+    int64_t slots_told_ns, slots_end_ns
 
 
 cdef inline bint is_held(const Escrow* e) noexcept nogil:
@@ -24,6 +29,24 @@ cdef inline int64_t most_of(const Escrow* e, int64_t rate) noexcept nogil:
     if e == NULL or e.share == 0:
         return rate * MICRO
     return rate * MICRO // e.share
+
+
+cdef inline int64_t slots_of(const Escrow* e, int64_t concurrency, int64_t now_ns) noexcept nogil:
+    """How many requests a node lets run at once here: its cap, or this member's part of it."""
+    if e == NULL:
+        return concurrency
+    if e.share:
+        return max(<int64_t>1, concurrency // e.share)
+    return min(e.slots, concurrency) if now_ns < e.slots_end_ns else 0
+
+
+cdef inline bint may_get_slot(
+    const Escrow* e, int64_t concurrency, int64_t live, int64_t now_ns
+) noexcept nogil:
+    """Whether the store may have a slot, as far as its last answer says, and that is new enough."""
+    if live >= concurrency:
+        return False
+    return e.slots_left > 0 or now_ns - e.slots_told_ns >= ESCROW_ASK_NS
 
 
 cdef void refill_escrow(

@@ -108,6 +108,7 @@ cdef class Quotas:
     cdef DirtyQueue changed  # nodes whose levels or bills are new
     cdef DirtyQueue drawn, wanting  # nodes in escrow that were drawn from, or that flows wait for
     cdef bint in_escrow, is_wanted  # `wanting` has news for the member's task
+    cdef bint store_away  # nothing can be got from it: a tenant that refuses does not wait for it
     cdef bint asks_store  # what was looked at last lacks only chunks, and may get them at once
     cdef int64_t escrow_share  # as in Escrow
     cdef int64_t now_ns
@@ -194,7 +195,7 @@ cdef class Quotas:
         cdef Quota* n = &self.nodes[node]
         cdef int64_t missing, latest = 0
         cdef int k
-        if n.concurrency and n.live >= n.concurrency:
+        if self.lacks_slot(n):
             return NONE
         for k in range(RATES):
             if n.rate[k]:
@@ -203,6 +204,9 @@ cdef class Quotas:
                 if missing > 0:
                     latest = max(latest, filled_ns(n, k, missing, self.now_ns))
         return max(latest, self.budget_due(node, t)) if self.has_budgets else latest
+
+    cdef inline bint lacks_slot(self, const Quota* n) noexcept:
+        return n.concurrency > 0 and n.live >= slots_of(n.escrow, n.concurrency, self.now_ns)
 
     cdef int64_t budget_due(self, int32_t node, const Take* t) noexcept:
         """When the budgets of a node have room for so much; 0: now. O(1)."""
@@ -231,12 +235,16 @@ cdef class Quotas:
         return 0 <= due_ns <= self.now_ns
 
     cdef bint may_get_chunk(self, int32_t node, const Take* t) noexcept:
-        """Whether a node may lack nothing but a chunk that the store has. O(1)."""
+        """Whether a node may lack nothing but a chunk or a slot that the store has. O(1)."""
         cdef const Quota* n = &self.nodes[node]
         cdef bint is_short = False
         cdef int k
-        if not is_held(n.escrow) or (n.concurrency and n.live >= n.concurrency):
+        if self.store_away or not is_held(n.escrow):
             return False
+        if self.lacks_slot(n):
+            is_short = True
+            if not may_get_slot(n.escrow, n.concurrency, n.live, self.now_ns):
+                return False
         for k in range(RATES):
             if n.rate[k] and min(t.micro[k], n.rate[k] * MICRO) > n.level[k]:
                 is_short = True
@@ -312,11 +320,13 @@ cdef class Quotas:
                         left = n.rate[k] * MICRO - n.level[k]
                         left = (left + n.rate[k] - 1) // n.rate[k] * QUOTA_TICK_NS
                         told[k].reset_ms = (left + NS_PER_MS - 1) // NS_PER_MS
-            left = max(<int64_t>0, n.concurrency - n.live)
+            left = max(<int64_t>0, slots_of(n.escrow, n.concurrency, self.now_ns) - n.live)
+            if is_held(n.escrow):
+                left = min(left + n.escrow.slots_left, max(<int64_t>0, n.concurrency - n.live))
             if n.concurrency and (told[RATES].limit == 0 or left < told[RATES].left):
                 told[RATES].limit, told[RATES].left = n.concurrency, left
             for k in range(BUDGETS):
-                left = max(<int64_t>0, n.budgets[k].limit - n.budgets[k].spent)
+                left = budget_left(&n.budgets[k])
                 at = RATES + 1 + k
                 if n.budgets[k].limit and (told[at].limit == 0 or left < told[at].left):
                     told[at].limit, told[at].left = n.budgets[k].limit, left

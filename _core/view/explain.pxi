@@ -410,12 +410,12 @@ cdef dict quota_row(Core core, int64_t now_ns, int32_t node, const Take* t):
             return row | {
                 "kind": LIMIT_KINDS[RATES + 1 + k],
                 "limit": n.budgets[k].limit,
-                "remaining": max(<int64_t>0, n.budgets[k].limit - n.budgets[k].spent),
+                "remaining": budget_left(&n.budgets[k]),
                 "needs": t.input_tokens + t.output_tokens,
                 "due_ms": (due_ns - now_ns + NS_PER_MS - 1) // NS_PER_MS,
                 "behind_others": False,
             }
-    if n.concurrency and n.live >= n.concurrency:
+    if core.quotas.lacks_slot(&n):
         row |= {"kind": LIMIT_KINDS[RATES], "limit": n.concurrency, "needs": 1, "due_ms": NONE}
         row["behind_others"] = False
     elif last != NONE:

@@ -34,6 +34,32 @@ def _shared_lines(cluster: Any) -> Iterator[str]:
     yield f"totals sent again: {cluster.repeats:,} times; rows ignored: {cluster.rows_ignored:,}"
     if cluster.HasField("quotas"):
         yield _quota_line(cluster.quotas)
+        yield from _slot_lines(cluster.quotas)
+    if cluster.HasField("settings"):
+        yield from _settings_lines(cluster.settings)
+    else:
+        yield "operators' tenants, keys and modes are not shared: cluster.secret_file is not set"
+
+
+def _slot_lines(quotas: Any) -> Iterator[str]:
+    text = f"shared concurrency: {quotas.slots:,} slots held here"
+    if quotas.concurrency_overlap:
+        text += (
+            f"; {quotas.concurrency_overlap:,} requests run beyond the caps (concurrency_overlap)"
+        )
+    yield text
+    if quotas.budgets:
+        yield f"shared budgets: {quotas.budgets:,}"
+
+
+def _settings_lines(settings: Any) -> Iterator[str]:
+    yield f"shared settings: {settings.rows:,} rows; {settings.applied:,} taken from others"
+    if settings.rows_forged:
+        yield f"forged settings: {settings.rows_forged:,}; see cluster_row_forged in the log"
+    if settings.rows_refused:
+        yield f"refused settings: {settings.rows_refused:,}; see cluster_setting_refused in the log"
+    if settings.problem:
+        yield f"changes of settings stay here: {settings.problem}"
 
 
 def _quota_line(quotas: Any) -> str:
@@ -41,6 +67,8 @@ def _quota_line(quotas: Any) -> str:
     if not quotas.problem:
         return text
     spends = f"1/{quotas.divided_by:,} of each limit" if quotas.divided_by else "what it holds"
+    if quotas.divided_by == 1:
+        spends = "the whole of each limit"
     return f"{text}; without the store this member spends {spends}: {quotas.problem}"
 
 

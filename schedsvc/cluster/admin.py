@@ -11,11 +11,15 @@ from schedsvc.cluster.library import (
     info_problem,
     is_replica,
     keys_of,
+    limits_source,
+    settings_source,
     terms_source,
 )
 from schedsvc.cluster.store import Address, connect, open_checked
 
 __all__ = ["MemberSeen", "Prepared", "StoreStatus", "init_store", "status_of"]
+
+_SOURCES = (functions_source, terms_source, escrow_source, limits_source, settings_source)
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,8 @@ async def init_store(
         if problem := info_problem(info, may_follow=True):
             raise StoreRefusedError(f"store {address.text} {problem}")
         follows = is_replica(info)
-        sources = () if follows else (functions_source(), terms_source(), escrow_source())
-        for source in sources:
-            await connection.command("FUNCTION", "LOAD", "REPLACE", source)
+        for source in () if follows else _SOURCES:
+            await connection.command("FUNCTION", "LOAD", "REPLACE", source())
         if user is None:
             return Prepared(follows, keeps_user=True)
         rules = ["reset", "on", *acl_rules(cluster), *([f">{password}"] if password else [])]

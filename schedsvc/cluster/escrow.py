@@ -1,5 +1,7 @@
 """The task that draws chunks of shared quotas from the store, and returns what is not used.
 
+It also states slots of concurrency and what was spent of budgets (see slots.py and budgets.py).
+
 Decisions never wait for it: without a chunk a request waits for its quota. The task reads what is
 wanted and what was spent, states both to the store, and gives the core the answer as an event.
 
@@ -20,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from schedsvc.clock import boot_ns
+from schedsvc.cluster.budgets import HeldBudgets, SharedBudgets
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.escrow_store import (
     CHUNK_MS,
@@ -34,7 +37,9 @@ from schedsvc.cluster.escrow_store import (
     check_escrow_version,
 )
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.store import CALL_S, StoreConnection, open_any
+from schedsvc.cluster.library import LIMITS_VERSION
+from schedsvc.cluster.slots import Slots
+from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, open_any
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Broken, Driver, EscrowWatch, Sharing
 
@@ -87,7 +92,9 @@ class Escrow:
         resolve: Callable[[str], Path],
         who: Identity,
         sharing: Sharing,
+        replay_ns: int = 0,
     ) -> None:
+        """`replay_ns`: so long after the start clients may replay what an earlier life began."""
         self._driver, self._settings, self._resolve = driver, settings, resolve
         self._servers = list(settings.store.urls)
         self._cluster, self._origin = who.cluster, who.prefix.rstrip(b"/")
@@ -101,7 +108,17 @@ class Escrow:
         self._watch = EscrowWatch(self._woken.set)
         #: As `set_escrow()` of the core has it; None: quotas are this scheduler's own.
         self._share: int | None = None
+        self._slots = Slots(
+            driver, who, settings.set if settings.role else None, sharing, replay_ns
+        )
+        self._budgets = SharedBudgets(driver, who.cluster, who.member, sharing)
+        self._checked: StoreConnection | None = None
+        self._is_away = False  # as the core knows it
         self._lost_ns = 0  # since when the store is away, by boot_ns(); 0: it is not
+
+    def share_budgets(self, held: HeldBudgets) -> None:
+        """Tell other members what is spent of these, from the start on."""
+        self._budgets.held = held
 
     async def begin(self) -> None:
         """Try the store once, before the first request; takes at most CALL_S."""
@@ -146,7 +163,7 @@ class Escrow:
             asked = self._asked.get(name)
             if asked is None or asked.path != path or asked.due_ns <= now_ns:
                 return True
-        return False
+        return self._slots.has_news()
 
     def _wants(self) -> list[tuple[bytes, list[tuple[bytes, Amounts, Amounts]]]]:
         return self._driver.change(lambda core, _: core.escrow_wants())
@@ -161,10 +178,17 @@ class Escrow:
         self._driver.change(lambda core, now_ns: core.set_escrow(now_ns, share))
         _log.info("quotas_shared", members=share or None, store=share == 0)
 
+    def _say_away(self, *, away: bool) -> None:
+        """Let tenants whose requests do not wait be refused at once while the store is away."""
+        if self._is_away != away:
+            self._is_away = away
+            self._driver.change(lambda core, now_ns: core.set_escrow_away(now_ns, away))
+
     async def exchange(self) -> float:
         """State what is held and wanted; return the seconds to the next call. Raises StoreError."""
         link = self._link or await self._connect()
         self._fill(0)
+        self._say_away(away=False)
         self._lost_ns, self._sharing.quota_problem = 0, ""
         now_ns = self._driver.clock.now_ns()
         wants = dict(self._wants())
@@ -197,15 +221,27 @@ class Escrow:
             await self._ask(link, buckets, asks, list(gone))
             if not wants and not stated:
                 break
+        await self._exchange_limits(link, drawn)
         self._forget(now_ns)
         return self._pause_s()
+
+    async def _exchange_limits(self, link: StoreConnection, drawn: Iterable[bytes]) -> None:
+        """Exchange slots and budgets; without any of them the store is not asked."""
+        if not (self._slots.has_some(drawn) or self._budgets.has_some()):
+            return
+        if link is not self._checked:
+            what = "functions for concurrency and budgets"
+            await check_version(link, "schedsvc_limits_version", what, LIMITS_VERSION)
+            self._checked = link
+        await self._slots.exchange(link, drawn)
+        await self._budgets.exchange(link)
 
     @property
     def _holds(self) -> bool:
         return any(book.holds for book in self._books.values())
 
     def _pause_s(self) -> float:
-        if self._recalled:
+        if self._recalled or self._slots.is_told:
             return _PAUSE_MIN_S
         now_ns = self._driver.clock.now_ns()
         due_ns = min((asked.due_ns for asked in self._asked.values()), default=now_ns + 10**9)
@@ -312,11 +348,17 @@ class Escrow:
     async def _failed(self, error: Exception) -> None:
         reason = str(error) or f"no answer within {CALL_S:g} s"
         hold = self._settings.outage == "hold"
+        self._say_away(away=True)
         if reason != self._sharing.quota_problem:
-            effect = "quotas end with what is held" if hold else "this member spends its part"
+            effect = "this member spends its part"
+            if hold:
+                effect = "quotas end with what is held"
+            elif self._share is None:
+                effect = "this member enforces the whole limits by itself"
             _log.warning("cluster_quotas_lost", reason=reason, effect=effect)
         self._sharing.quota_problem = reason
         self._asked.clear()
+        self._slots.forget_asks()
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -335,6 +377,8 @@ class Escrow:
                 for at in range(0, len(held), _BUCKETS_MAX):
                     batch = dict.fromkeys(held[at : at + _BUCKETS_MAX])
                     await self._ask(link, batch, {}, list(self._asked))
+                if link is self._checked:
+                    await self._slots.exchange(link, (), ends=True)
         except (StoreError, Broken, TimeoutError):
             pass  # the chunks end by themselves
         await link.close()

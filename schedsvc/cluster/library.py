@@ -5,14 +5,21 @@ from importlib.resources import files
 __all__ = [
     "ESCROW_VERSION",
     "FUNCTIONS_VERSION",
+    "LIMITS_VERSION",
+    "SETTINGS_VERSION",
     "TERMS_VERSION",
     "acl_rules",
+    "budget_key_of",
     "escrow_keys_of",
     "escrow_source",
     "functions_source",
     "info_problem",
     "is_replica",
     "keys_of",
+    "limits_source",
+    "settings_keys_of",
+    "settings_source",
+    "slot_keys_of",
     "term_keys_of",
     "terms_source",
 ]
@@ -23,6 +30,10 @@ FUNCTIONS_VERSION = "1"
 TERMS_VERSION = "1"
 #: As in escrow.lua.
 ESCROW_VERSION = "1"
+#: As in limits.lua.
+LIMITS_VERSION = "1"
+#: As in settings.lua.
+SETTINGS_VERSION = "1"
 _VERSION_MIN = (7, 0)
 #: Keys of functions.lua, in its order.
 _KEYS = ("number", "life", "index", "rows", "minutes", "members")
@@ -48,6 +59,33 @@ def terms_source() -> str:
 def escrow_source() -> str:
     """Return the source of the functions that hold quotas' buckets, as FUNCTION LOAD takes it."""
     return (files("schedsvc.cluster") / "escrow.lua").read_text()
+
+
+def limits_source() -> str:
+    """Return the source of the functions for concurrency and budgets, as FUNCTION LOAD takes it."""
+    return (files("schedsvc.cluster") / "limits.lua").read_text()
+
+
+def slot_keys_of(cluster: str, holder: bytes, caps: list[bytes]) -> list[bytes]:
+    """Return the keys of schedsvc_slots for a call of a holder about these caps."""
+    prefix = f"{{schedsvc:{cluster}}}:".encode()
+    return [prefix + b"told:" + holder, *(prefix + b"slots:" + name for name in caps)]
+
+
+def budget_key_of(cluster: str, name: bytes, period: bytes) -> bytes:
+    """Return the key of schedsvc_budgets for a budget in one period."""
+    return f"{{schedsvc:{cluster}}}:budget:".encode() + period + b":" + name
+
+
+def settings_source() -> str:
+    """Return the source of the function for operators' settings, as FUNCTION LOAD takes it."""
+    return (files("schedsvc.cluster") / "settings.lua").read_text()
+
+
+def settings_keys_of(cluster: str) -> list[str]:
+    """Return the keys of settings.lua."""
+    names = "number", "life", "index", "rows"
+    return [f"{{schedsvc:{cluster}}}:settings:{name}" for name in names]
 
 
 def escrow_keys_of(cluster: str, origin: bytes, buckets: list[bytes]) -> list[bytes]:

@@ -16,6 +16,7 @@ from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
 from schedsvc.cluster.rows import Key, pack_row, pack_totals, split_rows, unpack_row, unpack_totals
+from schedsvc.cluster.settings import Settings, SettingsSync
 from schedsvc.cluster.store import CALL_S, StoreConnection, open_any
 from schedsvc.cluster.totals import OwnTotals, SeenTotals
 from schedsvc.config import Config
@@ -68,15 +69,32 @@ class Member:
         self.sharing = Sharing(settings.name, self._who.member, driver.clock.now_ns())
         driver.sharing = self.sharing
         #: Draws chunks of shared quotas; its task runs while this one does.
-        self.escrow = Escrow(driver, settings, config.resolve, self._who, self.sharing)
+        times = config.scheduler
+        replay_ns = (times.lease_ttl_ms + times.lease_grace_ms) * 1_000_000
+        self.escrow = Escrow(driver, settings, config.resolve, self._who, self.sharing, replay_ns)
+        self._sync_settings: SettingsSync | None = None
+
+    def share_settings(self, held: Settings, secret: bytes) -> None:
+        """Share what operators set, before the start; `secret` seals the rows."""
+        self._sync_settings = SettingsSync(self._settings, self._resolve, self._who, secret, held)
+        self.sharing.settings = self._sync_settings.state
+
+    async def begin(self) -> None:
+        """Try the store once, before the first request; takes at most CALL_S."""
+        sync = self._sync_settings
+        beginning = [self.escrow.begin(), *([sync.begin()] if sync else [])]
+        await asyncio.gather(*beginning)
 
     def configured(self, config: Config) -> None:
         """Announce another configuration with the next exchange. O(tenants)."""
         self._fingerprint = fingerprint_of(config)
 
     async def run(self) -> None:
-        """Exchange totals and chunks of quotas until cancelled; then free the member's name."""
-        drawing = asyncio.get_running_loop().create_task(self.escrow.run())
+        """Exchange totals, quotas and settings until cancelled; then free the member's name."""
+        loop = asyncio.get_running_loop()
+        beside = {loop.create_task(self.escrow.run())}
+        if self._sync_settings is not None:
+            beside.add(loop.create_task(self._sync_settings.run()))
         try:
             while True:
                 self.collect()
@@ -88,9 +106,10 @@ class Member:
         except Broken:
             return  # the driver has said why
         finally:
-            drawing.cancel()
+            for task in beside:
+                task.cancel()
             await self._end()
-            await asyncio.wait({drawing})
+            await asyncio.wait(beside)
 
     @property
     def _interval_s(self) -> float:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from schedsvc.config.deprecated import RENAMED_MODES
@@ -19,6 +19,14 @@ class ModeOverlay:
 
     everyone: Mode | None = None
     tenants: Mapping[str, Mode] = field(default_factory=dict)
+    #: In a cluster: grows with each change; and the member that made the last one.
+    version: int = 0
+    origin: str = ""
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it overrides no mode."""
+        return self.everyone is None and not self.tenants
 
     def saying(self, mode: Mode | None, tenant: str = "") -> "ModeOverlay":
         """Return the overlay with this mode, for all tenants if `tenant` is ""; None removes one.
@@ -26,22 +34,31 @@ class ModeOverlay:
         A mode for all tenants removes those of single tenants.
         """
         if not tenant:
-            return ModeOverlay(mode)
+            return replace(self, everyone=mode, tenants={})
         tenants = {name: said for name, said in self.tenants.items() if name != tenant}
         if mode is not None:
             tenants[tenant] = mode
-        return ModeOverlay(self.everyone, tenants)
+        return replace(self, tenants=tenants)
 
     def naming(self, tenants: set[str]) -> "ModeOverlay":
         """Return what is said of these tenants, and of everyone."""
         kept = {name: said for name, said in self.tenants.items() if name in tenants}
-        return ModeOverlay(self.everyone, kept)
+        return replace(self, tenants=kept)
+
+    def changed_by(self, origin: str) -> "ModeOverlay":
+        """Return the next version, by a member of a cluster; "": it is shared with none."""
+        if not origin:
+            return self
+        return replace(self, version=self.version + 1, origin=origin)
 
     def saved(self) -> bytes:
         """Return it as a state file keeps it; nothing where nothing is said."""
         if self == ModeOverlay():
             return b""
-        return json.dumps({"everyone": self.everyone, "tenants": dict(self.tenants)}).encode()
+        told: dict[str, Any] = {"everyone": self.everyone, "tenants": dict(self.tenants)}
+        if self.version:
+            told = {"origin": self.origin, "version": self.version, **told}
+        return json.dumps(told).encode()
 
     @staticmethod
     def restored(saved: bytes) -> "ModeOverlay":
@@ -56,13 +73,15 @@ class ModeOverlay:
             tenants: dict[str, Any] = {
                 name: RENAMED_MODES.get(mode, mode) for name, mode in told["tenants"].items()
             }
-            if everyone in (None, *_MODES) and all(mode in _MODES for mode in tenants.values()):
-                return ModeOverlay(everyone, tenants)
+            version, origin = told.get("version", 0), told.get("origin", "")
+            is_valid = everyone in (None, *_MODES) and all(m in _MODES for m in tenants.values())
+            if is_valid and type(version) is int and version >= 0 and isinstance(origin, str):
+                return ModeOverlay(everyone, tenants, version, origin)
         raise ValueError("the modes that operators set cannot be read")
 
     def on(self, config: Config) -> Config:
         """Return the configuration as it is in force. O(tenants)."""
-        if self.everyone is None and not self.tenants:
+        if self.says_nothing:
             return config
         tenants = [self.of(tenant) for tenant in config.tenants]
         return config.model_copy(update={"mode": self.everyone or config.mode, "tenants": tenants})

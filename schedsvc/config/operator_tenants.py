@@ -7,7 +7,7 @@ The file's entry, else the first rule that fits the name, is what the tenant fal
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ __all__ = [
 
 #: The keys of an entry's terms; its mode and the rest of its keys are the file's.
 _TERMS = frozenset({"weight", "group", "quota", "share", "budget", "class", "classes"})
+#: Keys that only entries of a cluster's members have.
+_SHARED = frozenset({"origin", "gone_ms"})
 _ENTRY_PATH = ("tenants", 0)
 
 
@@ -67,28 +69,43 @@ class OperatorEntry:
     #: In the form of the file, without the name; None: as the file or a rule says.
     terms: Mapping[str, Any] | None
     keys: tuple[ApiKey, ...] = ()
+    #: The member of a cluster that made the last change; "": of a scheduler alone.
+    origin: str = ""
+    #: When it was deleted, by the wall clock; 0: it was not. A deleted entry says nothing, and is
+    #: kept so that no other member of the cluster brings an older one back.
+    gone_ms: int = 0
 
     def saved(self) -> bytes:
         """Return it as a state file keeps it."""
         keys = [[key.id, key.sha256, key.created_ms, key.expires_ms] for key in self.keys]
         terms = None if self.terms is None else dict(self.terms)
-        return json.dumps({"version": self.version, "terms": terms, "keys": keys}).encode()
+        told: dict[str, Any] = {"version": self.version, "terms": terms, "keys": keys}
+        if self.origin:
+            told = {"origin": self.origin, **told}
+        if self.gone_ms:
+            told["gone_ms"] = self.gone_ms
+        return json.dumps(told).encode()
 
     @staticmethod
     def restored(saved: bytes) -> "OperatorEntry":
         """Return what was saved. Raises ValueError if no scheduler can have saved that."""
         told = json.loads(saved)
-        if not isinstance(told, dict) or told.keys() != {"version", "terms", "keys"}:
+        if not isinstance(told, dict) or told.keys() - _SHARED != {"version", "terms", "keys"}:
             raise ValueError("an operator's entry of a tenant cannot be read")
         version, terms, keys = told["version"], told["terms"], told["keys"]
         if not isinstance(version, int) or version <= 0:
             raise ValueError("an operator's entry of a tenant has no version")
         if terms is not None and not (isinstance(terms, dict) and _TERMS.issuperset(terms)):
             raise ValueError("an operator's entry of a tenant holds other terms than a tenant has")
+        origin, gone_ms = told.get("origin", ""), told.get("gone_ms", 0)
+        if not isinstance(origin, str) or type(gone_ms) is not int or gone_ms < 0:
+            raise ValueError("an operator's entry of a tenant has no origin, or no end")
         found = tuple(_restored_key(key) for key in keys)
         hashes = [key.sha256 for key in found]
         Tenant.model_validate({"name": "a", **(terms or {}), "api_keys_sha256": hashes})
-        return OperatorEntry(version, terms, found)
+        if gone_ms and (terms is not None or found):
+            raise ValueError("an operator's entry of a tenant is deleted and yet says something")
+        return OperatorEntry(version, terms, found, origin, gone_ms)
 
 
 def _restored_key(key: Any) -> ApiKey:
@@ -108,6 +125,8 @@ class EntryLog:
     def __init__(self) -> None:
         self._rows: dict[str, bytes] = {}
         self._changed: dict[str, bytes | None] = {}
+        #: Gets the name of each entry that has changed.
+        self.on_change: Callable[[str], None] = lambda name: None
 
     def put(self, name: str, value: bytes | None) -> None:
         """Keep an entry, or (None) delete it. O(1)."""
@@ -116,6 +135,7 @@ class EntryLog:
         else:
             self._rows[name] = value
         self._changed[name] = value
+        self.on_change(name)
 
     def take(self, *, everything: bool) -> dict[str, bytes | None]:
         """Return what the file lacks, or all for a file that has nothing. O(entries)."""

@@ -3,6 +3,7 @@
 from bisect import bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -18,7 +19,7 @@ from schedsvc.config import (
     rule_tenant,
 )
 
-__all__ = ["ListedTenants", "shown_tenants"]
+__all__ = ["ListedTenants", "fitting_entry", "sharing_origin", "shown_tenants"]
 
 _log = structlog.get_logger("schedsvc.operator")
 
@@ -36,16 +37,26 @@ class ListedTenants:
         entries: Mapping[str, OperatorEntry],
         log: EntryLog,
         looked_ms: int = 0,
+        gone: Mapping[str, OperatorEntry] | None = None,
     ) -> None:
         """Put entries over a file; `log` takes each change for the state file. O(tenants).
 
-        `looked_ms`: the time of the wall clock up to which keys have expired, see `look()`.
+        `looked_ms`: the time of the wall clock up to which keys have expired, see `look()`. `gone`:
+        deleted entries that other members of a cluster may still have.
 
         Raises TenantError if the file lacks a group or class that an entry names.
         """
         self.entries = dict(entries)
-        #: Grows with each change of an entry.
-        self.version = max((entry.version for entry in entries.values()), default=0)
+        #: Deleted entries, by name; none unless members of a cluster share them.
+        self.gone = dict(gone or {})
+        #: The highest version of deleted entries that were forgotten.
+        self.floor = 0
+        #: The name of this member, if operators' entries are shared with others; else "".
+        self.origin = sharing_origin(config)
+        #: Grows with each change of an entry; in a cluster no lower than what others have stated.
+        self.version = max(
+            (entry.version for entry in (*entries.values(), *self.gone.values())), default=0
+        )
         self._log = log
         self._file = {tenant.name: tenant for tenant in config.tenants}
         self._config = config
@@ -71,11 +82,15 @@ class ListedTenants:
 
         A field of an entry that does not fit the file is left out of it, and the log names it.
         """
-        kept = {}
+        kept, gone = {}, {}
         for name, entry in entries.items():
-            kept[name] = fitting = _fitting(name, entry, config)
+            if entry.gone_ms:
+                gone[name] = entry
+                log.put(name, entry.saved())
+                continue
+            kept[name] = fitting = fitting_entry(name, entry, config)
             log.put(name, fitting.saved())
-        return ListedTenants(config, kept, log)
+        return ListedTenants(config, kept, log, gone=gone)
 
     def rebased(self, config: Config) -> "ListedTenants":
         """Return the same entries over another file. Raises TenantError as the constructor."""
@@ -89,7 +104,20 @@ class ListedTenants:
                         f"{error.description}; an operator has set it for tenant {name!r}: change"
                         " that with schedsvc tenants set, or undo it with schedsvc tenants delete",
                     ) from None
-        return ListedTenants(config, self.entries, self._log, self._looked_ms)
+        found = ListedTenants(config, self.entries, self._log, self._looked_ms, self.gone)
+        found.version, found.floor = max(found.version, self.version), self.floor
+        return found
+
+    def next_entry(
+        self, terms: Mapping[str, Any] | None, keys: tuple[ApiKey, ...]
+    ) -> OperatorEntry:
+        """Return an entry that follows all others. O(1)."""
+        return OperatorEntry(self._next_version, terms, keys, self.origin)
+
+    @property
+    def _next_version(self) -> int:
+        # Below that of a shared entry is a version for what a member could not take over whole.
+        return max(self.version, 1 if self.origin else 0) + 1
 
     def on(self, config: Config) -> Config:
         """Return the file with the tenants that are in force. O(tenants)."""
@@ -108,8 +136,11 @@ class ListedTenants:
         """Return what a tenant would have with this entry, or without one. O(1)."""
         return self.fallback(name) if entry is None else self._placed(name, entry)
 
-    def put(self, name: str, entry: OperatorEntry | None) -> None:
-        """Keep another entry, or none. O(tenants)."""
+    def put(self, name: str, entry: OperatorEntry | None, gone_ms: int = 0) -> None:
+        """Keep another entry, or none. O(tenants).
+
+        `gone_ms`: now by the wall clock; members of a cluster learn that it was deleted then.
+        """
         after = self.after(name, entry)
         before = self.in_force.get(name)
         for key in before.api_keys_sha256 if before else ():
@@ -124,13 +155,38 @@ class ListedTenants:
                 insort(self._names, name)
             self.in_force[name] = after
         if entry is None:
-            del self.entries[name]
-            self._log.put(name, None)
+            self.entries.pop(name, None)
+            if self.origin and gone_ms:
+                self.bury(name, OperatorEntry(self._next_version, None, (), self.origin, gone_ms))
+            else:
+                self._log.put(name, None)
         else:
+            self.gone.pop(name, None)
             self.entries[name] = entry
             self._note_ends(entry)
             self.version = max(self.version, entry.version)
             self._log.put(name, entry.saved())
+
+    def bury(self, name: str, gone: OperatorEntry) -> None:
+        """Note that an entry was deleted, which has been taken out before. O(1)."""
+        self.gone[name] = gone
+        self.version = max(self.version, gone.version)
+        self._log.put(name, gone.saved())
+
+    def forget_gone(self, before_ms: int) -> list[str]:
+        """Forget entries that were deleted before a time; return their names. O(deleted).
+
+        The last of them stays: an entry of another name that is not above it comes too late.
+        """
+        old = {n: entry.version for n, entry in self.gone.items() if entry.gone_ms < before_ms}
+        if not old:
+            return []
+        last = max(old, key=lambda name: (old[name], name))
+        self.floor = max(self.floor, old.pop(last))
+        for name in old:
+            del self.gone[name]
+            self._log.put(name, None)
+        return list(old)
 
     def owner(self, sha256: bytes) -> Tenant | None:
         """Return the tenant for which an API key stands. O(1)."""
@@ -179,7 +235,13 @@ class ListedTenants:
         return tenant.model_copy(update={"mode": base.mode, "api_keys_sha256": hashes})
 
 
-def _fitting(name: str, entry: OperatorEntry, config: Config) -> OperatorEntry:
+def sharing_origin(config: Config) -> str:
+    """Return the member's name if it shares operators' settings with a cluster; else ""."""
+    cluster = config.cluster
+    return cluster.member_name if cluster is not None and cluster.secret_file else ""
+
+
+def fitting_entry(name: str, entry: OperatorEntry, config: Config) -> OperatorEntry:
     """Return an entry without what the file lacks."""
     if entry.terms is None:
         return entry

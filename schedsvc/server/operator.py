@@ -50,6 +50,8 @@ class OperatorActions:
         self._show = show
         #: The process is on its way out: a drain is not undone any more.
         self.stopping = False
+        #: Called when operators' modes have changed.
+        self.on_modes: Callable[[], None] = lambda: None
         self._overlay = ModeOverlay()
         self._say(self._overlay)
 
@@ -63,7 +65,7 @@ class OperatorActions:
             self._change_modes(said)
         stats = self._driver.stats(0)
         drained = [row["name"] for row in stats["pools"] if row["draining"]]
-        if drained or stats["draining"] or said != ModeOverlay():
+        if drained or stats["draining"] or not said.says_nothing:
             _log.warning(
                 "operator_resumed", draining=stats["draining"], pools_draining=drained,
                 mode=said.everyone, tenant_modes=dict(said.tenants),
@@ -84,8 +86,14 @@ class OperatorActions:
         """Say a mode for all ("") or for one tenant that is listed. O(tenants)."""
         if tenant and tenant not in self.listed.in_force:
             raise not_found("tenant", f"neither file nor operator lists a tenant {tenant!r}")
-        self._change_modes(self._overlay.saying(_MODES[mode], tenant))
+        said = self._overlay.saying(_MODES[mode], tenant)
+        self.take_modes(said.changed_by(self.listed.origin))
+
+    def take_modes(self, said: ModeOverlay) -> None:
+        """Put modes in force that an operator has said, here or at another member. O(tenants)."""
+        self._change_modes(said)
         self._save()
+        self.on_modes()
 
     def _change_modes(self, said: ModeOverlay) -> None:
         config = self.listed.on(self.config)

@@ -37,6 +37,7 @@ from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.reflection import add_reflection
+from schedsvc.server.shared_settings import share_settings
 from schedsvc.server.tasks import end_tasks
 from schedsvc.server.tenant_keys import TenantKeys
 from schedsvc.server.tenants import TenantActions
@@ -122,6 +123,8 @@ class Server:
         self._budgets: Budgets | None
         self._usage, self._budgets = _usage_of(self.driver, None if stands_by else whole)
         self._member = None if stands_by else member_of(self.driver, config, self._incarnation)
+        if self._member is not None and self._budgets is not None:
+            self._member.escrow.share_budgets(self._budgets)
         self.metrics = _metrics(self.driver, whole)
         self._health = Health(stands_by=stands_by)
         self._handles = OperatorActions(
@@ -135,6 +138,7 @@ class Server:
         saved = self._keeper.saved if self._keeper else _nothing_to_save
         actions = TenantActions(self.driver, self._handles, self.metrics, saved, self._moved)
         self._keys = TenantKeys(self._handles, actions)
+        share_settings(self._member, self.driver, config, actions, self._handles)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
         self.metrics.throttled = self._paces.counts
@@ -209,7 +213,7 @@ class Server:
             self._recording.begin()
             _log.info("recording", file=str(self._recording.path))
         if self._member is not None:
-            await self._member.escrow.begin()
+            await self._member.begin()
         # Last, so that no call is taken before everything else has started.
         for server in self._grpc:
             await server.start()

@@ -15,7 +15,7 @@ from schedsvc_client.v1 import identity_pb2
 from schedsvc_client.v1 import operator_pb2 as pb
 
 from schedsvc.clock import wall_ms
-from schedsvc.config import ApiKey, OperatorEntry, TenantError, checked_tenant
+from schedsvc.config import ApiKey, TenantError, checked_tenant
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.tenants import TenantActions
 from schedsvc.service.servicer_base import exhausted, invalid, not_found
@@ -106,7 +106,8 @@ class TenantKeys:
         once a day O(tenants).
         """
         for name in self._handles.listed.look(self._now_ms()):
-            self._put(name, self._kept(name))
+            # The same entry: each member of a cluster looks at its own clock.
+            self.tenants.change(name, self._handles.listed.entries[name])
         if self._steady_s() >= self._delete_at_s:
             self._delete_at_s = self._steady_s() + KEPT_S
             self._delete_expired()
@@ -167,8 +168,9 @@ class TenantKeys:
                 "name", f"tenant {name!r} has {KEYS_MAX} keys, which is the most: revoke some"
             )
         terms = None if before is None else before.terms
-        entry = OperatorEntry(listed.version + 1, terms, keys)
-        self.tenants.change(name, None if terms is None and not keys else entry)
+        entry = listed.next_entry(terms, keys)
+        is_gone = terms is None and not keys
+        self.tenants.change(name, None if is_gone else entry, self._now_ms() if is_gone else 0)
 
 
 def _checked_period(field: str, period_ms: int) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from schedsvc_client.v1 import operator_pb2 as pb
 
+from schedsvc.clock import wall_ms
 from schedsvc.config import (
     UNKNOWN_TENANT,
     OperatorEntry,
@@ -105,7 +106,7 @@ class TenantActions:
             raise invalid(error.field, error.description) from None
         before = listed.entries.get(name)
         keys = () if before is None else before.keys
-        self.change(name, OperatorEntry(listed.version + 1, terms, keys))
+        self.change(name, listed.next_entry(terms, keys))
         answer = self._message(listed.in_force[name])
         await self.keep()
         return answer
@@ -118,7 +119,7 @@ class TenantActions:
             raise not_found("name", f"no operator has set a tenant {name!r}{advice}")
         self._check_version(name, request)
         keys = sum(not listed.is_over(key) for key in listed.entries[name].keys)
-        self.change(name, None)
+        self.change(name, None, wall_ms())
         answer = pb.DeleteTenantResponse(fallback=self._origin(name), keys_revoked=keys)
         await self.keep()
         return answer
@@ -143,8 +144,11 @@ class TenantActions:
                 " some, or write them into the configuration",
             )
 
-    def change(self, name: str, entry: OperatorEntry | None) -> None:
-        """Put another entry in force, or none. Raises CallerError, and then nothing changes."""
+    def change(self, name: str, entry: OperatorEntry | None, gone_ms: int = 0) -> None:
+        """Put another entry in force, or none. Raises CallerError, and then nothing changes.
+
+        `gone_ms`: now by the wall clock, if an operator has deleted it.
+        """
         listed, modes = self._handles.listed, self._driver.mode_overlay
         before, after = listed.in_force.get(name), listed.after(name, entry)
         old, new = (tenant and modes.of(tenant) for tenant in (before, after))
@@ -157,7 +161,7 @@ class TenantActions:
             # The core had accepted what was in force.
             self._driver.change(lambda core, now: change_tenant(core, config, new, old, now))
             raise
-        listed.put(name, entry)
+        listed.put(name, entry, gone_ms)
         self._moved(name, after)
         if before is None and after is not None:
             self._metrics.add(name)

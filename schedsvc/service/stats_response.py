@@ -15,7 +15,7 @@ from schedsvc_client.v1 import (
 )
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.driver import Driver
+from schedsvc.driver import Driver, SettingsShared
 from schedsvc.slices import EVERYBODY, Rest, most_served, one_turn, pool_rows
 
 __all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "Copy", "modes", "snapshot"]
@@ -194,7 +194,23 @@ def _cluster(driver: Driver) -> cluster_pb2.ClusterStats | None:
             chunks=sharing.chunks,
             problem=sharing.quota_problem,
             divided_by=sharing.divided_by,
+            slots=sharing.slots,
+            concurrency_overlap=sharing.overlap,
+            budgets=sharing.budgets,
         ),
+        settings=_settings(sharing.settings),
+    )
+
+
+def _settings(shared: SettingsShared | None) -> cluster_pb2.SharedSettings | None:
+    if shared is None:
+        return None
+    return cluster_pb2.SharedSettings(
+        rows=shared.rows,
+        applied=shared.applied,
+        rows_forged=shared.forged,
+        rows_refused=shared.refused,
+        problem=shared.problem,
     )
 
 

@@ -121,6 +121,19 @@ class Budgets:
             self._driver.change(partial(_set_period, row))
             self._reported[budget] = period
 
+    def running(self) -> list[tuple[bytes, int, bytes, int]]:
+        """Return all budgets for other members of a cluster. O(budgets).
+
+        Of each its name, 0 for the day or 1 for the month, its period in words that mean the same
+        everywhere, and the core's number of the period.
+        """
+        found = []
+        for budget, period in self._reported.items():
+            kind = "month" if budget.which else "day"
+            words = f"{kind}-{period.number}-{budget.timezone}".encode()
+            found.append((budget.name, budget.which, words, self._turn_of[budget]))
+        return found
+
     def _is_early(self, period: Period) -> bool:
         """Whether a period has not begun by the start's wall clock and the time since then.
 

@@ -50,6 +50,37 @@ async def test_a_scheduler_with_a_dead_store_serves() -> None:
     assert "schedsvc_cluster_quota_shared 0.0" in lines
 
 
+async def test_over_refuse_waits_for_no_store_that_is_away() -> None:
+    """From the start a scheduler refuses as one without `cluster`, and shows that it is alone."""
+    quota = {"requests_per_minute": 2, "concurrency": 2, "over": "refuse"}
+    tenants = [{"name": "a", "quota": quota}]
+    found = []
+    for keys in ({}, {"cluster": section(free_port())}):
+        async with serving(tenants=tenants, **keys) as server, calling(server.targets[0]) as stub:
+            asks = [
+                pb.AdmitRequest(
+                    request_id=f"r{n}", tenant="a", input_tokens=[10], max_output_tokens=5
+                )
+                for n in range(4)
+            ]
+            answers = [await stub.Admit(ask, timeout=5) for ask in asks]
+            found.append([(each.outcome, each.refusal.retry_after_ms // 1_000) for each in answers])
+            shown = await stats(server.targets[0], "--cluster")
+    assert found[0] == found[1]
+    refused = pb.OUTCOME_REJECTED_QUOTA
+    assert [outcome for outcome, _ in found[0]] == [pb.OUTCOME_GRANTED] * 2 + [refused] * 2
+    assert "without the store this member spends the whole of each limit: store 127.0" in shown
+
+
+async def test_over_refuse_with_hold_is_refused_without_the_store() -> None:
+    tenants = [{"name": "a", "quota": {"requests_per_minute": 2, "over": "refuse"}}]
+    cluster = section(free_port()) | {"outage": "hold"}
+    async with serving(tenants=tenants, cluster=cluster) as server:
+        answer = await admitted(server.targets[0])
+        assert answer.outcome == pb.OUTCOME_REJECTED_QUOTA, answer
+        assert 0 < answer.refusal.retry_after_ms < 10_000
+
+
 async def test_a_scheduler_joins_and_leaves(store: StoreServer) -> None:
     (store.folder / "password").write_text(ADMIN_PASSWORD)
     admin = Address("127.0.0.1", store.port, None, ADMIN_PASSWORD)

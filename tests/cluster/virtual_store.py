@@ -7,7 +7,7 @@ from schedsvc.cluster.store import Address, StoreConnection, connect
 from .store_server import ADMIN_PASSWORD, StoreServer
 
 CLOCK = "{schedsvc:prod}:clock"
-_TIME = """    local time = redis.call('TIME')
+TIME = """    local time = redis.call('TIME')
     return time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
@@ -24,8 +24,8 @@ class VirtualStore:
         address = Address("127.0.0.1", server.port, None, ADMIN_PASSWORD)
         await init_store(address, "prod", None, None)
         source = escrow_source()
-        assert source.count(_TIME) == 1
-        source = source.replace(_TIME, f"    return tonumber(redis.call('GET', '{CLOCK}'))\n")
+        assert source.count(TIME) == 1
+        source = source.replace(TIME, f"    return tonumber(redis.call('GET', '{CLOCK}'))\n")
         link = await connect(address)
         await link.command("FUNCTION", "LOAD", "REPLACE", source)
         found = cls(server, link)

@@ -165,3 +165,32 @@ def test_a_refund_takes_back_what_was_charged_twice() -> None:
 def test_an_unknown_budget_is_refused(name: bytes, which: int) -> None:
     with pytest.raises(core.CallerError):
         limited().set_budget_period(0, name, which, 1, HOUR)
+
+
+def test_what_other_members_spent_counts() -> None:
+    s = limited(day=100)
+    use(s, 0, "a")
+    assert s.budget_spent(b"tenant:f", DAY) == 20
+    s.set_budget_elsewhere(0, b"tenant:f", DAY, 1, 50)
+    assert left(s, quota_pb2.LIMIT_KIND_TOKENS_PER_DAY) == 30
+    use(s, 0, "b")
+    assert admit(s, 0, "c") == -core.REJECTED_QUOTA
+    s.set_budget_elsewhere(0, b"tenant:f", DAY, 1, 40)  # a member said too much
+    use(s, 0, "c")
+
+
+def test_a_new_period_forgets_what_others_spent() -> None:
+    s = limited(day=100)
+    s.set_budget_elsewhere(0, b"tenant:f", DAY, 1, 100)
+    assert admit(s, 0, "a") == -core.REJECTED_QUOTA
+    s.set_budget_period(HOUR, b"tenant:f", DAY, 2, 2 * HOUR)
+    s.set_budget_elsewhere(HOUR, b"tenant:f", DAY, 1, 100)  # of the period before
+    use(s, HOUR, "a")
+
+
+def test_only_known_budgets_are_spent_elsewhere() -> None:
+    s = limited()
+    with pytest.raises(core.CallerError, match="no quota has the name tenant:nobody"):
+        s.set_budget_elsewhere(0, b"tenant:nobody", DAY, 1, 1)
+    with pytest.raises(core.CallerError, match="spent"):
+        s.set_budget_elsewhere(0, b"tenant:f", DAY, 1, -1)

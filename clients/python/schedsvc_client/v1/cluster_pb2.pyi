@@ -40,6 +40,7 @@ class ClusterStats(_message.Message):
     FORGIVEN_MICRO_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     member: _builtins.str
     """Name of this scheduler in the cluster."""
@@ -70,6 +71,10 @@ class ClusterStats(_message.Message):
     def quotas(self) -> Global___SharedQuotas:
         """Limits a minute of tenants and groups, which all members share."""
 
+    @_builtins.property
+    def settings(self) -> Global___SharedSettings:
+        """Absent without `cluster.secret_file`."""
+
     def __init__(
         self,
         *,
@@ -86,14 +91,53 @@ class ClusterStats(_message.Message):
         forgiven_micro: _builtins.int = ...,
         set: Global___SetStats | None = ...,
         quotas: Global___SharedQuotas | None = ...,
+        settings: Global___SharedSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas", "set", b"set"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas", "set", b"set", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "forgiven_micro", b"forgiven_micro", "member", b"member", "members", b"members", "problem", b"problem", "quotas", b"quotas", "remote_micro", b"remote_micro", "repeats", b"repeats", "rows_ignored", b"rows_ignored", "set", b"set", "totals_others", b"totals_others", "totals_own", b"totals_own", "unsynced_ms", b"unsynced_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "forgiven_micro", b"forgiven_micro", "member", b"member", "members", b"members", "problem", b"problem", "quotas", b"quotas", "remote_micro", b"remote_micro", "repeats", b"repeats", "rows_ignored", b"rows_ignored", "set", b"set", "settings", b"settings", "totals_others", b"totals_others", "totals_own", b"totals_own", "unsynced_ms", b"unsynced_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterStats: _TypeAlias = ClusterStats  # noqa: Y015
+
+@_typing.final
+class SharedSettings(_message.Message):
+    """Tenants, API keys and modes that operators have set, which all members share."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    ROWS_FORGED_FIELD_NUMBER: _builtins.int
+    ROWS_REFUSED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Rows in the store, those of deleted tenants too."""
+    applied: _builtins.int
+    """Rows of other members that were put in force here since the start."""
+    rows_forged: _builtins.int
+    """Rows that a program without the secret of the cluster wrote, or put back. They have no effect."""
+    rows_refused: _builtins.int
+    """Rows of other members that do not fit the configuration of this one."""
+    problem: _builtins.str
+    """Why changes do not reach the other members; empty while they do."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        applied: _builtins.int = ...,
+        rows_forged: _builtins.int = ...,
+        rows_refused: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "problem", b"problem", "rows", b"rows", "rows_forged", b"rows_forged", "rows_refused", b"rows_refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedSettings: _TypeAlias = SharedSettings  # noqa: Y015
 
 @_typing.final
 class SharedQuotas(_message.Message):
@@ -105,6 +149,9 @@ class SharedQuotas(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     DIVIDED_BY_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_OVERLAP_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
     buckets: _builtins.int
     """Tenants and groups of whose limits this member holds a part, or for which a request waits here."""
     chunks: _builtins.int
@@ -115,6 +162,12 @@ class SharedQuotas(_message.Message):
     """While there is a problem: by how much this member divides each limit; 0: it spends what it
     holds.
     """
+    slots: _builtins.int
+    """Concurrent requests that the store lets this member run, of tenants and groups with a cap."""
+    concurrency_overlap: _builtins.int
+    """Requests that run beyond the caps of their tenants and groups, over all members."""
+    budgets: _builtins.int
+    """Budgets of which members tell each other what they spent."""
     def __init__(
         self,
         *,
@@ -122,10 +175,13 @@ class SharedQuotas(_message.Message):
         chunks: _builtins.int = ...,
         problem: _builtins.str = ...,
         divided_by: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        concurrency_overlap: _builtins.int = ...,
+        budgets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "chunks", b"chunks", "divided_by", b"divided_by", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "budgets", b"budgets", "chunks", b"chunks", "concurrency_overlap", b"concurrency_overlap", "divided_by", b"divided_by", "problem", b"problem", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

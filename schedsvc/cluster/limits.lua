@@ -1,0 +1,181 @@
+#!lua name=schedsvc_limits
+-- The functions of the store for caps on concurrent requests, and for budgets of a day or month.
+-- `schedsvc cluster init` loads them; a member refuses a store whose functions have another version
+-- than LIMITS_VERSION in library.py.
+--
+-- A cap is divided into slots. Rules:
+-- - A set of pools holds slots, or a member without a set. Whoever leads the set next takes them over.
+-- - A holder states how many slots it keeps: for what runs, and for what it may start. So a call that
+--   is repeated counts once. What runs is never refused: then the slots are more than the cap, and
+--   none is granted until they are fewer.
+-- - The slots of a holder that says nothing for SET_MS are free again.
+-- - Asks are served in their order. While one waits, others are told to keep no more than a fair part.
+--
+-- KEYS of schedsvc_slots: what the holders are told (one key for each, the caller's is named), then
+-- one key for each cap. KEYS of schedsvc_budgets: one key for each budget and period.
+
+local VERSION = '1'
+local SET_MS = 60000
+local ASK_MS = 1500  -- an ask that is not repeated within it is dropped
+local TOLD_MS = 3000
+local KEPT_MS = 120000  -- a cap without calls has no holder by then
+local STEP_MS = 5000  -- a clock that fell by more was set, and is followed
+local BUDGET_MS = 3456000000  -- 40 days: longer than a month
+
+local function version()
+    return VERSION
+end
+
+local function now_ms()
+    local time = redis.call('TIME')
+    return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Read a cap, without holders and asks that are over.
+local function load(key, clock)
+    local data = redis.call('GET', key)
+    local row = data and cmsgpack.unpack(data) or {at = clock, holders = {}, asks = {}}
+    local back = row.at - clock
+    if back > STEP_MS then
+        for _, holder in pairs(row.holders) do
+            holder.due = holder.due - back
+        end
+        for _, ask in ipairs(row.asks) do
+            ask.due = ask.due - back
+        end
+        row.at = clock
+    end
+    row.at = math.max(row.at, clock)
+    for name, holder in pairs(row.holders) do
+        if holder.due <= row.at then
+            row.holders[name] = nil
+        end
+    end
+    for i = #row.asks, 1, -1 do
+        if row.asks[i].due <= row.at then
+            table.remove(row.asks, i)
+        end
+    end
+    return row
+end
+
+-- Take the caller's ask out; returns how many precede it, and how many there are without it.
+local function take_ask(row, owner)
+    local ahead, others = nil, 0
+    for i = #row.asks, 1, -1 do
+        if row.asks[i].owner == owner then
+            ahead = i - 1
+            table.remove(row.asks, i)
+        end
+    end
+    others = #row.asks
+    return ahead or others, others
+end
+
+-- The part of a cap for each of those that hold slots or ask for some.
+local function fair_part(row, limit, owner)
+    local claims, count = {[owner] = true}, 0
+    for name, holder in pairs(row.holders) do
+        if holder.held > 0 then
+            claims[name] = true
+        end
+    end
+    for _, ask in ipairs(row.asks) do
+        claims[ask.owner] = true
+    end
+    for _ in pairs(claims) do
+        count = count + 1
+    end
+    return math.floor(limit / count)
+end
+
+-- ARGV: the holder, its term, the life of its process, the number of this call, then for each cap
+-- its limit, how many slots the holder keeps, and how many more it can use.
+-- Returns {for each cap: slots held now, slots that are free, slots beyond the cap, 1 if the ask
+-- waits; caps and fair parts of which the holder is told to keep no more, by turns}, or {} if this
+-- call is older than one that came, or of an earlier term.
+local function slots(keys, args)
+    local clock, owner, term = now_ms(), args[1], tonumber(args[2])
+    local life, call = args[3], tonumber(args[4])
+    local prefix, rows, out = string.sub(keys[1], 1, #keys[1] - #owner), {}, {}
+    for i = 2, #keys do
+        local row = load(keys[i], clock)
+        local mine = row.holders[owner]
+        if mine and (mine.term > term or (mine.life == life and mine.call >= call)) then
+            return {}
+        end
+        rows[i] = row
+    end
+    for i = 2, #keys do
+        local row, at = rows[i], 5 + 3 * (i - 2)
+        local limit, keep, want = tonumber(args[at]), tonumber(args[at + 1]), tonumber(args[at + 2])
+        local mine = row.holders[owner]
+        if mine and mine.life ~= life then
+            keep = math.max(keep, mine.held)  -- what the earlier leader started may still run
+        end
+        mine = {term = term, life = life, call = call, held = keep, due = row.at + SET_MS}
+        row.holders[owner] = mine
+        local free = limit
+        for _, holder in pairs(row.holders) do
+            free = free - holder.held
+        end
+        local ahead, others = take_ask(row, owner)
+        local waits = 0
+        if want > 0 then
+            local given = math.min(want, free - ahead)
+            if others > 0 then
+                given = math.min(given, math.max(1, fair_part(row, limit, owner) - mine.held))
+            end
+            if given > 0 then
+                mine.held, free = mine.held + given, free - given
+            else
+                table.insert(row.asks, ahead + 1, {owner = owner, due = row.at + ASK_MS})
+                waits = 1
+                local fair = fair_part(row, limit, owner)
+                for name, holder in pairs(row.holders) do
+                    if name ~= owner and ahead == 0 and holder.held > 0 then
+                        redis.call('HSET', prefix .. name, keys[i], fair)
+                        redis.call('PEXPIRE', prefix .. name, TOLD_MS)
+                    end
+                end
+            end
+        end
+        if mine.held == 0 then
+            row.holders[owner].due = row.at + TOLD_MS  -- long enough to know an older call
+        end
+        redis.call('SET', keys[i], cmsgpack.pack(row), 'PX', KEPT_MS)
+        out[#out + 1], out[#out + 2] = mine.held, math.max(0, free)
+        out[#out + 1], out[#out + 2] = math.max(0, -free), waits
+    end
+    local told, found = {}, redis.call('HGETALL', keys[1])
+    for i = 1, #found, 2 do
+        told[#told + 1], told[#told + 2] = found[i], tonumber(found[i + 1])
+    end
+    if #told > 0 then
+        redis.call('DEL', keys[1])
+    end
+    return {out, told}
+end
+
+-- ARGV: the member, then what it has spent of each budget in the period of the key.
+-- Returns what all other members have spent of each, as texts.
+local function budgets(keys, args)
+    local out = {}
+    for i, key in ipairs(keys) do
+        redis.call('HSET', key, args[1], args[i + 1])
+        redis.call('PEXPIRE', key, BUDGET_MS)
+        local sum, all = 0, redis.call('HGETALL', key)
+        for k = 1, #all, 2 do
+            if all[k] ~= args[1] then
+                sum = sum + math.max(0, tonumber(all[k + 1]) or 0)
+            end
+        end
+        out[i] = string.format('%.0f', sum)
+    end
+    return out
+end
+
+redis.register_function{
+    function_name = 'schedsvc_limits_version', callback = version, flags = {'no-writes'}}
+redis.register_function('schedsvc_slots', slots)
+redis.register_function('schedsvc_budgets', budgets)

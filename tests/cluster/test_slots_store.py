@@ -1,0 +1,150 @@
+"""The function that divides a cap on concurrency into slots, in a real server."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from schedsvc.cluster.admin import init_store
+from schedsvc.cluster.library import limits_source
+from schedsvc.cluster.slots import SET_MS, SlotAnswer, SlotRow, ask_slots
+from schedsvc.cluster.store import StoreConnection, connect
+
+from .settings_members import admin_of
+from .store_server import StoreServer
+from .virtual_store import CLOCK, TIME
+
+CAP = b"tt"
+
+
+class Caps:
+    """Holders of one cap, in the time of the test."""
+
+    def __init__(self, link: StoreConnection, limit: int = 4) -> None:
+        self.link, self.limit = link, limit
+        self.calls: dict[str, int] = {}
+        self.told: dict[bytes, int] = {}
+
+    async def at(self, now_ms: int) -> None:
+        await self.link.command("SET", CLOCK, now_ms)
+
+    async def say(
+        self,
+        holder: str,
+        keeps: int,
+        wants: int = 0,
+        *,
+        term: int = 0,
+        life: str = "1",
+        **more: Any,
+    ) -> SlotAnswer | None:
+        call = more.get("call", self.calls.get(holder, 0) + 1)
+        self.calls[holder] = call
+        row = SlotRow(CAP, self.limit, keeps, wants)
+        found = await ask_slots(self.link, "prod", holder.encode(), term, life, call, [row])
+        if found is None:
+            return None
+        [answer], self.told = found
+        return answer
+
+    async def held(self, holder: str, keeps: int, wants: int = 0, **more: Any) -> int:
+        answer = await self.say(holder, keeps, wants, **more)
+        assert answer is not None
+        return answer.held
+
+
+@pytest.fixture
+async def caps(store: StoreServer) -> AsyncIterator[Caps]:
+    await init_store(admin_of(store), "prod", None, None)
+    link = await connect(admin_of(store))
+    source = limits_source()
+    assert source.count(TIME) == 1
+    source = source.replace(TIME, f"    return tonumber(redis.call('GET', '{CLOCK}'))\n")
+    await link.command("FUNCTION", "LOAD", "REPLACE", source)
+    found = Caps(link)
+    await found.at(1_000_000)
+    yield found
+    await link.close()
+
+
+async def test_slots_are_never_more_than_the_cap(caps: Caps) -> None:
+    assert await caps.held("a", 0, 3) == 3
+    assert await caps.held("b", 0, 3) == 1
+    assert await caps.say("c", 0, 1) == SlotAnswer(0, 0, 0, True)
+    assert await caps.held("a", 1) == 1
+    assert await caps.held("c", 0, 1) == 1
+    assert await caps.held("b", 1, 3) == 2
+
+
+async def test_a_lost_answer_and_a_repeated_call_count_once(caps: Caps) -> None:
+    assert await caps.held("a", 0, 2) == 2
+    # The answer is lost: the next call states what the member knows of.
+    assert await caps.held("a", 0, 2) == 2
+    assert await caps.say("a", 4, call=1) is None
+    assert await caps.held("b", 0, 4) == 2
+
+
+async def test_asks_are_served_in_their_order(caps: Caps) -> None:
+    caps.limit = 1
+    assert await caps.held("a", 0, 1) == 1
+    for holder in ("b", "c", "b"):
+        assert await caps.held(holder, 0, 1) == 0
+    await caps.held("a", 0)
+    assert await caps.held("c", 0, 1) == 0
+    assert await caps.held("b", 0, 1) == 1
+    await caps.held("b", 0)
+    assert await caps.held("c", 0, 1) == 1
+
+
+async def test_an_ask_that_is_not_repeated_is_dropped(caps: Caps) -> None:
+    caps.limit = 1
+    await caps.held("a", 1)
+    assert await caps.held("b", 0, 1) == 0
+    await caps.at(1_002_000)
+    await caps.held("a", 0)
+    assert await caps.held("c", 0, 1) == 1
+
+
+async def test_others_are_told_to_keep_a_fair_part(caps: Caps) -> None:
+    assert await caps.held("a", 0, 4) == 4
+    assert await caps.held("b", 0, 4) == 0
+    await caps.held("a", 4)
+    assert caps.told == {CAP: 2}
+    await caps.held("a", 3)
+    assert not caps.told
+    assert await caps.held("b", 0, 4) == 1
+
+
+async def test_slots_outlive_silence_for_a_minute(caps: Caps) -> None:
+    assert await caps.held("set:main", 0, 4, term=3) == 4
+    await caps.at(1_000_000 + SET_MS - 1)
+    assert await caps.held("b", 0, 4) == 0
+    await caps.at(1_000_000 + SET_MS)
+    assert await caps.held("b", 0, 4) == 4
+
+
+async def test_what_still_runs_after_that_shows_as_overlap(caps: Caps) -> None:
+    await caps.held("set:main", 0, 4, term=3)
+    await caps.at(1_000_000 + SET_MS)
+    assert await caps.held("b", 0, 3) == 3
+    answer = await caps.say("set:main", 4, 1, term=4, life="2")
+    assert answer == SlotAnswer(4, 0, 3, True)
+    answer = await caps.say("set:main", 1, term=4, life="2")
+    assert answer is not None
+    assert answer.over == 0
+
+
+async def test_the_next_leader_takes_the_slots_over(caps: Caps) -> None:
+    assert await caps.held("set:main", 0, 3, term=3, life="1") == 3
+    assert await caps.held("set:main", 0, 0, term=4, life="2", call=1) == 3
+    assert await caps.say("set:main", 0, 4, term=3, life="1", call=9) is None
+    assert await caps.held("b", 0, 4) == 1
+    assert await caps.held("set:main", 2, term=4, life="2", call=2) == 2
+
+
+async def test_a_clock_that_is_set_back_ends_nothing_later(caps: Caps) -> None:
+    await caps.held("a", 0, 4)
+    await caps.at(400_000)
+    assert await caps.held("b", 0, 1) == 0
+    await caps.at(400_000 + SET_MS)
+    assert await caps.held("b", 0, 1) == 1
