@@ -31,7 +31,7 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
-	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares failovers \
+	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
 
@@ -96,6 +96,11 @@ test-fuzz: build ## Every parser with hostile input, the core watching its memor
 
 cluster-shares: build ## Weights 4:1 at two schedulers, for three ways of ingress: four minutes.
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/cluster/test_shares.py
+
+cluster-seeds: build ## 20,000 seeds of two to five schedulers in virtual time; hours, goes on.
+	mkdir -p out
+	nice -n 19 $(BIN)/schedsvc simtest --cluster --seed 1000000 --seeds 20000 \
+		--totals out/cluster-seeds.json
 
 failovers: build ## 400 failovers under load, of four kinds; an hour as root, goes on.
 	nice -n 5 $(BIN)/python -m tests.cluster.failovers --each 100 --out out/failovers

@@ -47,6 +47,7 @@ class TotalsFile:
         tally, all_s = self.tally, self.cpu_s + cpu_s
         told = {
             "first_seed": self.first,
+            "next_seed": self.next_seed,
             "seeds": tally.seeds,
             "events": tally.events,
             "violations": len(tally.failures),

@@ -4,7 +4,7 @@ The promise holds while a tenant waits for a pool. No other tenant gets more ser
 what the waiting one gets in all members together, than the bound of VTC, the credit and the lead.
 """
 
-from schedsvc.lab.faults.auditor.records import require
+from schedsvc.lab.faults.auditor.records import ViolationError
 from schedsvc.lab.faults.cluster.options import ClusterOptions
 
 __all__ = ["LeadBooks"]
@@ -63,6 +63,7 @@ class LeadBooks:
         self._check()
 
     def _check(self) -> None:
+        most = self._bound + self._credit + self._lead
         for waits, count in self._waiting.items():
             if not count:
                 continue
@@ -72,10 +73,9 @@ class LeadBooks:
                 gap = served - self._in_all[waits]
                 least = self._least.get((waits, other), gap)
                 self._least[waits, other] = min(least, gap)
-                most = self._bound + self._credit + self._lead
-                require(
-                    gap - least <= most,
-                    "a tenant that waited all the time was served too little beside another",
-                    f"{other} got {(gap - least) / _MICRO:.0f} tokens more than {waits}, and"
-                    f" {most / _MICRO:.0f} are the bound, the credit and the lead",
-                )
+                if gap - least > most:
+                    raise ViolationError(
+                        "a tenant that waited all the time was served too little beside another:"
+                        f" {other} got {(gap - least) / _MICRO:.0f} tokens more than {waits}, and"
+                        f" {most / _MICRO:.0f} are the bound, the credit and the lead"
+                    )

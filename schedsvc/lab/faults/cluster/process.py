@@ -68,10 +68,8 @@ class Process:
 
     def now_ns(self) -> int:
         """Return the process's own monotonic time, which goes on while it is paused."""
-        return self._offset_ns + self._passed(self.world.queue.now_ns - self._born_ns)
-
-    def _passed(self, true_ns: int) -> int:
-        return true_ns * self._rate // _MILLION
+        true_ns = self.world.queue.now_ns - self._born_ns
+        return self._offset_ns + true_ns * self._rate // _MILLION
 
     def delay_ns(self) -> int:
         """Draw the time that a message takes between this process and the store."""
@@ -115,27 +113,31 @@ class Process:
         self.run()
 
     def _within(self, what: Callable[[], object]) -> None:
-        before = asyncio._get_running_loop()
+        world, before = self.world, asyncio._get_running_loop()
+        last, world.current = world.current, self
         asyncio._set_running_loop(self.loop)
         try:
-            with self.world.at(self):
-                what()
+            what()
         finally:
             asyncio._set_running_loop(before)
+            world.current = last
 
     def run(self, _: object = None) -> None:
         """Let the process do what is due, and look again when more is. O(callbacks * log n)."""
-        queue = self.world.queue
-        if self.is_dead:
+        world = self.world
+        queue = world.queue
+        if self.is_dead or self.paused_until_ns > queue.now_ns:
             return
-        if self.paused_until_ns > queue.now_ns:
-            return
-        held, self._held = self._held, []
-        for what in held:
-            self._within(what)
-        with self.world.at(self):
+        if self._held:
+            held, self._held = self._held, []
+            for what in held:
+                self._within(what)
+        last, world.current = world.current, self
+        try:
             self.loop.run_due()
-            next_ns = self.loop.next_ns()
+        finally:
+            world.current = last
+        next_ns = self.loop.next_ns()
         for error in self.loop.errors:
             raise error
         if next_ns is not None:

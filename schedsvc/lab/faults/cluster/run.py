@@ -1,5 +1,9 @@
 """One run of a cluster: with faults, then without, until all has ended and all is read."""
 
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +28,23 @@ _STUCK_NS = 150 * _S
 _JOIN_NS = 22 * _S
 
 
+#: Objects that a run makes before Python looks for cycles among them.
+_COLLECT_EACH = 200_000
+#: Where members' files need not reach a disk, which would take most of a run's time.
+_MEMORY = "/dev/shm"  # noqa: S108 - only a temporary directory of a name of its own is made there
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python look for cycles seldom: a run makes many objects, and few cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_EACH, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 class ClusterRun:
     """A world that lives through both phases."""
 
@@ -34,7 +55,9 @@ class ClusterRun:
 
     def play(self) -> Outcome:
         """Run both phases. O(events * log n)."""
-        with TemporaryDirectory(prefix="schedsvc-simtest-") as folder:
+        memory = _MEMORY if os.path.isdir(_MEMORY) else None
+        folders = TemporaryDirectory(prefix="schedsvc-simtest-", dir=memory)
+        with folders as folder, _seldom_collected():
             return self._play(Path(folder))
 
     def _play(self, folder: Path) -> Outcome:

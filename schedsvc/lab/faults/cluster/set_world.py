@@ -100,6 +100,8 @@ class SetWorld(World):
             self.queue.after(self.queue.around(200 * _MS), lambda _: self._try(number))
 
         def is_silent(_: object) -> None:
+            if job.tries != tries or job.is_over:
+                return
             if process.is_dead or process.paused_until_ns > self.queue.now_ns:
                 moves_on()
             else:

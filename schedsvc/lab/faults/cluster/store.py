@@ -23,6 +23,12 @@ _VERSIONS = {
 _FUNCTIONS = TOTALS_FUNCTIONS | TERM_FUNCTIONS | ESCROW_FUNCTIONS
 
 
+def _bytes(word: str | bytes | int) -> bytes:
+    if isinstance(word, bytes):
+        return word
+    return b"%d" % word if isinstance(word, int) else word.encode()
+
+
 class VirtualStore:
     """A server. Its data outlive its process."""
 
@@ -33,7 +39,7 @@ class VirtualStore:
 
     def command(self, words: tuple[str | bytes | int, ...]) -> Any:
         """Answer a command, with texts as bytes. Raises ResponseError as the client's parser."""
-        name, *rest = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+        name, *rest = [_bytes(word) for word in words]
         if name == b"INFO":
             return _INFO
         if name != b"FCALL":

@@ -57,13 +57,20 @@ def _leave(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     return b"left"
 
 
-def _scored(table: dict[bytes, int], above: int, upto: int | None) -> list[tuple[int, bytes]]:
-    """Return members of a sorted set with a score above one and up to another, in their order."""
-    return sorted(
-        (score, name)
-        for name, score in table.items()
-        if score > above and (upto is None or score <= upto)
-    )
+def _scored(table: dict[bytes, int], upto: int) -> list[tuple[int, bytes]]:
+    """Return members of a sorted set with a score up to one, in their order."""
+    return sorted((score, name) for name, score in table.items() if score <= upto)
+
+
+def _changed(rows: dict[bytes, int], since: int) -> list[tuple[int, bytes]]:
+    """Return rows that changed after a number, in the order of a sorted set. O(rows returned)."""
+    found = []
+    for name, number in reversed(rows.items()):  # the numbers only grow
+        if number <= since:
+            break
+        found.append((number, name))
+    found.sort()
+    return found
 
 
 def _prune(data: Keyspace, keys: list[bytes], now: int, number: int) -> None:
@@ -72,11 +79,11 @@ def _prune(data: Keyspace, keys: list[bytes], now: int, number: int) -> None:
         data.put(keys[4], b"%d:%d" % (minute, number), minute)
     for key in keys[2:5]:
         data.expire(key, _KEPT_MS)
-    before = _scored(data.table(keys[4]), -1, minute - _ROW_MINUTES)
+    before = _scored(data.table(keys[4]), minute - _ROW_MINUTES)
     newest = max((int(entry.rpartition(b":")[2]) for _, entry in before), default=0)
     if newest == 0:
         return
-    old = _scored(data.table(keys[2]), -1, newest)[:_PRUNED_MAX]
+    old = _scored(data.table(keys[2]), newest)[:_PRUNED_MAX]
     for _, row in old:
         data.drop(keys[2], row)
         data.drop(keys[3], row)
@@ -110,11 +117,11 @@ def _sync(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     data.set(keys[0], b"%d" % number)
     for at in range(9, len(args), 2):
         data.put(keys[3], args[at], args[at + 1])
-        data.put(keys[2], args[at], number)
+        data.put_last(keys[2], args[at], number)
     if number % 16 == 0:
         _prune(data, keys, now, number)
     limit = int(args[7])
-    found = _scored(data.table(keys[2]), int(args[6]), None)[:limit]
+    found = _changed(data.table(keys[2]), int(args[6]))[:limit]
     upto = number
     if len(found) == limit:
         upto = found[-1][0]

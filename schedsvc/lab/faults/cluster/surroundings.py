@@ -38,6 +38,8 @@ class Surroundings(Protocol):
     quotas: QuotaBooks
     terms: TermBooks
     disks: dict[str, dict[bytes, bytes]]
+    #: The process that runs.
+    current: Any
 
     def at(self, process: Any) -> AbstractContextManager[None]:
         """Let a process be the one that runs."""

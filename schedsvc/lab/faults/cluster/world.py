@@ -57,7 +57,7 @@ class World:
         self.terms = TermBooks()
         #: By member: the rows that its process has saved.
         self.disks: dict[str, dict[bytes, bytes]] = {}
-        self._current: Process | None = None
+        self.current: Process | None = None
         self.store = StoreHost(self)
         self._lives = 0
         self._asked = 0
@@ -74,12 +74,12 @@ class World:
         """Let the cluster's code read this world's clock and talk to its store."""
 
         def dial(_: Any) -> Any:
-            assert self._current is not None
-            return VirtualConnection(self, self._current, self.store)
+            assert self.current is not None
+            return VirtualConnection(self, self.current, self.store)
 
         def now_ns() -> int:
-            assert self._current is not None
-            return self._current.now_ns()
+            assert self.current is not None
+            return self.current.now_ns()
 
         before, store_port.dial = store_port.dial, dial
         logged = structlog.get_config()["processors"]
@@ -94,11 +94,11 @@ class World:
     @contextmanager
     def at(self, process: Process) -> Iterator[None]:
         """Let a process be the one that runs."""
-        before, self._current = self._current, process
+        before, self.current = self.current, process
         try:
             yield
         finally:
-            self._current = before
+            self.current = before
 
     def begin(self) -> None:
         """Start all members and their load."""
