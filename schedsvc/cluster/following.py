@@ -80,7 +80,7 @@ class Following:
         """Whether the member at a target serves as the leader now; waits 0.1 s at most."""
         try:
             async with self._channel(target) as channel:
-                check = channel.unary_unary(_HEALTH_METHOD, None, None)  # type: ignore[arg-type]
+                check = channel.unary_unary(_HEALTH_METHOD, None, None)
                 answer = await check(b"", timeout=_HEALTH_S)
         except (grpc.aio.AioRpcError, OSError):
             return False
