@@ -91,7 +91,7 @@ def check_file(file: Path, option: str = "--out") -> None:
 
 
 def _unwritable(folder: Path) -> str:
-    """Return why no file can be made in a folder; else nothing. To root, modes tell nothing."""
+    """Return why no file can be made in a folder; else nothing. Modes do not count for root."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""

