@@ -7,6 +7,7 @@ ctypedef struct Ask:
     uint64_t tag
     Hash128 adapter_key
     Slice adapter  # its name; empty: none
+    Slice session  # of an agent; empty: none
     int64_t queue_ttl_ns  # 0: the default
     int64_t deadline_ns  # for the first token; 0: none
     int32_t flow  # in the default class, until `enter_class()`

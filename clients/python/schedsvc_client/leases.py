@@ -96,6 +96,7 @@ class Lease:
             request_class=request.request_class,
             tenant_proof=request.tenant_proof,
             whole_answer=request.whole_answer or not request.reports_progress,
+            session=request.session,
         )
 
 

@@ -49,6 +49,7 @@ def admit_request(
     whole_answer: bool = False,
     input_estimated: bool | None = None,
     tenant_proof: int = 0,
+    session: str = "",
 ) -> pb.AdmitRequest:
     """One request. `input_tokens`: of each prompt, or of the one.
 
@@ -75,6 +76,7 @@ def admit_request(
         "whole_answer": whole_answer,
         "input_estimated": input_estimated,
         "tenant_proof": tenant_proof,
+        "session": session,
     }
     try:
         return pb.AdmitRequest(**values)

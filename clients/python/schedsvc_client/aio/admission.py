@@ -163,6 +163,7 @@ class Asker(Holder):
         whole_answer: bool = False,
         input_estimated: bool | None = None,
         tenant_proof: int = 0,
+        session: str = "",
     ) -> Admission:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
@@ -185,5 +186,6 @@ class Asker(Holder):
             whole_answer=whole_answer,
             input_estimated=input_estimated,
             tenant_proof=tenant_proof,
+            session=session,
         )
         return Admission(self, request)
