@@ -1,14 +1,14 @@
 # Sessions of agents: the last level of the tree of shares, and what they hold of a pool's cache.
 #
-# A session is a conversation that a client names in its requests, of one tenant in one class. It has
-# a counter of what it was served. The requests that one session has in one queue are a strand; the
-# strand of the least counter gives the queue its head, see session_order.pxi. A tenant has at most
-# SESSION_NODES sessions with a counter of their own; all further ones, and its requests without a
-# session, share one counter: that of its rest.
+# A session is a conversation that a client names in its requests, of one tenant in one class. It
+# has a counter of what it was served. The requests that one session has in one queue are a strand;
+# the strand of the least counter gives the queue its head, see session_order.pxi. A tenant has at
+# most SESSION_NODES sessions with a counter of their own; all further ones, and its requests
+# without a session, share one counter: that of its rest.
 #
 # A session is active in a pool from its begin until SESSION_ACTIVE_NS after its last turn. Its
-# footprint is the prompt and the output of that turn. A pool may cap the footprint of all its active
-# sessions: then others wait, see session_cap.pxi.
+# footprint is the prompt and the output of that turn. A pool may cap the footprint of all its
+# active sessions: then others wait, see session_cap.pxi.
 
 cdef enum:
     SESSION_NODES = 1_024  # of one tenant in a class, that have a counter of their own
@@ -44,7 +44,7 @@ ctypedef struct Strand:
     int32_t place  # in the line of the queue
     int32_t next_strand  # of the same session
 
-# What the sessions of one flow hold of one pool.
+# The part of one pool that the sessions of one flow hold.
 ctypedef struct SessionShare:
     int32_t flow, pool
     int64_t tokens  # of the active ones

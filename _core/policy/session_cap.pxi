@@ -1,15 +1,16 @@
 # The cap on the footprint of active sessions of agents in a pool (`sessions_max_tokens`).
 #
 # More sessions than the cache holds take each other's prefixes out of it between their turns, so
-# that each turn computes its whole prompt again. So a session begins in a pool only if its footprint
-# and those of the active ones are within the cap, or if none is active there. Until then its requests
-# are in no queue, and bind nobody: they are not backlogged. The turns of active sessions go on.
+# that each turn computes its whole prompt again. So a session begins in a pool only if its
+# footprint and those of the active ones are within the cap, or if none is active there. Until then
+# its requests are in no queue, so that no other request waits behind them. The turns of active
+# sessions go on.
 #
-# Of those that wait in a pool the best class is first, or the one that has aged. In a class the flow
-# is first whose active sessions hold the least for its weight, and of a flow the session that came
-# first. After SESSION_ACTIVE_NS, or half of the queue TTL if that is less, the next one begins in any
-# case: the sessions that have been active for longest are active no more, and their next turns wait
-# behind those that wait already. So no session waits without end.
+# Of those that wait in a pool the best class is first, or the one that has aged. In a class the
+# flow is first whose active sessions hold the least for its weight, and of a flow the session that
+# came first. After SESSION_ACTIVE_NS, or half of the queue TTL if that is less, the next one begins
+# in any case. The sessions that have been active for longest then give up their places, and their
+# next turns wait behind those that wait already. So no session waits without end.
 
 cdef inline int64_t turn_wait_ns(Core core) noexcept:
     """How long the first that waits for a cap waits at most."""
@@ -244,7 +245,7 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
 
 
 cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:
-    """Let a request wait for the cap of a pool, with others of its session where these wait already.
+    """Let a request wait for the cap of a pool, with others of its session that wait already.
     O(log n)."""
     cdef AgentSessions agents = core.flows.agents
     cdef Request* r = &core.requests.items[i]
@@ -353,8 +354,8 @@ cdef bint serve_caps(Core core) except -1:
 
 
 cdef bint serve_cap(Core core, int32_t pool) except -1:
-    """Begin the next session that waits for the cap of a pool, if it may; one that waits for a pool
-    which serves nobody waits in its queue. O(log n)."""
+    """Begin the next session that waits for the cap of a pool, if it may. In a pool that grants
+    nothing, its requests wait in their queue. O(log n)."""
     cdef AgentSessions agents = core.flows.agents
     cdef Pool* p = &core.ledger.pools[pool]
     cdef Line line = cap_line(core, pool)

@@ -1,10 +1,11 @@
-# Which session of a tenant goes first: the head of a queue is of the session with the least counter.
+# Which session of a tenant goes first: the head of a queue is of the session with the least
+# counter.
 #
-# A queue stands in the line of its flow's siblings with one request, its head. Without sessions that
-# is the first of its chain. Once a request with a session has come, the queue has a line of strands,
+# One request of a queue, its head, gives the queue its place among others. Without sessions that is
+# the first of its chain. Once a request with a session has come, the queue has a line of strands,
 # one for each session: the strand of the least (counter, arrival) gives the head. A session that
-# gets a strand is lifted to the level of the line less the credit, as flows are. The chain keeps the
-# order of arrival or of deadlines for all, so what looks for places and work in it reads on.
+# gets a strand is lifted to the level of the line less the credit, as flows are. The chain keeps
+# the order of arrival or of deadlines for all, so what looks for places and work in it reads on.
 #
 # A lift may leave a strand of the same session in another queue with a key of before. Such a key is
 # too small, and is brought up to date when it is the first.
@@ -32,7 +33,7 @@ cdef int64_t raise_session_level(Flows flows, SessionLine line) noexcept:
 
 
 cdef inline int raise_level_of_queue(Flows flows, const Request* r) except -1:
-    """A request is granted: let the level of its queue's line, if it has one, follow. O(targets)."""
+    """Before a grant: let the level of the line of its queue, if it has one, follow. O(targets)."""
     cdef int32_t line = flows.queues[flows.find_queue(r.flow, r.target + 1)].line
     if line:
         raise_session_level(flows, flows.agents.line(line))

@@ -1,7 +1,7 @@
 # Records of sessions of agents: made at first sight, forgotten when that earns them nothing.
 #
-# A session is forgotten when nothing of it is queued or runs, it is not active, and its counter is at
-# a newcomer's or below. Until then it is idle, and the events of its flow's other sessions look
+# A session is forgotten when nothing of it is queued or runs, it is not active, and its counter is
+# at a newcomer's or below. Until then it is idle, and the events of its flow's other sessions look
 # at it again. If nothing of its tenant waits or runs, no session is behind another one: then the
 # levels pass all their counters.
 
@@ -109,7 +109,7 @@ cdef int drop_lines(Core core, int32_t flow) except -1:
 
 
 cdef bint drop_sessions(Core core, int32_t flow) except -1:
-    """Whether a flow of which nothing waits or runs has no active session; all others are forgotten.
+    """Forget the sessions of a flow of which nothing waits or runs; False: one is still active.
     O(sessions of the flow)."""
     cdef FlowSessions* of = &core.flows.agents.of_flows[core.flows.items[flow].agents]
     raise_to_highest(core.flows, flow)

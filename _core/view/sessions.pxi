@@ -85,7 +85,8 @@ cdef int check_session(Core core, int32_t s) except -1:
     check_invariant(core, n > 0, "a flow knows that it has sessions")
     if s == agents.of_flows[n].rest:
         return check_invariant(
-            core, not a.has_node and a.pool == NONE and a.open_requests == 0, "the rest is no session"
+            core, not a.has_node and a.pool == NONE and a.open_requests == 0,
+            "the rest is no session",
         )
     check_invariant(
         core, agents.index.get(a.key_hi, a.key_lo) == s, "the name of a session finds it"
@@ -148,7 +149,7 @@ cdef int check_session_lines(Core core) except -1:
 
 
 cdef int check_shares_of_caps(Core core) except -1:
-    """What sessions hold of each pool, and who waits there."""
+    """Verify the footprints in each pool, and the sessions that wait there."""
     cdef AgentSessions agents = core.flows.agents
     cdef int32_t pool, s, n, count, c
     cdef int64_t tokens

@@ -32,7 +32,7 @@ class BrokenError(Exception):
 
 @dataclass(eq=False)
 class Session:
-    """What the model knows of a session of a tenant; the one without a name is the rest."""
+    """The model of a session of a tenant; the one without a name is the rest."""
 
     name: bytes
     vtc: int = 0

@@ -1,9 +1,8 @@
 """The terms that a request sets for the scheduler: longest wait, deadline, class, session.
 
-The gate reads these headers from any caller: each can make only that caller's own request leave
-earlier, names a class that the scheduler then allows or refuses, or names a session, by which the
-scheduler divides what the caller's own tenant gets. `SCHEDSVC_REQUEST_HEADERS` lists the headers
-that are read. A header whose value cannot be used returns 400.
+The gate reads these headers from any caller. Each can make only that caller's own request leave
+earlier, or names a class that the scheduler then allows or refuses. A session only divides what the
+caller's own tenant gets. `SCHEDSVC_REQUEST_HEADERS` lists the headers that are read. A header whose value cannot be used returns 400.
 """
 
 from __future__ import annotations
