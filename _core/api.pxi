@@ -110,11 +110,12 @@ cdef class Scheduler(ClusterApi):
         self, int64_t now_ns, bytes pool=b"", int64_t batch_max_tokens=0,
         int64_t max_total_tokens=0, int64_t max_running=0, int64_t max_request_total_tokens=0,
         int64_t max_request_input_tokens=0, int64_t max_loras=0, int64_t adapter_tokens=0,
+        int64_t sessions_max_tokens=0,
     ):
         enter(self, now_ns)
         limit_pools(self, pool, checked_pool_limits(
             batch_max_tokens, max_total_tokens, max_running, max_request_total_tokens,
-            max_request_input_tokens, max_loras, adapter_tokens,
+            max_request_input_tokens, max_loras, adapter_tokens, sessions_max_tokens,
         ))
 
     def set_adapter(self, int64_t now_ns, bytes name, int64_t tokens):
@@ -253,6 +254,7 @@ cdef class Scheduler(ClusterApi):
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
         int64_t n=1, bytes adapter=b"", int64_t told_output=0, bytes request_class=b"",
         tuple prefix_block_hashes=(), bint input_estimated=True, bint whole_answer=False,
+        bytes session=b"",
     ):
         cdef Ask ask
         cdef int64_t prompts
@@ -287,6 +289,7 @@ cdef class Scheduler(ClusterApi):
         ask.tag = tag
         take_adapter(self, &ask, adapter)
         take_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
+        take_session(&ask, session)
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         enter_class(self, &ask)
         return keep_hashes(self, admit_request(self, &ask), prefix_block_hashes)
@@ -369,7 +372,7 @@ cdef class Scheduler(ClusterApi):
         int64_t pool_epoch, int64_t reserved_tokens, int64_t prompt_tokens,
         int64_t max_output_tokens, int64_t input_tokens=0, int64_t cached_input_tokens=0,
         int64_t output_tokens=0, int64_t sequences=1, int32_t principal=0, bytes adapter=b"",
-        bytes request_class=b"", bint whole_answer=False,
+        bytes request_class=b"", bint whole_answer=False, bytes session=b"",
     ):
         cdef Ask ask
         cdef Usage u
@@ -391,6 +394,7 @@ cdef class Scheduler(ClusterApi):
         ask.n = 1
         ask.principal, ask.whole_answer = principal, whole_answer
         take_adapter(self, &ask, adapter)
+        take_session(&ask, session)
         replayed_class(self, &ask, <const uint8_t*><const char*>request_class, len(request_class))
         identify(self, &ask, <const uint8_t*><const char*>request_id, len(request_id), 0, 0)
         return replay_lease(self, &ask, lease_id, pool_epoch, reserved_tokens, &u)

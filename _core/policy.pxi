@@ -6,11 +6,14 @@ include "policy/pool_comes.pxi"         # flows get their positions in a pool th
 include "policy/parking.pxi"            # flows that wait outside the order, for a quota or a share
 include "policy/fair_queue.pxi"         # virtual token counters, and the order of the queues
 include "policy/edf_queue.pxi"          # order inside a queue: arrival, or earliest deadline first
+include "policy/session_order.pxi"      # which session of a tenant goes first
 include "policy/queueing.pxi"           # enqueue(), dequeue()
 include "policy/forecast.pxi"           # how long a request will wait, and until its first token
 include "policy/borrowing.pxi"          # shares of groups: paid, lent, borrowed, enforced
 include "policy/quota_admission.pxi"    # heads that their quotas admit; flows that wait for one
 include "policy/queue_order.pxi"        # heads that are displaced, and sorting again
+include "policy/session_records.pxi"    # sessions of agents at first sight, and forgotten
+include "policy/session_cap.pxi"        # sessions of agents that wait until others pause
 include "policy/headroom.pxi"           # cache kept free for flows that are below their share
 include "policy/grant_pacing.pxi"       # grants of equal requests kept apart in time
 include "policy/locality.pxi"           # prompts that a pool has cached, and DLPM

@@ -1,5 +1,6 @@
 # Views show and check the state. They change nothing that is decided.
 
+include "view/sessions.pxi"    # sessions of agents, as dictionaries, and their invariants
 include "view/stats.pxi"       # Stats, as dictionaries
 include "view/unlisted_sums.pxi"  # sums over tenants at first sight
 include "view/groups.pxi"      # the tree of shares, as dictionaries

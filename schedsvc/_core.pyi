@@ -212,7 +212,7 @@ class Scheduler(ClusterApi):
     def set_pool_limits(
         self, now_ns: int, pool: bytes = b"", batch_max_tokens: int = 0, max_total_tokens: int = 0,
         max_running: int = 0, max_request_total_tokens: int = 0, max_request_input_tokens: int = 0,
-        max_loras: int = 0, adapter_tokens: int = 0,
+        max_loras: int = 0, adapter_tokens: int = 0, sessions_max_tokens: int = 0,
     ) -> None:  # fmt: skip
         """Limit the pool of this name, also a later one; b"": all without limits of their own.
 
@@ -225,7 +225,9 @@ class Scheduler(ClusterApi):
         no pool can hold any more are evicted in their turn; leases stay. At most `max_loras`
         adapters are active (ADAPTERS): those of running leases that hold a reservation. While
         active, each takes `adapter_tokens` of the cache, or the tokens that `set_adapter()` gave
-        it. After S-LoRA's queue (arXiv 2311.03285). O(pools * adapters).
+        it. After S-LoRA's queue (arXiv 2311.03285). A session of an agent begins only while the
+        last turns of the active ones, with its own, are within `sessions_max_tokens`, or none is
+        active (SESSION_CAP). O(pools * adapters).
         """
     def set_no_pool_limits(self, now_ns: int) -> None:
         """Forget all limits of `set_pool_limits()`. O(pools * adapters)."""
@@ -292,7 +294,7 @@ class Scheduler(ClusterApi):
         deadline_ns: int = 0, reports_progress: bool = False, principal: int = 0, tag: int = 0,
         n: int = 1, adapter: bytes = b"", told_output: int = 0, request_class: bytes = b"",
         prefix_block_hashes: tuple[int, ...] = (), input_estimated: bool = True,
-        whole_answer: bool = False,
+        whole_answer: bool = False, session: bytes = b"",
     ) -> int:  # fmt: skip
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
@@ -308,7 +310,8 @@ class Scheduler(ClusterApi):
         REJECTED_DEADLINE, or EVICTED_DEADLINE in its turn (docs/operations.md).
         `prefix_block_hashes` are chained 64-bit hashes of the prompt's full blocks; of these the
         first 512 count. With `whole_answer` no count is known before the end, so the input is
-        posted at the grant. O(log n + hashes).
+        posted at the grant. `session` names the conversation of an agent that it is a turn of.
+        O(log n + hashes), the first with a session in a queue O(queued there * log n) once.
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
@@ -350,7 +353,7 @@ class Scheduler(ClusterApi):
         pool_epoch: int, reserved_tokens: int, prompt_tokens: int, max_output_tokens: int,
         input_tokens: int = 0, cached_input_tokens: int = 0, output_tokens: int = 0,
         sequences: int = 1, principal: int = 0, adapter: bytes = b"", request_class: bytes = b"",
-        whole_answer: bool = False,
+        whole_answer: bool = False, session: bytes = b"",
     ) -> int:  # fmt: skip
         """Note that the holder of a lease still runs.
 

@@ -161,6 +161,24 @@ POOL_ROWS = (
         "KV tokens that the active LoRA adapters take.",
     ),
     Row(
+        "pool_sessions_active",
+        False,
+        "sessions_active",
+        "Sessions of agents that had a turn in the last minute.",
+    ),
+    Row(
+        "pool_sessions_tokens",
+        False,
+        "sessions_tokens",
+        "Prompts and outputs of the last turns of these sessions.",
+    ),
+    Row(
+        "pool_sessions_waiting",
+        False,
+        "sessions_waiting",
+        "Sessions that wait for sessions_max_tokens.",
+    ),
+    Row(
         "pool_prefix_blocks",
         False,
         "prefix_blocks",

@@ -44,6 +44,7 @@ cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
 
 # Names of flows and adapters, and ids of requests, have the same key, as different kinds.
 cdef uint64_t NAME_SALT = <uint64_t>0xA5A5A5A5A5A5A5A5
+cdef uint64_t SESSION_SALT = <uint64_t>0x73657373696F6E73
 cdef uint64_t ADAPTER_SALT = <uint64_t>0x5A5A5A5A5A5A5A5A
 # Places of leases and of tags in their tables.
 cdef uint64_t LEASE_SALT = <uint64_t>0x6C656173655F6964

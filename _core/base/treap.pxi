@@ -83,6 +83,12 @@ cdef class Treaps:
         self._subtract(b)
         return root
 
+    cdef int32_t first(self, int32_t root) noexcept:
+        """The first of a tree that is not empty. O(log n) expected."""
+        while self.items[root].left != NONE:
+            root = self.items[root].left
+        return root
+
     cdef int32_t before(self, int32_t i) noexcept:
         """The request that is next before i; -1: none. O(log n) expected."""
         cdef int32_t at = self.items[i].left

@@ -17,6 +17,8 @@ cdef void identify(
     h = mix(h, <uint64_t>(ask.target + 1))
     if ask.cls:
         h = mix(h, <uint64_t>ask.cls)
+    if ask.session.size:
+        h = mix(h, sip128(core.k0, core.k1 ^ SESSION_SALT, ask.session.at, ask.session.size).lo)
     ask.payload = h | 1
 
 
@@ -126,6 +128,12 @@ cdef int take_adapter(Core core, Ask* ask, bytes name) except -1:
     return 0
 
 
+cdef int take_session(Ask* ask, bytes name) except -1:
+    ask.session.at = <const uint8_t*>PyBytes_AS_STRING(name)
+    ask.session.size = PyBytes_GET_SIZE(name)
+    return check_text("session", &ask.session, 0, NAME_BYTES_MAX)
+
+
 cdef inline void hash_adapter(Core core, Ask* ask) noexcept:
     if ask.adapter.size:
         ask.adapter_key = sip128(
@@ -221,6 +229,8 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     if f.dry_runs or (f.refuses and not core.quotas.asks_store):
         take_quota(core, i)
     forecast(core, i)
+    if ask.session.size:
+        join_session(core, i, &ask.session)
     line_up(core, i)
     if f.dry_runs:
         core.dry_running.put(r.flow, r.flow, 0)
@@ -272,11 +282,13 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
     if not fits:
         return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
     places = slots_open_to(&f.refusals.retry_slots, core.flow_queue_max, core.now_ns)
-    if f.queued >= places or is_over(f.queued_tokens, r.prompt_tokens, core.flow_queue_tokens_max):
+    if f.queued + f.held >= places or is_over(
+        f.queued_tokens + f.held_tokens, r.prompt_tokens, core.flow_queue_tokens_max
+    ):
         return OUT_REJECTED_FLOW_QUEUE_FULL
     if not f.exempt:  # these have as many places of their own
         queued = core.requests.states[QUEUED] - queued
-        tokens = core.flows.queued_tokens - tokens
+        tokens = core.flows.queued_tokens + core.flows.held_tokens - tokens
     places = slots_open_to(&core.flows.retry_slots, core.queue_max, core.now_ns)
     if queued >= places or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
         return OUT_REJECTED_QUEUE_FULL
@@ -336,7 +348,7 @@ cdef int64_t admit_message(
     ask.reports_progress, ask.whole_answer = m.reports_progress, m.whole_answer
     ask.has_exact_input = m.has_exact_input
     ask.told_output = 0
-    ask.adapter = m.adapter
+    ask.adapter, ask.session = m.adapter, m.session
     hash_adapter(core, &ask)
     identify(
         core, &ask, m.request_id.at, m.request_id.size,

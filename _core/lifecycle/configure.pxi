@@ -191,6 +191,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
                     f"the engine of epoch {p.epoch} was replaced by that of epoch {f.epoch}",
                 )
             core.prefixes.index(pool).forget()
+            forget_footprints(core, pool)
             p.engine_excess_tokens = p.owed_tokens = p.replay_debt = 0
             p.replayed_tokens = p.replayed_sequences = 0
             p.caps_replays = False

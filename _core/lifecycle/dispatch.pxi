@@ -28,6 +28,8 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
         if p.reason == WAIT_NONE and has_throttled(core.flows, pool):
             p.reason = WAIT_SHARE
             return let_one_go(core, pool)
+        if p.reason == WAIT_NONE and waits_for_cap(core, pool):
+            p.reason = WAIT_SESSION_CAP
         return 0
     if evict_head(core, i, pool):
         return 1
@@ -84,6 +86,8 @@ cdef int dispatch(Core core) except -1:
         settle_tree(core)
     if core.dry_running.count and grant_dry_run(core):
         return 0  # in the line, the rest could be refused
+    if core.flows.agents.held:
+        serve_caps(core)
     open_pools(core)
     while True:
         if core.quotas.has_work:
@@ -155,7 +159,8 @@ cdef inline int leave_pool(Core core, int32_t pool) except -1:
     note_next(core, pool)
     p.paced = p.reason == WAIT_STAGGER
     rate_run(
-        &p.drain, core.now_ns, p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING)
+        &p.drain, core.now_ns,
+        p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING, WAIT_SESSION_CAP),
     )
     judge_load(core, pool)
     return 0

@@ -80,6 +80,8 @@ cdef int run_sweep(Core core) except -1:
     longest queue); those that stay are seen again where the sweep goes on in their queue."""
     cdef int64_t work = 0, looks = 0
     cdef int32_t i, after
+    if core.flows.agents.held and not serve_caps(core):
+        return 0  # those of drained pools come into their queues first
     while core.sweep_next < core.flows.queue_count:
         looks += 1
         if looks > QUEUES_A_TURN * core.work_max:

@@ -4,14 +4,21 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     """Take a queued request out and answer its caller. A retry is a new request. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
-    cdef int64_t ahead = ahead_of(core.flows, i), quota_ns = quota_wait_ns(core, i)
+    cdef int64_t ahead = 0 if r.is_capped else ahead_of(core.flows, i)
+    cdef int64_t quota_ns = quota_wait_ns(core, i)
     cdef Verdict v
     cdef Hash128 key
+    cdef bint was_capped = r.is_capped
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")
     key.hi, key.lo = r.key_hi, r.key_lo
     log_rejection(core.rejection_log, core.requests, i, &key, r.principal, outcome, core.now_ns)
-    dequeue(core.flows, i)
+    if r.is_capped:
+        leave_cap(core, i)
+    else:
+        dequeue(core.flows, i)
+    if r.session != NONE:
+        leave_session(core, i)
     if r.shed_watch:
         settle_shed(core, r)
     if outcome == OUT_EVICTED_TTL or outcome == OUT_EVICTED_DEADLINE:
@@ -38,7 +45,8 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     core.adapters.let_go(r.adapter)
     core.prefixes.drop(i)
     core.requests.release(i)
-    core.flows.settle(flow)
+    if not was_capped:
+        core.flows.settle(flow)
     return 0
 
 

@@ -6,6 +6,7 @@ cdef int64_t next_due_ns(Core core) except -2:
     if core.has_more or core.verdict_count:
         return core.now_ns
     first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
+    first = first_key(core.flows.agents.dues, first_key(core.flows.agents.turns, first))
     if core.resume_until_ns and not 0 <= first <= core.resume_until_ns:
         first = core.resume_until_ns
     if core.awaits_until_ns and not 0 <= first <= core.awaits_until_ns:
@@ -43,6 +44,8 @@ cdef int run_timers(Core core) except -1:
         work = core.quotas.run_timers(core.work_max)
     if core.quotas.guarantees.dues.count:
         work = run_share_dues(core, work)
+    if core.flows.agents.dues.count:
+        work = end_active(core, work)
     while core.deadlines.count and core.deadlines.nodes[0].key <= core.now_ns:
         if work >= core.work_max:
             core.has_more = True

@@ -121,6 +121,8 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
     cdef const Flow* f = &flows.items[flow]
     cdef int32_t n = f.first_position
     cdef int64_t newcomer = 0
+    if f.held or (f.agents and f.queued == 0 and f.live == 0 and not drop_sessions(core, flow)):
+        return False
     if f.queued or f.live or f.answers or f.resumed or f.linger_until_ns or f.open_charged:
         return False
     if f.owed and core.resume_until_ns:

@@ -49,7 +49,11 @@ cdef int grant(
     if core.flows.local:
         raise_levels_in(core.flows, r.flow, pool)
         core.flows.positions.pace[pool] = pace_micro(&core.ledger.pools[pool].drain)
+    if f.agents:
+        raise_level_of_queue(core.flows, r)
     dequeue(core.flows, i)
+    if r.session != NONE:
+        begin_turn(core, i, pool)
     f.live += 1
     core.flows.exempt_live += f.exempt
     r.lease.engine_priority = (

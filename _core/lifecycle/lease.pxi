@@ -115,6 +115,8 @@ cdef int recharge(
     cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
     charge_nodes(core.flows, r.flow, r.lease.weight_milli, r.lease.charged, weighted, r.pool)
     charge_flow(core.flows, r.flow, weighted - r.lease.charged, r.pool)
+    if core.flows.items[r.flow].agents:
+        charge_session(core, i, weighted - r.lease.charged)
     count_served(core, r.flow, r.pool, weighted - r.lease.charged, r.lease.weight_milli)
     core.flows.items[r.flow].open_charged += weighted - r.lease.charged
     r.lease.charged = weighted
@@ -203,6 +205,8 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if f.live < 0:
         raise core.fuse.blow("flow: more leases ended than granted")
     core.flows.settle(r.flow)
+    if r.session != NONE:
+        end_turn(core, i)
     if has_all_answers(core, r.principal):
         forget(core, i)
     elif core.answers.count > core.answers_max:

@@ -243,7 +243,7 @@ cdef int budget_refusal(Core core, int32_t i, int outcome) except -1:
 cdef PoolLimits checked_pool_limits(
     int64_t batch_max_tokens, int64_t max_total_tokens, int64_t max_running,
     int64_t max_request_total_tokens, int64_t max_request_input_tokens, int64_t max_loras,
-    int64_t adapter_tokens,
+    int64_t adapter_tokens, int64_t sessions_max_tokens,
 ) except *:
     cdef PoolLimits limits
     for name, value, low, high in (
@@ -254,6 +254,7 @@ cdef PoolLimits checked_pool_limits(
         ("max_request_input_tokens", max_request_input_tokens, 0, TOKENS_MAX),
         ("max_loras", max_loras, 0, ADAPTERS_MAX),
         ("adapter_tokens", adapter_tokens, 0, TOKENS_MAX),
+        ("sessions_max_tokens", sessions_max_tokens, 0, 1 << 40),
     ):
         check_range(name, value, low, high)
     limits.batch_max_tokens, limits.max_total_tokens = batch_max_tokens, max_total_tokens
@@ -261,6 +262,7 @@ cdef PoolLimits checked_pool_limits(
     limits.max_request_total_tokens = max_request_total_tokens
     limits.max_request_input_tokens = max_request_input_tokens
     limits.max_loras, limits.adapter_tokens = max_loras, adapter_tokens
+    limits.sessions_max_tokens = sessions_max_tokens
     return limits
 
 
@@ -272,6 +274,7 @@ cdef int limit_pool(Core core, int32_t pool) except -1:
     if known is not None:
         limits = known
     core.ledger.limit(pool, &limits)
+    core.has_more = core.has_more or core.flows.agents.held > 0
     return 0
 
 

@@ -81,6 +81,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
     if flow_order is not None and FLOW_ORDERS[flow_order] != core.flows.by_deadline:
         change_order(core, FLOW_ORDERS[flow_order])
     set_grain(core)
+    rekey_sessions(core, NONE)
     return limit_prefixes(core)
 
 
@@ -90,6 +91,7 @@ cdef int forget_learned(Core core) except -1:
     end_resume(core)
     core.predictor.forget()
     forget_flows(core.flows)
+    forget_sessions(core)
     core.ledger.forget()
     for pool in range(core.ledger.count):
         core.prefixes.index(pool).forget()

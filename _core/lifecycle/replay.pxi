@@ -146,6 +146,10 @@ cdef int32_t restore_lease(
     if p.quota != NONE:
         take_model_quota(core, i)
     core.flows.activate(r.flow, False)
+    if ask.session.size:
+        join_session(core, i, &ask.session)
+        if r.session != NONE:
+            begin_turn(core, i, r.pool)
     f.live += 1
     core.flows.exempt_live += f.exempt
     r.lease.engine_priority = core.classes.priority(f.cls)

@@ -50,9 +50,14 @@ ctypedef struct Flow:
     int32_t family
     int32_t place  # in the family of its parent
     int32_t depth  # nodes above it
+    int32_t agents  # the number of its FlowSessions; 0: it has no sessions of agents
+    int32_t held  # requests that wait for a cap of sessions, and are in no queue
+    int64_t held_tokens  # of input of these
 
 ctypedef struct Queue:
     Chain chain
+    int32_t head  # that stands for it; without sessions the first of the chain; -1: it is empty
+    int32_t line  # the number of its SessionLine; 0: it has none
     int32_t flow
     int32_t target
     int32_t next_queue

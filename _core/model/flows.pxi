@@ -66,6 +66,8 @@ cdef class Flows:
     cdef Requests requests
     cdef Quotas quotas
     cdef Classes classes
+    cdef AgentSessions agents
+    cdef int64_t held_tokens  # of input, of requests that wait for a cap
 
     def __cinit__(
         self, int order, bint lifts, bint lifts_queued, Requests requests, Quotas quotas,
@@ -79,7 +81,7 @@ cdef class Flows:
         for c in range(TREE_LEVELS):
             self.first_stale[c] = NONE
         self.requests, self.quotas, self.classes = requests, quotas, classes
-        self.changed = DirtyQueue()
+        self.changed, self.agents = DirtyQueue(), AgentSessions()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
@@ -256,6 +258,7 @@ cdef class Flows:
         self.queues[q].flow = flow
         self.queues[q].target = target
         self.queues[q].chain.head = self.queues[q].chain.tail = self.queues[q].root = NONE
+        self.queues[q].head = NONE
         self.queues[q].by_deadline = self.by_deadline
         self.queues[q].position = NONE
         self.queues[q].next_queue = self.items[flow].first_queue
@@ -267,7 +270,7 @@ cdef class Flows:
         if self.order == ORDER_COUNTER:
             return self.counter_in(q) // self.grain
         if self.order == ORDER_INPUT:
-            return self.requests.items[self.queues[q].chain.head].prompt_tokens
+            return self.requests.items[self.queues[q].head].prompt_tokens
         return 0
 
     cdef inline int64_t counter_in(self, int32_t q) noexcept:
@@ -309,7 +312,7 @@ cdef class Flows:
         """Whether the head of a queue has what its quotas ask."""
         return (
             self.items[queue.flow].quota == NONE
-            or self.requests.items[queue.chain.head].bill != 0
+            or self.requests.items[queue.head].bill != 0
         )
 
     cdef int activate(self, int32_t flow, bint queues) except -1:

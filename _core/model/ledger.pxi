@@ -68,6 +68,7 @@ cdef class Ledger:
         free(self.pools[pool].held)
         memset(&self.pools[pool], 0, sizeof(Pool))
         self.pools[pool].first_lease = self.pools[pool].next = NONE
+        self.pools[pool].oldest_session = self.pools[pool].newest_session = NONE
         self.pools[pool].telemetry_at_ns = NONE
         self.pools[pool].quota = self.pools[pool].principal = NONE
         self.pools[pool].prefill_budget.chain.head = NONE

@@ -15,6 +15,7 @@ ctypedef struct PoolLimits:
     int64_t max_request_total_tokens, max_request_input_tokens
     int64_t max_loras
     int64_t adapter_tokens  # that an active adapter takes, unless it has a figure of its own
+    int64_t sessions_max_tokens  # footprint of all active sessions of agents
 
 # A round is the input that was granted and has not been computed yet, as far as is known: until
 # the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
@@ -86,6 +87,10 @@ ctypedef struct Pool:
     int64_t paced_until_ns  # until then none of those that would keep step begins
     bint paced  # that is what it waited for when it was served last
     bint saturated  # shares bind, see guarantees.pxi
+    int64_t sessions_tokens  # footprint of its active sessions of agents, see agent_sessions.pxi
+    int32_t sessions_active, oldest_session, newest_session  # in the order of their begins
+    int64_t turn_ns  # since when the first that waits for the cap is due next
+    int64_t turns_ended_ns  # when the last one that waited has gone
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:

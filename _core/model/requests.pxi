@@ -83,6 +83,7 @@ ctypedef struct Request:
     int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
     int32_t work  # tokens that it will be charged, as forecast
     int32_t forecast_wait_us, forecast_first_us  # at its arrival; -1: not
+    int32_t session  # record of its session of an agent, while it is queued or runs; -1: none
     int16_t sequences  # prompts times n
     int16_t n  # completions of each prompt
     int16_t target  # pool it has to run in, -1: any
@@ -96,6 +97,7 @@ ctypedef struct Request:
     uint8_t has_exact_input  # its caller counted the prompt's tokens as the engine does
     uint8_t was_limited  # a report of it exceeded what it can use
     uint8_t has_own_key  # its id is found under a key of its principal
+    uint8_t is_capped  # queued, it is in no queue but waits for a cap, see session_cap.pxi
     uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 
 # Stand for a part that a request does not have yet. They are only read.
@@ -151,7 +153,7 @@ cdef class Requests:
         memset(r, 0, sizeof(Request))
         r.generation = generation + 1 if generation < 0x7FFFFFFF else 1
         r.next = r.prev = r.owner_next = r.owner_prev = NONE
-        r.pool = r.adapter = NONE
+        r.pool = r.adapter = r.session = NONE
         r.lease, r.head_state = &NO_LEASE, &NO_HEAD_STATE
         self.states[FREE] += 1
         return i

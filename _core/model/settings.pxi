@@ -8,6 +8,7 @@ ctypedef struct Ask:
     Hash128 adapter_key
     Slice adapter  # its name; empty: none
     Slice client_id  # of a replay: as its client knows the request; empty: as the scheduler does
+    Slice session  # of an agent; empty: none
     int64_t queue_ttl_ns  # 0: the default
     int64_t deadline_ns  # for the first token; 0: none
     int32_t flow  # in the default class, until `enter_class()`

@@ -171,7 +171,7 @@ cdef int look_again(Core core, int32_t flow) except -1:
             dues.remove(q)
         else:
             dues.put(
-                q, funding.due_ns, core.requests.items[core.flows.queues[q].chain.head].seq
+                q, funding.due_ns, core.requests.items[core.flows.queues[q].head].seq
             )
         q = core.flows.queues[q].next_queue
     return 0
@@ -315,7 +315,7 @@ cdef int let_go(Core core, int32_t q) except -1:
 
 cdef int pay_and_let_go(Core core, int32_t q) except -1:
     let_go(core, q)
-    return pay_share(core, core.flows.queues[q].chain.head)
+    return pay_share(core, core.flows.queues[q].head)
 
 
 cdef int wake_root_cohort(Core core) except -1:

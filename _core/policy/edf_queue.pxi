@@ -10,20 +10,13 @@ cdef int insert_in_treap(Flows flows, Queue* queue, int32_t i, int64_t key) exce
     return 0
 
 
-cdef int32_t insert_by_deadline(Flows flows, int32_t q, int32_t i) except -2:
-    """Give request i its place in a queue; returns the head that it displaces, -1: none.
-    O(log n) expected."""
+cdef int insert_by_deadline(Flows flows, int32_t q, int32_t i) except -1:
+    """Give request i its place in the chain of a queue. O(log n) expected."""
     cdef Queue* queue = &flows.queues[q]
     cdef Request* items = flows.requests.items
-    cdef int32_t head = queue.chain.head
     insert_in_treap(flows, queue, i, deadline_of(&items[i]))
     chain_insert(&queue.chain, items, flows.treaps.before(i), i)
-    if queue.chain.head != i:
-        return NONE
-    if head != NONE:
-        displace(flows, q, head)
-    rank_queue(flows, q)
-    return head
+    return 0
 
 
 cdef int displace(Flows flows, int32_t q, int32_t head) except -1:
@@ -31,7 +24,7 @@ cdef int displace(Flows flows, int32_t q, int32_t head) except -1:
     cdef Request* old = &flows.requests.items[head]
     unthrottle(flows, q)
     if flows.is_billed(&flows.queues[q]):
-        flows.requests.head_state_of(flows.queues[q].chain.head).lined_ns = old.head_state.lined_ns
+        flows.requests.head_state_of(flows.queues[q].head).lined_ns = old.head_state.lined_ns
     wait_for(flows.requests, head, WAITS_QUEUE, flows.now_ns)
     old.head_state.head_ns = old.head_state.lined_ns = NONE
     return 0

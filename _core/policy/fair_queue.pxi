@@ -6,8 +6,8 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     cdef Request* head
     cdef bint waited
     if queue.chain.count:
-        head = &flows.requests.items[queue.chain.head]
-        if flows.requests.head_state_of(queue.chain.head).head_ns < 0:
+        head = &flows.requests.items[queue.head]
+        if flows.requests.head_state_of(queue.head).head_ns < 0:
             head.head_state.head_ns = flows.now_ns
     if is_node(flows, queue.flow):
         return 0  # it stands by its line
@@ -16,7 +16,7 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
         if queue.target == 0 and not stands_in_one(flows):
             leave_anywhere(flows, q)
         if queue.chain.count:
-            wait_outside(flows.requests, queue.chain.head, queue.throttled, flows.now_ns)
+            wait_outside(flows.requests, queue.head, queue.throttled, flows.now_ns)
         if flows.items[queue.flow].quota != NONE:
             request_quota(flows, queue.flow)
         return 0
@@ -24,7 +24,7 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
         rejoin(flows, queue.flow)
     if head.head_state.lined_ns < 0:
         head.head_state.lined_ns = flows.now_ns
-    wait_inside(flows.requests, queue.chain.head, flows.now_ns)
+    wait_inside(flows.requests, queue.head, flows.now_ns)
     if queue.target:
         flows.pool_order.touch(queue.target - 1)
     if not flows.local:

@@ -65,7 +65,7 @@ cdef bint has_to_wait(Core core, int32_t target) noexcept:
     cdef int32_t p
     for p in range(core.ledger.count):
         if core.ledger.serves(p) and (target == NONE or target == p):
-            if core.ledger.pools[p].reason == WAIT_NONE:
+            if core.ledger.pools[p].reason in (WAIT_NONE, WAIT_SESSION_CAP):
                 return False
             waits = True
     return waits

@@ -301,7 +301,7 @@ cdef int stand_anywhere(Flows flows, int32_t q) except -1:
     O(levels * pools * log n)."""
     cdef Queue* queue = &flows.queues[q]
     cdef int32_t n = flows.items[queue.flow].first_position
-    cdef int64_t key = flows.key_of(q), seq = flows.requests.items[queue.chain.head].seq
+    cdef int64_t key = flows.key_of(q), seq = flows.requests.items[queue.head].seq
     cdef Position* p
     while n != NONE:
         p = &flows.positions.items[n]

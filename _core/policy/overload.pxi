@@ -15,7 +15,8 @@ cdef inline int64_t fill_ppm(const Pool* p) noexcept:
 cdef inline bint lacks_room(const Pool* p) noexcept:
     """Whether more room would let the next request of a pool go."""
     return p.reason not in (
-        WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING, WAIT_STRICT, WAIT_QUOTA, WAIT_DELAY
+        WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING, WAIT_STRICT, WAIT_QUOTA, WAIT_DELAY,
+        WAIT_SESSION_CAP,
     )
 
 

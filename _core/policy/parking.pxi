@@ -25,7 +25,7 @@ cdef int note_throttled(Flows flows, int32_t flow) except -1:
     cdef int64_t key
     while q != NONE:
         if flows.queues[q].throttled:
-            head = &flows.requests.items[flows.queues[q].chain.head]
+            head = &flows.requests.items[flows.queues[q].head]
             key = head.seq
             if flows.order == ORDER_COUNTER:
                 key = f.vtc - f.throttled_lift

@@ -1,9 +1,69 @@
 # Changes of the order inside a flow; heads that lose their place give their quotas back.
 
-cdef int line_up(Core core, int32_t i) except -1:
-    """Queue a request that has come. O(levels + log n)."""
+cdef int put_in_queue(Core core, int32_t i) except -1:
+    """Queue a request. O(levels + log n)."""
     cdef int32_t displaced = enqueue(core.flows, i)
     return 0 if displaced == NONE else step_back(core, displaced)
+
+
+cdef int charge_session(Core core, int32_t i, int64_t weighted_micro) except -1:
+    """Add service of a lease to the counter of its session; negative: a refund.
+    O(targets * levels * log n)."""
+    cdef Flows flows = core.flows
+    cdef int32_t s = counted_session(flows, &core.requests.items[i]), t, displaced
+    cdef AgentSession* a
+    if s == NONE or weighted_micro == 0:
+        return 0
+    a = &flows.agents.items[s]
+    a.vtc = min(max(<int64_t>0, a.vtc + weighted_micro), VTC_MAX)
+    note_highest(flows, s)
+    if a.vtc > VTC_REBASE:
+        rebase_sessions(core, a.flow)
+    t = a.first_strand
+    while t != NONE and flows.order == ORDER_COUNTER:
+        displaced = rekey_session(flows, s, t)
+        if displaced != NONE:
+            step_back(core, displaced)
+        t = flows.agents.strands[t].next_strand
+    return 0
+
+
+cdef int rebase_sessions(Core core, int32_t flow) except -1:
+    # Once in about 2^60 micro-tokens. O(sessions * log n).
+    cdef AgentSessions agents = core.flows.agents
+    cdef FlowSessions* of = &agents.of_flows[core.flows.items[flow].agents]
+    cdef int64_t base = VTC_REBASE // 2
+    cdef int32_t s, q = core.flows.items[flow].first_queue
+    cdef SessionLine line
+    of.highest = max(<int64_t>0, of.highest - base)
+    for s in range(agents.used):
+        if agents.items[s].flow == flow:
+            agents.items[s].vtc = max(<int64_t>0, agents.items[s].vtc - base)
+    while q != NONE:
+        if core.flows.queues[q].line:
+            line = agents.line(core.flows.queues[q].line)
+            line.level = max(<int64_t>0, line.level - base)
+        q = core.flows.queues[q].next_queue
+    return rekey_sessions(core, flow)
+
+
+cdef int rekey_sessions(Core core, int32_t flow) except -1:
+    """Give all strands, of a flow or (-1) of all, their places by the keys of now.
+    O(queues + strands * log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t t, q, displaced
+    if agents.count == 0:
+        return 0
+    for t in range(agents.strand_used):
+        if agents.strands[t].session != NONE:
+            if flow == NONE or agents.items[agents.strands[t].session].flow == flow:
+                stand_strand(core.flows, t)
+    for q in range(core.flows.queue_count):
+        if core.flows.queues[q].line and (flow == NONE or core.flows.queues[q].flow == flow):
+            displaced = choose_head(core.flows, q)
+            if displaced != NONE:
+                step_back(core, displaced)
+    return 0
 
 
 cdef int step_back(Core core, int32_t i) except -1:
@@ -22,11 +82,12 @@ cdef int give_back(Core core, int32_t q) except -1:
     from its own. O(n), at a reload."""
     cdef Queue* queue = &core.flows.queues[q]
     cdef int32_t i = queue.chain.head
-    if queue.chain.count == 0 or not queue.by_deadline or not takes_in_turn(core.flows, queue.flow):
+    if not (queue.by_deadline or queue.line) or not takes_in_turn(core.flows, queue.flow):
         return 0
-    while core.requests.items[i].next != NONE:
+    while i != NONE:
+        if i != queue.head:
+            close_bill(core, i, False)
         i = core.requests.items[i].next
-        close_bill(core, i, False)
     return 0
 
 
@@ -66,7 +127,7 @@ cdef int sort_queues(Core core) except -1:
 cdef int sort_queue(Core core, int32_t q) except -1:
     cdef Flows flows = core.flows
     cdef Queue* queue = &flows.queues[q]
-    cdef int32_t i = queue.chain.head, head = queue.chain.head
+    cdef int32_t i = queue.chain.head, displaced
     cdef list found = []
     if queue.by_deadline == flows.by_deadline:
         return 0
@@ -84,11 +145,34 @@ cdef int sort_queue(Core core, int32_t q) except -1:
         chain_push(&queue.chain, flows.requests.items, i)
         if queue.by_deadline:
             insert_in_treap(flows, queue, i, key)
-    if queue.chain.head != head:
-        displace(flows, q, head)
-        rank_queue(flows, q)
-        step_back(core, head)
+    if queue.line:
+        sort_strands(flows, q)
+    displaced = choose_head(flows, q)
+    if displaced != NONE:
+        step_back(core, displaced)
     return give_back(core, q)
+
+
+cdef int sort_strands(Flows flows, int32_t q) except -1:
+    """The order of a queue has changed: make its strands anew. O(queued * log n)."""
+    cdef AgentSessions agents = flows.agents
+    cdef int32_t i = flows.queues[q].chain.head, t
+    cdef const Request* r
+    cdef list found = []
+    while i != NONE:
+        t = agents.find_strand(counted_session(flows, &flows.requests.items[i]), q)
+        agents.strands[t].root = NONE
+        found.append((i, t))
+        i = flows.requests.items[i].next
+    for i, t in found:
+        r = &flows.requests.items[i]
+        agents.strands[t].root = agents.treaps.insert(
+            agents.strands[t].root, i, deadline_of(r) if flows.queues[q].by_deadline else 0,
+            r.seq, r.work, r.arrival_ns,
+        )
+    for _, t in found:
+        stand_strand(flows, t)
+    return 0
 
 
 cdef int check_order(Core core, int32_t q) except -1:
@@ -102,14 +186,18 @@ cdef int check_order(Core core, int32_t q) except -1:
         key = deadline_of(r) if queue.by_deadline else 0
         check_invariant(
             core,
-            (key > before_key or (key == before_key and r.seq > before_seq))
+            (
+                key > before_key or (key == before_key and r.seq > before_seq)
+                or (queue.line and not queue.by_deadline)  # what waited for a cap comes late
+            )
             and r.state == QUEUED,
             "a queue is served by arrival, or by deadline",
         )
         if queue.by_deadline:
             check_invariant(core, core.flows.treaps.place(i) == count, "the treap knows its place")
             check_invariant(
-                core, count == 0 or r.bill == 0 or not takes_in_turn(core.flows, queue.flow),
+                core, i == queue.head or r.bill == 0
+                or not takes_in_turn(core.flows, queue.flow),
                 "by deadline nobody holds a quota behind the head",
             )
         before_key, before_seq = key, r.seq

@@ -46,7 +46,7 @@ cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     """Queue request i, by arrival at the end; returns the head that it displaces. O(log n), with
     several pools O(pools * log n)."""
     cdef Request* r = &flows.requests.items[i]
-    cdef int32_t q = flows.queue_of(r.flow, r.target + 1), displaced = NONE
+    cdef int32_t q = flows.queue_of(r.flow, r.target + 1), displaced
     flows.activate(r.flow, True)
     if flows.local:
         begin_in_pools(flows, r.flow, r.target + 1)
@@ -56,11 +56,12 @@ cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     r.mark = flows.queues[q].work_in
     flows.queues[q].work_in += r.work
     if flows.queues[q].by_deadline:
-        displaced = insert_by_deadline(flows, q, i)
+        insert_by_deadline(flows, q, i)
     else:
         chain_push(&flows.queues[q].chain, flows.requests.items, i)
-        if flows.queues[q].chain.count == 1:
-            rank_queue(flows, q)
+    if flows.items[r.flow].agents:
+        enter_line(flows, q, i)
+    displaced = choose_head(flows, q)
     if flows.local:
         bring_back(flows, r.flow)
         bring_nodes_back(flows, r.flow)
@@ -72,13 +73,16 @@ cdef int dequeue(Flows flows, int32_t i) except -1:
     `settle()`. O(log n)."""
     cdef Request* r = &flows.requests.items[i]
     cdef int32_t q = flows.queue_of(r.flow, r.target + 1)
-    cdef bint was_head = flows.queues[q].chain.head == i, was_throttled = False
+    cdef bint was_head = flows.queues[q].head == i, was_throttled = False
     chain_remove(&flows.queues[q].chain, flows.requests.items, i)
     if flows.queues[q].by_deadline:
         flows.queues[q].root = flows.treaps.remove(flows.queues[q].root, i)
+    if flows.queues[q].line:
+        leave_strand(flows, q, i)
     count_queued(flows, r, -1)
     if was_head:
         was_throttled = unthrottle(flows, q)
+        flows.queues[q].head = next_head(flows, q)
         rank_queue(flows, q)
     if flows.items[r.flow].wait_head == i:
         quota_lost_head(flows, r.flow, i)

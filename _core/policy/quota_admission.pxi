@@ -145,7 +145,7 @@ cdef int32_t head_without_bill(Flows flows, int32_t flow) noexcept:
     """The oldest head of a flow that has no bill; -1: none. O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue, i, oldest = NONE
     while q != NONE:
-        i = flows.queues[q].chain.head
+        i = flows.queues[q].head
         if i != NONE and not flows.is_billed(&flows.queues[q]):
             if oldest == NONE or flows.requests.items[i].seq < flows.requests.items[oldest].seq:
                 oldest = i

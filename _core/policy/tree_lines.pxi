@@ -121,7 +121,7 @@ cdef inline int stand(Flows flows, int32_t q) except -1:
     """Give the queue of a tenant's flow its place, which it may have already; the nodes above it
     follow if another head is first in its line. O(levels * log n)."""
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
-    cdef int64_t seq = flows.requests.items[flows.queues[q].chain.head].seq, first = NONE
+    cdef int64_t seq = flows.requests.items[flows.queues[q].head].seq, first = NONE
     cdef Heap line
     if f.parent == NONE:
         return put_in_line(flows, q, flows.key_of(q), seq)
@@ -296,7 +296,7 @@ cdef int32_t first_head(Flows flows, Heap line, int32_t pool) noexcept:
         cls = flows.items[node].cls
         line = own_heap(flows, node, cls, pool) if target else free_heap(flows, node, cls, pool)
         q = queue_at(flows, node, target, line.nodes[0].id)
-    return flows.queues[q].chain.head
+    return flows.queues[q].head
 
 
 cdef int32_t first_of_two(
@@ -314,7 +314,7 @@ cdef int32_t first_of_two(
             q = queue_at(flows, node, pool + 1, own.nodes[0].id)
         node = flows.queues[q].flow
         if not is_node(flows, node):
-            return flows.queues[q].chain.head
+            return flows.queues[q].head
         own, free = own_heap(flows, node, cls, pool), free_heap(flows, node, cls, pool)
     return NONE
 
@@ -339,7 +339,7 @@ cdef int32_t next_heads(
         if taken == LOOKAHEAD:
             return taken
         if not is_node(flows, child):
-            found[taken] = flows.queues[q].chain.head
+            found[taken] = flows.queues[q].head
             taken += 1
             continue
         for m in range(k):

@@ -5,12 +5,12 @@ cdef int read_replay(
     int64_t* reserved,
 ) except -1:
     """Read, check and resolve a LeaseReplay."""
-    cdef Slice request_id, tenant, key, pool, adapter, request_class
+    cdef Slice request_id, tenant, key, pool, adapter, request_class, session
     cdef int64_t v[8]  # fields 6 to 13, by number - 6
     cdef int64_t tag, proof = 0
     memset(v, 0, sizeof(v))
     request_id.at, request_id.size = c.at, 0
-    tenant = key = pool = adapter = request_class = request_id
+    tenant = key = pool = adapter = request_class = session = request_id
     lease_id[0] = 0
     while True:
         tag = read_tag(c)
@@ -38,6 +38,8 @@ cdef int read_replay(
             ask.whole_answer = read_varint(c) != 0
         elif tag == 18 << 3 | LENGTH:
             read_text(c, &ask.client_id)
+        elif tag == 19 << 3 | LENGTH:
+            read_text(c, &session)
         else:
             skip(c, tag)
     check_whole(c, "replay")
@@ -47,13 +49,14 @@ cdef int read_replay(
     check_text("pool", &pool, 0, ID_BYTES_MAX)
     check_text("adapter", &adapter, 0, NAME_BYTES_MAX)
     check_text("request_class", &request_class, 0, NAME_BYTES_MAX)
+    check_text("session", &session, 0, NAME_BYTES_MAX)
     check_range("reserved_tokens", v[1], 0, TOKENS_MAX)
     check_range("prompt_tokens", v[2], 1, TOKENS_MAX)
     check_range("sequences", v[7], 0, SEQUENCES_MAX)
     check_output(v[2], v[3], max(<int64_t>1, v[7]))
     epoch[0], reserved[0] = v[0], v[1]
     usage[0] = checked_usage(v[4], v[5], v[6])
-    ask.adapter = adapter
+    ask.adapter, ask.session = adapter, session
     hash_adapter(core, ask)
     ask.flow = flow_of(core, &tenant, &key)
     # A tenant that the principal may not name any more does not end what runs.

@@ -280,10 +280,13 @@ cdef int64_t own_work_before(Core core, int32_t i) noexcept:
     """Work of its own queue that precedes it; in the order of arrival, withdrawn work still counts.
     O(targets), by deadline with O(log n) expected."""
     cdef Request* r = &core.requests.items[i]
-    cdef Queue* queue = &core.flows.queues[core.flows.find_queue(r.flow, r.target + 1)]
+    cdef Queue* queue
+    if r.is_capped:  # it is in no queue
+        return 0
+    queue = &core.flows.queues[core.flows.find_queue(r.flow, r.target + 1)]
     if queue.by_deadline:
         return core.flows.treaps.work_before(i)
-    return r.mark - core.requests.items[queue.chain.head].mark
+    return max(<int64_t>0, r.mark - core.requests.items[queue.chain.head].mark)
 
 
 cdef int64_t work_ahead(Core core, int32_t i) except -1:

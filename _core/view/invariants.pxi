@@ -147,6 +147,7 @@ cdef int check_flows(Core core) except -1:
             exempt += queued
             exempt_live += core.flows.items[f].live
         received += core.flows.items[f].received
+    everything += core.flows.agents.held
     check_invariant(core, everything == core.requests.states[QUEUED], "queued = sum of flows")
     check_invariant(core, received <= core.received, "received >= sum of flows")
     check_invariant(
@@ -199,6 +200,8 @@ cdef int check_backlog(Core core) except -1:
     cdef list tokens = [0] * flows.count, work = [0] * flows.count
     cdef list backlog = [0] * CLASSES_MAX
     for _, i in queued_requests(core):
+        if core.requests.items[i].is_capped:
+            continue
         tokens[core.requests.items[i].flow] += core.requests.items[i].prompt_tokens
         work[core.requests.items[i].flow] += core.requests.items[i].work
     check_weights(core)
@@ -475,6 +478,7 @@ cdef int check_all(Core core) except -1:
     check_pool_order(core)
     check_quotas(core)
     check_prefixes(core)
+    check_sessions(core)
     check_invariant(
         core, core.received == core.granted + core.requests.states[QUEUED] + core.rejected
         + core.evicted,

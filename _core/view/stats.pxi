@@ -58,6 +58,10 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         "max_loras": p.limits.max_loras,
         "adapter_tokens": p.loras.tokens,
         **prefix_row(core, pool),
+        "sessions_active": p.sessions_active,
+        "sessions_tokens": p.sessions_tokens,
+        "sessions_max_tokens": p.limits.sessions_max_tokens,
+        "sessions_waiting": sessions_waiting(core, pool),
         "engine_running": p.engine_running,
         "engine_waiting": p.engine_waiting,
         "engine_used_tokens": p.engine_used_tokens,
@@ -109,8 +113,8 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
         "weight_milli": f.weight_milli,
         "entitled_ppm": entitled_ppm(core.flows, flow),
         "vtc_micro": f.vtc,
-        "queued": f.queued,
-        "queued_input_tokens": f.queued_tokens,
+        "queued": f.queued + f.held,
+        "queued_input_tokens": f.queued_tokens + f.held_tokens,
         "wait_expected_ms": wait_now_ms(core, flow),
         "wait_error_ms": f.wait_error_ns // NS_PER_MS,
         "waits_judged": f.waits_judged,
@@ -130,7 +134,8 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
         "completed": f.completed,
         "cancelled": f.cancelled,
         "expired": f.expired,
-        "oldest_queued_ms": (now_ns - oldest) // NS_PER_MS,
+        "oldest_queued_ms": (now_ns - min(oldest, oldest_held(core, flow))) // NS_PER_MS,
+        **session_row(core, flow),
         "refusals": refusal_counts(f.refusals.counts),
         "quotas": quota_rows(core, now_ns, f.quota, NONE),
         "waits_for_quota": f.waits_at != NONE,
@@ -428,6 +433,11 @@ cdef list queued_requests(Core core):
     cdef list found = []
     for q in range(core.flows.queue_count):
         i = core.flows.queues[q].chain.head
+        while i != NONE:
+            found.append((core.requests.items[i].seq, i))
+            i = core.requests.items[i].next
+    for q in range(core.flows.agents.used if core.flows.agents.held else 0):
+        i = core.flows.agents.items[q].held.head
         while i != NONE:
             found.append((core.requests.items[i].seq, i))
             i = core.requests.items[i].next

@@ -5,7 +5,7 @@ cdef int64_t arrival_of(Flows flows, int32_t q) except -1:
     cdef int32_t flow = flows.queues[q].flow
     if is_node(flows, flow):
         return flows.family_of(flow).line_of(flows.queues[q].target).nodes[0].tie
-    return flows.requests.items[flows.queues[q].chain.head].seq
+    return flows.requests.items[flows.queues[q].head].seq
 
 
 cdef bint stands_by(Flows flows, int32_t q, const Node* entry, int64_t key, int64_t tie) except *:

@@ -5,7 +5,7 @@ ctypedef struct Usage:
     int64_t input_tokens, cached_tokens, output_tokens
 
 ctypedef struct AdmitMessage:
-    Slice request_id, client_id, tenant, key, pool, adapter, request_class
+    Slice request_id, client_id, tenant, key, pool, adapter, request_class, session
     int64_t prompt_tokens, prompt_max_tokens, prompts
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms, proof
     uint64_t prompts_hash
@@ -132,6 +132,8 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
             m.whole_answer = read_varint(&c) != 0
         elif tag == 17 << 3 | LENGTH:
             read_text(&c, &m.client_id)
+        elif tag == 18 << 3 | LENGTH:
+            read_text(&c, &m.session)
         else:
             skip(&c, tag)
     check_whole(&c, "AdmitRequest")
@@ -145,6 +147,7 @@ cdef int check_admit(AdmitMessage* m) except -1:
     check_text("pool", &m.pool, 0, ID_BYTES_MAX)
     check_text("adapter", &m.adapter, 0, NAME_BYTES_MAX)
     check_text("request_class", &m.request_class, 0, NAME_BYTES_MAX)
+    check_text("session", &m.session, 0, NAME_BYTES_MAX)
     if m.key.size != 0 and m.key.size != 32:
         invalid("api_key_sha256", f"must have 32 bytes, not {m.key.size:,}")
     if m.prompts == 0:

@@ -17,11 +17,12 @@ cdef enum:  # why a pool grants nothing
     WAIT_SHARE = 13
     WAIT_DRAINING = 14
     WAIT_STAGGER = 15
+    WAIT_SESSION_CAP = 16
 
 WAIT_REASONS = [
     "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
     "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY", "SHARE", "DRAINING",
-    "STAGGER",
+    "STAGGER", "SESSION_CAP",
 ]
 
 cdef enum:  # what a request waits for; numbered as in the contract

@@ -153,6 +153,7 @@ class Configurable(Protocol):
         max_request_input_tokens: int = 0,
         max_loras: int = 0,
         adapter_tokens: int = 0,
+        sessions_max_tokens: int = 0,
     ) -> None:
         """Limit a pool, or all that have no limits of their own."""
 

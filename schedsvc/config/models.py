@@ -130,6 +130,7 @@ class Prices(Section):
 
 TokensOrAuto = Annotated[int, BeforeValidator(_tokens_or_auto)]
 SomeTokens = Annotated[int, Field(ge=0, le=_TOKENS_MAX)]
+CacheTokens = Annotated[int, Field(ge=0, le=1 << 40)]
 Sequences = Annotated[int, Field(ge=0, le=1_000_000)]
 Adapters = Annotated[int, Field(ge=0, le=65_536)]
 
@@ -144,6 +145,7 @@ class EachPool(Section):
     max_request_input_tokens: SomeTokens = 0
     max_loras: Adapters = 0
     adapter_tokens: SomeTokens = 0
+    sessions_max_tokens: CacheTokens = 0
 
 
 class PoolLimits(Section):
@@ -157,6 +159,7 @@ class PoolLimits(Section):
     max_request_input_tokens: SomeTokens | None = None
     max_loras: Adapters | None = None
     adapter_tokens: SomeTokens | None = None
+    sessions_max_tokens: CacheTokens | None = None
 
 
 class Adapter(Section):

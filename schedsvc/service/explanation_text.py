@@ -22,6 +22,8 @@ _POOL_NEEDS = {
     pb.WAIT_REASON_DRAINING: "is drained by an operator",
     pb.WAIT_REASON_STAGGER: "lets requests of one length begin one after the other, so that they do"
     " not all end at once",
+    pb.WAIT_REASON_SESSION_CAP: "lets no further session begin until active ones pause"
+    " (sessions_max_tokens)",
     pb.WAIT_REASON_SHARE: "serves no tenant that is beyond its share",
 }
 _ROOM = frozenset({pb.WAIT_REASON_KV, pb.WAIT_REASON_MAX_TOTAL, pb.WAIT_REASON_HEADROOM})

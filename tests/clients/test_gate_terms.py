@@ -15,6 +15,7 @@ from .fake_scheduler import FakeScheduler
 
 MAX_QUEUE, DEADLINE = "x-schedsvc-max-queue-ms", "x-schedsvc-deadline-ms"
 TTFT, OBJECTIVE = "x-llm-d-slo-ttft-ms", "x-llm-d-inference-objective"
+SESSION = "x-session-id"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,21 @@ async def test_each_header_can_be_switched_off(fake: FakeScheduler, off: str) ->
     await bench.gate._close()
 
 
+async def test_a_session_in_its_header_reaches_the_scheduler(fake: FakeScheduler) -> None:
+    bench = Bench(fake, Settings(target=fake.target))
+    assert (await bench.ask(headers={SESSION: " talk-7 "})).status == 200
+    assert (await bench.ask()).status == 200
+    assert [admit.session for admit in fake.admits] == ["talk-7", ""]
+    refused = await bench.ask(headers={SESSION: "x" * 257})
+    assert (refused.status, refused.error["param"]) == (400, SESSION)
+    assert "at most 256 printable bytes" in refused.error["message"]
+    await bench.gate._close()
+    deaf = Bench(fake, Settings(target=fake.target, request_headers=(MAX_QUEUE,)))
+    assert (await deaf.ask(headers={SESSION: "talk-7"})).status == 200
+    assert fake.admits[-1].session == ""
+    await deaf.gate._close()
+
+
 async def test_an_objective_names_the_class_before_the_tier(fake: FakeScheduler) -> None:
     settings = Settings(target=fake.target, class_from_service_tier=True)
     bench = Bench(fake, replace(settings, request_headers=(OBJECTIVE,)))
@@ -121,7 +137,7 @@ def test_settings_name_the_headers_that_are_read() -> None:
     def read(**variables: str) -> Settings:
         return Settings.from_environment(target | variables)
 
-    assert read().request_headers == (MAX_QUEUE, DEADLINE, TTFT)
+    assert read().request_headers == (MAX_QUEUE, DEADLINE, TTFT, SESSION)
     assert read(SCHEDSVC_REQUEST_HEADERS="off").request_headers == ()
     one = read(SCHEDSVC_REQUEST_HEADERS="X-llm-d-inference-objective, ")
     assert one.request_headers == (OBJECTIVE,)

@@ -99,6 +99,7 @@ class RandomWalk:
             reports_progress=ask.random() < 0.5,
             tag=serial % 5,
             adapter=ask.choice((b"", b"", b"x", b"y", b"adapter%d" % (serial % 30))),
+            session=self.session_of(ask),
         )
         # A repeat of one that was refused or evicted is a new request.
         if handle > 0 and handle not in self.handles:
@@ -107,6 +108,9 @@ class RandomWalk:
             self.waiting[handle] = self.now_ns
         elif handle > 0:
             assert repeated, "a handle names one request"
+
+    def session_of(self, _ask: random.Random) -> bytes:
+        return b""
 
     def poll(self) -> None:
         self.now_ns += int(self.random.expovariate(1 / 20_000_000))

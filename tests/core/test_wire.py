@@ -41,6 +41,7 @@ def wrong_fields(m: pb.AdmitRequest) -> set[str]:
         "pool": len(m.pool.encode()) <= 128 and is_plain(m.pool),
         "adapter": len(m.adapter.encode()) <= 256 and is_plain(m.adapter),
         "request_class": m.request_class == "",  # none is configured
+        "session": len(m.session.encode()) <= 256 and is_plain(m.session),
         "input_tokens": 1 <= len(m.input_tokens) <= 1024
         and all(1 <= p <= PROMPT_MAX for p in m.input_tokens)
         and tokens * max(1, m.n) <= TOKENS_MAX,
@@ -152,6 +153,7 @@ asks = st.fixed_dictionaries(
         "queue_ttl_ms": st.sampled_from((0, 5, 1 << 40, (1 << 40) + 1, -(1 << 63))),
         "reports_progress": st.booleans(),
         "whole_answer": st.booleans(),
+        "session": st.sampled_from(("", "", "talk", "s" * 256, "s" * 257, "\0")),
         "input_tokens": st.one_of(
             st.lists(st.integers(1, 600), min_size=1, max_size=5),
             st.lists(st.sampled_from((0, 1, -1, PROMPT_MAX, PROMPT_MAX + 1, 1 << 40)), max_size=9),

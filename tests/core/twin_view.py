@@ -103,6 +103,9 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "prefix_tokens": sum(p.blocks.values()),
         "prefix_asked_tokens": p.asked_tokens,
         "prefix_matched_tokens": p.matched_tokens,
+        # It has no sessions of agents: `session_histories.py` models these.
+        **dict.fromkeys(("sessions_active", "sessions_tokens", "sessions_waiting"), 0),
+        "sessions_max_tokens": p.limits.get("sessions_max_tokens", 0),
         "overload_state": twin.overload_now(pool, now_ns),
         "fill_ppm": twin.fill_ppm(pool),
         "drain_tokens_per_minute": p.drain.pace() * 60 // 1000,
@@ -156,6 +159,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "oldest_queued_ms": (now_ns - min((r.arrival_ns for r in queued), default=now_ns)) // 10**6,
         "refusals": dict(f.refusals),
         "quotas": twin.quotas.rows(flow, now_ns),
+        **dict.fromkeys(("sessions", "sessions_sharing", "held_by_session_cap"), 0),
         "waits_for_quota": flow in twin.quotas.waits,
         **twin.quotas.shares.row(flow, now_ns),
         "audit": flow in twin.audit.flows,

@@ -48,6 +48,18 @@ def test_adapters_reach_the_core(tmp_path: Path) -> None:
         assert row["adapter_tokens"] == taken
 
 
+def test_the_cap_on_sessions_reaches_the_core(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        MINIMAL
+        + "scheduler: {each_pool: {sessions_max_tokens: 700}}\n"
+        + "pool_limits: [{pools: [q], sessions_max_tokens: 0}]\n"
+        + "pools: [{name: p, capacity_tokens: 9600}, {name: q, capacity_tokens: 9600}]\n"
+    )
+    rows = new_core(load(file), 0).stats(0)["pools"]
+    assert [row["sessions_max_tokens"] for row in rows] == [700, 0]
+
+
 def test_by_itself_a_pool_runs_a_thousand_and_its_round_is_a_sixth(tmp_path: Path) -> None:
     text = MINIMAL + "pools: [{name: p, capacity_tokens: 96000, max_model_tokens: 8000}]"
     config = reading(tmp_path, text).config

@@ -97,6 +97,7 @@ class Lease:
             tenant_proof=request.tenant_proof,
             client_request_id=request.client_request_id,
             whole_answer=request.whole_answer or not request.reports_progress,
+            session=request.session,
         )
 
 

@@ -50,6 +50,7 @@ def admit_request(
     input_estimated: bool | None = None,
     tenant_proof: int = 0,
     client_request_id: str = "",
+    session: str = "",
 ) -> pb.AdmitRequest:
     """One request. `input_tokens`: of each prompt, or of the one.
 
@@ -78,6 +79,7 @@ def admit_request(
         "input_estimated": input_estimated,
         "tenant_proof": tenant_proof,
         "client_request_id": client_request_id,
+        "session": session,
     }
     try:
         return pb.AdmitRequest(**values)

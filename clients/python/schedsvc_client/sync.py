@@ -186,6 +186,7 @@ class Scheduler:
         input_estimated: bool | None = None,
         tenant_proof: int = 0,
         client_request_id: str = "",
+        session: str = "",
     ) -> Admission:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
@@ -209,6 +210,7 @@ class Scheduler:
             input_estimated=input_estimated,
             tenant_proof=tenant_proof,
             client_request_id=client_request_id,
+            session=session,
         )
         return Admission(self, request)
 

@@ -24,10 +24,11 @@ MAX_QUEUE = "x-schedsvc-max-queue-ms"
 DEADLINE = "x-schedsvc-deadline-ms"
 LLM_D_TTFT = "x-llm-d-slo-ttft-ms"
 LLM_D_OBJECTIVE = "x-llm-d-inference-objective"
+SESSION = "x-session-id"
 #: All that the gate can read, and those that it reads by default: an unknown class is refused, so
 #: a router in front that names objectives of its own must not break its requests.
-REQUEST_HEADERS = (MAX_QUEUE, DEADLINE, LLM_D_TTFT, LLM_D_OBJECTIVE)
-REQUEST_HEADERS_DEFAULT = (MAX_QUEUE, DEADLINE, LLM_D_TTFT)
+REQUEST_HEADERS = (MAX_QUEUE, DEADLINE, LLM_D_TTFT, LLM_D_OBJECTIVE, SESSION)
+REQUEST_HEADERS_DEFAULT = (MAX_QUEUE, DEADLINE, LLM_D_TTFT, SESSION)
 _JWT = tuple(
     f"SCHEDSVC_JWT_{name}"
     for name in (

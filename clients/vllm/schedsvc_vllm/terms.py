@@ -1,8 +1,8 @@
-"""The terms that a request sets for the scheduler: longest wait, deadline, class.
+"""The terms that a request sets for the scheduler: longest wait, deadline, class, session.
 
-The gate reads these headers from any caller: each can make only that caller's own request leave
-earlier, or names a class that the scheduler then allows or refuses. `SCHEDSVC_REQUEST_HEADERS`
-lists the headers that are read. A header whose value cannot be used returns 400.
+The gate reads these headers from any caller. Each can make only that caller's own request leave
+earlier, or names a class that the scheduler then allows or refuses. A session only divides what the
+caller's own tenant gets. `SCHEDSVC_REQUEST_HEADERS` lists the headers that are read. A header whose value cannot be used returns 400.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope
 from schedsvc_vllm.identity import once
-from schedsvc_vllm.settings import DEADLINE, LLM_D_OBJECTIVE, LLM_D_TTFT, MAX_QUEUE
+from schedsvc_vllm.settings import DEADLINE, LLM_D_OBJECTIVE, LLM_D_TTFT, MAX_QUEUE, SESSION
 
 MS_MAX = 86_400_000
 _CLASS_BYTES_MAX = 64
+_SESSION_BYTES_MAX = 256
 _NUMBER = re.compile(rb"\d{1,9}(\.\d{0,9})?", re.ASCII)
 _TIER = "service_tier"
 
@@ -35,6 +36,7 @@ class Terms:
     deadline_ms: int = 0
     request_class: str = ""
     class_field: str = _TIER
+    session: str = ""
 
     @property
     def wait_s_max(self) -> float:
@@ -80,7 +82,20 @@ class TermsReader:
             deadline_ms=deadline_ms or 0,
             request_class=request_class,
             class_field=class_field,
+            session=self._session(scope),
         )
+
+    def _session(self, scope: Scope) -> str:
+        """Return the session that a request is a turn of; "": it names none, or it is not read."""
+        value = once(scope, SESSION.encode()).strip() if SESSION in self._names else b""
+        text = value.decode("latin-1")
+        if not text.isprintable() or len(text.encode()) > _SESSION_BYTES_MAX:
+            raise BadRequestError(
+                f"{SESSION}: {text[:40]!r} is no session: send at most {_SESSION_BYTES_MAX}"
+                " printable bytes, or leave the header out",
+                SESSION,
+            )
+        return text
 
     def _milliseconds(self, scope: Scope, name: str, least: int) -> int | None:
         """Return a header's time, rounded up; None: it is not there, or not read."""

@@ -167,6 +167,7 @@ async def _ask(
             prefix_block_hashes=request.prefix_block_hashes,
             input_estimated=not call.prompts.exact,
             whole_answer=gated.is_counted_at_end,
+            session=request.terms.session,
         )
         await first(admission.submit(), gated.mailbox)
     except Refused as refused:

@@ -18,7 +18,8 @@ class Requests:
 
     `clients` are the tenants in order of name, `client[i]` is an index into them. `place[i]` is the
     request's place in the trace, by which `contents` finds its prefix hashes. `classes` are the
-    priority classes in the trace ("": none). Some 50 bytes for each request.
+    priority classes in the trace ("": none), `sessions` its conversations by place ("": none). Some
+    50 bytes for each request.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class Requests:
         "output_tokens",
         "place",
         "prompt_tokens",
+        "sessions",
     )
 
     def __init__(
@@ -40,9 +42,11 @@ class Requests:
         place: Sequence[int] | None = None,
         contents: Contents | None = None,
         classes: Sequence[str] | None = None,
+        sessions: Sequence[str] | None = None,
     ) -> None:
         self.clients = tuple(clients)
         self.classes = classes
+        self.sessions = sessions
         self.contents = contents
         self.arrival_ns = array("q")
         self.client = array("i")
@@ -61,11 +65,13 @@ class Requests:
         seen: dict[str, int] = {}
         contents = Contents()
         classes: list[str] = []
+        sessions: list[str] = []
 
         def columns() -> Iterator[tuple[int, int, int, int]]:
             for request in trace:
                 contents.append(request.record)
                 classes.append((request.record and request.record.request_class) or "")
+                sessions.append((request.record and request.record.conversation) or "")
                 yield (
                     round(request.arrival_s * _NS_PER_S),
                     seen.setdefault(request.tenant, len(seen)),
@@ -78,6 +84,8 @@ class Requests:
             rows.contents = contents
         if any(classes):
             rows.classes = classes
+        if any(sessions):
+            rows.sessions = sessions
         rows.clients = tuple(sorted(seen))
         place = {name: index for index, name in enumerate(rows.clients)}
         renamed = [place[name] for name in seen]
@@ -105,6 +113,7 @@ class Requests:
             place=array("q", (self.place[at] for _, at in rows)),
             contents=self.contents,
             classes=self.classes,
+            sessions=self.sessions,
         )
 
     def denser(self, factor: float) -> "Requests":
@@ -120,6 +129,7 @@ class Requests:
             place=self.place,
             contents=self.contents,
             classes=self.classes,
+            sessions=self.sessions,
         )
 
 

@@ -43,7 +43,8 @@ class Scenario:
     pools of the configuration are the engines; if it names none, there are `engines` like the
     profile.
     `output_tokens_max` is what every request asks for; 0: exactly what it will produce. An oracle's
-    estimate is off by up to `oracle_error_ppm` of it, drawn from the seed.
+    estimate is off by up to `oracle_error_ppm` of it, drawn from the seed. With `sessions` the
+    conversations of the trace are sessions of agents.
     """
 
     profile: Profile
@@ -53,6 +54,7 @@ class Scenario:
     jitter_ns: int = 0
     output_tokens_max: int = 0
     oracle_error_ppm: int = 0
+    sessions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,4 +229,12 @@ def _core_adapter(
             )
     flows = [unknown if flow < 0 else flow for flow in known]
     caches = any(engine.prefix_cache != "off" for engine in configs.values())
-    return CoreAdapter(core, requests, flows, scenario.output_tokens_max, told, prefixes=caches)
+    return CoreAdapter(
+        core,
+        requests,
+        flows,
+        scenario.output_tokens_max,
+        told,
+        prefixes=caches,
+        sessions=scenario.sessions,
+    )

@@ -109,7 +109,7 @@ class CoreAdapter:
     holds an oracle's estimates of the outputs. A request asks for the class in the trace if the
     core has one of that name, else for the tenant's own. `deadlines[i]` is the time within which
     request i wants its first token (0: none). `prefixes`: the core gets the hashes of prompts,
-    whose KV cache engines keep.
+    whose KV cache engines keep. `sessions`: conversations of the trace are sessions of agents.
     """
 
     listens = True
@@ -124,6 +124,7 @@ class CoreAdapter:
         deadlines: Sequence[int] | None = None,
         *,
         prefixes: bool = False,
+        sessions: bool = False,
     ) -> None:
         # The epochs do not change while it runs.
         self._epochs = [int(pool["epoch"]) for pool in core.stats(0, 0)["pools"]]
@@ -135,6 +136,7 @@ class CoreAdapter:
         self._told = told
         self._prefixes = prefixes
         self._deadlines = deadlines
+        self._sessions = requests.sessions if sessions else None
         names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
         self._classes = {name: name.encode() for name in names}
         self._leases: dict[int, bytes] = {}
@@ -161,6 +163,7 @@ class CoreAdapter:
             deadline_ns=0 if self._deadlines is None else self._deadlines[index],
             request_class=self._class_of(index),
             prefix_block_hashes=self._hashes(index),
+            session=self._session(index),
         )
         if answer < 0:
             self._refused.append(Verdict(index, -answer, NEVER))
@@ -169,6 +172,11 @@ class CoreAdapter:
         contents = self._requests.contents
         name = None if contents is None else contents.adapter(self._requests.place[index])
         return b"" if name is None else name.encode()
+
+    def _session(self, index: int) -> bytes:
+        if self._sessions is None:
+            return b""
+        return self._sessions[self._requests.place[index]].encode()
 
     def _hashes(self, index: int) -> tuple[int, ...]:
         contents = self._requests.contents

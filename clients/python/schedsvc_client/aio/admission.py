@@ -164,6 +164,7 @@ class Asker(Holder):
         input_estimated: bool | None = None,
         tenant_proof: int = 0,
         client_request_id: str = "",
+        session: str = "",
     ) -> Admission:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
@@ -187,5 +188,6 @@ class Asker(Holder):
             input_estimated=input_estimated,
             tenant_proof=tenant_proof,
             client_request_id=client_request_id,
+            session=session,
         )
         return Admission(self, request)

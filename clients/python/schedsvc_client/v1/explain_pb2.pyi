@@ -102,6 +102,8 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """An operator drains the pool."""
     WAIT_REASON_STAGGER: _WaitReason.ValueType  # 19
     """The starts of requests of one length are spread, so that they do not all end together."""
+    WAIT_REASON_SESSION_CAP: _WaitReason.ValueType  # 20
+    """Its session of an agent waits until others pause (`sessions_max_tokens`)."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """The reason why a request waits. From KV on it is the next of its pool, which has no room for it."""
@@ -143,6 +145,8 @@ WAIT_REASON_DRAINING: WaitReason.ValueType  # 18
 """An operator drains the pool."""
 WAIT_REASON_STAGGER: WaitReason.ValueType  # 19
 """The starts of requests of one length are spread, so that they do not all end together."""
+WAIT_REASON_SESSION_CAP: WaitReason.ValueType  # 20
+"""Its session of an agent waits until others pause (`sessions_max_tokens`)."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

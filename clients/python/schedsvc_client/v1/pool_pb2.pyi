@@ -242,6 +242,10 @@ class PoolStats(_message.Message):
     SATURATED_FIELD_NUMBER: _builtins.int
     DETACHED_MS_FIELD_NUMBER: _builtins.int
     OWNED_MS_FIELD_NUMBER: _builtins.int
+    SESSIONS_ACTIVE_FIELD_NUMBER: _builtins.int
+    SESSIONS_TOKENS_FIELD_NUMBER: _builtins.int
+    SESSIONS_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SESSIONS_WAITING_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     epoch: _builtins.int
@@ -266,7 +270,8 @@ class PoolStats(_message.Message):
     lower), ROUND (the input of earlier grants is still to be computed), ADAPTERS (`max_loras` LoRA
     adapters are active, and its own is not), DELAY (it is held so that prefills batch), SHARE (all
     that wait are beyond their shares), DRAINING (an operator drains the pool), STAGGER (the starts
-    of requests of one length are spread).
+    of requests of one length are spread), SESSION_CAP (all that wait are sessions of agents, and
+    the active ones hold `sessions_max_tokens`).
     """
     max_running: _builtins.int
     headroom_tokens: _builtins.int
@@ -325,6 +330,13 @@ class PoolStats(_message.Message):
     and for how long it stays its owner's.
     """
     owned_ms: _builtins.int
+    sessions_active: _builtins.int
+    """Sessions of agents that had a turn here within a minute, prompts and outputs of their last
+    turns, the most that these may be (0: no limit), and sessions that wait for that.
+    """
+    sessions_tokens: _builtins.int
+    sessions_max_tokens: _builtins.int
+    sessions_waiting: _builtins.int
     draining: _builtins.bool
     """An operator has drained it, or the whole service: nothing new is admitted."""
     def __init__(
@@ -371,11 +383,15 @@ class PoolStats(_message.Message):
         saturated: _builtins.bool = ...,
         detached_ms: _builtins.int = ...,
         owned_ms: _builtins.int = ...,
+        sessions_active: _builtins.int = ...,
+        sessions_tokens: _builtins.int = ...,
+        sessions_max_tokens: _builtins.int = ...,
+        sessions_waiting: _builtins.int = ...,
         draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

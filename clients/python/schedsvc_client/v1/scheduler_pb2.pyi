@@ -181,6 +181,7 @@ class AdmitRequest(_message.Message):
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
     WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """1 to 128 bytes, of one payload for five minutes (same answer; another payload: ALREADY_EXISTS)."""
     tenant: _builtins.str
@@ -211,6 +212,8 @@ class AdmitRequest(_message.Message):
     """No count is known before the end, as of an answer in one piece: input is posted at the grant."""
     client_request_id: _builtins.str
     """By which its client knows it, if not by request_id, at most 128 bytes. Only Explain uses it."""
+    session: _builtins.str
+    """The conversation of an agent that this is a turn of, at most 256 bytes; empty: none."""
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Input tokens of each prompt, at least one entry, each at least 1."""
@@ -239,10 +242,11 @@ class AdmitRequest(_message.Message):
         tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
         whole_answer: _builtins.bool = ...,
         client_request_id: _builtins.str = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "input_estimated", b"input_estimated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "client_request_id", b"client_request_id", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "client_request_id", b"client_request_id", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "session", b"session", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__input_estimated: _TypeAlias = _typing.Literal["input_estimated"]  # noqa: Y015
     _WhichOneofArgType__input_estimated: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated"]  # noqa: Y015
@@ -423,7 +427,7 @@ Global___LeaseProgress: _TypeAlias = LeaseProgress  # noqa: Y015
 
 @_typing.final
 class ProgressRequest(_message.Message):
-    """A batch of reports, at most 4,096. A wrong entry fails the call, and none is applied."""
+    """At most 4,096. A wrong entry fails the call, and none is applied."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -553,11 +557,11 @@ class CompleteResponse(_message.Message):
     outcome: Global___Outcome.ValueType
     """How it ended; the first Complete wins."""
     input_tokens: _builtins.int
-    """The charged tokens."""
+    """As charged."""
     cached_input_tokens: _builtins.int
     output_tokens: _builtins.int
     repeated_call: _builtins.bool
-    """True for a repeat, also for one after the lease expired."""
+    """Also after the lease expired."""
     @_builtins.property
     def leadership(self) -> _leader_pb2.Leadership: ...
     def __init__(
@@ -588,7 +592,7 @@ class StatsRequest(_message.Message):
     flow_limit: _builtins.int
     """The most flows in the answer; 0 means 1,000."""
     max_age_ms: _builtins.int
-    """The snapshot may be this old, in ms; 0: it is taken now. Many who watch then cost as one."""
+    """The snapshot may be this old; 0: it is taken now."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these tenants; empty: up to flow_limit flows, first those that wait, then by service."""
@@ -630,9 +634,8 @@ class StatsResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    """Policy in force, such as vtc."""
+    """In force, such as vtc; order of the requests of one flow, arrival or deadline."""
     flow_order: _builtins.str
-    """Order of the requests of one flow: arrival or deadline."""
     digest: _builtins.int
     """Digest of the decision log so far."""
     incarnation: _builtins.int
@@ -640,7 +643,7 @@ class StatsResponse(_message.Message):
     draining: _builtins.bool
     @_builtins.property
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.PoolStats]:
-        """In the order of registration."""
+        """In the order of registration, and by service, descending."""
 
     @_builtins.property
     def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowStats]: ...
@@ -747,6 +750,9 @@ class FlowStats(_message.Message):
     DEADLINE_PROBES_JUDGED_FIELD_NUMBER: _builtins.int
     DEADLINE_PROBES_MISSED_FIELD_NUMBER: _builtins.int
     ENTITLED_PPM_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    SESSIONS_SHARING_FIELD_NUMBER: _builtins.int
+    HELD_BY_SESSION_CAP_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     weight_milli: _builtins.int
     vtc_micro: _builtins.int
@@ -771,7 +777,7 @@ class FlowStats(_message.Message):
     """Output-length predictions in force, in tokens; 0: falls back."""
     predicted_quantile_tokens: _builtins.int
     waits_for_quota: _builtins.bool
-    """Its next request waits for a quota: of the tenant, or of a group above it."""
+    """Of the tenant, or of a group above it."""
     audit: _builtins.bool
     """Its requests are decided and counted, and all granted at once."""
     audited_waits: _builtins.int
@@ -805,6 +811,12 @@ class FlowStats(_message.Message):
     deadline_probes_missed: _builtins.int
     entitled_ppm: _builtins.int
     """The part of all service that it is due, as in GroupStats."""
+    sessions: _builtins.int
+    """Sessions of agents that are known; of these, without a counter of their own; requests that wait
+    for `sessions_max_tokens` of a pool.
+    """
+    sessions_sharing: _builtins.int
+    held_by_session_cap: _builtins.int
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals and evictions by reason."""
@@ -864,10 +876,13 @@ class FlowStats(_message.Message):
         deadline_probes_judged: _builtins.int = ...,
         deadline_probes_missed: _builtins.int = ...,
         entitled_ppm: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        sessions_sharing: _builtins.int = ...,
+        held_by_session_cap: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "entitled_ppm", b"entitled_ppm", "expired", b"expired", "granted", b"granted", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "entitled_ppm", b"entitled_ppm", "expired", b"expired", "granted", b"granted", "held_by_session_cap", b"held_by_session_cap", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "sessions", b"sessions", "sessions_sharing", b"sessions_sharing", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1177,6 +1192,7 @@ class LeaseReplay(_message.Message):
     TENANT_PROOF_FIELD_NUMBER: _builtins.int
     WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
@@ -1202,6 +1218,7 @@ class LeaseReplay(_message.Message):
     whole_answer: _builtins.bool
     """As admitted; true also if the request was admitted without reports_progress."""
     client_request_id: _builtins.str
+    session: _builtins.str
     def __init__(
         self,
         *,
@@ -1223,10 +1240,11 @@ class LeaseReplay(_message.Message):
         tenant_proof: _tenants_pb2.TenantProof.ValueType = ...,
         whole_answer: _builtins.bool = ...,
         client_request_id: _builtins.str = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "client_request_id", b"client_request_id", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "cached_input_tokens", b"cached_input_tokens", "client_request_id", b"client_request_id", "input_tokens", b"input_tokens", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "prompt_tokens", b"prompt_tokens", "request_class", b"request_class", "request_id", b"request_id", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "session", b"session", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -262,6 +262,10 @@ def _check_work(pool: Pool, waiting: list[Request], reason: str, books: Books) -
         pool.name,
         len(waiting),
     )
+    if reason == "SESSION_CAP":
+        capped = books.terms.limits.sessions_max_tokens > 0
+        require(capped, f"{pool.name} holds sessions back without a cap", len(waiting))
+        return
     if reason == "STAGGER":
         half = pool.high * 2 >= pool.capacity_blocks
         require(

@@ -105,6 +105,7 @@ class PoolLimits:
     max_request_input_tokens: int = 0
     max_loras: int = 0
     adapter_tokens: int = 0
+    sessions_max_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,11 @@ _WORLD = (
         show_default=True,
         help="Consider new work only after this many decode steps, as the VTC paper's server does.",
     ),
+    click.option(
+        "--sessions",
+        is_flag=True,
+        help="Conversations of the trace are sessions of agents, as if clients had named them.",
+    ),
 )
 
 SPAN = click.option(
@@ -153,6 +158,7 @@ def world(
     progress_ms: float,
     report_delay_ms: float,
     round_steps: int,
+    sessions: bool,
 ) -> tuple[Scenario, Requests]:
     """Read everything that the options name; nothing starts before all of it is right."""
     profile, config = profile_of(profile_name), config_of(config_file)
@@ -168,6 +174,7 @@ def world(
         ),
         jitter_ns=round(jitter_ms * _NS_PER_MS),
         output_tokens_max=max_tokens,
+        sessions=sessions,
     )
     # Before the trace, which may take long to read; a weight can only be set of a known tenant.
     _checked(base)

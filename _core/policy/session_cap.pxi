@@ -1,0 +1,379 @@
+# The cap on the footprint of active sessions of agents in a pool (`sessions_max_tokens`).
+#
+# More sessions than the cache holds take each other's prefixes out of it between their turns, so
+# that each turn computes its whole prompt again. So a session begins in a pool only if its
+# footprint and those of the active ones are within the cap, or if none is active there. Until then
+# its requests are in no queue, so that no other request waits behind them. The turns of active
+# sessions go on.
+#
+# Of those that wait in a pool the best class is first, or the one that has aged. In a class the
+# flow is first whose active sessions hold the least for its weight, and of a flow the session that
+# came first. After SESSION_ACTIVE_NS, or half of the queue TTL if that is less, the next one begins
+# in any case. The sessions that have been active for longest then give up their places, and their
+# next turns wait behind those that wait already. So no session waits without end.
+
+cdef inline int64_t turn_wait_ns(Core core) noexcept:
+    """How long the first that waits for a cap waits at most."""
+    return min(SESSION_ACTIVE_NS, core.queue_ttl_ns // 2)
+
+
+cdef inline Line cap_line(Core core, int32_t pool):
+    """The shares that wait for the cap of a pool. O(1) amortised."""
+    cdef list lines = core.flows.agents.cap_lines
+    while <int32_t>len(lines) <= pool:
+        lines.append(Line(core.classes))
+    return <Line>lines[pool]
+
+
+cdef inline bint waits_for_cap(Core core, int32_t pool):
+    """Whether a session waits for the cap of a pool."""
+    cdef list lines = core.flows.agents.cap_lines
+    return pool < <int32_t>len(lines) and (<Line>lines[pool]).count > 0
+
+
+cdef int64_t turn_tokens(Core core, int32_t i) noexcept:
+    """The footprint that a request is expected to leave: its prompts, and its output as promised.
+    O(1)."""
+    cdef const Request* r = &core.requests.items[i]
+    cdef Asked asked
+    cdef uint8_t evidence
+    cdef int64_t each
+    asked_of(core, r, &asked)
+    each = core.predictor.promise(&asked, &evidence)
+    if each == NONE or each > r.output_max_tokens:
+        each = r.output_max_tokens
+    return r.prompt_tokens + each * r.sequences
+
+
+cdef inline bint fits_cap(Core core, int32_t pool, int64_t tokens) noexcept:
+    cdef const Pool* p = &core.ledger.pools[pool]
+    cdef int64_t most = p.limits.sessions_max_tokens
+    return most == 0 or p.sessions_active == 0 or p.sessions_tokens + tokens <= most
+
+
+cdef int rank_share(Core core, int32_t n) except -1:
+    """Give a share its place among those that wait for the cap of its pool. O(log n)."""
+    cdef const SessionShare* h = &core.flows.agents.shares[n]
+    cdef const Flow* f = &core.flows.items[h.flow]
+    cdef Line line = cap_line(core, h.pool)
+    cdef int32_t first
+    if h.held == 0:
+        line.remove(f.cls, n)
+        return 0
+    first = core.flows.agents.items[h.first_held].held.head
+    return line.put(
+        f.cls, n, <int64_t>(<wide>h.tokens * 1000 // f.weight_milli),
+        core.requests.items[first].seq, core.now_ns,
+    )
+
+
+# Active sessions.
+
+cdef int begin_activity(Core core, int32_t s, int32_t pool, int64_t tokens) except -1:
+    """Let a session be active in a pool, with a footprint, and nowhere else. O(log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef AgentSession* a
+    end_activity(core, s)
+    a = &agents.items[s]
+    a.share = agents.share_of(a.flow, pool)
+    a.pool, a.footprint, a.retired = pool, tokens, False
+    a.next, a.prev = NONE, p.newest_session
+    if p.newest_session == NONE:
+        p.oldest_session = s
+    else:
+        agents.items[p.newest_session].next = s
+    p.newest_session = s
+    p.sessions_active += 1
+    agents.shares[a.share].active += 1
+    return count_footprint(core, a, tokens)
+
+
+cdef int count_footprint(Core core, const AgentSession* a, int64_t more) except -1:
+    core.ledger.pools[a.pool].sessions_tokens += more
+    core.flows.agents.shares[a.share].tokens += more
+    if core.flows.agents.shares[a.share].held:
+        rank_share(core, a.share)
+    core.ledger.order.touch(a.pool)
+    return 0
+
+
+cdef int end_activity(Core core, int32_t s) except -1:
+    """A session is not active any more. O(log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef AgentSession* a = &agents.items[s]
+    cdef Pool* p
+    if a.pool == NONE:
+        return 0
+    p = &core.ledger.pools[a.pool]
+    count_footprint(core, a, -a.footprint)
+    p.sessions_active -= 1
+    if a.prev == NONE:
+        p.oldest_session = a.next
+    else:
+        agents.items[a.prev].next = a.next
+    if a.next == NONE:
+        p.newest_session = a.prev
+    else:
+        agents.items[a.next].prev = a.prev
+    agents.shares[a.share].active -= 1
+    agents.drop_share(a.share)
+    agents.dues.remove(s)
+    a.pool = a.share = NONE
+    core.has_more = core.has_more or agents.held > 0
+    return 0
+
+
+cdef int forget_footprints(Core core, int32_t pool) except -1:
+    """The cache of a pool is gone: its sessions are not active there. O(active sessions)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t s
+    while core.ledger.pools[pool].oldest_session != NONE:
+        s = core.ledger.pools[pool].oldest_session
+        end_activity(core, s)
+        settle_session(core, s)
+    return 0
+
+
+cdef int make_room(Core core, int32_t pool, int64_t tokens) except -1:
+    """Let those that have been active for longest give their places to another session.
+    O(log n) each."""
+    cdef int32_t s
+    while not fits_cap(core, pool, tokens):
+        s = core.ledger.pools[pool].oldest_session
+        end_activity(core, s)
+        core.flows.agents.items[s].retired = True
+        settle_session(core, s)
+    return 0
+
+
+cdef int begin_turn(Core core, int32_t i, int32_t pool) except -1:
+    """A request of a session is granted in a pool: the session is active there. O(log n)."""
+    cdef int32_t s = core.requests.items[i].session
+    cdef const AgentSession* a = &core.flows.agents.items[s]
+    if a.pool == pool or a.retired:
+        return 0
+    return begin_activity(core, s, pool, turn_tokens(core, i))
+
+
+cdef int end_turn(Core core, int32_t i) except -1:
+    """A lease of a session has ended: its footprint is what this turn was. O(log n)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef AgentSession* a = &core.flows.agents.items[r.session]
+    cdef int64_t tokens = r.lease.input_tokens + r.lease.output_tokens
+    if tokens:  # else it has never run
+        a.turn_ns = core.now_ns
+        if a.pool != NONE:
+            count_footprint(core, a, tokens - a.footprint)
+        a.footprint = tokens
+        core.has_more = core.has_more or core.flows.agents.held > 0
+    return leave_session(core, i)
+
+
+cdef int leave_session(Core core, int32_t i) except -1:
+    """A request of a session is neither queued nor running any more. O(log n)."""
+    cdef int32_t s = core.requests.items[i].session
+    core.requests.items[i].session = NONE
+    core.flows.agents.items[s].open_requests -= 1
+    return settle_session(core, s)
+
+
+cdef int settle_session(Core core, int32_t s) except -1:
+    """A session may have nothing left to do: it is active for some time yet, or idle, or forgotten.
+    O(log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef AgentSession* a = &agents.items[s]
+    if a.open_requests:
+        return 0
+    a.retired = False
+    if a.pool != NONE and a.turn_ns >= 0 and core.now_ns < a.turn_ns + SESSION_ACTIVE_NS:
+        return agents.dues.put(s, a.turn_ns + SESSION_ACTIVE_NS, s)
+    end_activity(core, s)
+    return rest_session(core, s)
+
+
+cdef int end_active(Core core, int64_t work) except -1:
+    """Let sessions go that had no turn for long, until `work_max`: the work done so far.
+    O(log n) each."""
+    cdef Heap dues = core.flows.agents.dues
+    cdef int32_t s
+    while dues.count and dues.nodes[0].key <= core.now_ns and work < core.work_max:
+        s = dues.nodes[0].id
+        end_activity(core, s)
+        rest_session(core, s)
+        work += 1
+    return <int>work
+
+
+# Those that wait.
+
+cdef int line_up(Core core, int32_t i) except -1:
+    """Queue a request that has come, or let it wait for the cap of its pool.
+    O(levels + log n), with a session O(pools) more."""
+    cdef int32_t pool = NONE
+    if core.requests.items[i].session != NONE:
+        pool = pool_to_wait_for(core, i)
+    return put_in_queue(core, i) if pool == NONE else hold_back(core, i, pool)
+
+
+cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
+    """The pool whose cap makes a request wait; -1: none does, and its session begins if it is not
+    active. Of several it waits for the one with the most room. O(pools)."""
+    cdef const Request* r = &core.requests.items[i]
+    cdef const AgentSession* a = &core.flows.agents.items[r.session]
+    cdef const Pool* p
+    cdef const Flow* f = &core.flows.items[r.flow]
+    cdef int64_t tokens = turn_tokens(core, i), room, most = 0
+    cdef int32_t pool, best = NONE
+    if a.pool != NONE and (r.target == NONE or r.target == a.pool):
+        return NONE
+    for pool in range(core.ledger.count):
+        p = &core.ledger.pools[pool]
+        if r.target not in (NONE, pool) or not core.ledger.serves(pool):
+            continue
+        if not core.ledger.can_hold(pool, r):
+            continue
+        if f.exempt or f.dry_runs or (
+            fits_cap(core, pool, tokens) and not waits_for_cap(core, pool)
+        ):
+            begin_activity(core, r.session, pool, tokens)
+            return NONE
+        room = p.limits.sessions_max_tokens - p.sessions_tokens
+        if best == NONE or room > most:
+            best, most = pool, room
+    return best
+
+
+cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:
+    """Let a request wait for the cap of a pool, with others of its session that wait already.
+    O(log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef Request* r = &core.requests.items[i]
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef AgentSession* a = &agents.items[r.session]
+    cdef SessionShare* h
+    if a.held.count == 0:
+        begin_waiting(core, pool)
+        a.held_share = agents.share_of(r.flow, pool)
+        h = &agents.shares[a.held_share]
+        a.held_next, a.held_prev = NONE, h.last_held
+        if h.last_held == NONE:
+            h.first_held = r.session
+        else:
+            agents.items[h.last_held].held_next = r.session
+        h.last_held = r.session
+        h.held += 1
+    chain_push(&a.held, core.requests.items, i)
+    r.is_capped, r.forecast_wait_us = True, NONE
+    f.held += 1
+    f.held_tokens += r.prompt_tokens
+    core.flows.held_tokens += r.prompt_tokens
+    agents.held += 1
+    if r.head_state.head_ns < 0:
+        core.requests.head_state_of(i).head_ns = core.now_ns
+        r.head_state.lined_ns = core.now_ns
+    wait_for(core.requests, i, WAITS_POOL + WAIT_SESSION_CAP, core.now_ns)
+    return rank_share(core, a.held_share)
+
+
+cdef int begin_waiting(Core core, int32_t pool) except -1:
+    """A session begins to wait for the cap of a pool. The time until one begins in any case runs on
+    if others have waited just before: a request that was refused may be the same session's."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    if cap_line(core, pool).count:
+        return 0
+    if p.turns_ended_ns == 0 or core.now_ns - p.turns_ended_ns > SESSION_ACTIVE_NS:
+        p.turn_ns = core.now_ns
+    return core.flows.agents.turns.put(pool, p.turn_ns + turn_wait_ns(core), pool)
+
+
+cdef int leave_cap(Core core, int32_t i) except -1:
+    """A request does not wait for a cap any more. O(log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef Request* r = &core.requests.items[i]
+    cdef AgentSession* a = &agents.items[r.session]
+    cdef SessionShare* h = &agents.shares[a.held_share]
+    cdef int32_t n = a.held_share, pool = h.pool
+    chain_remove(&a.held, core.requests.items, i)
+    r.is_capped = False
+    core.flows.items[r.flow].held -= 1
+    core.flows.items[r.flow].held_tokens -= r.prompt_tokens
+    core.flows.held_tokens -= r.prompt_tokens
+    agents.held -= 1
+    if a.held.count == 0:
+        a.held_share = NONE
+        if a.held_prev == NONE:
+            h.first_held = a.held_next
+        else:
+            agents.items[a.held_prev].held_next = a.held_next
+        if a.held_next == NONE:
+            h.last_held = a.held_prev
+        else:
+            agents.items[a.held_next].held_prev = a.held_prev
+        h.held -= 1
+    rank_share(core, n)
+    agents.drop_share(n)
+    if not waits_for_cap(core, pool):
+        core.ledger.pools[pool].turns_ended_ns = core.now_ns
+        agents.turns.remove(pool)
+    return 0
+
+
+cdef int let_session_in(Core core, int32_t s) except -1:
+    """Queue all requests of a session that waited for a cap, but for those that another pool's cap
+    holds back. O(log n) each."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t i
+    cdef list waited = []
+    while agents.items[s].held.count:
+        i = agents.items[s].held.head
+        leave_cap(core, i)
+        waited.append(i)
+        wait_for(core.requests, i, WAITS_QUEUE, core.now_ns)
+        core.requests.items[i].head_state.head_ns = NONE
+        core.requests.items[i].head_state.lined_ns = NONE
+    for i in waited:
+        line_up(core, i)
+    return 0
+
+
+cdef bint serve_caps(Core core) except -1:
+    """Begin the sessions that wait for a cap, as far as there is room or it is their turn, at most
+    `work_max`; whether all are. O(pools + begins * log n)."""
+    cdef int64_t work = 0
+    cdef int32_t pool
+    for pool in range(core.ledger.count):
+        while waits_for_cap(core, pool):
+            if work >= core.work_max:
+                core.has_more = True
+                return False
+            work += 1
+            if not serve_cap(core, pool):
+                break
+    return True
+
+
+cdef bint serve_cap(Core core, int32_t pool) except -1:
+    """Begin the next session that waits for the cap of a pool, if it may. In a pool that grants
+    nothing, its requests wait in their queue. O(log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef Pool* p = &core.ledger.pools[pool]
+    cdef Line line = cap_line(core, pool)
+    cdef int32_t cls = line.first(core.now_ns)
+    cdef int32_t s = agents.shares[line.heap(cls).nodes[0].id].first_held
+    cdef int32_t i = agents.items[s].held.head
+    cdef int64_t tokens = turn_tokens(core, i)
+    if not core.ledger.serves(pool) or not core.ledger.can_hold(pool, &core.requests.items[i]):
+        let_session_in(core, s)
+        return True
+    if not fits_cap(core, pool, tokens):
+        if core.now_ns < p.turn_ns + turn_wait_ns(core):
+            return False
+        make_room(core, pool, tokens)
+    line.served(cls, core.now_ns)
+    p.turn_ns = core.now_ns
+    begin_activity(core, s, pool, tokens)
+    let_session_in(core, s)
+    if waits_for_cap(core, pool):
+        agents.turns.put(pool, p.turn_ns + turn_wait_ns(core), pool)
+    return True

@@ -1,0 +1,193 @@
+# Which session of a tenant goes first: the head of a queue is of the session with the least
+# counter.
+#
+# One request of a queue, its head, gives the queue its place among others. Without sessions that is
+# the first of its chain. Once a request with a session has come, the queue has a line of strands,
+# one for each session: the strand of the least (counter, arrival) gives the head. A session that
+# gets a strand is lifted to the level of the line less the credit, as flows are. The chain keeps
+# the order of arrival or of deadlines for all, so what looks for places and work in it reads on.
+#
+# A lift may leave a strand of the same session in another queue with a key of before. Such a key is
+# too small, and is brought up to date when it is the first.
+
+cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
+    return flows.agents.items[s].vtc // flows.grain if flows.order == ORDER_COUNTER else 0
+
+
+cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
+    """The session by whose counter a request goes: its own, or the rest of its flow; -1: the flow
+    has none. O(1)."""
+    cdef int32_t n = flows.items[r.flow].agents
+    if n == 0:
+        return NONE
+    if r.session != NONE and flows.agents.items[r.session].has_node:
+        return r.session
+    return flows.agents.of_flows[n].rest
+
+
+cdef int64_t raise_session_level(Flows flows, SessionLine line) noexcept:
+    """Let the level of a line follow its least counter. It never falls. O(1)."""
+    if line.heap.count and flows.order == ORDER_COUNTER and flows.lifts:
+        line.level = max(line.level, line.heap.nodes[0].key * flows.grain)
+    return line.level
+
+
+cdef inline int raise_level_of_queue(Flows flows, const Request* r) except -1:
+    """Before a grant: let the level of the line of its queue, if it has one, follow. O(targets)."""
+    cdef int32_t line = flows.queues[flows.find_queue(r.flow, r.target + 1)].line
+    if line:
+        raise_session_level(flows, flows.agents.line(line))
+    return 0
+
+
+cdef int32_t first_of_strand(Flows flows, int32_t t) noexcept:
+    """The request that is first in a strand. O(log n) expected."""
+    return flows.agents.treaps.first(flows.agents.strands[t].root)
+
+
+cdef int join_strand(Flows flows, int32_t q, int32_t i) except -1:
+    """Put a request into the strand of its session, a new one if there is none. O(log n)."""
+    cdef AgentSessions agents = flows.agents
+    cdef const Request* r = &flows.requests.items[i]
+    cdef SessionLine line = agents.line(flows.queues[q].line)
+    cdef int32_t s = counted_session(flows, r), t = agents.find_strand(s, q), depth
+    cdef int64_t key = deadline_of(r) if flows.queues[q].by_deadline else 0
+    if t == NONE:
+        depth = flows.items[r.flow].depth
+        if flows.lifts:
+            agents.items[s].vtc = max(
+                agents.items[s].vtc, raise_session_level(flows, line) - flows.credit(depth)
+            )
+            note_highest(flows, s)
+        t = agents.add_strand(s, q)
+        agents.strands[t].place = line.add(t)
+    agents.strands[t].root = agents.treaps.insert(
+        agents.strands[t].root, i, key, r.seq, r.work, r.arrival_ns
+    )
+    return stand_strand(flows, t)
+
+
+cdef inline int stand_strand(Flows flows, int32_t t) except -1:
+    """Give a strand its place in its line. O(log n)."""
+    cdef const Strand* strand = &flows.agents.strands[t]
+    return flows.agents.line(flows.queues[strand.queue].line).heap.put(
+        strand.place, session_key(flows, strand.session),
+        flows.requests.items[first_of_strand(flows, t)].seq,
+    )
+
+
+cdef inline void note_highest(Flows flows, int32_t s) noexcept:
+    cdef FlowSessions* of = &flows.agents.of_flows[
+        flows.items[flows.agents.items[s].flow].agents
+    ]
+    of.highest = max(of.highest, flows.agents.items[s].vtc)
+
+
+cdef int leave_strand(Flows flows, int32_t q, int32_t i) except -1:
+    """Take a request out of its strand. O(log n)."""
+    cdef AgentSessions agents = flows.agents
+    cdef int32_t t = agents.find_strand(
+        counted_session(flows, &flows.requests.items[i]), q
+    )
+    cdef Strand* strand = &agents.strands[t]
+    strand.root = agents.treaps.remove(strand.root, i)
+    if strand.root != NONE:
+        return stand_strand(flows, t)
+    agents.line(flows.queues[q].line).leave(strand.place)
+    agents.release_strand(t)
+    return 0
+
+
+cdef int enter_line(Flows flows, int32_t q, int32_t i) except -1:
+    """A request has come into the chain of a queue: put it into its strand, if the queue has any.
+    The first request with a session makes the line: O(queued there * log n) once, else
+    O(log n)."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef int32_t other = queue.chain.head
+    if queue.line:
+        return join_strand(flows, q, i)
+    if flows.requests.items[i].session == NONE:
+        return 0
+    queue.line = new_line(flows.agents)
+    while other != NONE:
+        join_strand(flows, q, other)
+        other = flows.requests.items[other].next
+    return 0
+
+
+cdef int32_t new_line(AgentSessions agents) except -1:
+    if agents.free_lines:
+        number = agents.free_lines.pop()
+        agents.lines[number] = SessionLine()
+        return number
+    agents.lines.append(SessionLine())
+    return <int32_t>len(agents.lines) - 1
+
+
+cdef int32_t next_head(Flows flows, int32_t q) noexcept:
+    """The request that has to be the head of a queue; -1: it is empty. O(log n) amortised."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef SessionLine line
+    cdef int32_t t
+    cdef int64_t key
+    if queue.line == 0 or queue.chain.count == 0:
+        return queue.chain.head
+    line = flows.agents.line(queue.line)
+    while True:
+        t = line.strands[line.heap.nodes[0].id]
+        key = session_key(flows, flows.agents.strands[t].session)
+        if key <= line.heap.nodes[0].key:
+            return first_of_strand(flows, t)
+        line.heap.rekey_first(key)
+
+
+cdef int32_t choose_head(Flows flows, int32_t q) except -2:
+    """Let the right request be the head of a queue; returns the one that it displaces, -1: none.
+    O(levels * log n)."""
+    cdef int32_t old = flows.queues[q].head, head = next_head(flows, q)
+    if head == old:
+        return NONE
+    flows.queues[q].head = head
+    if old != NONE:
+        displace(flows, q, old)
+    rank_queue(flows, q)
+    return old
+
+
+cdef int32_t rekey_session(Flows flows, int32_t s, int32_t t) except -2:
+    """The counter of a session has changed: give its strand t its place; the head that is displaced
+    in that queue, -1: none. O(levels * log n)."""
+    cdef const Strand* strand = &flows.agents.strands[t]
+    cdef Heap heap = flows.agents.line(flows.queues[strand.queue].line).heap
+    heap.put(strand.place, session_key(flows, s), heap.entry(strand.place).tie)
+    return choose_head(flows, strand.queue)
+
+
+cdef int raise_to_highest(Flows flows, int32_t flow) noexcept:
+    """Nothing of a flow waits or runs: let the levels of its lines pass all counters of its
+    sessions, so that each returns as a newcomer. O(targets)."""
+    cdef const FlowSessions* of = &flows.agents.of_flows[flows.items[flow].agents]
+    cdef int32_t q = flows.items[flow].first_queue
+    cdef SessionLine line
+    while q != NONE:
+        if flows.queues[q].line:
+            line = flows.agents.line(flows.queues[q].line)
+            line.level = max(line.level, of.highest + flows.credit(flows.items[flow].depth))
+        q = flows.queues[q].next_queue
+    return 0
+
+
+cdef bint is_newcomer(Flows flows, int32_t s) noexcept:
+    """Whether a session's counter is at a newcomer's or below in each line of its flow.
+    O(targets)."""
+    cdef const AgentSession* a = &flows.agents.items[s]
+    cdef int32_t q = flows.items[a.flow].first_queue
+    cdef int64_t credit = flows.credit(flows.items[a.flow].depth)
+    if not flows.lifts:
+        return a.vtc == 0
+    while q != NONE:
+        if flows.queues[q].line:
+            if a.vtc > max(<int64_t>0, flows.agents.line(flows.queues[q].line).level - credit):
+                return False
+        q = flows.queues[q].next_queue
+    return True

@@ -1,0 +1,192 @@
+# Sessions of agents for Stats, and the proof that what is kept of them balances.
+
+cdef int64_t oldest_held(Core core, int32_t flow) noexcept:
+    """When the oldest request of a flow arrived that waits for a cap; NEVER: none waits.
+    O(sessions of the flow that wait)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int64_t oldest = NEVER
+    cdef int32_t n, pool, s
+    if core.flows.items[flow].held == 0:
+        return NEVER
+    for pool in range(core.ledger.count):
+        n = agents.share_index.get(<uint64_t>flow, <uint64_t>pool)
+        s = NONE if n == NONE else agents.shares[n].first_held
+        while s != NONE:
+            oldest = min(oldest, core.requests.items[agents.items[s].held.head].arrival_ns)
+            s = agents.items[s].held_next
+    return oldest
+
+
+cdef dict session_row(Core core, int32_t flow):
+    cdef const Flow* f = &core.flows.items[flow]
+    cdef const FlowSessions* of
+    if f.agents == 0:
+        return {"sessions": 0, "sessions_sharing": 0, "held_by_session_cap": 0}
+    of = &core.flows.agents.of_flows[f.agents]
+    return {
+        "sessions": of.count,
+        "sessions_sharing": of.count - of.nodes,
+        "held_by_session_cap": f.held,
+    }
+
+
+cdef int64_t sessions_waiting(Core core, int32_t pool):
+    """Sessions that wait for the cap of a pool. O(shares that wait)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int64_t count = 0
+    cdef int32_t c, k
+    cdef Heap heap
+    if not waits_for_cap(core, pool):
+        return 0
+    for c in range(CLASSES_MAX):
+        heap = cap_line(core, pool).heap(c)
+        for k in range(heap.count):
+            count += agents.shares[heap.nodes[k].id].held
+    return count
+
+
+cdef int check_sessions(Core core) except -1:
+    """Records of sessions against the requests. O(requests + sessions + strands)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t i, s, held = 0
+    cdef const Request* r
+    cdef list opened = [0] * agents.used, waits = [0] * agents.used
+    for i in range(core.requests.used):
+        r = &core.requests.items[i]
+        if r.state == FREE or r.session == NONE:
+            check_invariant(
+                core, r.state == FREE or not r.is_capped, "what waits for a cap has a session"
+            )
+            continue
+        check_invariant(
+            core, r.state in (QUEUED, LIVE, SUSPECT) and agents.items[r.session].flow == r.flow,
+            "who has a session is queued or runs, in the session's flow",
+        )
+        opened[r.session] += 1
+        waits[r.session] += r.is_capped
+        held += r.is_capped
+    check_invariant(core, held == agents.held, "what waits for caps = sum over requests")
+    for s in range(agents.used):
+        if agents.items[s].flow != NONE:
+            check_invariant(
+                core, opened[s] == agents.items[s].open_requests
+                and waits[s] == agents.items[s].held.count,
+                "open requests of a session = those that are queued or run",
+            )
+            check_session(core, s)
+    check_session_lines(core)
+    return check_shares_of_caps(core)
+
+
+cdef int check_session(Core core, int32_t s) except -1:
+    cdef AgentSessions agents = core.flows.agents
+    cdef const AgentSession* a = &agents.items[s]
+    cdef int32_t n = core.flows.items[a.flow].agents
+    check_invariant(core, n > 0, "a flow knows that it has sessions")
+    if s == agents.of_flows[n].rest:
+        return check_invariant(
+            core, not a.has_node and a.pool == NONE and a.open_requests == 0,
+            "the rest is no session",
+        )
+    check_invariant(
+        core, agents.index.get(a.key_hi, a.key_lo) == s, "the name of a session finds it"
+    )
+    check_invariant(
+        core, agents.dues.has(s) == (a.pool != NONE and a.open_requests == 0),
+        "an active session without open requests has its time",
+    )
+    check_invariant(
+        core, a.is_idle == (a.pool == NONE and a.open_requests == 0),
+        "a session that does nothing is idle",
+    )
+    check_invariant(
+        core, a.vtc >= 0 and a.vtc <= max(agents.of_flows[n].highest, a.vtc * (not a.has_node)),
+        "no counter of a session is above the highest",
+    )
+    return check_invariant(
+        core, (a.held.count > 0) == (a.held_share != NONE), "who waits for a cap waits at a share"
+    )
+
+
+cdef int check_session_lines(Core core) except -1:
+    """That the head of each queue is of the session with the least counter."""
+    cdef Flows flows = core.flows
+    cdef AgentSessions agents = flows.agents
+    cdef int32_t q, i, t, k, count
+    cdef SessionLine line
+    cdef Queue* queue
+    for q in range(flows.queue_count):
+        queue = &flows.queues[q]
+        if queue.line == 0:
+            check_invariant(
+                core, is_node(flows, queue.flow) or queue.head == queue.chain.head,
+                "without sessions the first of a queue is its head",
+            )
+            continue
+        line = agents.line(queue.line)
+        count = 0
+        check_invariant(core, line.heap.valid(), "heap order of a line of sessions")
+        for k in range(line.heap.count):
+            t = line.strands[line.heap.nodes[k].id]
+            i = first_of_strand(flows, t)
+            count += agents.treaps.items[agents.strands[t].root].count
+            check_invariant(
+                core, agents.treaps.valid(agents.strands[t].root)
+                and agents.strands[t].queue == q
+                and line.heap.nodes[k].tie == core.requests.items[i].seq
+                and line.heap.nodes[k].key <= session_key(flows, agents.strands[t].session),
+                "a strand stands at its counter and its first request",
+            )
+        check_invariant(core, count == queue.chain.count, "strands of a queue = its chain")
+        check_invariant(
+            core, queue.head == (
+                NONE if line.heap.count == 0
+                else first_of_strand(flows, line.strands[line.heap.nodes[0].id])
+            ),
+            "the head of a queue is of the session that was served least",
+        )
+    return 0
+
+
+cdef int check_shares_of_caps(Core core) except -1:
+    """Verify the footprints in each pool, and the sessions that wait there."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t pool, s, n, count, c
+    cdef int64_t tokens
+    cdef Pool* p
+    cdef dict sums = {}
+    for pool in range(core.ledger.count):
+        p = &core.ledger.pools[pool]
+        s, count, tokens = p.oldest_session, 0, 0
+        while s != NONE:
+            check_invariant(core, agents.items[s].pool == pool, "an active session knows its pool")
+            count += 1
+            tokens += agents.items[s].footprint
+            of_share = sums.setdefault(agents.items[s].share, [0, 0])
+            of_share[0] += 1
+            of_share[1] += agents.items[s].footprint
+            s = agents.items[s].next
+        check_invariant(
+            core, count == p.sessions_active and tokens == p.sessions_tokens,
+            "footprints of a pool = sum over its active sessions",
+        )
+        check_invariant(
+            core, agents.turns.has(pool) == waits_for_cap(core, pool),
+            "who waits for a cap has a time to begin",
+        )
+        if pool < <int32_t>len(agents.cap_lines):
+            check_line(core, cap_line(core, pool))
+    for n in range(agents.share_used):
+        if agents.shares[n].flow == NONE:
+            continue
+        check_invariant(
+            core, sums.get(n, [0, 0]) == [agents.shares[n].active, agents.shares[n].tokens],
+            "what a flow's sessions hold of a pool = sum over them",
+        )
+        c = core.flows.items[agents.shares[n].flow].cls
+        check_invariant(
+            core, (agents.shares[n].held > 0)
+            == cap_line(core, agents.shares[n].pool).has(c, n),
+            "a share with sessions that wait is in the line",
+        )
+    return 0

@@ -1,0 +1,265 @@
+"""Random histories of tenants with sessions, beside a plain model of the last level of the tree.
+
+    python -m tests.core.session_histories --count 10000 --seed 7
+    python -m tests.core.session_histories --count 10000 --capped
+
+Of each tenant the request that is granted is the first of the session with the least counter, ties
+by arrival; requests without a session are one session together. In any interval in which a session
+waits all the time for a target, no other of its tenant is served more than the bound of VTC and the
+credit more there. With a cap each request is granted in the end, and every invariant holds.
+"""
+
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import click
+
+from schedsvc import _core as core
+
+INPUT, OUTPUT = 1_000_000, 2_000_000
+PROMPT_MAX, OUTPUT_MAX, CAPACITY = 3, 4, 30
+EVENTS = 120
+SECOND = 10**9
+CREDITS = (0, 3 * INPUT, 200 * INPUT)
+ANY = -1
+
+
+class BrokenError(Exception):
+    """A history in which a grant, or what a session was served, is not as promised."""
+
+
+@dataclass(eq=False)
+class Session:
+    """The model of a session of a tenant; the one without a name is the rest."""
+
+    name: bytes
+    vtc: int = 0
+    queued: dict[int, set[int]] = field(default_factory=dict)  # arrivals by target
+    running: int = 0
+    had_turn: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.running > 0 or any(self.queued.values())
+
+
+@dataclass(eq=False)
+class Tenant:
+    """Sessions of a tenant, and the levels of its lines by target: a line begins with a session."""
+
+    flow: int
+    weight: int
+    sessions: dict[bytes, Session] = field(default_factory=dict)
+    levels: dict[int, int] = field(default_factory=dict)
+    highest: int = 0
+
+    @property
+    def is_at_rest(self) -> bool:
+        return not any(session.is_open for session in self.sessions.values())
+
+    def waiting(self, target: int) -> list[tuple[int, int, Session]]:
+        """(counter, first arrival, session) of all that wait for a target."""
+        found = [
+            (session.vtc, min(session.queued[target]), session)
+            for session in self.sessions.values()
+            if session.queued.get(target)
+        ]
+        return sorted(found, key=lambda entry: entry[:2])
+
+    def raise_level(self, target: int) -> int:
+        least = [vtc for vtc, _, _ in self.waiting(target)][:1]
+        self.levels[target] = max([self.levels[target], *least])
+        return self.levels[target]
+
+
+class SessionHistory:
+    """One scheduler with some tenants and one pool or several, and the model."""
+
+    def __init__(self, seed: int, pools: int = 1, *, capped: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.credit = self.random.choice(CREDITS)
+        self.capped = capped
+        self.core = core.Scheduler(
+            ledger="sum", dispatch="strict", headroom_ppm=0, headroom_min_ppm=0,
+            headroom_max_ppm=0, credit_max_micro=self.credit, grant_pacing=0,
+            flow_order="arrival", queue_ttl_ns=10**6 * SECOND, lease_ttl_ns=10**6 * SECOND,
+        )  # fmt: skip
+        self.pools = range(pools)
+        for pool in self.pools:
+            self.core.set_pool(0, b"p%d" % pool, 1, CAPACITY, 1)
+        if capped:
+            self.core.set_pool_limits(0, sessions_max_tokens=self.random.choice((1, 8, 14, 20)))
+        self.tenants = []
+        for n in range(self.random.randint(1, 3)):
+            weight = self.random.choice((500, 1_000, 3_000))
+            self.tenants.append(Tenant(self.core.set_flow(b"t%d" % n, weight), weight))
+        self.names = [b"", *(b"s%d" % k for k in range(self.random.randint(1, 5)))]
+        self.now_ns = self.serial = self.granted = 0
+        #: By handle: tenant, session, target, prompt, output, arrival.
+        self.asked: dict[int, tuple[Tenant, Session, int, int, int, int]] = {}
+        #: By lease: tenant, session, target, prompt, output, produced, charged.
+        self.live: dict[int, list] = {}  # type: ignore[type-arg]
+        self.since: dict[tuple[int, int, int], dict[int, int]] = {}
+        self.served: Counter[int] = Counter()
+
+    def play(self) -> None:
+        """Play the history. Raises BrokenError."""
+        for _ in range(EVENTS):
+            self.now_ns += 1
+            dice = self.random.random()
+            if dice < 0.55:
+                self._ask()
+            elif dice < 0.6 and self.asked:
+                self._cancel(self.random.choice(list(self.asked)))
+            else:
+                self._step()
+            self._poll()
+            self.core.check()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Let all end: what waits must be granted, if need be when its time has come."""
+        waits = len(self.asked) + 1
+        while self.asked or self.live:
+            self._step()
+            self._poll()
+            if not self.live and self.asked:
+                due_ns = self.core.next_deadline()
+                if not self.capped or not 0 <= due_ns <= self.now_ns + 60 * SECOND or not waits:
+                    raise BrokenError(f"{len(self.asked)} requests wait without end")
+                self.now_ns = max(self.now_ns, due_ns)
+                waits -= 1
+                self._poll()
+        self.core.check()
+        self.now_ns += 10**4 * SECOND
+        self.core.poll(self.now_ns)
+        self.core.check()
+        for tenant in self.tenants:
+            if self.core.flow_stats(self.now_ns, tenant.flow)["sessions"]:
+                raise BrokenError("a session is not forgotten")
+
+    def _ask(self) -> None:
+        tenant = self.random.choice(self.tenants)
+        name = self.random.choice(self.names)
+        target = self.random.choice((ANY, *self.pools))
+        self.serial += 1
+        prompt, output = self.random.randint(1, PROMPT_MAX), self.random.randint(1, OUTPUT_MAX)
+        handle = self.core.admit(
+            self.now_ns, tenant.flow, b"%d" % self.serial, prompt, output, target,
+            reports_progress=True, session=name,
+        )  # fmt: skip
+        session = tenant.sessions.setdefault(name, Session(name))
+        if name and target not in tenant.levels:
+            tenant.levels[target] = 0
+        if target in tenant.levels and not session.queued.get(target):
+            level = tenant.raise_level(target)
+            session.vtc = max(session.vtc, level - self.credit)
+            tenant.highest = max(tenant.highest, session.vtc)
+        session.queued.setdefault(target, set()).add(self.serial)
+        self.asked[handle] = tenant, session, target, prompt, output, self.serial
+
+    def _cancel(self, handle: int) -> None:
+        self.core.cancel(self.now_ns, handle)
+        tenant, session, target, *_, seq = self.asked.pop(handle)
+        session.queued[target].remove(seq)
+        self._rest(tenant, session)
+
+    def _rest(self, tenant: Tenant, session: Session) -> None:
+        """A session that never had a turn is idle at once: in a tenant at rest all are even then.
+        Without any that had a turn, the tenant is as if none had come."""
+        if not session.name or session.is_open or session.had_turn or not tenant.is_at_rest:
+            return
+        for target in tenant.levels:
+            tenant.levels[target] = max(tenant.levels[target], tenant.highest + self.credit)
+        if not any(other.had_turn for other in tenant.sessions.values() if other.name):
+            tenant.levels.clear()
+            tenant.sessions.clear()
+            tenant.highest = 0
+
+    def _poll(self) -> None:
+        for d in self.core.poll(self.now_ns):
+            if d.handle not in self.asked:
+                continue
+            tenant, session, target, prompt, output, seq = self.asked.pop(d.handle)
+            if not self.capped and target in tenant.levels:
+                _, first, picked = tenant.waiting(target)[0]
+                if picked is not session or seq != first:
+                    raise BrokenError(f"request {seq} of {session.name!r} was granted out of turn")
+                tenant.raise_level(target)
+            self.granted += 1
+            session.queued[target].remove(seq)
+            session.running += 1
+            lease = [tenant, session, target, prompt, self.random.randint(1, output), 0, 0]
+            self.live[d.lease_id] = lease
+            self._charge(lease)
+
+    def _step(self) -> None:
+        """Produce a token of every running request; those that are done end."""
+        for lease_id, lease in list(self.live.items()):
+            _, session, _, prompt, output, produced, _ = lease
+            lease[5] = produced = produced + 1
+            self._charge(lease)
+            if produced < output:
+                self.core.progress(self.now_ns, lease_id, 1, prompt, 0, produced)
+                continue
+            del self.live[lease_id]
+            session.running -= 1
+            session.had_turn = True
+            self.core.complete(self.now_ns, lease_id, 1, core.COMPLETED, prompt, 0, produced)
+
+    def _charge(self, lease: list) -> None:  # type: ignore[type-arg]
+        tenant, session, target, prompt, _, produced, before = lease
+        lease[6] = after = (prompt * INPUT + produced * OUTPUT) * 1000 // tenant.weight
+        if not tenant.levels:  # no session has come yet
+            return
+        session.vtc += after - before
+        tenant.highest = max(tenant.highest, session.vtc)
+        if not self.capped:
+            self._hold(tenant, session, target, after - before)
+
+    def _hold(self, tenant: Tenant, session: Session, target: int, more: int) -> None:
+        """Compare a session that is served with those that wait for the same target."""
+        waits = {id(other) for _, _, other in tenant.waiting(target)}
+        bound = 2 * max(PROMPT_MAX * INPUT, CAPACITY * len(self.pools) * OUTPUT) * 1000
+        bound = bound // tenant.weight + self.credit
+        self.served[id(session)] += more
+        for other in tenant.sessions.values():
+            place = id(session), id(other), target
+            if id(other) not in waits or other is session:
+                self.since.pop(place, None)
+                continue
+            lead = self.served[id(session)] - self.served[id(other)]
+            least = self.since.setdefault(place, {0: lead})
+            least[0] = min(least[0], lead)
+            if len(self.pools) == 1 and lead - least[0] > bound:
+                raise BrokenError(
+                    f"{session.name!r} got {lead - least[0]} more than one that waits"
+                )
+
+
+@click.command()
+@click.option(
+    "--count", default=1_000, show_default=True, type=click.IntRange(min=1), help="Histories."
+)
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="First seed."
+)
+@click.option("--pools", default=1, show_default=True, type=click.IntRange(1, 8), help="Pools.")
+@click.option("--capped", is_flag=True, help="Cap the footprint of active sessions.")
+def main(count: int, seed: int, pools: int, capped: bool) -> None:
+    """Play random histories; exit with status 1 and the seed if one breaks the promise."""
+    granted = 0
+    for number in range(seed, seed + count):
+        history = SessionHistory(number, pools, capped=capped)
+        try:
+            history.play()
+        except (BrokenError, core.InvariantError) as broken:
+            sys.exit(f"seed {number}: {broken}")
+        granted += history.granted
+    click.echo(f"{count:,} histories hold, {granted:,} grants")
+
+
+if __name__ == "__main__":
+    main()

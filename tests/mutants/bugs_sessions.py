@@ -1,0 +1,47 @@
+"""Known bugs of sessions of agents."""
+
+from mutant import Mutant
+
+TESTS = "tests/core/test_agent_sessions.py::"
+
+SESSION_BUGS = (
+    Mutant(
+        "session-uncharged",
+        "service of a lease is not charged to its session",
+        (
+            (
+                "policy/queue_order.pxi",
+                "    a = &flows.agents.items[s]\n",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_sessions_of_a_tenant_take_turns_however_many_requests_each_has",),
+    ),
+    Mutant(
+        "session-saves-up",
+        "a session that begins to wait is not lifted",
+        (
+            (
+                "policy/session_order.pxi",
+                "        t = agents.add_strand(s, q)\n",
+                "        if BUG:\n            agents.items[s].vtc = 0\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_a_session_that_returns_is_not_paid_for_its_absence",),
+    ),
+    Mutant(
+        "session-cap-without-turns",
+        "a session that waits for the cap waits until another pauses, however long",
+        (
+            (
+                "policy/session_cap.pxi",
+                "        make_room(core, pool, tokens)\n",
+                "        if BUG:\n            return False\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_the_wait_ends_before_half_of_the_queue_ttl",),
+    ),
+)
