@@ -51,8 +51,10 @@ class Cap:
         """Forget holders and asks that are over."""
         back = self.at - clock
         if back > _STEP_MS:
-            for each in (*self.holders.values(), *self.asks):
-                each.due -= back
+            for holder in self.holders.values():
+                holder.due -= back
+            for ask in self.asks:
+                ask.due -= back
             self.at = clock
         self.at = max(self.at, clock)
         self.holders = {name: each for name, each in self.holders.items() if each.due > self.at}
