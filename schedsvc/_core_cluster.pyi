@@ -71,7 +71,7 @@ class ClusterApi(UsageApi):
         Held amounts below 0 are owed.
         """
     def set_slots(self, now_ns: int, rows: list[tuple[bytes, int, int, int]]) -> None:
-        """Let so many requests of each key run at once here; those that run beyond it go on.
+        """Let a number of each key's requests run at once here; those that run beyond it go on.
 
         A row is a key, its slots, how many no member held, and when the slots end. A key without
         a cap in escrow has no effect. Raises CallerError, and sets nothing, if a row is malformed.

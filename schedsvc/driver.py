@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from schedsvc._core import Ended, InvariantError, Scheduler, Session
+from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
 from schedsvc.driver_calls import Broken, EscrowWatch, NotLeading, Waiting, guarded, out_of_patience
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WORK_MAX",
     "Broken",
+    "CallerError",
     "Driver",
     "EscrowWatch",
     "Leading",
@@ -303,6 +304,9 @@ class Driver(Views):
         """
         now_ns = self.clock.now_ns()
         found: int = self._core.set_forgiven(now_ns, tenant)
+        if self.sharing is not None and self.escrow is not None:
+            self.sharing.forgiven.append(tenant)  # its bucket is the store's
+            self.escrow.wake()
         self._settle(now_ns)
         return found
 

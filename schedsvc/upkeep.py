@@ -4,7 +4,7 @@ Each record is written by the one that does the work, and hangs on the driver.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Leading", "Ledgering", "Loading", "Saving", "SettingsShared", "Sharing"]
 
@@ -90,8 +90,10 @@ class Sharing:
     #: of their tenants and groups, over all members.
     slots: int = 0
     overlap: int = 0
-    #: Budgets of which the members tell each other what they spent.
+    #: Budgets of which the members share what they spent.
     budgets: int = 0
+    #: Tenants whose debt an operator has forgiven here, and the store not yet.
+    forgiven: list[bytes] = field(default_factory=list)
     #: Without the store: by how much this member divides each limit; 0: it spends what it holds.
     divided_by: int = 1
     #: Why quotas are not shared; empty while they are.

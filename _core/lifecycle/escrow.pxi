@@ -212,7 +212,7 @@ cdef int check_slots(list rows) except -1:
 
 
 cdef int put_slots(Core core, bytes key, int64_t slots, int64_t left, int64_t ends_ns) except -1:
-    """Let so many requests of a node run here. What runs beyond them goes on. O(1)."""
+    """Let a number of a node's requests run here; those that run beyond it go on. O(1)."""
     cdef int32_t node = escrow_node(core, key)
     cdef Escrow* e
     if node == NONE:

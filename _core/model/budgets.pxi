@@ -2,8 +2,8 @@
 #
 # The core knows no calendar. The driver reports each period with its number and its end, and what
 # was used in it before the start. A period that is not later than the known one opens nothing, so
-# a wall clock that is set back refills no budget. Members of a cluster tell each other what they spent
-# in the same period; what others spent counts until the period ends.
+# a wall clock that is set back refills no budget. Members of a cluster state what they spent in the
+# same period; the sum of the others counts until the period ends.
 
 cdef enum:
     BUDGET_DAY = 0

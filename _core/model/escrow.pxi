@@ -1,8 +1,8 @@
 # Escrow: the buckets of a quota that the members of a cluster share. The store keeps them, and a
 # member spends chunks that it was granted. A chunk ends at a time that is compared when it is used.
 #
-# Slots are a member's part of a cap on concurrent requests. They come back when requests end, so the
-# member states how many it keeps, and not what it spent.
+# Slots are a member's part of a cap on concurrent requests. They are free again when requests end.
+# So the member states how many it keeps, and not how many it used.
 #
 # While the store is away, time fills the buckets at a part of their limits, if the configuration
 # says so. The rest of a chunk is then spent as part of that.

@@ -1,4 +1,4 @@
-"""Budgets of a day or month that all members share: what each has spent, told to the others.
+"""Budgets of a day or month that all members share: how much each has spent of them.
 
 A budget is no escrow: a member goes on by what the others said last. So together they overshoot it
 by what they admit in one interval at most.
@@ -6,11 +6,10 @@ by what they admit in one interval at most.
 
 from typing import NamedTuple, Protocol
 
-from schedsvc._core import CallerError
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.library import budget_key_of
 from schedsvc.cluster.store import StoreConnection
-from schedsvc.driver import Driver, Sharing
+from schedsvc.driver import CallerError, Driver, Sharing
 
 __all__ = ["BudgetRow", "HeldBudgets", "SharedBudgets"]
 
@@ -45,15 +44,15 @@ class SharedBudgets:
         self._sharing = sharing
         self.held: HeldBudgets | None = None
         self._next = 0
-        #: What others have spent, as the core knows it.
+        #: The sums that others have spent, as the core knows them.
         self._applied: dict[BudgetRow, int] = {}
 
     def has_some(self) -> bool:
-        """Whether there is a budget to tell about. O(budgets)."""
+        """Whether there is a budget to share. O(budgets)."""
         return self.held is not None and bool(self.held.running())
 
     async def exchange(self, link: StoreConnection) -> None:
-        """Tell what was spent here, and hear what others did. Raises StoreError. O(budgets)."""
+        """State what was spent here, and read what others spent. Raises StoreError. O(budgets)."""
         rows = [] if self.held is None else [BudgetRow(*row) for row in self.held.running()]
         self._sharing.budgets = len(rows)
         if not rows:

@@ -37,7 +37,7 @@ from schedsvc.cluster.escrow_store import (
     check_escrow_version,
 )
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.library import LIMITS_VERSION
+from schedsvc.cluster.library import LIMITS_VERSION, escrow_keys_of
 from schedsvc.cluster.slots import Slots
 from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, open_any
 from schedsvc.config.cluster import Cluster
@@ -94,7 +94,7 @@ class Escrow:
         sharing: Sharing,
         replay_ns: int = 0,
     ) -> None:
-        """`replay_ns`: so long after the start clients may replay what an earlier life began."""
+        """`replay_ns`: the time after the start in which clients may replay earlier leases."""
         self._driver, self._settings, self._resolve = driver, settings, resolve
         self._servers = list(settings.store.urls)
         self._cluster, self._origin = who.cluster, who.prefix.rstrip(b"/")
@@ -117,7 +117,7 @@ class Escrow:
         self._lost_ns = 0  # since when the store is away, by boot_ns(); 0: it is not
 
     def share_budgets(self, held: HeldBudgets) -> None:
-        """Tell other members what is spent of these, from the start on."""
+        """Share with other members what is spent of these, from the start on."""
         self._budgets.held = held
 
     async def begin(self) -> None:
@@ -163,7 +163,7 @@ class Escrow:
             asked = self._asked.get(name)
             if asked is None or asked.path != path or asked.due_ns <= now_ns:
                 return True
-        return self._slots.has_news()
+        return bool(self._sharing.forgiven) or self._slots.has_news()
 
     def _wants(self) -> list[tuple[bytes, list[tuple[bytes, Amounts, Amounts]]]]:
         return self._driver.change(lambda core, _: core.escrow_wants())
@@ -227,12 +227,18 @@ class Escrow:
 
     async def _exchange_limits(self, link: StoreConnection, drawn: Iterable[bytes]) -> None:
         """Exchange slots and budgets; without any of them the store is not asked."""
-        if not (self._slots.has_some(drawn) or self._budgets.has_some()):
+        forgiven = self._sharing.forgiven
+        if not (forgiven or self._slots.has_some(drawn) or self._budgets.has_some()):
             return
         if link is not self._checked:
             what = "functions for concurrency and budgets"
             await check_version(link, "schedsvc_limits_version", what, LIMITS_VERSION)
             self._checked = link
+        if forgiven:
+            buckets = [b"t" + tenant for tenant in forgiven]
+            keys = escrow_keys_of(self._cluster, self._origin, buckets)[1:]
+            await link.call("schedsvc_forgive", keys)
+            del forgiven[: len(buckets)]
         await self._slots.exchange(link, drawn)
         await self._budgets.exchange(link)
 

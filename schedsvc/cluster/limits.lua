@@ -11,8 +11,11 @@
 -- - The slots of a holder that says nothing for SET_MS are free again.
 -- - Asks are served in their order. While one waits, others are told to keep no more than a fair part.
 --
+-- An operator forgives what the buckets of escrow.lua owe, whose rows are read here, too.
+--
 -- KEYS of schedsvc_slots: what the holders are told (one key for each, the caller's is named), then
--- one key for each cap. KEYS of schedsvc_budgets: one key for each budget and period.
+-- one key for each cap. KEYS of schedsvc_budgets: one key for each budget and period. KEYS of
+-- schedsvc_forgive: one key for each bucket.
 
 local VERSION = '1'
 local SET_MS = 60000
@@ -124,7 +127,9 @@ local function slots(keys, args)
         if want > 0 then
             local given = math.min(want, free - ahead)
             if others > 0 then
-                given = math.min(given, math.max(1, fair_part(row, limit, owner) - mine.held))
+                local part = math.max(1, fair_part(row, limit, owner)) - mine.held
+                -- The first may have one more, so that nothing stays unused.
+                given = math.min(given, ahead == 0 and math.max(1, part) or part)
             end
             if given > 0 then
                 mine.held, free = mine.held + given, free - given
@@ -175,7 +180,27 @@ local function budgets(keys, args)
     return out
 end
 
+-- Let buckets owe nothing. Returns how many did.
+local function forgive(keys)
+    local found = 0
+    for _, key in ipairs(keys) do
+        local data = redis.call('GET', key)
+        local row = data and cmsgpack.unpack(data) or {level = {}}
+        local owes = false
+        for k, level in ipairs(row.level) do
+            owes = owes or level < 0
+            row.level[k] = math.max(0, level)
+        end
+        if owes then
+            redis.call('SET', key, cmsgpack.pack(row), 'PX', KEPT_MS)
+            found = found + 1
+        end
+    end
+    return found
+end
+
 redis.register_function{
     function_name = 'schedsvc_limits_version', callback = version, flags = {'no-writes'}}
 redis.register_function('schedsvc_slots', slots)
 redis.register_function('schedsvc_budgets', budgets)
+redis.register_function('schedsvc_forgive', forgive)

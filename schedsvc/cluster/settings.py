@@ -10,7 +10,8 @@ Rules:
 - Rows are sealed with the cluster's secret, with their place and version. A row with a wrong seal,
   or of a lower version than this place had in the store before, has no effect: it is logged,
   counted, and replaced if this member knows a better one.
-- A deleted setting leaves a row that says so. It is removed when no member can be away for so long.
+- A deleted setting leaves a row that says so. It is removed after the longest time for which a
+  member may be away.
 - All rows are read again from time to time, so that a row which another program put back unseen
   does not wait there for a member that joins.
 """

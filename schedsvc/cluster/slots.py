@@ -23,7 +23,7 @@ from schedsvc.driver import Driver, Sharing
 
 __all__ = ["SET_MS", "SlotAnswer", "SlotRow", "Slots", "ask_slots"]
 
-#: As in limits.lua: slots are free again if their holder says nothing for so long.
+#: As in limits.lua: the silence of a holder after which its slots are free again.
 SET_MS = 60_000
 _SECOND_NS = 1_000_000_000
 _SLOTS_NS = SET_MS * 1_000_000 * 98 // 100
@@ -33,7 +33,7 @@ _STATE_NS = _SECOND_NS
 _CAPS_MAX = 100
 #: After the store was away, members ask for nothing until the others have stated what they run.
 _STATING_NS = 1_500_000_000
-#: In one exchange at least so many caps of which nothing changed, and this part of all.
+#: Of caps of which nothing changed, the number in one exchange, and the part of all, at least.
 _QUIET_MIN, _QUIET_PART = 50, 40
 
 
@@ -109,7 +109,7 @@ class Slots:
     def __init__(
         self, driver: Driver, who: Identity, pool_set: str | None, sharing: Sharing, replay_ns: int
     ) -> None:
-        """`replay_ns`: so long after the start clients may replay what an earlier life began."""
+        """`replay_ns`: the time after the start in which clients may replay earlier leases."""
         self._driver, self._who, self._sharing = driver, who, sharing
         self._holder = (f"set:{pool_set}" if pool_set else f"member:{who.member}").encode()
         self._call = 0
@@ -138,7 +138,7 @@ class Slots:
         return self._driver.change(lambda core, _: core.slot_wants())
 
     def forget_asks(self) -> None:
-        """Ask anew once the store answers again, after all have stated what runs. O(asks)."""
+        """Ask once more when the store answers, after all have stated what runs. O(asks)."""
         self._asked.clear()
         self._is_lost = True
 
@@ -186,7 +186,7 @@ class Slots:
                 continue
             limit, live, slots = row
             book = self._books[cap]
-            # What runs has a slot, also if the core has forgotten the slots in an outage.
+            # A request that runs has a slot, also if the core has forgotten it in an outage.
             kept = max(slots, min(live, limit))
             is_idle = now_ns - book.used_ns >= _IDLE_NS
             if cap in told:

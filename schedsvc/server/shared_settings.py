@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedsvc._core import CallerError
 from schedsvc.clock import wall_ms
 from schedsvc.config import Config, ModeOverlay, OperatorEntry, checked_tenant
 from schedsvc.config.files import read_file
-from schedsvc.driver import Driver
+from schedsvc.driver import CallerError, Driver
 from schedsvc.server.cluster import ClusterError
 from schedsvc.server.listed_tenants import fitting_entry, sharing_origin
 from schedsvc.server.operator import OperatorActions
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GONE_MS", "OperatorSettings", "share_settings"]
 
-#: So long a deleted entry is kept: a member that was away for longer may bring an older one back.
+#: The time for which a deleted entry is kept. A member that was away for longer may bring it back.
 GONE_MS = 30 * 86_400_000
 _MODES, _TENANT = b"modes", b"tenant:"
 

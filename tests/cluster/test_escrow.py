@@ -251,3 +251,25 @@ async def test_a_chunk_ends_while_the_process_sleeps(store: StoreServer) -> None
         member.driver.settle()
         assert core.escrow_levels([b"tt"]) == [((10, 0, 0, 0), (0, 0, 0, 0))]
         await grants.stop()
+
+
+async def test_a_forgiven_debt_is_forgiven_in_the_store(store: StoreServer) -> None:
+    """A request used more than it took; the operator forgives it at the other member."""
+    async with sharing(store, 2, tenants=limited(tokens_per_minute=100)) as (a, b):
+        answer = await a.ask("t", 50)
+        used = 49 + 150
+        lease = answer.grant.lease_id, answer.grant.pool_epoch
+        a.driver.complete(*lease, pb.OUTCOME_COMPLETED, used, 0, 1, 0)
+
+        def held() -> int:
+            [(_, amounts)] = a.driver._core.escrow_levels([b"tt"])
+            return int(amounts[3])
+
+        assert held() < 0
+        await until(lambda: held() >= 0, "the store has the debt")
+        owed = asyncio.create_task(b.ask("t", 1))
+        await until(lambda: bool(b.member.escrow._asked), "b waits until the debt is paid")
+        b.driver.forgive(b"t")
+        async with asyncio.timeout(20):
+            assert (await owed).outcome == GRANTED
+        assert not b.member.sharing.forgiven

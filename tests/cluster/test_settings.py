@@ -1,4 +1,4 @@
-"""What operators set at one member holds at all: tenants, API keys, and modes."""
+"""Tenants, API keys and modes that an operator sets at one member hold at all."""
 
 from pathlib import Path
 from typing import Any

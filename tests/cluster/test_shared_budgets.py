@@ -55,7 +55,7 @@ async def test_members_spend_one_budget(store: StoreServer, tmp_path: Path) -> N
             assert answer.outcome == pb.OUTCOME_REJECTED_QUOTA, answer
             assert b.driver.sharing is not None
             assert b.driver.sharing.budgets == 2
-        # What a member spent counts while it is away, and once after its restart.
+        # A member's spending counts while it is away, and once after its restart.
         async with member(store, "b", **keys(tmp_path, "b")) as (b, _):
             await until(lambda: left(b, DAY) == 200, "b knows again what a spent")
             assert left(a, DAY) == 200

@@ -135,7 +135,7 @@ async def test_tenant_and_group_are_capped_together(store: StoreServer) -> None:
 
 
 async def test_a_killed_members_slots_stay_until_its_end(store: StoreServer) -> None:
-    """What it granted may still run; its next life takes the slots over."""
+    """Its requests may still run; its next life takes the slots over."""
     running = Running()
     async with sharing(store, 2, tenants=capped(2)) as (a, b):
         running.ask(a, 2)

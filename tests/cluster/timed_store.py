@@ -3,7 +3,13 @@
 from typing import Any
 
 from schedsvc.cluster.admin import init_store
-from schedsvc.cluster.library import escrow_source, functions_source, terms_source
+from schedsvc.cluster.library import (
+    escrow_source,
+    functions_source,
+    limits_source,
+    settings_source,
+    terms_source,
+)
 from schedsvc.cluster.store import Address, StoreConnection, connect
 
 from .store_server import ADMIN_PASSWORD, StoreServer
@@ -13,7 +19,8 @@ _CLOCK, _DUES = "clock-of-the-test", "dues-of-the-test"
 _SHIM = f"""
 local loading, server = redis, {{}}
 function server.call(...) return redis.call(...) end  -- the global one, while a function runs
-local redis = {{}}
+function server.sha1hex(...) return redis.sha1hex(...) end
+local redis = {{sha1hex = server.sha1hex}}
 function redis.register_function(...) return loading.register_function(...) end
 function redis.call(name, key, ...)
     local now = tonumber(server.call('GET', '{_CLOCK}'))
@@ -62,7 +69,9 @@ class TimedStore:
         address = Address("127.0.0.1", server.port, None, ADMIN_PASSWORD)
         await init_store(address, "prod", None, None)
         link = await connect(address)
-        for source in (functions_source(), escrow_source(), terms_source()):
+        for source in (
+            functions_source(), escrow_source(), terms_source(), limits_source(), settings_source()
+        ):  # fmt: skip
             head, _, rest = source.partition("\n")
             await link.command("FUNCTION", "LOAD", "REPLACE", f"{head}\n{_SHIM}{rest}")
         return cls(link)

@@ -167,7 +167,7 @@ class SharedQuotas(_message.Message):
     concurrency_overlap: _builtins.int
     """Requests that run beyond the caps of their tenants and groups, over all members."""
     budgets: _builtins.int
-    """Budgets of which members tell each other what they spent."""
+    """Budgets of which members share what they spent."""
     def __init__(
         self,
         *,

@@ -5,9 +5,16 @@ from typing import Any
 
 import redis.exceptions
 
-from schedsvc.cluster.library import ESCROW_VERSION, FUNCTIONS_VERSION, TERMS_VERSION
+from schedsvc.cluster.library import (
+    ESCROW_VERSION,
+    FUNCTIONS_VERSION,
+    LIMITS_VERSION,
+    SETTINGS_VERSION,
+    TERMS_VERSION,
+)
 from schedsvc.lab.faults.cluster.keyspace import Keyspace
 from schedsvc.lab.faults.cluster.store_escrow import ESCROW_FUNCTIONS
+from schedsvc.lab.faults.cluster.store_limits import LIMITS_FUNCTIONS, SETTINGS_FUNCTIONS
 from schedsvc.lab.faults.cluster.store_totals import TERM_FUNCTIONS, TOTALS_FUNCTIONS
 
 __all__ = ["VirtualStore"]
@@ -18,9 +25,13 @@ _INFO = (
 _VERSIONS = {
     "schedsvc_version": FUNCTIONS_VERSION,
     "schedsvc_escrow_version": ESCROW_VERSION,
+    "schedsvc_limits_version": LIMITS_VERSION,
+    "schedsvc_settings_version": SETTINGS_VERSION,
     "schedsvc_terms_version": TERMS_VERSION,
 }
-_FUNCTIONS = TOTALS_FUNCTIONS | TERM_FUNCTIONS | ESCROW_FUNCTIONS
+_FUNCTIONS = (
+    TOTALS_FUNCTIONS | TERM_FUNCTIONS | ESCROW_FUNCTIONS | LIMITS_FUNCTIONS | SETTINGS_FUNCTIONS
+)
 
 
 def _bytes(word: str | bytes | int) -> bytes:
