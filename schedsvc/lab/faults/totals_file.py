@@ -6,7 +6,7 @@ from pathlib import Path
 
 from schedsvc.lab.faults.run import Case, Tally
 
-STORE_EACH = 100
+STORE_EACH = 20
 """Seeds between two writes."""
 
 

@@ -53,6 +53,7 @@ def test_the_command_counts_from_the_first_and_goes_on(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*command, "1"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["first_seed"] == CLUSTER + 5
+    assert json.loads(Path(file).read_text())["next_seed"] == CLUSTER + 6
     report = json.loads(CliRunner().invoke(main, [*command, "2"]).stdout)
     assert (report["seeds"], report["violations"]) == (2, 0)
 
