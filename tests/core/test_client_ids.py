@@ -62,6 +62,12 @@ def test_a_request_that_is_asked_for_again_is_listed_once() -> None:
     assert len(found(s, "mine")) == 2
 
 
+def test_an_id_that_is_also_the_schedulers_is_listed_once() -> None:
+    s = scheduler()
+    admit(s, "mine", 10, client_request_id="mine")
+    assert found(s, "mine") == [("f", "LIVE", 10)]
+
+
 def test_one_that_is_forgotten_is_not_found() -> None:
     s = scheduler(answer_ttl_ns=SECOND)
     stream = Stream(s, 5)
@@ -80,12 +86,12 @@ def test_the_ids_that_are_kept_are_bounded() -> None:
         admit(s, f"r{number}", 1 + number, client_request_id="many")
     tokens = [row[2] for row in found(s, "many")]
     assert tokens == list(range(NAMESAKES_MAX + 4, 4, -1))
-    admit(s, "old", 10, client_request_id="old")
+    admit(s, "r", 10, client_request_id="old")
     for number in range(CLIENT_IDS_MAX - 1):
         admit(s, f"n{number}", 20_000, client_request_id=f"c{number % 40_000}")
     assert len(found(s, "old")) == 1
     assert found(s, "many") == []  # they have given way
-    admit(s, "last", 20_000, client_request_id="last")
+    admit(s, "z", 20_000, client_request_id="last")
     assert found(s, "old") == []
     assert len(found(s, "last")) == 1
     # Those before the last 4,096 refusals are forgotten, but nothing else hides them.
