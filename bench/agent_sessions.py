@@ -6,6 +6,10 @@
 The engine is simulated, with an LRU prefix cache; the scheduler is the production core. A client
 asks for the next turn of its session when the answer has come and its tool has run; a turn's prompt
 is all that was said before it. A session that has had its turns is followed by a new one.
+
+The table: the cap as a part of the KV cache (0: none), the part of the prompts that the cache held,
+turns a minute, sessions that had all their turns, waits of turns in the median and at most, the
+longest wait of a session's first turn, and the hit rate over that without a cap.
 """
 
 import heapq
@@ -24,6 +28,7 @@ from schedsvc.lab.sim.requests import NEVER
 from schedsvc.lab.sim.runner import EngineRunner
 
 SECOND = 10**9
+_HEADS = ("cap", "hit rate", "turns/min", "sessions", "p50 s", "max s", "begin s", "ratio")
 PROGRESS_NS = SECOND // 5
 FIRST_TOKENS, ADDED_TOKENS, ANSWER_TOKENS, TURNS = 240, 40, 60, 8
 #: Prompt and output of the last turn.
@@ -216,8 +221,8 @@ def main(caps: tuple[float, ...], seconds: int, seed: int, as_json: bool) -> Non
         click.echo(json.dumps(rows))
         return
     table = Table()
-    for name in rows[0]:
-        table.add_column(name, justify="right")
+    for name in _HEADS:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     Console().print(table)
