@@ -1,7 +1,7 @@
 """Sessions of agents in the simulator: the cap saves the prefix cache, and all sessions begin."""
 
-from bench.agent_sessions import compare
 from schedsvc.lab.engine import load_profile
+from schedsvc.lab.sim.agent_sessions import compare
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Run, Scenario, simulate
 from schedsvc.lab.workload import Record, TraceRequest

@@ -1,15 +1,16 @@
 """Sessions of agents that together hold four times the KV cache, with a cap on them and without.
 
-    python -m bench.agent_sessions
-    python -m bench.agent_sessions --cap 0.6 --seconds 3600 --seed 2 --json
+    python -m schedsvc.lab.sim.agent_sessions
+    python -m schedsvc.lab.sim.agent_sessions --cap 0.6 --seconds 3600 --seed 2 --json
 
 The engine is simulated, with an LRU prefix cache; the scheduler is the production core. A client
 asks for the next turn of its session when the answer has come and its tool has run; a turn's prompt
 is all that was said before it. A session that has had its turns is followed by a new one.
 
-The table: the cap as a part of the KV cache (0: none), the part of the prompts that the cache held,
-turns a minute, sessions that had all their turns, waits of turns in the median and at most, the
-longest wait of a session's first turn, and the hit rate over that without a cap.
+The table shows the cap as a part of the KV cache (0: none), and the part of the prompts that the
+cache held. Then come turns a minute, sessions that had all their turns, and the waits of turns,
+in the median and at most. `begin` is the longest wait of a first turn, `ratio` the hit rate over
+that without a cap.
 """
 
 import heapq
@@ -97,7 +98,7 @@ class Run:
             self.core.set_pool_limits(0, sessions_max_tokens=most)
         self.block = config.block_size_tokens
         self.end_ns = seconds * SECOND
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - a simulation, no secret
         count = TIMES_KV * config.capacity_tokens // FOOTPRINT_TOKENS
         self.agents = [Agent(number) for number in range(count)]
         self.due: list[tuple[int, int]] = []
@@ -203,7 +204,7 @@ def compare(caps: tuple[float, ...], seconds: int, seed: int) -> list[dict[str, 
     return rows
 
 
-@click.command(epilog="Example: python -m bench.agent_sessions --cap 0.8 --seconds 3600")
+@click.command(epilog="Example: python -m schedsvc.lab.sim.agent_sessions --cap 0.8 --seconds 3600")
 @click.option(
     "--cap", "caps", multiple=True, type=click.FloatRange(0.05, 4), default=(0.6, 0.8, 1.0),
     show_default=True, help="Cap, as a part of the KV cache; may be repeated.",
