@@ -24,13 +24,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
         return 1
     head = i = p.next = head_for(core, pool, &aged)
     if i == NONE:
-        p.reason = WAIT_STRICT if (<Line>core.flows.candidates[0]).count else WAIT_NONE
-        if p.reason == WAIT_NONE and has_throttled(core.flows, pool):
-            p.reason = WAIT_SHARE
-            return let_one_go(core, pool)
-        if p.reason == WAIT_NONE and waits_for_cap(core, pool):
-            p.reason = WAIT_SESSION_CAP
-        return 0
+        return serve_aside(core, pool)
     if evict_head(core, i, pool):
         return 1
     r = &core.requests.items[i]
@@ -72,6 +66,18 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
         note_turn(core, pool, r, aged)
     grant(core, i, pool, plan.blocks, plan.output_tokens, i == head and aged)
     return 1
+
+
+cdef bint serve_aside(Core core, int32_t pool) except -1:
+    """Look at what is held aside while a pool has no next request: 1 where a queue was let go."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    p.reason = WAIT_STRICT if (<Line>core.flows.candidates[0]).count else WAIT_NONE
+    if p.reason == WAIT_NONE and has_throttled(core.flows, pool):
+        p.reason = WAIT_SHARE
+        return let_one_go(core, pool)
+    if p.reason == WAIT_NONE and waits_for_cap(core, pool):
+        p.reason = WAIT_SESSION_CAP
+    return False
 
 
 cdef int dispatch(Core core) except -1:

@@ -154,7 +154,7 @@ cdef int sort_queue(Core core, int32_t q) except -1:
 
 
 cdef int sort_strands(Flows flows, int32_t q) except -1:
-    """The order of a queue has changed: make its strands anew. O(queued * log n)."""
+    """Sort the strands of a queue after a change of its order. O(queued * log n)."""
     cdef AgentSessions agents = flows.agents
     cdef int32_t i = flows.queues[q].chain.head, t
     cdef const Request* r

@@ -42,6 +42,15 @@ cdef int check_client_id(Slice* id, const Slice* request_id) except -1:
     return 0
 
 
+cdef int check_names(
+    Slice* pool, Slice* adapter, Slice* request_class, Slice* session
+) except -1:
+    check_text("pool", pool, 0, ID_BYTES_MAX)
+    check_text("adapter", adapter, 0, NAME_BYTES_MAX)
+    check_text("request_class", request_class, 0, NAME_BYTES_MAX)
+    return check_text("session", session, 0, NAME_BYTES_MAX)
+
+
 cdef inline void read_text(Cursor* c, Slice* s) noexcept:
     # The last of several counts, but none may be wrong.
     if s.size and not is_utf8(s):
@@ -144,10 +153,7 @@ cdef int check_admit(AdmitMessage* m) except -1:
     check_text("request_id", &m.request_id, 1, ID_BYTES_MAX)
     check_client_id(&m.client_id, &m.request_id)
     check_text("tenant", &m.tenant, 0, NAME_BYTES_MAX)
-    check_text("pool", &m.pool, 0, ID_BYTES_MAX)
-    check_text("adapter", &m.adapter, 0, NAME_BYTES_MAX)
-    check_text("request_class", &m.request_class, 0, NAME_BYTES_MAX)
-    check_text("session", &m.session, 0, NAME_BYTES_MAX)
+    check_names(&m.pool, &m.adapter, &m.request_class, &m.session)
     if m.key.size != 0 and m.key.size != 32:
         invalid("api_key_sha256", f"must have 32 bytes, not {m.key.size:,}")
     if m.prompts == 0:

@@ -1,9 +1,9 @@
 """The terms that a request sets for the scheduler: longest wait, deadline, class, session.
 
 The gate reads these headers from any caller. Each can make only that caller's own request leave
-earlier, or names a class that the scheduler then allows or refuses. A session only divides what the
-caller's own tenant gets. `SCHEDSVC_REQUEST_HEADERS` lists the headers that are read. A header whose
-value cannot be used returns 400.
+earlier, or names a class that the scheduler then allows or refuses. A session only divides what
+the caller's own tenant gets. `SCHEDSVC_REQUEST_HEADERS` lists the headers that are read. A header
+whose value cannot be used returns 400.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
 """Sessions of agents that together hold four times the KV cache, with a cap on them and without.
 
-    python -m bench.agent_sessions
-    python -m bench.agent_sessions --cap 0.6 --seconds 3600 --seed 2 --json
+    python -m schedsvc.lab.sim.agent_sessions
+    python -m schedsvc.lab.sim.agent_sessions --cap 0.6 --seconds 3600 --seed 2 --json
 
 The engine is simulated, with an LRU prefix cache; the scheduler is the production core. A client
 asks for the next turn of its session when the answer has come and its tool has run; a turn's prompt
 is all that was said before it. A session that has had its turns is followed by a new one.
+
+The table shows the cap as a part of the KV cache (0: none), and the part of the prompts that the
+cache held. Then come turns a minute, sessions that had all their turns, and the waits of turns,
+in the median and at most. `begin` is the longest wait of a first turn, `ratio` the hit rate over
+that without a cap.
 """
 
 import heapq
@@ -24,6 +29,7 @@ from schedsvc.lab.sim.requests import NEVER
 from schedsvc.lab.sim.runner import EngineRunner
 
 SECOND = 10**9
+_HEADS = ("cap", "hit rate", "turns/min", "sessions", "p50 s", "max s", "begin s", "ratio")
 PROGRESS_NS = SECOND // 5
 FIRST_TOKENS, ADDED_TOKENS, ANSWER_TOKENS, TURNS = 240, 40, 60, 8
 #: Prompt and output of the last turn.
@@ -92,7 +98,7 @@ class Run:
             self.core.set_pool_limits(0, sessions_max_tokens=most)
         self.block = config.block_size_tokens
         self.end_ns = seconds * SECOND
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - a simulation, no secret
         count = TIMES_KV * config.capacity_tokens // FOOTPRINT_TOKENS
         self.agents = [Agent(number) for number in range(count)]
         self.due: list[tuple[int, int]] = []
@@ -198,7 +204,7 @@ def compare(caps: tuple[float, ...], seconds: int, seed: int) -> list[dict[str, 
     return rows
 
 
-@click.command(epilog="Example: python -m bench.agent_sessions --cap 0.8 --seconds 3600")
+@click.command(epilog="Example: python -m schedsvc.lab.sim.agent_sessions --cap 0.8 --seconds 3600")
 @click.option(
     "--cap", "caps", multiple=True, type=click.FloatRange(0.05, 4), default=(0.6, 0.8, 1.0),
     show_default=True, help="Cap, as a part of the KV cache; may be repeated.",
@@ -216,8 +222,8 @@ def main(caps: tuple[float, ...], seconds: int, seed: int, as_json: bool) -> Non
         click.echo(json.dumps(rows))
         return
     table = Table()
-    for name in rows[0]:
-        table.add_column(name, justify="right")
+    for name in _HEADS:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     Console().print(table)
