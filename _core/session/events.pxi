@@ -9,9 +9,8 @@ cdef int read_replay(
     cdef int64_t v[8]  # fields 6 to 13, by number - 6
     cdef int64_t tag, proof = 0
     memset(v, 0, sizeof(v))
-    request_id.at, request_id.size = c.at, 0
+    request_id.at, request_id.size, lease_id[0] = c.at, 0, 0
     tenant = key = pool = adapter = request_class = session = request_id
-    lease_id[0] = 0
     while True:
         tag = read_tag(c)
         if tag == 0:
@@ -63,13 +62,11 @@ cdef int read_replay(
         ask.flow = flow_at_sight(core, &tenant, ask.principal)
     ask.target = target_of(core, &pool)
     ask.prompt_tokens = ask.prompt_max_tokens = <int32_t>v[2]
-    ask.output_max_tokens = <int32_t>v[3]
-    ask.sequences = <int32_t>max(<int64_t>1, v[7])
+    ask.output_max_tokens, ask.sequences = <int32_t>v[3], <int32_t>max(<int64_t>1, v[7])
     ask.n = 1  # what n adds to the prompts is part of what was reserved
     if ask.flow != NONE:
         replayed_class(core, ask, request_class.at, request_class.size)
         identify(
-            core, ask, request_id.at, request_id.size,
-            tenant_salt(core, ask.flow, &tenant, &key), 0,
+            core, ask, request_id.at, request_id.size, tenant_salt(core, ask.flow, &tenant, &key), 0
         )
     return 0

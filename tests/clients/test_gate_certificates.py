@@ -173,7 +173,7 @@ async def test_a_certificate_names_the_tenant(
     acme = authority.issue("other", f"{DOMAIN}/ns/prod/sa/acme", "host.corp.test")
     beta = authority.issue("acme", "Beta.Clients.TEST")
     assert (await caller.ask(acme))[0] == 200
-    # What a client can choose does not count, and SDKs send some key.
+    # The gate ignores names that a client can choose; SDKs send some key.
     chosen = {"x_tenant_id": "x", "authorization": "Bearer none", XFCC: f"URI={DOMAIN}/ns/a/sa/x"}
     assert (await caller.ask(beta, **chosen))[0] == 200
     assert [(admit.tenant, admit.tenant_proof) for admit in fake.admits] == [

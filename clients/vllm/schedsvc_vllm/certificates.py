@@ -62,7 +62,7 @@ class CertificateSettings:
     set_by: str = ""
 
     def tenant(self, scope: Scope, forwarded: bytes) -> str | None:
-        """Return whom the client's certificate names; None: it has none, or it names nobody.
+        """Return the tenant of the client's certificate; None: it has none, or names no tenant.
 
         `forwarded`: the header of the proxy. Raises BadRequestError (401) for a certificate that
         has expired or is ambiguous, and 400 for a header that cannot be read. O(names * patterns).
