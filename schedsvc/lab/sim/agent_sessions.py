@@ -1,7 +1,7 @@
 """Sessions of agents that together hold four times the KV cache, with a cap on them and without.
 
-    python -m schedsvc.lab.sim.agent_sessions
-    python -m schedsvc.lab.sim.agent_sessions --cap 0.6 --seconds 3600 --seed 2 --json
+    python -m schedsvc.lab.sim.cli.agent_sessions
+    python -m schedsvc.lab.sim.cli.agent_sessions --cap 0.6 --seconds 3600 --seed 2 --json
 
 The engine is simulated, with an LRU prefix cache; the scheduler is the production core. A client
 asks for the next turn of its session when the answer has come and its tool has run; a turn's prompt
@@ -14,14 +14,9 @@ that without a cap.
 """
 
 import heapq
-import json
 import random
 from dataclasses import dataclass, field
 from typing import Any
-
-import click
-from rich.console import Console
-from rich.table import Table
 
 from schedsvc import _core as core
 from schedsvc.lab.engine import Engine, load_profile
@@ -29,7 +24,6 @@ from schedsvc.lab.sim.requests import NEVER
 from schedsvc.lab.sim.runner import EngineRunner
 
 SECOND = 10**9
-_HEADS = ("cap", "hit rate", "turns/min", "sessions", "p50 s", "max s", "begin s", "ratio")
 PROGRESS_NS = SECOND // 5
 FIRST_TOKENS, ADDED_TOKENS, ANSWER_TOKENS, TURNS = 240, 40, 60, 8
 #: Prompt and output of the last turn.
@@ -202,32 +196,3 @@ def compare(caps: tuple[float, ...], seconds: int, seed: int) -> list[dict[str, 
     for row in rows:
         row["hit_rate_ratio"] = round(row["hit_rate"] / without, 2) if without else None
     return rows
-
-
-@click.command(epilog="Example: python -m schedsvc.lab.sim.agent_sessions --cap 0.8 --seconds 3600")
-@click.option(
-    "--cap", "caps", multiple=True, type=click.FloatRange(0.05, 4), default=(0.6, 0.8, 1.0),
-    show_default=True, help="Cap, as a part of the KV cache; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--seconds", default=1_800, show_default=True, type=click.IntRange(60, 86_400),
-    help="Virtual time.",
-)  # fmt: skip
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="Seed.")
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def main(caps: tuple[float, ...], seconds: int, seed: int, as_json: bool) -> None:
-    """Compare the hit rate of the prefix cache with caps on sessions and without."""
-    rows = compare((0.0, *caps), seconds, seed)
-    if as_json:
-        click.echo(json.dumps(rows))
-        return
-    table = Table()
-    for name in _HEADS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()
