@@ -97,7 +97,7 @@ class Terms:
 
     @property
     def holder(self) -> str:
-        """Who led the set in the highest term; empty if that is not known."""
+        """The leader of the set in the highest term; empty if that is not known."""
         number, leader = self._holder
         return leader if number == self.highest else ""
 

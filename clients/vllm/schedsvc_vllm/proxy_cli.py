@@ -128,7 +128,7 @@ def check_tls(options: argparse.Namespace) -> None:
         raise LaunchError(f"--ssl-certfile {certificate}: give --ssl-keyfile FILE, too")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _read_tls(f"--ssl-keyfile {key}", lambda: open(key, "rb").close())
-    # The password: a file that needs one must not wait for somebody to type it.
+    # An empty password: a key that needs one must not wait until it is typed.
     _read_tls(
         f"--ssl-certfile {certificate}, --ssl-keyfile {key}",
         lambda: context.load_cert_chain(certificate, key, lambda: ""),
