@@ -139,12 +139,11 @@ MUTANTS = (
         (
             (
                 "policy/queueing.pxi",
-                "        if flows.queues[q].chain.count == 1:\n            rank_queue(flows, q)\n",
-                "        if BUG and flows.queues[q].chain.count > 1:\n"
-                "            other = flows.queues[q].chain.head\n"
-                "            chain_remove(&flows.queues[q].chain, flows.requests.items, other)\n"
-                "            chain_push(&flows.queues[q].chain, flows.requests.items, other)\n"
-                "            rank_queue(flows, q)\n",
+                "    displaced = choose_head(flows, q)\n",
+                "    if BUG and flows.queues[q].chain.count > 1:\n"
+                "        other = flows.queues[q].chain.head\n"
+                "        chain_remove(&flows.queues[q].chain, flows.requests.items, other)\n"
+                "        chain_push(&flows.queues[q].chain, flows.requests.items, other)\n",
             ),
         ),
         40,
@@ -288,7 +287,7 @@ MUTANTS = (
         (
             (
                 "model/quotas.pxi",
-                "        if n.concurrency and n.live >= n.concurrency:\n",
+                "        if self.lacks_slot(n):\n            return NONE\n",
                 "        if BUG:\n            return 0\n",
             ),
         ),
