@@ -23,7 +23,7 @@ INTO_FOLDERS = (
     "sim --trace TRACE --policy vtc --out",
     "sim --suite vtc-paper --out",
     "sim --replay TRACE --out",
-    "sim sweep --trace TRACE --policy vtc --vary scheduler.headroom=0,1 --out",
+    "sim sweep --trace TRACE --policy vtc --vary scheduler.headroom=0,0.1 --out",
     "predict --trace TRACE --out",
     "workload describe --trace TRACE --out",
     "workload users --trace TRACE --out",

@@ -112,8 +112,8 @@ def sim(
         raise click.UsageError(
             "give --trace FILE and at least one --policy, --suite NAME or --replay FILE"
         )
-    _make(out)
     scenario, requests = world(**options)
+    _make(out)
     run_trace(
         scenario,
         requests,

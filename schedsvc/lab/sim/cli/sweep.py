@@ -110,8 +110,6 @@ def sweep(
         raise click.UsageError("give --trace FILE and at least one --policy")
     values = dict(_values(text) for text in vary)
     goal = _goals(goals)
-    if out is not None:
-        make_folder(out)
     scenario, requests = world(**options)
     if client is not None and client not in requests.clients:
         raise click.BadParameter(
@@ -123,6 +121,8 @@ def sweep(
         raise click.UsageError(
             f"{len(tasks) * seeds:,} runs are more than {RUNS_MAX:,}: vary less, or fewer seeds"
         )
+    if out is not None:
+        make_folder(out)
     points = _run(tasks, requests, (seeds, goal, span_s, client), jobs)
     report = {
         "engine": scenario.profile.name,
