@@ -24,19 +24,26 @@ local function version()
     return VERSION
 end
 
--- ARGV: set, member that may take the next term ('' for none), for how many ms it counts.
--- Returns {hold, counter, last row of the set}, '' for what is missing.
+-- ARGV: set, member that may take the next term ('' for none), for how many ms it counts, and any
+-- word to be answered whether it is new.
+-- Returns {hold, counter, last row of the set}, '' for what is missing, and 1 if the member did not
+-- count before, else 0.
 local function look(keys, args)
+    local is_new = 0
     if args[2] ~= '' then
-        redis.call('HSET', keys[3], args[2], string.format('%.0f', now_ms() + args[3]))
+        is_new = redis.call('HSET', keys[3], args[2], string.format('%.0f', now_ms() + args[3]))
     end
     if redis.call('PTTL', keys[1]) > TERM_MS then
         redis.call('PEXPIRE', keys[1], TERM_MS)  -- the clock was set back since
     end
-    return {
+    local rows = {
         redis.call('GET', keys[1]) or '', redis.call('HGET', keys[2], 'counter') or '',
         redis.call('HGET', keys[2], 'set:' .. args[1]) or '',
     }
+    if args[4] then
+        rows[4] = is_new
+    end
+    return rows
 end
 
 -- ARGV: set, hold and counter as `look` returned them, the new ones, TTL in ms, the member.

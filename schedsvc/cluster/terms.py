@@ -80,8 +80,10 @@ class Terms:
         self.reported = 0
         #: Rows that were not sealed with the secret, or older than one that was seen.
         self.forged = 0
-        #: Whether the last look found a lower counter than the one before it, or none.
+        #: Whether the last look found a lower counter than the one before it, or none, or that the
+        #: store had forgotten this member.
         self.lost_data = False
+        self._stands_until_ns = 0  # for how long the store counts it among those that may lead
         self._counted = 0  # the counter that the last look found
         #: The last term of the set, also if it is over.
         self.last: Term | None = None
@@ -127,14 +129,20 @@ class Terms:
         `may_lead`: the leader hears that this member may take the next term.
         """
         name = self._member if may_lead else ""
-        hold, counter, last = await link.call(
-            "schedsvc_term_look", self._keys, self._set, name, _STANDBY_MS
+        began_ns = boot_ns()
+        hold, counter, last, *new = await link.call(
+            "schedsvc_term_look", self._keys, self._set, name, _STANDBY_MS, "new"
         )
         self._seen = hold, counter
         self.last = self._read(last) if last else None
         found = self._open(_COUNTER, counter) if counter else None
         number = found[0] if found else 0
-        self.lost_data, self._counted = number < self._counted, number
+        # A term that was lost before this member saw it leaves no other trace. The functions of the
+        # version before do not say whether the member is new.
+        is_forgotten = new == [1] and began_ns < self._stands_until_ns
+        self.lost_data, self._counted = is_forgotten or number < self._counted, number
+        if may_lead:
+            self._stands_until_ns = began_ns + _STANDBY_MS * 1_000_000
         term = self._read(hold) if hold else None
         # A leader whose term the store lost writes its row again, and the counter stays behind.
         number = max(number, self.last.number if self.last else 0)
@@ -183,7 +191,7 @@ class Terms:
         if answer != b"taken":
             return None
         self.highest, self._mine = number, mine
-        self._holder = number, self._leader
+        self._holder, self._stands_until_ns = (number, self._leader), 0
         return term, term_end_ns(began_ns)
 
     async def renew(self, link: StoreConnection) -> tuple[int, tuple[str, ...]] | Term:

@@ -285,6 +285,24 @@ async def test_a_former_leader_knows_its_term_after_a_restart(
     assert await b.renew(link) == taken[0]
 
 
+async def test_a_member_that_the_store_forgot_knows_of_the_loss(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    """The store lost a term that this member had not seen, so no counter fell for it."""
+    b = terms_of("b")
+    for _ in range(2):
+        assert await b.look(link, may_lead=True) is None
+        assert not b.lost_data
+    store.ask("FLUSHALL")
+    assert await b.look(link, may_lead=True) is None
+    assert b.lost_data
+    await led(b, link)
+    assert not b.lost_data
+    await b.release(link)
+    assert await b.look(link, may_lead=True) is None  # who leads is not counted
+    assert not b.lost_data
+
+
 async def test_who_leads_is_known_from_the_last_row_too(link: StoreConnection) -> None:
     a, b = terms_of("a"), terms_of("b")
     term = await led(a, link)

@@ -138,12 +138,14 @@ def _sync(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
 
 
 def _look(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+    is_new = bool(args[1]) and args[1] not in data.table(keys[2])
     if args[1]:
         data.put(keys[2], args[1], b"%d" % (data.now_ms() + int(args[2])))
     if data.left_ms(keys[0]) > _TERM_MS:
         data.expire(keys[0], _TERM_MS)
     rows = data.table(keys[1])
-    return [data.get(keys[0]) or b"", rows.get(b"counter", b""), rows.get(b"set:" + args[0], b"")]
+    found = [data.get(keys[0]) or b"", rows.get(b"counter", b""), rows.get(b"set:" + args[0], b"")]
+    return [*found, int(is_new)] if len(args) > 3 else found
 
 
 def _take(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:

@@ -13,8 +13,8 @@ __all__ = ["Fence", "TermBooks"]
 #: After the store's clock was set forward, two members may lead for a term: the earlier one counts
 #: its term from before the step.
 _OVERLAP_NS = 2_000_000_000
-#: Where the rows begin in the answers of functions.
-_ROWS = {"schedsvc_term_look": 0, "schedsvc_term_renew": 1}
+#: The rows in the answers of functions.
+_ROWS = {"schedsvc_term_look": slice(0, 3), "schedsvc_term_renew": slice(1, None)}
 
 
 class Fence:
@@ -87,7 +87,7 @@ class TermBooks:
             leader = words[7].split(b" ")[2].decode()
             self._rivals[leader] = set(answer[1].decode().split())
         if function in _ROWS:
-            for row in answer[_ROWS[function] :]:
+            for row in answer[_ROWS[function]]:
                 term = int(row.partition(b" ")[0] or 0) if row[:1].isdigit() else 0
                 self._known[member] = max(self._known.get(member, 0), term)
 
