@@ -100,6 +100,14 @@ class TermBooks:
         present = self.begun[-1][1].partition("/")[0]
         return leader in self._rivals and present not in self._rivals[leader]
 
+    def _was_repeated(self, term: int) -> bool:
+        """Whether the store lost a term and gave it to a second leader.
+
+        The first of the two that hears of the other takes the next term, and the other one goes on
+        until its next renewal. Engines that have seen the new term ignore it.
+        """
+        return len({leader for begun, leader in self.begun if begun == term}) > 1
+
     def decided(self, term: int, leader: str, now_ns: int) -> None:
         """Look at a verdict that leaves a scheduler."""
         require(
@@ -110,7 +118,8 @@ class TermBooks:
         require(
             (term, leader) == self.begun[-1]
             or now_ns < self._overlap_until_ns
-            or self._is_unknown(leader),
+            or self._is_unknown(leader)
+            or self._was_repeated(term),
             "a scheduler decides after the next leader has begun",
             f"{leader} in term {term}, while {self.begun[-1][1]} leads in {self.begun[-1][0]}",
         )
