@@ -261,7 +261,16 @@ def main(tables: tuple[str, ...], seconds: float, loop_share: float, as_json: bo
 def _show(measured: list[dict[str, Any]]) -> None:
     cores = "one core each" if server_cores() else "shared cores"
     table = Table(
-        *("table", "quiet ms", "attacked", "ratio", "CPU ms", "attacked", "hostile events"),
+        *(
+            "table",
+            "quiet ms",
+            "attacked",
+            "ratio",
+            "CPU ms",
+            "attacked",
+            "left out",
+            "hostile events",
+        ),
         box=box.SIMPLE_HEAD,
         caption=f"p50, p99 of the other caller's Admit, and of the scheduler's CPU time in it;"
         f" scheduler and clients: {cores}",
@@ -276,7 +285,8 @@ def _show(measured: list[dict[str, Any]]) -> None:
         ratio = f"{each['p99_ratio']:.2f}{'' if each['holds'] else ' missed'}"
         attacked_cpu += "" if each["cpu_holds"] else " missed"
         sent = f"{each['hostile'].get('sent', 0):,}"
-        table.add_row(each["table"], quiet, attacked, ratio, quiet_cpu, attacked_cpu, sent)
+        left = f"{each['left_out']}"
+        table.add_row(each["table"], quiet, attacked, ratio, quiet_cpu, attacked_cpu, left, sent)
     Console().print(table)
 
 

@@ -247,11 +247,11 @@ async def test_certificates_go_beside_keys(
     keys.write_text("sk-1\n")
     given = variables(fake.target, API_KEYS_FILE=str(keys))
     acme = authority.issue("acme", "acme.clients.test")
-    nobody = authority.issue("nobody")
+    unnamed = authority.issue("unnamed")
     async with proxied(authority, behind[1], given, "--ssl-cert-reqs=1") as caller:
         for pair, key, status in (
-            (acme, "wrong", 200), (None, "sk-1", 200), (nobody, "sk-1", 200),
-            (None, "wrong", 401), (nobody, "wrong", 401),
+            (acme, "wrong", 200), (None, "sk-1", 200), (unnamed, "sk-1", 200),
+            (None, "wrong", 401), (unnamed, "wrong", 401),
         ):  # fmt: skip
             answered, _ = await caller.ask(pair, authorization=f"Bearer {key}")
             assert answered == status, (pair, key)
@@ -361,14 +361,14 @@ def test_the_command_ends_tls(upstream: str, folder: Path, authority: Authority)
     environment = os.environ | POOL | variables(f"unix:{folder}/none")
     process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
     acme = context_of(authority, authority.issue("acme", "acme.clients.test"))
-    nobody = context_of(authority, authority.issue("nobody"))
+    unnamed = context_of(authority, authority.issue("unnamed"))
     try:
         until_s = time.monotonic() + 60
         while (status := status_of(folder / "p", acme)) == 0:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until_s
             time.sleep(0.02)
-        assert (status, status_of(folder / "p", nobody)) == (501, 401)
+        assert (status, status_of(folder / "p", unnamed)) == (501, 401)
     finally:
         process.kill()
         process.communicate()

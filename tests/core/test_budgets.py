@@ -190,7 +190,7 @@ def test_a_new_period_forgets_what_others_spent() -> None:
 
 def test_only_known_budgets_are_spent_elsewhere() -> None:
     s = limited()
-    with pytest.raises(core.CallerError, match="no quota has the name tenant:nobody"):
-        s.set_budget_elsewhere(0, b"tenant:nobody", DAY, 1, 1)
+    with pytest.raises(core.CallerError, match="no quota has the name tenant:absent"):
+        s.set_budget_elsewhere(0, b"tenant:absent", DAY, 1, 1)
     with pytest.raises(core.CallerError, match="spent"):
         s.set_budget_elsewhere(0, b"tenant:f", DAY, 1, -1)

@@ -105,5 +105,5 @@ def running_set(folder: Path, tenants: list[str]) -> Iterator[PoolSet]:
 
 def led_stack(server: Server, pool_set: PoolSet, pool_name: str) -> LedStack:
     """Return what tests ask of an engine in a set."""
-    nobody: Scheduler = None  # type: ignore[assignment] # the set is in its place
-    return LedStack(server, nobody, pool_set, pool_name)
+    absent: Scheduler = None  # type: ignore[assignment] # the set is in its place
+    return LedStack(server, absent, pool_set, pool_name)

@@ -114,7 +114,7 @@ class TermServer:
         if not stands_by:
             stated = Leadership(term=leading.term, leader=leading.leader).SerializeToString()
             self.driver.change(lambda core, now_ns: core.set_leadership(now_ns, stated))
-            process.world.terms.began(leading.term, leading.leader)
+            process.world.terms.began(leading.term, leading.leader, process.world.queue.now_ns)
         self._rows = _Rows(self.driver, disk)
         self.outdated: Callable[[], list[str]] = list
         self.on_promise: Callable[[str, int], None] = lambda member, asked_ns: None

@@ -42,13 +42,14 @@ class TermBooks:
         #: Since the highest term began.
         self._has_lost = False
         self._overlap_until_ns = 0
+        self._began_ns = 0  # the last one
         self._obeyed: tuple[int, str] = (0, "")
         #: By member: the highest term that it has read in the store, in all lives of its process.
         self._known: dict[str, int] = {}
         #: By leader: the members that may take the next term, by the store's last answer to it.
         self._rivals: dict[str, set[str]] = {}
 
-    def began(self, term: int, leader: str) -> None:
+    def began(self, term: int, leader: str, now_ns: int) -> None:
         """Note that a member begins to lead.
 
         A store that lost a term may give it again, or a lower one, but to no member that has seen
@@ -71,6 +72,7 @@ class TermBooks:
         if term > self._highest:
             self._highest, self._has_lost = term, False
         self.begun.append((term, leader))
+        self._began_ns = now_ns
 
     def lost(self) -> None:
         """Note that the store lost data."""
@@ -100,13 +102,14 @@ class TermBooks:
         present = self.begun[-1][1].partition("/")[0]
         return leader in self._rivals and present not in self._rivals[leader]
 
-    def _was_repeated(self, term: int) -> bool:
-        """Whether the store lost a term and gave it to a second leader.
+    def _may_end(self, term: int, now_ns: int) -> bool:
+        """Whether the store lost a term and gave it twice, and the next one has just begun.
 
         The first of the two that hears of the other takes the next term, and the other one goes on
         until its next renewal. Engines that have seen the new term ignore it.
         """
-        return len({leader for begun, leader in self.begun if begun == term}) > 1
+        is_repeated = len({leader for begun, leader in self.begun if begun == term}) > 1
+        return is_repeated and now_ns < self._began_ns + _OVERLAP_NS
 
     def decided(self, term: int, leader: str, now_ns: int) -> None:
         """Look at a verdict that leaves a scheduler."""
@@ -119,7 +122,7 @@ class TermBooks:
             (term, leader) == self.begun[-1]
             or now_ns < self._overlap_until_ns
             or self._is_unknown(leader)
-            or self._was_repeated(term),
+            or self._may_end(term, now_ns),
             "a scheduler decides after the next leader has begun",
             f"{leader} in term {term}, while {self.begun[-1][1]} leads in {self.begun[-1][0]}",
         )
