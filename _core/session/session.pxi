@@ -203,7 +203,8 @@ cdef class Session(PoolOffers):
         key = slice_bytes(&name)
         if not self.core.principals.may_offer(self.principal, key):
             not_granted(self.core, self.principal, "pool", "pools")
-        if key not in self.pools and self.held_pools() >= self.core.session_pools_max:
+        is_held = key in self.pools or key in self.claims
+        if not is_held and self.held_pools() >= self.core.session_pools_max:
             # Thousands of them in one message: an exception costs more than all else of an event.
             return self.fault(
                 0, CODE_RESOURCE_EXHAUSTED, "pool.pool",
@@ -216,7 +217,8 @@ cdef class Session(PoolOffers):
         check_pool(key, &f)
         if self.core.sign_of_life_ns and self.is_contested(key, &f):
             return self.claim(key, &f)
-        self.claims.pop(key, None)  # a claim, for which it sends other figures now
+        if self.claims.pop(key, None) is not None:
+            self.wake()  # a claim, for which it sends other figures now: its Welcome may be due
         return self.offer(key, &f)
 
     cdef int supersede(self) except -1:

@@ -221,6 +221,33 @@ def test_a_claim_that_becomes_the_first_engines_epoch_is_none() -> None:
     s.check()
 
 
+def test_a_claim_that_becomes_an_offer_is_welcomed_unasked() -> None:
+    s = scheduler()
+    first, _ = joining(s, "one", offering("p", epoch=5))
+    stale = replaying(77, "r", pool_epoch=4, tenant="f")
+    second, _ = joining(s, "two", offering("p", epoch=4), stale)
+    assert contested(first) == [("p", "two")]
+    s.ready()
+    second.push(0, offering("p", epoch=5))
+    # The server takes from the streams that are ready alone.
+    assert s.ready() == [second.session.owner]
+    answer = second.pull(0)
+    assert welcomed(answer)
+    assert notices(answer) == [(77, pb.LEASE_STATE_VOID)]
+
+
+def test_a_claim_with_new_figures_needs_no_second_place() -> None:
+    s = scheduler(session_pools_max=1)
+    joining(s, "one", offering("p", epoch=5))
+    second, _ = joining(s, "two", offering("p", epoch=6))
+    second.send(0, offering("p", epoch=7), offering("q", epoch=1))
+    s.poll(BOUND)
+    answer = second.pull(BOUND)
+    assert welcomed(answer)
+    assert [fault[1:] for fault in faults(answer)] == [(8, "pool.pool")]  # for q alone
+    assert pool(s, BOUND)["epoch"] == 7
+
+
 def test_replays_of_a_newcomer_change_nothing_meanwhile() -> None:
     s = scheduler()
     joining(s, "one", offering("p", epoch=5))
