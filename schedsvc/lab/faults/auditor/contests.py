@@ -41,16 +41,18 @@ class Contests:
 
     def register(self, books: Books, now_ns: int, claim: Claim) -> bool:
         """Let a stream offer a pool, or claim it. False: the scheduler refuses it."""
-        if not books.shares.may_register(books, now_ns, claim.conn, claim.principal, claim.pool):
+        conn, principal, name = claim.conn, claim.principal, claim.pool
+        claimed = [each for each, claims in self._claims.items() if conn in claims]
+        if not books.shares.may_register(books, now_ns, conn, principal, name, claimed):
             return False
-        pool = books.pools.get(claim.pool)
+        pool = books.pools.get(name)
         if pool is None or not self._is_contested(books, now_ns, pool, claim):
-            self._claims.get(claim.pool, {}).pop(claim.conn, None)
+            self._claims.get(name, {}).pop(conn, None)
             return books.register(now_ns, *claim)
-        if claim.principal != pool.principal:
+        if principal != pool.principal:
             return False
-        self._due_ns.setdefault(claim.pool, now_ns + self._bound_ns)
-        self._claims.setdefault(claim.pool, {})[claim.conn] = claim
+        self._due_ns.setdefault(name, now_ns + self._bound_ns)
+        self._claims.setdefault(name, {})[conn] = claim
         return True
 
     def _is_contested(self, books: Books, now_ns: int, pool: Pool, claim: Claim) -> bool:

@@ -7,6 +7,7 @@ what each event may change, so each answer to a later event of the others shows 
 hostile principal, before anything is dispatched.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import itemgetter
@@ -103,16 +104,25 @@ class Shares:
     # Pools.
 
     def may_register(
-        self, books: ImpliedState, now_ns: int, conn: int, principal: int, name: str
+        self,
+        books: ImpliedState,
+        now_ns: int,
+        conn: int,
+        principal: int,
+        name: str,
+        claimed: Collection[str] = (),
     ) -> bool:
-        """Whether grants and places let a stream offer a pool, owned or not. O(pools)."""
+        """Whether grants and places let a stream offer a pool, owned or not. O(pools).
+
+        `claimed`: the pools of other engines that it claims; they count as offered.
+        """
         if not self.may_offer(principal, name):
             return False
         if not self.is_limited(principal):
             return True
         pools, pool = books.pools.values(), books.pools.get(name)
-        offered = sum(conn in p.offers for p in pools)
-        if offered >= _STREAM_POOLS_MAX and (pool is None or conn not in pool.offers):
+        held = {p.name for p in pools if conn in p.offers}.union(claimed)
+        if len(held) >= _STREAM_POOLS_MAX and name not in held:
             return False
         if pool is not None and is_owned(pool, now_ns):
             return True
