@@ -34,6 +34,9 @@ cdef class Table:
     cdef int64_t moves  # entries that were moved to another table, ever
     cdef bint is_keyed
     cdef uint64_t k0, k1
+    cdef uint64_t last_hi  # the key that was hashed last, and what it came to
+    cdef uint32_t last_lo
+    cdef size_t last_home
 
     def __cinit__(self):
         self.slots = <Entry*>calloc(64, sizeof(Entry))
@@ -48,13 +51,18 @@ cdef class Table:
     cdef void set_key(self, uint64_t k0, uint64_t k1) noexcept:
         """Compute places with a secret key. Call it before the first put()."""
         self.is_keyed, self.k0, self.k1 = True, k0, k1
+        self.last_home = <size_t>sip64(k0, k1, self.last_hi, self.last_lo)
 
     cdef inline size_t _home(self, uint64_t hi, uint32_t lo) noexcept:
         # Keys are hashes or consecutive ids: one multiplication spreads both. Eight ids in a row
         # stay neighbours, because they are used and forgotten together. To be masked.
         cdef uint64_t spread
         if self.is_keyed:
-            return <size_t>sip64(self.k0, self.k1, hi, lo)
+            # A key is looked up, fetched and put within one event: hash it once.
+            if hi != self.last_hi or lo != self.last_lo:
+                self.last_hi, self.last_lo = hi, lo
+                self.last_home = <size_t>sip64(self.k0, self.k1, hi, lo)
+            return self.last_home
         spread = ((hi >> 3) ^ lo) * <uint64_t>0x9E3779B97F4A7C15
         return <size_t>((spread >> 20) & ~<uint64_t>7 | (hi & 7))
 

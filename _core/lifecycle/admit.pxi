@@ -1,5 +1,15 @@
 # From an Admit to a queued request, a refusal or a stored answer.
 
+cdef inline void fetch(Core core, int32_t flow) noexcept:
+    """Fetch what an Admit and its grant look at, while its id is hashed: among many flows, leases
+    and answers none of it is in the processor's cache. O(1)."""
+    if flow != NONE:
+        core.flows.prefetch(flow)
+        core.predictor.prefetch(flow)
+    core.requests.prefetch()
+    core.leases.prefetch(<uint64_t>lease_id_ahead(core), 0)
+
+
 cdef void identify(
     Core core, Ask* ask, const uint8_t* request_id, size_t size, uint64_t tenant,
     uint64_t prompts,
@@ -7,7 +17,9 @@ cdef void identify(
     # (principal, tenant, request_id) names a request; what was asked, without its deadlines, is its
     # payload. `tenant` separates those that share the flow of the unknown. Payload 0: any.
     cdef uint64_t h = prompts
+    fetch(core, ask.flow)
     ask.key = tenant_key(core, ask.flow, tenant, request_id, size)
+    core.ids.prefetch(ask.key.hi, ask.key.lo)
     h = mix(h, ask.prompt_tokens)
     h = mix(h, ask.prompt_max_tokens)
     h = mix(h, ask.output_max_tokens)
@@ -179,9 +191,6 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     cdef bint lacks_adapter
     cdef int outcome
     cdef int32_t i
-    # Among many flows nothing of this one is in the processor's cache: fetch all at once.
-    core.flows.prefetch(ask.flow)
-    core.requests.prefetch()
     i = find_request(core, ask)
     if i != NONE:
         return answer_repeat(core, i, ask)

@@ -11,24 +11,32 @@ cdef int seed_lease_ids(Core core, str seed) except -1:
         invalid("lease_seed", "must be 32 hexadecimal digits")
     memcpy(&core.lease_k0, <const char*>key, 8)
     memcpy(&core.lease_k1, <const char*>key + 8, 8)
-    core.draws_lease_ids = True
+    core.draws_lease_ids, core.lease_drawn_from = True, 0
     return 0
 
 
-cdef int64_t next_lease_id(Core core) noexcept:
-    """Return a free lease id: the next number, or with a seed a random one, which other ids do not
-    reveal. Expected O(1)."""
+cdef int64_t lease_id_ahead(Core core) noexcept:
+    """The lease id that is next, if it is free: the next number, or with a seed a random one, which
+    other ids do not reveal. A number is drawn from once, however often it is asked for. O(1)."""
     cdef Hash128 drawn
-    cdef uint64_t number
-    cdef int64_t lease_id = 0
+    cdef uint64_t number = <uint64_t>core.lease_next
     if not core.draws_lease_ids:
-        core.lease_next += 1
-        return core.lease_next - 1
-    while lease_id == 0 or core.leases.get(<uint64_t>lease_id, 0) != NONE:
-        number = <uint64_t>core.lease_next
-        core.lease_next += 1
+        return core.lease_next
+    if core.lease_drawn_from != core.lease_next:
         drawn = sip128(core.lease_k0, core.lease_k1, <const uint8_t*>&number, sizeof(number))
-        lease_id = <int64_t>(drawn.lo & <uint64_t>(LEASE_ID_MAX - 1))
+        core.lease_drawn = <int64_t>(drawn.lo & <uint64_t>(LEASE_ID_MAX - 1))
+        core.lease_drawn_from = core.lease_next
+    return core.lease_drawn
+
+
+cdef int64_t next_lease_id(Core core) noexcept:
+    """Return a free lease id, see lease_id_ahead(). Expected O(1)."""
+    cdef int64_t lease_id = 0
+    while lease_id == 0 or (
+        core.draws_lease_ids and core.leases.get(<uint64_t>lease_id, 0) != NONE
+    ):
+        lease_id = lease_id_ahead(core)
+        core.lease_next += 1
     return lease_id
 
 

@@ -88,6 +88,13 @@ cdef class Predictor:
         self.clear()
         free(self.lengths_of)
 
+    cdef inline void prefetch(self, int32_t flow) noexcept:
+        """Fetch the lengths of a flow, which are looked at soon."""
+        cdef size_t at
+        if flow < self.flows_max:
+            for at in range(0, sizeof(FlowLengths), 64):
+                prefetch_line(<uint8_t*>&self.lengths_of[flow] + at)
+
     cdef FlowLengths* _flow(self, int32_t flow) except NULL:
         cdef int32_t size
         if flow >= self.flows_max:

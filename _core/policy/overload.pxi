@@ -6,10 +6,19 @@
 # means below half the target and 7/8 of the saturation. A request that waits for a quota, or for
 # the next batch of prefills, does not count: more room would not help it.
 
+cdef inline int64_t held_tokens(const Pool* p) noexcept:
+    """Promised, owed since a restart, and held by others."""
+    return p.promised_blocks * p.block_size + unaccounted_tokens(p)
+
+
 cdef inline int64_t fill_ppm(const Pool* p) noexcept:
-    """Promised, owed since a restart, and held by others, of the capacity; also more than it."""
-    cdef int64_t held = p.promised_blocks * p.block_size + unaccounted_tokens(p)
-    return <int64_t>(<wide>held * 1_000_000 // (p.capacity_blocks * p.block_size))
+    """What is held, of the capacity; also more than it."""
+    return <int64_t>(<wide>held_tokens(p) * 1_000_000 // (p.capacity_blocks * p.block_size))
+
+
+cdef inline bint is_filled(const Pool* p, int64_t ppm) noexcept:
+    """Whether fill_ppm() is at least this, without its division: it is asked at each event."""
+    return <wide>held_tokens(p) * 1_000_000 >= <wide>ppm * (p.capacity_blocks * p.block_size)
 
 
 cdef inline bint lacks_room(const Pool* p) noexcept:
@@ -30,7 +39,7 @@ cdef int load_level(
 ) noexcept:
     if waits_ns > target_ns:
         return LOAD_OVER
-    return LOAD_NEARLY if waits_ns >= 0 or fill_ppm(p) >= saturation_ppm else LOAD_UNDER
+    return LOAD_NEARLY if waits_ns >= 0 or is_filled(p, saturation_ppm) else LOAD_UNDER
 
 
 cdef int lowest_level(Core core, const Pool* p, int64_t waits_ns) noexcept:
