@@ -2,6 +2,7 @@
 
 include "policy/tree_lines.pxi"         # the lines of queues in the tree of shares
 include "policy/local_position.pxi"     # where flows stand in each of several pools
+include "policy/lead.pxi"               # service in all pools, and how far it may lead
 include "policy/pool_comes.pxi"         # flows get their positions in a pool that comes
 include "policy/parking.pxi"            # flows that wait outside the order, for a quota or a share
 include "policy/fair_queue.pxi"         # virtual token counters, and the order of the queues

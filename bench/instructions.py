@@ -17,6 +17,7 @@ void dump(void) { CALLGRIND_DUMP_STATS; }
 void zero(void) { CALLGRIND_ZERO_STATS; }
 int runs(void) { return RUNNING_ON_VALGRIND; }
 """
+_NAME = re.compile(r"(c?fn)=(\(\d+\))(?: (.+))?")
 _SUM = re.compile(rb"^totals: (\d+)$", re.MULTILINE)
 
 
@@ -50,13 +51,48 @@ class Counter:
 
     def look(self) -> int:
         """Return the instructions since the last look, or since the start. O(functions run)."""
-        self._requests.dump()
-        self._dumps += 1
-        file = Path(f"{self._out}.{self._dumps}")
-        found = _SUM.search(file.read_bytes())
+        found = _SUM.search(self._dump())
         if found is None:
-            raise RuntimeError(f"callgrind wrote no sum to {file.name}")
-        file.unlink()
+            raise RuntimeError("callgrind wrote no sum")
         count = int(found[1])
         self._requests.zero()
         return count
+
+    def look_at(self, pattern: str) -> dict[str, int]:
+        """Return the instructions since the last look in calls of certain functions.
+
+        With all that these call, by the first group of `pattern`, which has to match their whole
+        name. O(functions run).
+        """
+        counts = calls(self._dump().decode(), re.compile(pattern))
+        self._requests.zero()
+        return counts
+
+    def _dump(self) -> bytes:
+        self._requests.dump()
+        self._dumps += 1
+        file = Path(f"{self._out}.{self._dumps}")
+        text = file.read_bytes()
+        file.unlink()
+        return text
+
+
+def calls(dump: str, pattern: re.Pattern[str]) -> dict[str, int]:
+    """Return the instructions in calls of the functions that `Counter.look_at` means.
+
+    In callgrind's format a call is three lines: the callee, whose name follows its number where it
+    occurs first; how many calls; a line of source and what these calls cost.
+    """
+    names: dict[str, str] = {}
+    found: dict[str, int] = {}
+    lines = iter(dump.splitlines())
+    callee = ""
+    for line in lines:
+        if named := _NAME.match(line):
+            names.setdefault(named[2], named[3] or "")
+            callee = names[named[2]] if named[1] == "cfn" else callee
+        elif line.startswith("calls="):
+            cost = int(next(lines).split()[1])
+            if matched := pattern.fullmatch(callee):
+                found[matched[1]] = found.get(matched[1], 0) + cost
+    return found

@@ -182,7 +182,10 @@ cdef class Flows:
         return flow if self.items[flow].parent == NONE else self.items[flow].place
 
     cdef inline bint is_active(self, int32_t flow) noexcept:
-        return self.active(flow).has(self.place_of(flow))
+        cdef const Flow* f = &self.items[flow]
+        if f.parent == NONE:
+            return (<Heap>self.actives[f.cls]).has(flow)
+        return self.family_of(f.parent).active.has(f.place)
 
     cdef inline int rekey_active(self, int32_t flow) except -1:
         """Give an active flow its place by its counter. O(log n)."""

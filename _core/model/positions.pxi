@@ -129,7 +129,7 @@ cdef class Positions:
         self.lifts[at] = min(self.lifts[at] + more, VTC_MAX)
         return 0
 
-    cdef bint counts(self, int32_t pool, int32_t served_in) noexcept:
+    cdef inline bint counts(self, int32_t pool, int32_t served_in) noexcept:
         """Whether service in one pool counts in another."""
         if pool == served_in:
             return True

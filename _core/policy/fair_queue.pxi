@@ -91,23 +91,26 @@ cdef int charge_nodes(
 ) except -1:
     """Charge the nodes above a flow for a lease in a pool for which the flow was charged `before`,
     and now `after`, with a weight. Of totals, so that rounding does not add up. Their places follow
-    before the next pick. O(levels * (pools + log n))."""
+    before the next pick. O(levels * pools) while none comes too far ahead of its siblings, else
+    O(levels * pools * log n)."""
     cdef int32_t node = flows.items[flow].parent
+    cdef Family family
     cdef int64_t more
-    cdef bint falls = after < before
+    cdef bint falls = after < before, looks = False
     if node == NONE:
         return 0
     while node != NONE:
         more = reweighed(after, weight_milli, flows.items[node].weight_milli)
         more -= reweighed(before, weight_milli, flows.items[node].weight_milli)
         add_service(flows, node, more)
-        if flows.local:
-            charge_positions(flows, node, more, pool)
-        note_stale(flows, node, flows.family_of(node))
+        family = flows.family_of(node)
+        if flows.local and charge_node(flows, node, family, more, pool):
+            looks = True
+        note_stale(flows, node, family)
         node = flows.items[node].parent
     if falls:
         place_nodes(flows)
-    return bring_nodes_back(flows, flow) if flows.local else 0
+    return bring_nodes_back(flows, flow) if looks else 0
 
 
 cdef int rebase(Flows flows, int32_t flow) except -1:

@@ -219,25 +219,6 @@ cdef int begin_at(Flows flows, int32_t n) except -1:
     return join_pool(flows, n, True)
 
 
-cdef int charge_positions(
-    Flows flows, int32_t flow, int64_t weighted_micro, int32_t served_in
-) except -1:
-    """Add service in a pool to the keys of a flow; negative: a refund. O(positions of the flow)."""
-    cdef int32_t n = flows.items[flow].first_position
-    cdef Position* p
-    while n != NONE:
-        p = &flows.positions.items[n]
-        n = p.next_position
-        if not flows.positions.counts(p.pool, served_in):
-            continue
-        if p.pool != served_in:
-            p.foreign = min(max(<int64_t>0, p.foreign + weighted_micro), VTC_MAX)
-        p.key = min(max(<int64_t>0, p.key + weighted_micro), VTC_MAX)
-        if p.key > VTC_REBASE:
-            rebase_pool(flows, flow, p.pool)
-    return 0
-
-
 cdef int rebase_pool(Flows flows, int32_t flow, int32_t pool) except -1:
     # As `rebase()` does for counters, once in about 2^60 micro-tokens. O(positions + queues).
     cdef Node first
@@ -318,67 +299,6 @@ cdef int leave_anywhere(Flows flows, int32_t q) except -1:
     for pool in range(<int32_t>len(flows.anywhere)):
         take_from_anywhere(flows, q, pool)
         stand_nodes_in(flows, q, pool)
-    return 0
-
-
-cdef inline bint node_stands(Family family, int32_t pool) noexcept:
-    """Whether a node is in a line of a pool. O(1)."""
-    return family.line_of(0).count > 0 or family.line_of(pool + 1).count > 0
-
-
-cdef int bring_back(Flows flows, int32_t flow) except -1:
-    """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
-    O(positions * log n)."""
-    cdef int32_t n = flows.items[flow].first_position, q
-    cdef IndexSet queued
-    cdef IndexSet stands
-    cdef bint lowered = False
-    cdef Node first
-    cdef Position* p
-    cdef int64_t less_by
-    if flows.order != ORDER_COUNTER or not flows.lifts:
-        return 0
-    while n != NONE and flows.positions.items[n].foreign == 0:
-        n = flows.positions.items[n].next_position
-    if n == NONE:
-        return 0
-    if not is_node(flows, flow):
-        find_lines(flows, flow, &queued, &stands)
-    while n != NONE:
-        p = &flows.positions.items[n]
-        n = p.next_position
-        if p.foreign == 0:
-            continue
-        if is_node(flows, flow):
-            if not node_stands(flows.family_of(flow), p.pool):
-                continue
-        elif not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
-            continue
-        first_of_pool(flows, flow, p.pool, &first)
-        if child_at(flows, flows.items[flow].parent, first.id) != flow:
-            less_by = p.key - first.key * flows.grain
-            less_by -= lead_of(flows, p.pool, flows.items[flow].depth)
-            less_by = min(less_by, p.foreign)
-            if less_by > 0:
-                p.key -= less_by
-                flows.positions.forgiven = min(flows.positions.forgiven + less_by, VTC_MAX)
-                lowered = True
-        p.foreign = 0  # what is left of it stays
-    if lowered:
-        flows.changed.mark(flow)
-        q = flows.items[flow].first_queue
-        while q != NONE:
-            replace_in_line(flows, q)
-            q = flows.queues[q].next_queue
-    return 0
-
-
-cdef int bring_nodes_back(Flows flows, int32_t flow) except -1:
-    """The same for the nodes above a flow. O(levels * positions * log n)."""
-    flow = flows.items[flow].parent
-    while flow != NONE:
-        bring_back(flows, flow)
-        flow = flows.items[flow].parent
     return 0
 
 

@@ -78,7 +78,7 @@ FAIRNESS_BUGS = (
         "service elsewhere keeps a flow back in a pool until the others have had as much",
         (
             (
-                "policy/local_position.pxi",
+                "policy/lead.pxi",
                 "    if flows.order != ORDER_COUNTER or not flows.lifts:\n        return 0\n",
                 "    if BUG:\n        return 0\n",
             ),
@@ -91,7 +91,7 @@ FAIRNESS_BUGS = (
         "a flow is brought back in a pool by what it was served there",
         (
             (
-                "policy/local_position.pxi",
+                "policy/lead.pxi",
                 "        if p.foreign == 0:\n            continue\n        if is_node(",
                 "        if BUG:\n            p.foreign = VTC_MAX\n",
             ),
@@ -104,13 +104,12 @@ FAIRNESS_BUGS = (
         "a flow that is brought back in one pool is brought back in all",
         (
             (
-                "policy/local_position.pxi",
-                "                p.key -= less_by\n",
-                "                if BUG:\n"
-                "                    lower_everywhere(flows, flow, less_by, p)\n",
+                "policy/lead.pxi",
+                "            p.key -= less_by\n",
+                "            if BUG:\n                lower_everywhere(flows, flow, less_by, p)\n",
             ),
             (
-                "policy/local_position.pxi",
+                "policy/lead.pxi",
                 "cdef int bring_back(Flows flows, int32_t flow) except -1:\n",
                 "cdef void lower_everywhere(\n"
                 "    Flows flows, int32_t flow, int64_t less_by, Position* but\n"
@@ -189,7 +188,7 @@ FAIRNESS_BUGS = (
         "service at other members keeps a tenant back until the others have had as much",
         (
             (
-                "policy/local_position.pxi",
+                "policy/lead.pxi",
                 "    if flows.order != ORDER_COUNTER or not flows.lifts:\n        return 0\n",
                 "    if BUG:\n        return 0\n",
             ),

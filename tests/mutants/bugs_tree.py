@@ -72,8 +72,35 @@ TREE_BUGS = (
         (
             (
                 "policy/fair_queue.pxi",
-                "            charge_positions(flows, node, more, pool)\n",
-                "            if BUG:\n                more = 0\n",
+                "        family = flows.family_of(node)\n",
+                "        if BUG:\n            more = 0\n",
+            ),
+        ),
+        0,
+        tests=(POOLS,),
+    ),
+    Mutant(
+        "node-never-looked-at-in-pools",
+        "a report does not see that it has brought a group too far ahead in a pool",
+        (
+            (
+                "policy/lead.pxi",
+                "                looks = True\n",
+                "                if BUG:\n                    continue\n",
+            ),
+        ),
+        0,
+        tests=(POOLS,),
+    ),
+    Mutant(
+        "node-forgiven-where-it-waits-not",
+        "a group forgets service elsewhere in a pool in which nothing of it waits",
+        (
+            (
+                "policy/lead.pxi",
+                "        if p.foreign and compares and node_stands(family, p.pool):\n",
+                "        if BUG and compares and not node_stands(family, p.pool):\n"
+                "            p.foreign = 0\n",
             ),
         ),
         0,
