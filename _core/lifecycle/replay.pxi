@@ -133,7 +133,9 @@ cdef int32_t restore_lease(
     r.principal, r.lease.weight_milli = ask.principal, f.weight_milli
     r.sequences, r.n = ask.sequences, ask.n
     if ask.adapter.size:
-        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter, ask.principal)
+        core.requests.own_rare(i).adapter = core.adapters.hold(
+            &ask.adapter_key, &ask.adapter, ask.principal
+        )
     r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
     r.lease.predicted_output = r.lease.promised_output = ask.output_max_tokens
@@ -148,7 +150,7 @@ cdef int32_t restore_lease(
     core.flows.activate(r.flow, False)
     if ask.session.size:
         join_session(core, i, &ask.session)
-        if r.session != NONE:
+        if core.requests.rare_of(r).session != NONE:
             begin_turn(core, i, r.pool)
     f.live += 1
     core.flows.exempt_live += f.exempt

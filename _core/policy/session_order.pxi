@@ -17,11 +17,12 @@ cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
 cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
     """The session by whose counter a request goes: its own, or the rest of its flow; -1: the flow
     has none. O(1)."""
-    cdef int32_t n = flows.items[r.flow].agents
+    cdef int32_t n = flows.items[r.flow].agents, s
     if n == 0:
         return NONE
-    if r.session != NONE and flows.agents.items[r.session].has_node:
-        return r.session
+    s = flows.requests.rare_of(r).session
+    if s != NONE and flows.agents.items[s].has_node:
+        return s
     return flows.agents.of_flows[n].rest
 
 
@@ -106,7 +107,7 @@ cdef int enter_line(Flows flows, int32_t q, int32_t i) except -1:
     cdef int32_t other = queue.chain.head
     if queue.line:
         return join_strand(flows, q, i)
-    if flows.requests.items[i].session == NONE:
+    if flows.requests.rare_of(&flows.requests.items[i]).session == NONE:
         return 0
     queue.line = new_line(flows.agents)
     while other != NONE:

@@ -29,7 +29,7 @@ cdef int join_session(Core core, int32_t i, const Slice* name) except -1:
         a.has_node, a.vtc = True, 0
         of.nodes += 1
     a.open_requests += 1
-    core.requests.items[i].session = s
+    core.requests.own_rare(i).session = s
     return 0
 
 
