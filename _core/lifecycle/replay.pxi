@@ -110,6 +110,7 @@ cdef int resume_books(Core core, int32_t i) except -1:
     f.owed -= paid
     charge_nodes(core.flows, r.flow, r.lease.weight_milli, paid, 0, r.pool)
     charge_flow(core.flows, r.flow, -paid, r.pool)
+    charge_session(core, i, -paid)
     core.ledger.order.touch(r.pool)
     p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.lease.reserved_blocks * p.block_size)
     if r.bill:
