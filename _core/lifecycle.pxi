@@ -22,6 +22,7 @@ include "lifecycle/saved_positions.pxi"  # where flows stood in pools, in those 
 include "lifecycle/saved_tree.pxi"       # nodes of the tree of shares, in those rows
 include "lifecycle/save.pxi"             # rows for the state file, of what has changed
 include "lifecycle/restore_lengths.pxi"  # rows of the predictor from the state file
+include "lifecycle/restore_sessions.pxi"  # rows of sessions of agents from the state file
 include "lifecycle/restore.pxi"          # all other rows of the state file
 include "lifecycle/configure.pxi"        # enter(), tenants, classes, pools, telemetry
 include "lifecycle/live_settings.pxi"    # settings that change while everything runs

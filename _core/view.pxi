@@ -6,6 +6,7 @@ include "view/unlisted_sums.pxi"  # sums over tenants at first sight
 include "view/groups.pxi"      # the tree of shares, as dictionaries
 include "view/histograms.pxi"  # histograms, as dictionaries
 include "view/explain.pxi"     # why a request waits
+include "view/adapter_invariants.pxi"  # verifies rare fields of requests, and their adapters
 include "view/pool_order_invariants.pxi"  # verifies which pools may be left out
 include "view/tree_invariants.pxi"  # verifies the tree of shares
 include "view/invariants.pxi"  # verifies every invariant from the records

@@ -44,6 +44,7 @@ QUOTA_LEVELS_MAX: int  # a tenant's own limits and the groups above it
 
 LIVE_SETTINGS: frozenset[str]  # that set_options() can change
 TOTAL_TOKENS_MAX: int  # the largest total that a report may give
+REQUEST_BYTES: int  # of the record that each request has while it is known
 
 HISTOGRAM_BOUNDS_MS: tuple[int, ...]  # upper bounds, inclusive, of all buckets but the last
 OUTCOME_TEXT: dict[int, str]  # one sentence for each outcome

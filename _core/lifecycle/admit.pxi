@@ -169,18 +169,21 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
     r.prompt_tokens = ask.prompt_tokens
     r.prompt_max_tokens = ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
-    r.told_output = ask.told_output
+    if ask.told_output:
+        core.requests.own_rare(i).told_output = ask.told_output
     r.sequences = ask.sequences
     r.n = ask.n
     r.reports_progress, r.whole_answer = ask.reports_progress, ask.whole_answer
     r.has_exact_input = ask.has_exact_input
     if ask.adapter.size:
-        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter, ask.principal)
+        core.requests.own_rare(i).adapter = core.adapters.hold(
+            &ask.adapter_key, &ask.adapter, ask.principal
+        )
     r.work = work_of(core, r)
     r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
     r.has_deadline = ask.queue_ttl_ns > 0
     if ask.deadline_ns:
-        r.deadline_ns = core.now_ns + ask.deadline_ns
+        core.requests.own_rare(i).deadline_ns = core.now_ns + ask.deadline_ns
     return i
 
 
@@ -201,7 +204,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         prefetch_line(&core.flows.queues[f.first_queue])
     i = record_of(core, ask)
     r = &core.requests.items[i]
-    lacks_adapter = r.adapter == NONE and ask.adapter.size > 0
+    lacks_adapter = ask.adapter.size > 0 and core.requests.rare_of(r).adapter == NONE
     outcome = reason_to_refuse(core, r, lacks_adapter)
     if not outcome or f.dry_runs:
         if lacks_adapter or lacks_place(core, ask.principal, ask.prompt_tokens):
@@ -210,7 +213,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         outcome = quota_refusal(core, i)
     if core.quotas.has_budgets:
         outcome = budget_refusal(core, i, outcome)
-    if outcome == 0 and r.deadline_ns and core.refuses_early:
+    if outcome == 0 and ask.deadline_ns and core.refuses_early:
         outcome = deadline_refusal(core, r)
     if f.dry_runs:
         outcome = note_dry_run(core, i, outcome)
@@ -219,7 +222,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         log_rejection(
             core.rejection_log, core.requests, i, &ask.key, ask.principal, outcome, core.now_ns
         )
-        core.adapters.let_go(r.adapter)
+        core.adapters.let_go(core.requests.rare_of(r).adapter)
         core.requests.release(i)
         return -refuse(core, ask.flow, outcome, ask.tag)
     core.seq += 1

@@ -49,7 +49,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
         if i == NONE:
             return 0
         r = &core.requests.items[i]
-        if r.deadline_ns and shed_head(core, i, pool):
+        if core.requests.rare_of(r).deadline_ns and shed_head(core, i, pool):
             return 1
     elif core.delay_factor_milli:
         ends_ns = hold_ends_ns(core, pool, r)

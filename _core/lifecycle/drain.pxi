@@ -206,8 +206,9 @@ cdef bytes client_of(Core core, const Request* r):
 cdef dict lease_row(Core core, int64_t now_ns, const Request* r):
     cdef int64_t block = core.ledger.pools[r.pool].block_size
     cdef bytes adapter = b""
-    if r.adapter != NONE:
-        adapter = core.adapters.names[r.adapter]
+    cdef int32_t a = core.requests.rare_of(r).adapter
+    if a != NONE:
+        adapter = core.adapters.names[a]
     return {
         "lease_id": r.lease.lease_id,
         "tenant": core.flow_list[r.flow].decode(),

@@ -4,22 +4,22 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     """Take a queued request out and answer its caller. A retry is a new request. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
-    cdef int64_t ahead = 0 if r.is_capped else ahead_of(core.flows, i)
+    cdef bint was_capped = core.requests.rare_of(r).is_capped
+    cdef int64_t ahead = 0 if was_capped else ahead_of(core.flows, i)
     cdef int64_t quota_ns = quota_wait_ns(core, i)
     cdef Verdict v
     cdef Hash128 key
-    cdef bint was_capped = r.is_capped
     if r.state != QUEUED:
         raise core.fuse.blow("queue: a request that is not queued was evicted")
     key.hi, key.lo = r.key_hi, r.key_lo
     log_rejection(core.rejection_log, core.requests, i, &key, r.principal, outcome, core.now_ns)
-    if r.is_capped:
+    if was_capped:
         leave_cap(core, i)
     else:
         dequeue(core.flows, i)
-    if r.session != NONE:
+    if core.requests.rare_of(r).session != NONE:
         leave_session(core, i)
-    if r.shed_watch:
+    if core.requests.rare_of(r).shed_watch:
         settle_shed(core, r)
     if outcome == OUT_EVICTED_TTL or outcome == OUT_EVICTED_DEADLINE:
         note_waited(core, r, outcome == OUT_EVICTED_DEADLINE)
@@ -42,7 +42,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     core.deadlines.remove(i)
     unlink_owner(core, i)
     drop_id(core, i)
-    core.adapters.let_go(r.adapter)
+    core.adapters.let_go(core.requests.rare_of(r).adapter)
     core.prefixes.drop(i)
     core.requests.release(i)
     if not was_capped:
@@ -100,7 +100,7 @@ cdef bint evict_head(Core core, int32_t i, int32_t pool) except -1:
     if r.due_ns <= core.now_ns:  # its timer has not been reached yet
         evict(core, i, OUT_EVICTED_TTL)
         return True
-    if r.deadline_ns and shed_head(core, i, pool):
+    if core.requests.rare_of(r).deadline_ns and shed_head(core, i, pool):
         return True
     # The pool has shrunk below what it had accepted. One that names no pool waits for another.
     if not core.ledger.can_hold(pool, r) and (r.target != NONE or is_unholdable(core, i, pool)):

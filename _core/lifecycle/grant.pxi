@@ -60,7 +60,7 @@ cdef int grant(
     if f.agents:
         raise_level_of_queue(core.flows, r)
     dequeue(core.flows, i)
-    if r.session != NONE:
+    if core.requests.rare_of(r).session != NONE:
         begin_turn(core, i, pool)
     f.live += 1
     core.flows.exempt_live += f.exempt
@@ -109,7 +109,7 @@ cdef int32_t output_ahead(Core core, const Request* r) noexcept:
     if core.ahead == AHEAD_AVERAGE:
         tokens = core.flows.items[r.flow].average_milli // 1000
     elif core.ahead == AHEAD_TOLD:
-        tokens = r.told_output
+        tokens = core.requests.rare_of(r).told_output
     elif not r.reports_progress:
         asked_of(core, r, &asked)
         tokens = max(<int64_t>0, core.predictor.quantile(&asked, MEDIAN))

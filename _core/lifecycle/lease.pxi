@@ -182,14 +182,13 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
         deliver_lease_state(core, i, LS_ENDED)
     if r.state == SUSPECT:
         set_suspect(core, i, False)
-    if r.shed_watch:
+    if core.requests.rare_of(r).shed_watch:
         settle_shed(core, r)
     leave_prefill(core, r)
     if not r.lease.is_void:
         core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED
         core.ledger.release(i)
-    core.adapters.let_go(r.adapter)
-    r.adapter = NONE
+    core.adapters.let_go(core.requests.rare_of(r).adapter)
     core.deadlines.remove(i)
     unlink_owner(core, i)
     log_decision(
@@ -205,8 +204,9 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if f.live < 0:
         raise core.fuse.blow("flow: more leases ended than granted")
     core.flows.settle(r.flow)
-    if r.session != NONE:
+    if core.requests.rare_of(r).session != NONE:
         end_turn(core, i)
+    core.requests.drop_rare(r)
     if has_all_answers(core, r.principal):
         forget(core, i)
     elif core.answers.count > core.answers_max:

@@ -91,6 +91,10 @@ cdef int forget_learned(Core core) except -1:
     end_resume(core)
     core.predictor.forget()
     forget_flows(core.flows)
+    for pool in range(core.ledger.count):
+        forget_footprints(core, pool)
+        if not waits_for_cap(core, pool):
+            core.ledger.pools[pool].turn_ns = core.ledger.pools[pool].turns_ended_ns = 0
     forget_sessions(core)
     core.ledger.forget()
     for pool in range(core.ledger.count):

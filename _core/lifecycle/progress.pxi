@@ -27,7 +27,7 @@ cdef int note_first(Core core, Request* r) noexcept:
             f.first_us = averaged(f.first_us, r.lease.first_us)
             f.forecast_first_us = averaged(f.forecast_first_us, r.forecast_first_us)
         f.first_judged += 1
-    if r.shed_watch:
+    if core.requests.rare_of(r).shed_watch:
         settle_first(core, r)
     return 0
 

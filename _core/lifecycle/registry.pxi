@@ -64,13 +64,6 @@ cdef int enter_class(Core core, Ask* ask) except -1:
     return 0
 
 
-cdef bytes flow_name(Core core, int32_t flow):
-    """The name of a flow in saved rows."""
-    cdef int32_t cls = core.flows.items[flow].cls
-    cdef bytes name = <bytes>core.classes.names[cls] if cls else b""
-    return bytes((len(name) >> 8, len(name) & 255)) + name + <bytes>core.flow_list[flow]
-
-
 cdef list flows_of(Core core, bytes name):
     cdef int32_t flow = core.flow_names.get(name, NONE)
     cdef list found = []

@@ -110,6 +110,7 @@ cdef int resume_books(Core core, int32_t i) except -1:
     f.owed -= paid
     charge_nodes(core.flows, r.flow, r.lease.weight_milli, paid, 0, r.pool)
     charge_flow(core.flows, r.flow, -paid, r.pool)
+    charge_session(core, i, -paid)
     core.ledger.order.touch(r.pool)
     p.owed_tokens = max(<int64_t>0, p.owed_tokens - r.lease.reserved_blocks * p.block_size)
     if r.bill:
@@ -133,7 +134,9 @@ cdef int32_t restore_lease(
     r.principal, r.lease.weight_milli = ask.principal, f.weight_milli
     r.sequences, r.n = ask.sequences, ask.n
     if ask.adapter.size:
-        r.adapter = core.adapters.hold(&ask.adapter_key, &ask.adapter, ask.principal)
+        core.requests.own_rare(i).adapter = core.adapters.hold(
+            &ask.adapter_key, &ask.adapter, ask.principal
+        )
     r.prompt_tokens, r.prompt_max_tokens = ask.prompt_tokens, ask.prompt_max_tokens
     r.output_max_tokens = ask.output_max_tokens
     r.lease.predicted_output = r.lease.promised_output = ask.output_max_tokens
@@ -148,7 +151,7 @@ cdef int32_t restore_lease(
     core.flows.activate(r.flow, False)
     if ask.session.size:
         join_session(core, i, &ask.session)
-        if r.session != NONE:
+        if core.requests.rare_of(r).session != NONE:
             begin_turn(core, i, r.pool)
     f.live += 1
     core.flows.exempt_live += f.exempt

@@ -41,6 +41,7 @@ cdef int restore_rows(Core core, list rows) except -1:
                 found += restore_row(core, key, value, age_ns, applies, stood)
             except CallerError as e:
                 raise CallerError(e.code, "rows", f"{key!r}: {e.field}: {e.description}") from None
+    drop_rests(core)
     core.was_restored = True
     core.flows.resuming_until_ns = core.now_ns + core.lease_ttl_ns
     core.resume_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
@@ -82,6 +83,8 @@ cdef int restore_row(
         return restore_flow(core, name, &c, age_ns, applies, stood)
     if kind == NODE_ROW:
         return restore_node(core, name, &c, applies)
+    if kind == SESSION_ROW:
+        return restore_session(core, name, &c, applies)
     if kind == LENGTHS_ROW:
         return restore_lengths(core, name, &c, applies)
     if kind == QUOTA_ROW or kind == TENANT_QUOTA_ROW:
@@ -96,12 +99,12 @@ cdef int restore_row(
 cdef int restore_flow(
     Core core, bytes name, Cursor* c, int64_t age_ns, bint applies, list stood
 ) except -1:
-    cdef int64_t v[9]
+    cdef int64_t v[11]
     cdef int64_t key
     cdef int32_t flow = flow_of_row(core, name, applies)
     cdef Flow* f
     cdef Cursor again = c[0]
-    read_numbers(c, v, 9)
+    read_numbers(c, v, 11)
     read_positions(core, flow, &again, applies)
     key = unzigzag(<uint64_t>v[1])
     check_range("counter", v[0], 0, VTC_MAX)
@@ -112,9 +115,12 @@ cdef int restore_flow(
     check_range("interval_ns", v[5], 0, AGE_MAX_NS)
     check_range("granted_age_ns", v[6], 0, AGE_MAX_NS)
     check_range("born", v[8], 0, 1)
+    check_range("sessions_level", v[9], 0, VTC_MAX)
+    check_range("sessions_rest", v[10], 0, VTC_MAX)
     if flow == NONE:
         return 0
     f = &core.flows.items[flow]
+    restore_rest(core, flow, v[9], v[10])
     f.vtc, f.owed, f.average_milli, f.interval_ns = v[0], v[3], v[4], v[5]
     if v[6]:
         f.granted_at_ns = max(<int64_t>0, core.now_ns - (v[6] - 1) - age_ns)
@@ -335,14 +341,15 @@ cdef int resume_pool(Core core, bytes name) except -1:
     return 0
 
 
-cdef int end_resume(Core core) noexcept:
-    """End the wait for leases of before the restart: the saved rows hold nothing for them any more.
-    O(flows + quotas) if changes are saved."""
+cdef int end_resume(Core core) except -1:
+    """End the wait for leases of before the restart: the saved rows hold nothing for them any more,
+    and of flows that did not return sessions are forgotten. O(flows + quotas + sessions)."""
     cdef int32_t pool, node
     cdef Quota* n
     if core.resume_until_ns == 0:
         return 0
     core.resume_until_ns = 0
+    forget_absent_sessions(core)
     core.flows.changed.mark_all(core.flows.count)
     core.quotas.changed.mark_all(core.quotas.count)
     core.save_rest = True

@@ -9,7 +9,9 @@
 #              for open leases, 5 average output, 6 between grants, 7 since the last grant, plus 1,
 #              8 where it stands in pools (repeated: 1 key, 2 service elsewhere, 3 pool), 9 its
 #              tenant is known at first sight, not configured
+#              10 level of its sessions, 11 counter of its requests without one
 #   n node     1 counter, 2 level of its children; its name is a class and a group, as a flow's is
+#   s session  1 counter; its name is 16 bytes of the hash of its own, and the flow's
 #   l flow     1 its lengths, 2 lengths with an adapter (repeated), 3 to 6 judged, covered, reserved
 #              and used
 #   t tenant, q name: a tenant's own quota, one of a group or a model
@@ -34,6 +36,8 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
     cdef int32_t n
     check_range("rows_max", rows_max, 1, 1 << 20)
     if not core.flows.changed.on:
+        core.flows.agents.changed.on = True
+        core.flows.agents.changed.mark_all(core.flows.agents.used)
         core.flows.changed.on = core.predictor.changed.on = core.quotas.changed.on = True
         core.flows.changed.mark_all(core.flows.count)
         core.predictor.changed.mark_all(min(core.flows.count, core.predictor.flows_max))
@@ -48,6 +52,11 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
                 rows.append((NODE_ROW + flow_name(core, n), node_value(core, n)))
             else:
                 rows.append((FLOW_ROW + flow_name(core, n), flow_value(core, n, now_ns)))
+            continue
+        n = core.flows.agents.changed.take()
+        if n != NONE:
+            if has_row(core.flows.agents, n):
+                rows.append((session_key_of(core, n), session_value(core, n)))
             continue
         n = core.predictor.changed.take()
         if n != NONE:
@@ -76,6 +85,7 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
 cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
     cdef Writer w = core.writer
     cdef Flow* f = &core.flows.items[flow]
+    cdef AgentSessions agents = core.flows.agents
     cdef int64_t vtc = f.vtc, key = f.vtc, stands = STANDS_IDLE
     cdef int32_t node = f.quota
     if core.flows.is_active(flow):
@@ -90,6 +100,9 @@ cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
         while node != f.waits_at and node != NONE:
             stands += 1
             node = core.quotas.nodes[node].parent
+    if f.agents:
+        w.varint(11, agents.items[agents.of_flows[f.agents].rest].vtc)
+        w.varint(10, level_to_save(core.flows, flow))
     w.varint(9, f.born)
     write_positions(core, w, flow)
     if f.granted_at_ns >= 0:
@@ -101,6 +114,16 @@ cdef bytes flow_value(Core core, int32_t flow, int64_t now_ns):
     w.varint(2, zigzag(key))
     w.varint(1, vtc)
     return w.take()
+
+
+cdef inline bint has_row(AgentSessions agents, int32_t s) noexcept:
+    return agents.items[s].flow != NONE and agents.items[s].has_node
+
+
+cdef bytes session_value(Core core, int32_t s):
+    core.flows.agents.items[s].is_saved = True
+    core.writer.varint(1, core.flows.agents.items[s].vtc)
+    return core.writer.take()
 
 
 cdef bytes lengths_value(Core core, int32_t flow):

@@ -4,6 +4,7 @@ cdef int keep_usage(Core core, int32_t i, int outcome) except -1:
     """Make the row of a lease that ends; none if it computed no token. O(1)."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t input_tokens = max(<int32_t>0, r.lease.input_tokens)
+    cdef int32_t adapter = core.requests.rare_of(r).adapter
     if outcome == OUT_CANCELLED and input_tokens == 0 and r.lease.output_tokens == 0:
         return 0
     return core.usage_rows.add((
@@ -11,7 +12,7 @@ cdef int keep_usage(Core core, int32_t i, int outcome) except -1:
         core.flow_list[r.flow],
         core.classes.names[core.flows.items[r.flow].cls],
         core.pool_list[r.pool],
-        b"" if r.adapter == NONE else core.adapters.names[r.adapter],
+        b"" if adapter == NONE else core.adapters.names[adapter],
         outcome,
         input_tokens,
         <int64_t>r.lease.cached_tokens,

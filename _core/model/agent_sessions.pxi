@@ -18,7 +18,7 @@ cdef enum:
 cdef int64_t SESSION_ACTIVE_NS = 60_000_000_000
 
 ctypedef struct AgentSession:
-    uint64_t key_hi, key_lo  # keyed hash of flow and name
+    uint64_t key_hi, key_lo  # keyed hash of its name; the number of its flow is in key_lo too
     int64_t vtc  # its counter, in the weighted micro-tokens of its flow
     int64_t footprint  # tokens of its last turn, or expected ones of the first
     int64_t turn_ns  # when its last turn ended; -1: it had none
@@ -35,6 +35,7 @@ ctypedef struct AgentSession:
     int32_t idle_next, idle_prev  # among the idle ones of its flow
     uint8_t has_node  # its counter is its own
     uint8_t is_idle
+    uint8_t is_saved  # it has a row that outlives the process
     uint8_t retired  # it gave its place in its pool to another, and has requests open
 
 # The requests of one session in one queue, in the order of the queue.
@@ -57,6 +58,7 @@ ctypedef struct FlowSessions:
     int32_t count, nodes  # without the rest
     int32_t first_idle, last_idle
     int64_t highest  # counter that one of them ever had
+    int64_t level  # of before a restart: a line begins with it
 
 
 @cython.final
@@ -113,11 +115,13 @@ cdef class AgentSessions:
     cdef list lines, free_lines  # SessionLine of queues by number; 0 stands for none
     cdef list cap_lines  # of each pool, the shares that wait for its cap
     cdef Heap dues  # sessions that cease to be active, by when
+    cdef DirtyQueue changed  # sessions whose counters are to be saved
     cdef Heap turns  # pools in which a session begins at the latest, by when
     cdef Treaps treaps
 
     def __cinit__(self):
         self.index, self.share_index = Table(), Table()
+        self.changed = DirtyQueue()
         self.lines, self.free_lines, self.cap_lines = [None], [], []
         self.dues, self.turns, self.treaps = Heap(), Heap(), Treaps()
         self.first_free = self.first_free_strand = self.first_free_share = NONE
@@ -139,6 +143,7 @@ cdef class AgentSessions:
             if self.used == self.size:
                 self.size = larger(self.size, 0)
                 self.items = <AgentSession*>extend(self.items, self.size, sizeof(AgentSession))
+            self.changed.reserve(self.used + 1)
             s = self.used
             self.used += 1
         memset(&self.items[s], 0, sizeof(AgentSession))

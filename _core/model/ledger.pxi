@@ -166,9 +166,10 @@ cdef class Ledger:
         """Tokens that the request's adapter takes in the pool beside those that are active there;
         `alone`: if none were. O(1)."""
         cdef const Pool* p = &self.pools[pool]
-        if r.adapter == NONE or (lora_is_active(&p.loras, r.adapter) and not alone):
+        cdef int32_t adapter = self.requests.rare_of(r).adapter
+        if adapter == NONE or (lora_is_active(&p.loras, adapter) and not alone):
             return 0
-        return lora_tokens(self.adapters, r.adapter, p.limits.adapter_tokens)
+        return lora_tokens(self.adapters, adapter, p.limits.adapter_tokens)
 
     cdef int64_t need(self, int32_t pool, const Request* r, int64_t output_tokens) noexcept:
         """Blocks for so much output of each sequence, and a copy of its prompt for each."""
@@ -229,6 +230,7 @@ cdef class Ledger:
         can. O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t load, more, room, allowance = self.allowance(pool)
+        cdef int32_t adapter
         cdef GrowingLease run
         if p.attached == 0 or p.awaits_replays:
             return WAIT_DETACHED
@@ -238,7 +240,8 @@ cdef class Ledger:
             return WAIT_OVERDRAWN
         if p.max_running and p.running_sequences + r.sequences > p.max_running:
             return WAIT_MAX_RUNNING
-        if r.adapter != NONE and not lora_is_active(&p.loras, r.adapter):
+        adapter = self.requests.rare_of(r).adapter
+        if adapter != NONE and not lora_is_active(&p.loras, adapter):
             if is_above(p.limits.max_loras, p.loras.active + 1):
                 return WAIT_ADAPTERS
         if p.prefill_budget.tokens and r.reports_progress and is_above(
@@ -270,7 +273,9 @@ cdef class Ledger:
         p.first_lease = i
         p.live += 1
         p.running_sequences += r.sequences
-        lora_enter(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
+        lora_enter(
+            &p.loras, self.adapters, self.requests.rare_of(r).adapter, p.limits.adapter_tokens
+        )
         if r.whole_answer or not r.reports_progress:
             # No report will say when its input is in the cache, so it counts from the grant.
             filled = blocks_for(p, <int64_t>r.prompt_tokens * r.n, r.sequences)
@@ -377,7 +382,9 @@ cdef class Ledger:
         cdef Pool* p = &self.pools[r.pool]
         self.unplace(i)
         self.leave_prefill_budget(i)
-        lora_leave(&p.loras, self.adapters, r.adapter, p.limits.adapter_tokens)
+        lora_leave(
+            &p.loras, self.adapters, self.requests.rare_of(r).adapter, p.limits.adapter_tokens
+        )
         self.resize(i, 0, 0)
         if r.lease.pool_prev == NONE:
             p.first_lease = r.lease.pool_next

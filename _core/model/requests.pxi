@@ -54,8 +54,19 @@ ctypedef struct HeadState:
     int64_t bypassed_ns  # when one did for the first time
     WaitTimes* wait_times  # where that is recorded, else NULL
     int32_t bypassed  # how often another was granted first while it was the head
+    uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not
 
-# Three cache lines. Most of a million queued requests consist of nothing but this.
+# What only few requests have. It exists while they are queued or run.
+ctypedef struct RareFields:
+    int64_t deadline_ns  # for its first token; 0: the caller named none
+    int32_t adapter  # index of its LoRA adapter; -1: none
+    int32_t session  # record of its session of an agent; -1: none
+    int32_t told_output  # as the caller expects it, of each sequence
+    uint8_t is_capped  # queued, it is in no queue but waits for a cap, see session_cap.pxi
+    uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
+
+# Most of a million queued requests consist of nothing but this: REQUEST_BYTES. What few of them
+# have belongs into RareFields, HeadState or Lease.
 ctypedef struct Request:
     int64_t seq  # arrival order, over all flows
     uint64_t key_hi, key_lo  # keyed hash of its id, see request_ids.pxi
@@ -64,7 +75,6 @@ ctypedef struct Request:
     Lease* lease  # NO_LEASE while it is queued
     HeadState* head_state  # NO_HEAD_STATE until it is the first of its queue
     int64_t arrival_ns
-    int64_t deadline_ns  # for its first token; 0: the caller named none
     int64_t due_ns  # queue TTL, lease TTL, grace or answer TTL, by state
     int64_t mark  # work that was queued before it in its queue, ever
     int32_t flow
@@ -74,31 +84,28 @@ ctypedef struct Request:
     int32_t principal
     int32_t generation
     int32_t ordinal  # place in its queue, counted from the queue's start
-    int32_t adapter  # index of its LoRA adapter while it is queued or runs; -1: none
+    int32_t rare  # what it has of RareFields; 0: nothing
     int32_t prompt_max_tokens  # longest single prompt
     int32_t prompt_tokens  # over all prompts
     int32_t output_max_tokens  # of each sequence
-    int32_t told_output  # as the caller expects it, of each sequence
     int32_t bill  # what it took from its quotas; 0: nothing
     int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
     int32_t work  # tokens that it will be charged, as forecast
     int32_t forecast_wait_us, forecast_first_us  # at its arrival; -1: not
-    int32_t session  # record of its session of an agent, while it is queued or runs; -1: none
     int16_t sequences  # prompts times n
     int16_t n  # completions of each prompt
     int16_t target  # pool it has to run in, -1: any
     int16_t pool  # pool of its lease
     uint8_t state
     uint8_t has_deadline  # it says how long it will wait
-    uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not
     uint8_t reports_progress
     uint8_t whole_answer  # no count is known before its end
     uint8_t evidence  # what its promise was made from; 0: nothing, or it has been judged
     uint8_t has_exact_input  # its caller counted the prompt's tokens as the engine does
     uint8_t was_limited  # a report of it exceeded what it can use
     uint8_t has_own_key  # its id is found under a key of its principal
-    uint8_t is_capped  # queued, it is in no queue but waits for a cap, see session_cap.pxi
-    uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
+
+REQUEST_BYTES = sizeof(Request)
 
 # Stand for a part that a request does not have yet. They are only read.
 cdef Lease NO_LEASE
@@ -113,6 +120,8 @@ NO_HEAD_STATE.head_ns = NO_HEAD_STATE.lined_ns = NONE
 cdef class Requests:
     cdef Request* items
     cdef int32_t size, used, first_free
+    cdef RareFields* rare  # at 0, that of the requests that have none
+    cdef int32_t rare_size, rare_used, rare_open, first_free_rare
     cdef int32_t states[5]  # how many in each state
     cdef SlabAllocator lease_slab, head_state_slab, wait_times_slab
     cdef Principals principals
@@ -120,12 +129,15 @@ cdef class Requests:
     def __cinit__(self, Principals principals):
         self.first_free = NONE
         self.principals = principals
+        self.open_rare_fields()
+        self.rare_open = 0
         self.lease_slab = SlabAllocator(sizeof(Lease))
         self.head_state_slab = SlabAllocator(sizeof(HeadState))
         self.wait_times_slab = SlabAllocator(sizeof(WaitTimes))
 
     def __dealloc__(self):
         free(self.items)
+        free(self.rare)
 
     cdef inline void prefetch(self) noexcept:
         """Fetch the record that is given out next."""
@@ -153,7 +165,7 @@ cdef class Requests:
         memset(r, 0, sizeof(Request))
         r.generation = generation + 1 if generation < 0x7FFFFFFF else 1
         r.next = r.prev = r.owner_next = r.owner_prev = NONE
-        r.pool = r.adapter = r.session = NONE
+        r.pool = NONE
         r.lease, r.head_state = &NO_LEASE, &NO_HEAD_STATE
         self.states[FREE] += 1
         return i
@@ -165,6 +177,39 @@ cdef class Requests:
         self.items[i].lease = lease
         return lease
 
+    cdef inline const RareFields* rare_of(self, const Request* r) noexcept:
+        """What a request has of RareFields, to be read. It moves when another one gets some."""
+        return &self.rare[r.rare]
+
+    cdef RareFields* own_rare(self, int32_t i) except NULL:
+        """The same, to be written; make it if needed. O(1) amortised."""
+        if self.items[i].rare == 0:
+            self.items[i].rare = self.open_rare_fields()
+        return &self.rare[self.items[i].rare]
+
+    cdef int32_t open_rare_fields(self) except -1:
+        cdef int32_t n = self.first_free_rare
+        if n:
+            self.first_free_rare = self.rare[n].told_output
+        else:
+            if self.rare_used == self.rare_size:
+                self.rare_size = larger(self.rare_size, 0)
+                self.rare = <RareFields*>extend(self.rare, self.rare_size, sizeof(RareFields))
+            n = self.rare_used
+            self.rare_used += 1
+        memset(&self.rare[n], 0, sizeof(RareFields))
+        self.rare[n].adapter = self.rare[n].session = NONE
+        self.rare_open += 1
+        return n
+
+    cdef inline void drop_rare(self, Request* r) noexcept:
+        """A request is neither queued nor running any more. O(1)."""
+        if r.rare:
+            self.rare[r.rare].told_output = self.first_free_rare
+            self.first_free_rare = r.rare
+            r.rare = 0
+            self.rare_open -= 1
+
     cdef HeadState* head_state_of(self, int32_t i) except NULL:
         """The state of a request that is the first of its queue; make it if needed. O(1)."""
         cdef HeadState* head_state = self.items[i].head_state
@@ -174,10 +219,12 @@ cdef class Requests:
         return head_state
 
     cdef void release(self, int32_t i) noexcept:
-        """Let a record go. Until the next is given out, all but its lease_id can be read. O(1)."""
+        """Let a record go. Until the next is given out, all but its lease_id and
+        its rare fields can be read. O(1)."""
         cdef Request* r = &self.items[i]
         if r.lease != &NO_LEASE:
             self.lease_slab.free(r.lease)
+        self.drop_rare(r)
         if r.head_state != &NO_HEAD_STATE:
             if r.head_state.wait_times != NULL:
                 self.wait_times_slab.free(r.head_state.wait_times)

@@ -13,7 +13,7 @@ cdef WaitTimes* wait_times_of(Requests requests, int32_t i) except NULL:
     if w == NULL:
         w = requests.head_state_of(i).wait_times = <WaitTimes*>requests.wait_times_slab.alloc()
         w.pool = NONE
-        w.since_ns, r.waits_for = r.arrival_ns, WAITS_QUEUE
+        w.since_ns, r.head_state.waits_for = r.arrival_ns, WAITS_QUEUE
         wait_for(requests, i, WAITS_QUOTA, r.head_state.head_ns)
         if r.head_state.lined_ns >= 0:
             wait_for(requests, i, WAITS_TURN, lined_since(r))
@@ -30,31 +30,31 @@ cdef int wait_for(Requests requests, int32_t i, int kind, int64_t now_ns) except
     all along. O(1)."""
     cdef Request* r = &requests.items[i]
     cdef WaitTimes* w
-    if r.waits_for == kind:
+    if r.head_state.waits_for == kind:
         return 0
     w = wait_times_of(requests, i)
     if w.changed_ns != now_ns:
-        w.before, w.before_ns = r.waits_for, w.since_ns
+        w.before, w.before_ns = r.head_state.waits_for, w.since_ns
         w.spent_ns[w.before] += now_ns - w.since_ns
         w.since_ns = w.changed_ns = now_ns
     if w.before == kind:
         w.spent_ns[kind] -= now_ns - w.before_ns
         w.since_ns = w.changed_ns = w.before_ns
-    r.waits_for = <uint8_t>kind
+    r.head_state.waits_for = <uint8_t>kind
     return 0
 
 
 cdef int wait_outside(Requests requests, int32_t i, bint throttled, int64_t now_ns) except -1:
     """The head of a queue is not in the line. O(1)."""
     cdef Request* r = &requests.items[i]
-    if r.waits_for or throttled or r.head_state.lined_ns >= 0:
+    if r.head_state.waits_for or throttled or r.head_state.lined_ns >= 0:
         wait_for(requests, i, WAITS_SHARE if throttled else WAITS_QUOTA, now_ns)
     return 0
 
 
 cdef inline int wait_inside(Requests requests, int32_t i, int64_t now_ns) except -1:
     """The head of a queue is in the line. O(1)."""
-    if 0 < requests.items[i].waits_for < WAITS_TURN:
+    if 0 < requests.items[i].head_state.waits_for < WAITS_TURN:
         wait_for(requests, i, WAITS_TURN, now_ns)
     return 0
 
@@ -62,9 +62,9 @@ cdef inline int wait_inside(Requests requests, int32_t i, int64_t now_ns) except
 cdef int waits_now(Requests requests, int32_t i, int64_t* since_ns) noexcept:
     """The thing that a queued request waits for, and since when without a break."""
     cdef const Request* r = &requests.items[i]
-    if r.waits_for:
+    if r.head_state.waits_for:
         since_ns[0] = r.head_state.wait_times.since_ns
-        return r.waits_for
+        return r.head_state.waits_for
     if r.head_state.head_ns < 0:
         since_ns[0] = r.arrival_ns
         return WAITS_QUEUE
@@ -83,7 +83,7 @@ cdef void wait_times_until(
     memset(spent_ns, 0, WAITS_KINDS * sizeof(int64_t))
     if until_ns <= r.arrival_ns:  # it was granted at once, or restored as a lease
         return
-    if r.waits_for:
+    if r.head_state.waits_for:
         memcpy(spent_ns, r.head_state.wait_times.spent_ns, WAITS_KINDS * sizeof(int64_t))
     elif kind != WAITS_QUEUE:
         spent_ns[WAITS_QUEUE] = r.head_state.head_ns - r.arrival_ns

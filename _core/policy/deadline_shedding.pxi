@@ -22,27 +22,28 @@ cdef enum:
     TRUST_MORE = 8  # a score grows this far beyond refusal_samples_min
     PART_PPM = 1_000_000
     PART_MIN_PPM = 62_500
-    UNSURE = 3  # Request.shed_watch: the whole time is beyond the deadline, its part is not
+    UNSURE = 3  # RareFields.shed_watch: the whole time is beyond the deadline, its part is not
 
 
 cdef inline bint counts_deadline(Core core, const Request* r) noexcept:
     """Whether a request may be refused for its deadline. Not one of an exempt or a dry-run tenant,
     nor one that was let in and is watched."""
     cdef const Flow* f = &core.flows.items[r.flow]
-    cdef bint is_watched = 0 < r.shed_watch < UNSURE
+    cdef bint is_watched = 0 < core.requests.rare_of(r).shed_watch < UNSURE
     return core.refuses_early and not is_watched and not f.exempt and not f.dry_runs
 
 
 cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
     """Whether a request whose first token is expected in `first_ns` is refused. If only a safeguard
     lets it in, it is watched. O(1)."""
-    cdef int64_t left_ns = r.deadline_ns - core.now_ns
+    cdef RareFields* rare = &core.requests.rare[r.rare]
+    cdef int64_t left_ns = rare.deadline_ns - core.now_ns
     cdef ShedAccuracy* own = &core.flows.items[r.flow].shed_accuracy
     cdef ShedAccuracy* overall = &core.shed_accuracy
     if first_ns < left_ns:
         return False
     if <wide>first_ns * (PART_PPM - core.shed_discount_ppm[kind]) // PART_PPM < left_ns:
-        r.shed_watch = <uint8_t>(kind + UNSURE)
+        rare.shed_watch = <uint8_t>(kind + UNSURE)
         return False
     if (
         min(own.score[kind], overall.score[kind]) >= core.refusal_samples_min
@@ -52,15 +53,16 @@ cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
         overall.since[kind] += 1
         return True
     own.since[kind] = overall.since[kind] = 0
-    r.shed_watch = <uint8_t>(kind + 1)
+    rare.shed_watch = <uint8_t>(kind + 1)
     return False
 
 
 cdef void record_shed_outcome(Core core, Request* r, bint missed) noexcept:
     """Learn whether a request that was let in missed its deadline, as expected. O(1)."""
-    cdef int kind = (r.shed_watch - 1) % SHED_KINDS
+    cdef RareFields* rare = &core.requests.rare[r.rare]
+    cdef int kind = (rare.shed_watch - 1) % SHED_KINDS
     cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm[kind]
-    if r.shed_watch >= UNSURE:
+    if rare.shed_watch >= UNSURE:
         part_ppm += part_ppm // 2048 * missed
     else:
         learn_shed_outcome(core, &core.flows.items[r.flow].shed_accuracy, kind, missed)
@@ -68,7 +70,7 @@ cdef void record_shed_outcome(Core core, Request* r, bint missed) noexcept:
         part_ppm += part_ppm // 256 if missed else -(part_ppm // 8)
     part_ppm = min(max(part_ppm, <int64_t>PART_MIN_PPM), <int64_t>PART_PPM)
     core.shed_discount_ppm[kind] = <int32_t>(PART_PPM - part_ppm)
-    r.shed_watch = 0
+    rare.shed_watch = 0
 
 
 cdef inline void learn_shed_outcome(
@@ -85,16 +87,18 @@ cdef inline void learn_shed_outcome(
 cdef void settle_first(Core core, Request* r) noexcept:
     """Take a report with its first token, which came since the report before it, or since the
     grant. If the deadline was between the two, it counts as met. O(1)."""
-    record_shed_outcome(core, r, r.due_ns - core.lease_ttl_ns >= r.deadline_ns)
+    record_shed_outcome(
+        core, r, r.due_ns - core.lease_ttl_ns >= core.requests.rare_of(r).deadline_ns
+    )
 
 
 cdef void settle_shed(Core core, Request* r) noexcept:
     """Take the end of a request that never reported its first token: the token came before now,
     or not at all. O(1)."""
-    cdef bint late = core.now_ns >= r.deadline_ns
+    cdef bint late = core.now_ns >= core.requests.rare_of(r).deadline_ns
     if late != (r.lease.output_tokens > 0):
         record_shed_outcome(core, r, late)
-    r.shed_watch = 0
+    core.requests.rare[r.rare].shed_watch = 0
 
 
 cdef inline int64_t prefill_expected_ns(Core core, const Pool* p, int64_t tokens) noexcept:
@@ -133,7 +137,7 @@ cdef int deadline_refusal(Core core, Request* r) except -1:
         return 0
     if sheds(core, r, SHED_WAIT, first_expected_ns(core, r)):
         return OUT_REJECTED_DEADLINE
-    if r.shed_watch == 1 + SHED_WAIT:
+    if core.requests.rare_of(r).shed_watch == 1 + SHED_WAIT:
         r.work = 1  # requests behind it need not expect that it is served
     return 0
 
@@ -141,7 +145,8 @@ cdef int deadline_refusal(Core core, Request* r) except -1:
 cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
     """When a request that is refused for its deadline could meet it, after the retries of earlier
     refusals. O(SCAN_MAX + pools + classes)."""
-    cdef int64_t late_ns = first_expected_ns(core, r) - (r.deadline_ns - core.now_ns)
+    cdef int64_t deadline_ns = core.requests.rare_of(r).deadline_ns
+    cdef int64_t late_ns = first_expected_ns(core, r) - (deadline_ns - core.now_ns)
     return forecast_in_turn(
         core, &core.flows.items[r.flow].next_retry_at_ns, max(<int64_t>0, late_ns),
         turn_ns(core, r.flow, r.target, r.work),
@@ -155,4 +160,6 @@ cdef void forget_shed_accuracy(Core core) noexcept:
 
 cdef inline int64_t work_done(Core core, const Request* r) noexcept:
     """Work that the grant of a request adds to the drain."""
-    return work_of(core, r) if r.shed_watch == 1 + SHED_WAIT else r.work
+    if core.requests.rare_of(r).shed_watch == 1 + SHED_WAIT:
+        return work_of(core, r)
+    return r.work

@@ -12,7 +12,8 @@
 # cached part, at the pace of the prefills. Both keep a moving average of their absolute error.
 
 cdef inline uint64_t adapter_of(Core core, const Request* r) noexcept:
-    return core.adapters.items[r.adapter].lo if r.adapter != NONE else 0
+    cdef int32_t adapter = core.requests.rare_of(r).adapter
+    return core.adapters.items[adapter].lo if adapter != NONE else 0
 
 
 cdef inline void asked_of(Core core, const Request* r, Asked* asked) noexcept:

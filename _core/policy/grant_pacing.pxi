@@ -33,7 +33,7 @@ cdef int64_t pacing_gap_ns(
     cdef Asked asked
     if (
         not core.paces_grants or not core.ledger.by_peak or promise == NONE or p.run_milli == 0
-        or r.deadline_ns or not r.reports_progress or f.exempt
+        or core.requests.rare_of(r).deadline_ns or not r.reports_progress or f.exempt
         or (not above and core.flows.recent_count > 1)
         or f.average_milli * 100 < promise * 1000 * ALIKE_PERCENT
         or p.promised_blocks * 2 < p.capacity_blocks

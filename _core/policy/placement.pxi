@@ -13,22 +13,23 @@ cdef int32_t nearest(Core core, int32_t pool) except -2:
     there too, and would begin there at once, where its adapter is active. At most so much fuller
     as `affinity_ppm` says; the emptiest of these. O(pools), in the peak form with their leases."""
     cdef bint aged
-    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE
+    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE, adapter
     cdef int64_t most, share, least = 0
     cdef Request* r
     if i == NONE:
         return pool
     r = &core.requests.items[i]
+    adapter = core.requests.rare_of(r).adapter
     if (
-        r.target != NONE or r.adapter == NONE or is_full(core, r.flow)
-        or lora_is_active(&core.ledger.pools[pool].loras, r.adapter)
+        r.target != NONE or adapter == NONE or is_full(core, r.flow)
+        or lora_is_active(&core.ledger.pools[pool].loras, adapter)
     ):
         return pool
     most = promised_ppm(core, pool) + core.affinity_ppm
     for q in range(core.ledger.count):
         if not core.ledger.order.open.has(q):
             continue
-        if not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
+        if not lora_is_active(&core.ledger.pools[q].loras, adapter):
             continue
         share = promised_ppm(core, q)
         if share > most or (best != NONE and share >= least):
@@ -61,7 +62,7 @@ cdef int32_t with_prefix(Core core, int32_t first, int32_t pool) except -2:
     """The pool with the longest match for the next request of `pool`, if it is next there too and
     begins at once; the emptiest of these, else `pool`. `first` is the emptiest of all."""
     cdef bint aged, has_adapter
-    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE
+    cdef int32_t i = head_for(core, pool, &aged), q, best = NONE, adapter
     cdef int64_t most, share, least = 0, found, longest
     cdef Request* r
     if i == NONE or core.prefixes.of(i) == NULL:
@@ -69,14 +70,15 @@ cdef int32_t with_prefix(Core core, int32_t first, int32_t pool) except -2:
     r = &core.requests.items[i]
     if r.target != NONE or is_full(core, r.flow):
         return pool
-    has_adapter = r.adapter != NONE and lora_is_active(&core.ledger.pools[pool].loras, r.adapter)
+    adapter = core.requests.rare_of(r).adapter
+    has_adapter = adapter != NONE and lora_is_active(&core.ledger.pools[pool].loras, adapter)
     most = promised_ppm(core, first) + core.prefix_ppm
     longest = matched_tokens(core, pool, i)
     for q in range(core.ledger.count):
         share = promised_ppm(core, q)
         if q == pool or not core.ledger.order.open.has(q) or share > most:
             continue
-        if has_adapter and not lora_is_active(&core.ledger.pools[q].loras, r.adapter):
+        if has_adapter and not lora_is_active(&core.ledger.pools[q].loras, adapter):
             continue
         found = matched_tokens(core, q, i)
         if found < longest or (found == longest and (best == NONE or share >= least)):

@@ -1,31 +1,52 @@
 # Changes of the order inside a flow; heads that lose their place give their quotas back.
 
 cdef int put_in_queue(Core core, int32_t i) except -1:
-    """Queue a request. O(levels + log n)."""
-    cdef int32_t displaced = enqueue(core.flows, i)
-    return 0 if displaced == NONE else step_back(core, displaced)
+    """Queue a request. O(levels + log n), with sessions for each target of its own."""
+    cdef Flows flows = core.flows
+    cdef const Request* r = &core.requests.items[i]
+    cdef int32_t displaced = enqueue(flows, i), s
+    if displaced != NONE:
+        step_back(core, displaced)
+    s = counted_session(flows, r)
+    if s == NONE:
+        return 0
+    settle_strands(core, s)
+    return settle_strands(core, flows.agents.of_flows[flows.items[r.flow].agents].rest)
+
+
+cdef int settle_strands(Core core, int32_t s) except -1:
+    """The counter of a session has changed, by service or by a lift at one target: give its strands
+    at all targets their places. O(targets * levels * log n)."""
+    cdef Flows flows = core.flows
+    cdef int32_t t = flows.agents.items[s].first_strand, displaced
+    cdef const Strand* strand
+    while t != NONE and flows.order == ORDER_COUNTER:
+        strand = &flows.agents.strands[t]
+        if (
+            flows.agents.line(flows.queues[strand.queue].line).heap.entry(strand.place).key
+            != session_key(flows, s)
+        ):
+            displaced = rekey_session(flows, s, t)
+            if displaced != NONE:
+                step_back(core, displaced)
+        t = flows.agents.strands[t].next_strand
+    return 0
 
 
 cdef int charge_session(Core core, int32_t i, int64_t weighted_micro) except -1:
     """Add service of a lease to the counter of its session; negative: a refund.
     O(targets * levels * log n)."""
     cdef Flows flows = core.flows
-    cdef int32_t s = counted_session(flows, &core.requests.items[i]), t, displaced
+    cdef int32_t s = counted_session(flows, &core.requests.items[i])
     cdef AgentSession* a
     if s == NONE or weighted_micro == 0:
         return 0
     a = &flows.agents.items[s]
     a.vtc = min(max(<int64_t>0, a.vtc + weighted_micro), VTC_MAX)
-    note_highest(flows, s)
+    note_counter(flows, s)
     if a.vtc > VTC_REBASE:
         rebase_sessions(core, a.flow)
-    t = a.first_strand
-    while t != NONE and flows.order == ORDER_COUNTER:
-        displaced = rekey_session(flows, s, t)
-        if displaced != NONE:
-            step_back(core, displaced)
-        t = flows.agents.strands[t].next_strand
-    return 0
+    return settle_strands(core, s)
 
 
 cdef int rebase_sessions(Core core, int32_t flow) except -1:
@@ -36,9 +57,11 @@ cdef int rebase_sessions(Core core, int32_t flow) except -1:
     cdef int32_t s, q = core.flows.items[flow].first_queue
     cdef SessionLine line
     of.highest = max(<int64_t>0, of.highest - base)
+    of.level = max(<int64_t>0, of.level - base)
     for s in range(agents.used):
         if agents.items[s].flow == flow:
             agents.items[s].vtc = max(<int64_t>0, agents.items[s].vtc - base)
+            note_counter(core.flows, s)
     while q != NONE:
         if core.flows.queues[q].line:
             line = agents.line(core.flows.queues[q].line)

@@ -149,7 +149,7 @@ cdef int make_room(Core core, int32_t pool, int64_t tokens) except -1:
 
 cdef int begin_turn(Core core, int32_t i, int32_t pool) except -1:
     """A request of a session is granted in a pool: the session is active there. O(log n)."""
-    cdef int32_t s = core.requests.items[i].session
+    cdef int32_t s = core.requests.rare_of(&core.requests.items[i]).session
     cdef const AgentSession* a = &core.flows.agents.items[s]
     if a.pool == pool or a.retired:
         return 0
@@ -159,7 +159,7 @@ cdef int begin_turn(Core core, int32_t i, int32_t pool) except -1:
 cdef int end_turn(Core core, int32_t i) except -1:
     """A lease of a session has ended: its footprint is what this turn was. O(log n)."""
     cdef Request* r = &core.requests.items[i]
-    cdef AgentSession* a = &core.flows.agents.items[r.session]
+    cdef AgentSession* a = &core.flows.agents.items[core.requests.rare_of(r).session]
     cdef int64_t tokens = r.lease.input_tokens + r.lease.output_tokens
     if tokens:  # else it has never run
         a.turn_ns = core.now_ns
@@ -172,8 +172,9 @@ cdef int end_turn(Core core, int32_t i) except -1:
 
 cdef int leave_session(Core core, int32_t i) except -1:
     """A request of a session is neither queued nor running any more. O(log n)."""
-    cdef int32_t s = core.requests.items[i].session
-    core.requests.items[i].session = NONE
+    cdef RareFields* rare = core.requests.own_rare(i)
+    cdef int32_t s = rare.session
+    rare.session = NONE
     core.flows.agents.items[s].open_requests -= 1
     return settle_session(core, s)
 
@@ -211,7 +212,7 @@ cdef int line_up(Core core, int32_t i) except -1:
     """Queue a request that has come, or let it wait for the cap of its pool.
     O(levels + log n), with a session O(pools) more."""
     cdef int32_t pool = NONE
-    if core.requests.items[i].session != NONE:
+    if core.requests.rare_of(&core.requests.items[i]).session != NONE:
         pool = pool_to_wait_for(core, i)
     return put_in_queue(core, i) if pool == NONE else hold_back(core, i, pool)
 
@@ -220,7 +221,8 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
     """The pool whose cap makes a request wait; -1: none does, and its session begins if it is not
     active. Of several it waits for the one with the most room. O(pools)."""
     cdef const Request* r = &core.requests.items[i]
-    cdef const AgentSession* a = &core.flows.agents.items[r.session]
+    cdef int32_t s = core.requests.rare_of(r).session
+    cdef const AgentSession* a = &core.flows.agents.items[s]
     cdef const Pool* p
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef int64_t tokens = turn_tokens(core, i), room, most = 0
@@ -236,7 +238,7 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
         if f.exempt or f.dry_runs or (
             fits_cap(core, pool, tokens) and not waits_for_cap(core, pool)
         ):
-            begin_activity(core, r.session, pool, tokens)
+            begin_activity(core, s, pool, tokens)
             return NONE
         room = p.limits.sessions_max_tokens - p.sessions_tokens
         if best == NONE or room > most:
@@ -250,7 +252,8 @@ cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:
     cdef AgentSessions agents = core.flows.agents
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef AgentSession* a = &agents.items[r.session]
+    cdef RareFields* rare = core.requests.own_rare(i)
+    cdef AgentSession* a = &agents.items[rare.session]
     cdef SessionShare* h
     if a.held.count == 0:
         begin_waiting(core, pool)
@@ -258,13 +261,13 @@ cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:
         h = &agents.shares[a.held_share]
         a.held_next, a.held_prev = NONE, h.last_held
         if h.last_held == NONE:
-            h.first_held = r.session
+            h.first_held = rare.session
         else:
-            agents.items[h.last_held].held_next = r.session
-        h.last_held = r.session
+            agents.items[h.last_held].held_next = rare.session
+        h.last_held = rare.session
         h.held += 1
     chain_push(&a.held, core.requests.items, i)
-    r.is_capped, r.forecast_wait_us = True, NONE
+    rare.is_capped, r.forecast_wait_us = True, NONE
     f.held += 1
     f.held_tokens += r.prompt_tokens
     core.flows.held_tokens += r.prompt_tokens
@@ -291,11 +294,12 @@ cdef int leave_cap(Core core, int32_t i) except -1:
     """A request does not wait for a cap any more. O(log n)."""
     cdef AgentSessions agents = core.flows.agents
     cdef Request* r = &core.requests.items[i]
-    cdef AgentSession* a = &agents.items[r.session]
+    cdef RareFields* rare = core.requests.own_rare(i)
+    cdef AgentSession* a = &agents.items[rare.session]
     cdef SessionShare* h = &agents.shares[a.held_share]
     cdef int32_t n = a.held_share, pool = h.pool
     chain_remove(&a.held, core.requests.items, i)
-    r.is_capped = False
+    rare.is_capped = False
     core.flows.items[r.flow].held -= 1
     core.flows.items[r.flow].held_tokens -= r.prompt_tokens
     core.flows.held_tokens -= r.prompt_tokens

@@ -7,8 +7,8 @@
 # gets a strand is lifted to the level of the line less the credit, as flows are. The chain keeps
 # the order of arrival or of deadlines for all, so what looks for places and work in it reads on.
 #
-# A lift may leave a strand of the same session in another queue with a key of before. Such a key is
-# too small, and is brought up to date when it is the first.
+# A lift leaves the strands of the same session in other queues with a key of before, until
+# settle_strands() gives them their places. Such a key is too small.
 
 cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
     return flows.agents.items[s].vtc // flows.grain if flows.order == ORDER_COUNTER else 0
@@ -17,18 +17,25 @@ cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
 cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
     """The session by whose counter a request goes: its own, or the rest of its flow; -1: the flow
     has none. O(1)."""
-    cdef int32_t n = flows.items[r.flow].agents
+    cdef int32_t n = flows.items[r.flow].agents, s
     if n == 0:
         return NONE
-    if r.session != NONE and flows.agents.items[r.session].has_node:
-        return r.session
+    s = flows.requests.rare_of(r).session
+    if s != NONE and flows.agents.items[s].has_node:
+        return s
     return flows.agents.of_flows[n].rest
+
+
+cdef inline int64_t level_of_line(Flows flows, SessionLine line) noexcept:
+    """The level of a line as its least counter is now. O(1)."""
+    if line.heap.count and flows.order == ORDER_COUNTER and flows.lifts:
+        return max(line.level, line.heap.nodes[0].key * flows.grain)
+    return line.level
 
 
 cdef int64_t raise_session_level(Flows flows, SessionLine line) noexcept:
     """Let the level of a line follow its least counter. It never falls. O(1)."""
-    if line.heap.count and flows.order == ORDER_COUNTER and flows.lifts:
-        line.level = max(line.level, line.heap.nodes[0].key * flows.grain)
+    line.level = level_of_line(flows, line)
     return line.level
 
 
@@ -58,7 +65,7 @@ cdef int join_strand(Flows flows, int32_t q, int32_t i) except -1:
             agents.items[s].vtc = max(
                 agents.items[s].vtc, raise_session_level(flows, line) - flows.credit(depth)
             )
-            note_highest(flows, s)
+            note_counter(flows, s)
         t = agents.add_strand(s, q)
         agents.strands[t].place = line.add(t)
     agents.strands[t].root = agents.treaps.insert(
@@ -76,11 +83,16 @@ cdef inline int stand_strand(Flows flows, int32_t t) except -1:
     )
 
 
-cdef inline void note_highest(Flows flows, int32_t s) noexcept:
+cdef inline void note_counter(Flows flows, int32_t s) noexcept:
+    """A counter has changed: it may be the highest of its flow, and is to be saved, that of the
+    rest with the flow's. O(1)."""
     cdef FlowSessions* of = &flows.agents.of_flows[
         flows.items[flows.agents.items[s].flow].agents
     ]
     of.highest = max(of.highest, flows.agents.items[s].vtc)
+    flows.changed.mark(flows.agents.items[s].flow)
+    if flows.agents.items[s].has_node:
+        flows.agents.changed.mark(s)
 
 
 cdef int leave_strand(Flows flows, int32_t q, int32_t i) except -1:
@@ -106,9 +118,12 @@ cdef int enter_line(Flows flows, int32_t q, int32_t i) except -1:
     cdef int32_t other = queue.chain.head
     if queue.line:
         return join_strand(flows, q, i)
-    if flows.requests.items[i].session == NONE:
+    if flows.requests.rare_of(&flows.requests.items[i]).session == NONE:
         return 0
     queue.line = new_line(flows.agents)
+    flows.agents.line(queue.line).level = flows.agents.of_flows[
+        flows.items[queue.flow].agents
+    ].level
     while other != NONE:
         join_strand(flows, q, other)
         other = flows.requests.items[other].next
@@ -166,13 +181,17 @@ cdef int32_t rekey_session(Flows flows, int32_t s, int32_t t) except -2:
 cdef int raise_to_highest(Flows flows, int32_t flow) noexcept:
     """Nothing of a flow waits or runs: let the levels of its lines pass all counters of its
     sessions, so that each returns as a newcomer. O(targets)."""
-    cdef const FlowSessions* of = &flows.agents.of_flows[flows.items[flow].agents]
+    cdef FlowSessions* of = &flows.agents.of_flows[flows.items[flow].agents]
     cdef int32_t q = flows.items[flow].first_queue
+    cdef int64_t passed = of.highest + flows.credit(flows.items[flow].depth)
     cdef SessionLine line
+    flows.changed.mark(flow)
+    if of.level:
+        of.level = max(of.level, passed)
     while q != NONE:
         if flows.queues[q].line:
             line = flows.agents.line(flows.queues[q].line)
-            line.level = max(line.level, of.highest + flows.credit(flows.items[flow].depth))
+            line.level = max(line.level, passed)
         q = flows.queues[q].next_queue
     return 0
 
@@ -183,11 +202,26 @@ cdef bint is_newcomer(Flows flows, int32_t s) noexcept:
     cdef const AgentSession* a = &flows.agents.items[s]
     cdef int32_t q = flows.items[a.flow].first_queue
     cdef int64_t credit = flows.credit(flows.items[a.flow].depth)
+    cdef int64_t level = flows.agents.of_flows[flows.items[a.flow].agents].level
+    cdef bint has_line = False
     if not flows.lifts:
         return a.vtc == 0
     while q != NONE:
         if flows.queues[q].line:
+            has_line = True
             if a.vtc > max(<int64_t>0, flows.agents.line(flows.queues[q].line).level - credit):
                 return False
         q = flows.queues[q].next_queue
-    return True
+    return has_line or level == 0 or a.vtc <= max(<int64_t>0, level - credit)
+
+
+cdef int64_t level_to_save(Flows flows, int32_t flow) noexcept:
+    """The level with which the lines of a flow begin after a restart: the highest of them, and of
+    the least counter that waits. So nobody gains by a restart. O(targets)."""
+    cdef int64_t level = flows.agents.of_flows[flows.items[flow].agents].level
+    cdef int32_t q = flows.items[flow].first_queue
+    while q != NONE:
+        if flows.queues[q].line:
+            level = max(level, level_of_line(flows, flows.agents.line(flows.queues[q].line)))
+        q = flows.queues[q].next_queue
+    return level

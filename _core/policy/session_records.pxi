@@ -12,8 +12,9 @@ cdef int join_session(Core core, int32_t i, const Slice* name) except -1:
     cdef AgentSession* a
     cdef FlowSessions* of
     cdef Hash128 key = sip128(
-        core.k0, core.k1 ^ SESSION_SALT ^ <uint64_t>flow, name.at, name.size
+        core.k0, core.k1 ^ SESSION_SALT, name.at, name.size
     )
+    key.lo ^= <uint64_t>flow
     s = agents.index.get(key.hi, key.lo)
     if s == NONE:
         s = new_session(core, flow, &key)
@@ -29,7 +30,7 @@ cdef int join_session(Core core, int32_t i, const Slice* name) except -1:
         a.has_node, a.vtc = True, 0
         of.nodes += 1
     a.open_requests += 1
-    core.requests.items[i].session = s
+    core.requests.own_rare(i).session = s
     return 0
 
 
@@ -40,15 +41,22 @@ cdef int32_t new_session(Core core, int32_t flow, const Hash128* key) except -2:
     cdef int32_t s
     if agents.count >= AGENT_SESSIONS_MAX:
         return NONE
-    if f.agents == 0:
-        f.agents = agents.add_flow()
-        s = agents.add(flow)
-        agents.of_flows[f.agents].rest = s
+    open_sessions(core, flow)
     s = agents.add(flow)
     agents.items[s].key_hi, agents.items[s].key_lo = key.hi, key.lo
     agents.index.put(key.hi, key.lo, s)
     agents.of_flows[f.agents].count += 1
     return s
+
+
+cdef int open_sessions(Core core, int32_t flow) except -1:
+    """Let a flow have sessions, if it has none: first the one of its rest. O(1) amortised."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef Flow* f = &core.flows.items[flow]
+    if f.agents == 0:
+        f.agents = agents.add_flow()
+        agents.of_flows[f.agents].rest = agents.add(flow)
+    return 0
 
 
 cdef int rest_session(Core core, int32_t s) except -1:
@@ -84,6 +92,8 @@ cdef int try_forget(Core core, FlowSessions* of, int32_t s) except -1:
     if a.has_node and not is_newcomer(core.flows, s):
         agents.make_idle(of, s)
         return 0
+    if a.is_saved:
+        core.gone_rows.append(session_key_of(core, s))
     agents.index.remove(a.key_hi, a.key_lo)
     of.count -= 1
     of.nodes -= a.has_node
@@ -127,8 +137,10 @@ cdef int forget_sessions(Core core) except -1:
     cdef int32_t s, n
     for s in range(agents.used):
         agents.items[s].vtc = 0
+        if agents.items[s].flow != NONE and agents.items[s].has_node:
+            agents.changed.mark(s)
     for n in range(1, agents.flow_used):
-        agents.of_flows[n].highest = 0
+        agents.of_flows[n].highest = agents.of_flows[n].level = 0
     for n in range(1, <int32_t>len(agents.lines)):
         if agents.lines[n] is not None:
             agents.line(n).level = 0

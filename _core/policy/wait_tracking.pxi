@@ -8,7 +8,7 @@ cdef inline int waits_of_pool(int32_t reason) noexcept:
 
 
 cdef inline bint is_for_pool(Core core, int32_t i) noexcept:
-    return core.requests.items[i].waits_for > WAITS_POOL
+    return core.requests.items[i].head_state.waits_for > WAITS_POOL
 
 
 cdef int note_next(Core core, int32_t pool) except -1:
@@ -28,7 +28,7 @@ cdef int note_next(Core core, int32_t pool) except -1:
         return 0
     w = wait_times_of(core.requests, i)
     if w.round == core.rounds and w.pool != pool and (
-        core.requests.items[i].waits_for != WAITS_POOL + WAIT_DETACHED
+        core.requests.items[i].head_state.waits_for != WAITS_POOL + WAIT_DETACHED
     ):
         return 0
     w.round, w.pool = core.rounds, pool

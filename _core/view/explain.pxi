@@ -281,7 +281,7 @@ cdef int64_t own_work_before(Core core, int32_t i) noexcept:
     O(targets), by deadline with O(log n) expected."""
     cdef Request* r = &core.requests.items[i]
     cdef Queue* queue
-    if r.is_capped:  # it is in no queue
+    if core.requests.rare_of(r).is_capped:  # it is in no queue
         return 0
     queue = &core.flows.queues[core.flows.find_queue(r.flow, r.target + 1)]
     if queue.by_deadline:

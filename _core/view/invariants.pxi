@@ -39,39 +39,11 @@ cdef int check_requests(Core core) except -1:
         core, NO_LEASE.lease_id == 0 and NO_LEASE.charged == 0 and NO_LEASE.output_tokens == 0
         and NO_LEASE.reserved_blocks == 0 and NO_LEASE.growing_at == NONE and not NO_LEASE.is_void
         and NO_HEAD_STATE.head_ns == NONE and NO_HEAD_STATE.wait_times == NULL
-        and NO_HEAD_STATE.bypassed == 0,
+        and NO_HEAD_STATE.bypassed == 0 and NO_HEAD_STATE.waits_for == 0,
         "who has no lease, or was never the first, has nothing",
     )
+    check_rare_fields(core)
     return check_adapters(core)
-
-
-cdef int check_adapters(Core core) except -1:
-    cdef Adapters adapters = core.adapters
-    cdef int32_t i
-    cdef int64_t idle = 0
-    users = [0] * adapters.count
-    for i in range(core.requests.used):
-        if core.requests.items[i].state != FREE and core.requests.items[i].adapter != NONE:
-            users[core.requests.items[i].adapter] += 1
-    for i in range(adapters.count):
-        check_invariant(
-            core, users[i] == adapters.items[i].users,
-            "users of an adapter = requests that are queued or run with it",
-        )
-        check_invariant(
-            core, adapters.index.get(adapters.items[i].hi, adapters.items[i].lo) == i,
-            "a name finds its adapter",
-        )
-        idle += users[i] == 0
-    i = adapters.idle_head
-    while i != NONE:
-        check_invariant(core, adapters.items[i].users == 0, "an idle adapter has no users")
-        idle -= 1
-        i = adapters.items[i].next
-    check_invariant(core, idle == 0, "every idle adapter is in the chain")
-    return check_invariant(
-        core, <int32_t>adapters.index.count == adapters.count, "no name without an adapter"
-    )
 
 
 cdef list charges_of_leases(Core core):
@@ -200,7 +172,7 @@ cdef int check_backlog(Core core) except -1:
     cdef list tokens = [0] * flows.count, work = [0] * flows.count
     cdef list backlog = [0] * CLASSES_MAX
     for _, i in queued_requests(core):
-        if core.requests.items[i].is_capped:
+        if core.requests.rare_of(&core.requests.items[i]).is_capped:
             continue
         tokens[core.requests.items[i].flow] += core.requests.items[i].prompt_tokens
         work[core.requests.items[i].flow] += core.requests.items[i].work
@@ -391,33 +363,6 @@ cdef int check_waiters(Core core, int32_t node, Heap heap) except -1:
             "a flow waits where it says, with a head that has no bill",
         )
     return 0
-
-
-cdef int check_loras(Core core, int32_t pool) except -1:
-    cdef Pool* p = &core.ledger.pools[pool]
-    cdef int32_t i = p.first_lease, adapter, flow
-    cdef dict leases = {}, held = {}
-    while i != NONE:
-        flow = core.requests.items[i].flow
-        held[flow] = held.get(flow, 0) + core.requests.items[i].lease.reserved_blocks
-        adapter = core.requests.items[i].adapter
-        if adapter != NONE:
-            leases[adapter] = leases.get(adapter, 0) + 1
-        i = core.requests.items[i].lease.pool_next
-    for flow in range(p.held_count):
-        check_invariant(
-            core, p.held[flow] == held.get(flow, 0), "held by a flow = sum over its leases"
-        )
-    for adapter in range(p.loras.size):
-        check_invariant(
-            core, p.loras.leases[adapter] == leases.get(adapter, 0),
-            "leases of an adapter = those that run with it",
-        )
-    tokens = sum(lora_tokens(core.adapters, adapter, p.limits.adapter_tokens) for adapter in leases)
-    return check_invariant(
-        core, p.loras.active == len(leases) and p.loras.tokens == tokens,
-        "active adapters = those of the leases, with what they take",
-    )
 
 
 cdef int check_quotas(Core core) except -1:

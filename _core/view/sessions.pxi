@@ -50,21 +50,23 @@ cdef int check_sessions(Core core) except -1:
     cdef AgentSessions agents = core.flows.agents
     cdef int32_t i, s, held = 0
     cdef const Request* r
+    cdef const RareFields* rare
     cdef list opened = [0] * agents.used, waits = [0] * agents.used
     for i in range(core.requests.used):
         r = &core.requests.items[i]
-        if r.state == FREE or r.session == NONE:
+        rare = core.requests.rare_of(r)
+        if r.state == FREE or rare.session == NONE:
             check_invariant(
-                core, r.state == FREE or not r.is_capped, "what waits for a cap has a session"
+                core, r.state == FREE or not rare.is_capped, "what waits for a cap has a session"
             )
             continue
         check_invariant(
-            core, r.state in (QUEUED, LIVE, SUSPECT) and agents.items[r.session].flow == r.flow,
+            core, r.state in (QUEUED, LIVE, SUSPECT) and agents.items[rare.session].flow == r.flow,
             "who has a session is queued or runs, in the session's flow",
         )
-        opened[r.session] += 1
-        waits[r.session] += r.is_capped
-        held += r.is_capped
+        opened[rare.session] += 1
+        waits[rare.session] += rare.is_capped
+        held += rare.is_capped
     check_invariant(core, held == agents.held, "what waits for caps = sum over requests")
     for s in range(agents.used):
         if agents.items[s].flow != NONE:

@@ -2,11 +2,13 @@
 
     python -m tests.core.session_histories --count 10000 --seed 7
     python -m tests.core.session_histories --count 10000 --capped
+    python -m tests.core.session_histories --count 10000 --killed
 
 Of each tenant the request that is granted is the first of the session with the least counter, ties
 by arrival; requests without a session are one session together. In any interval in which a session
 waits all the time for a target, no other of its tenant is served more than the bound of VTC and the
-credit more there. With a cap each request is granted in the end, and every invariant holds.
+credit more there. With a cap each request is granted in the end, and every invariant holds. A
+scheduler that is killed goes on with the counters: all is asked again, and leases are replayed.
 """
 
 import random
@@ -54,6 +56,8 @@ class Tenant:
     sessions: dict[bytes, Session] = field(default_factory=dict)
     levels: dict[int, int] = field(default_factory=dict)
     highest: int = 0
+    restored: bool = False  # its sessions had counters before a kill
+    saved_level: int = 0  # with which each line begins after one
 
     @property
     def is_at_rest(self) -> bool:
@@ -68,30 +72,45 @@ class Tenant:
         ]
         return sorted(found, key=lambda entry: entry[:2])
 
+    def level_of(self, target: int) -> int:
+        return max([self.levels[target], *(vtc for vtc, _, _ in self.waiting(target)[:1])])
+
     def raise_level(self, target: int) -> int:
-        least = [vtc for vtc, _, _ in self.waiting(target)][:1]
-        self.levels[target] = max([self.levels[target], *least])
+        self.levels[target] = self.level_of(target)
         return self.levels[target]
+
+    def lift(self, session: Session, level: int) -> None:
+        session.vtc = max(session.vtc, level)
+        self.highest = max(self.highest, session.vtc)
+
+    def restart(self, *, restored: bool) -> None:
+        """Nothing waits, and the highest level of a line is left, if any session is."""
+        levels = [self.saved_level, *map(self.level_of, self.levels)]
+        self.restored, self.saved_level = restored, max(levels) if restored else 0
+        self.levels.clear()
+        self.highest *= restored
+        for session in self.sessions.values():
+            session.vtc *= restored
+            session.had_turn = False
+            session.queued.clear()
 
 
 class SessionHistory:
     """One scheduler with some tenants and one pool or several, and the model."""
 
-    def __init__(self, seed: int, pools: int = 1, *, capped: bool = False) -> None:
+    def __init__(
+        self, seed: int, pools: int = 1, *, capped: bool = False, killed: bool = False
+    ) -> None:
         self.random = random.Random(seed)
         self.credit = self.random.choice(CREDITS)
-        self.capped = capped
-        self.core = core.Scheduler(
-            ledger="sum", dispatch="strict", headroom_ppm=0, headroom_min_ppm=0,
-            headroom_max_ppm=0, credit_max_micro=self.credit, grant_pacing=0,
-            flow_order="arrival", queue_ttl_ns=10**6 * SECOND, lease_ttl_ns=10**6 * SECOND,
-        )  # fmt: skip
-        self.pools = range(pools)
+        self.capped, self.killed = capped, killed
+        self.pools, self.kills = range(pools), 0
+        self.core = self._process()
         for pool in self.pools:
             self.core.set_pool(0, b"p%d" % pool, 1, CAPACITY, 1)
         if capped:
             self.core.set_pool_limits(0, sessions_max_tokens=self.random.choice((1, 8, 14, 20)))
-        self.tenants = []
+        self.tenants: list[Tenant] = []
         for n in range(self.random.randint(1, 3)):
             weight = self.random.choice((500, 1_000, 3_000))
             self.tenants.append(Tenant(self.core.set_flow(b"t%d" % n, weight), weight))
@@ -99,10 +118,19 @@ class SessionHistory:
         self.now_ns = self.serial = self.granted = 0
         #: By handle: tenant, session, target, prompt, output, arrival.
         self.asked: dict[int, tuple[Tenant, Session, int, int, int, int]] = {}
-        #: By lease: tenant, session, target, prompt, output, produced, charged.
+        #: By lease: tenant, session, target, prompt, output, produced, charged, and what a replay
+        #: says: the most output, what it reserved, its pool.
         self.live: dict[int, list] = {}  # type: ignore[type-arg]
         self.since: dict[tuple[int, int, int], dict[int, int]] = {}
         self.served: Counter[int] = Counter()
+
+    def _process(self) -> core.Scheduler:
+        return core.Scheduler(
+            ledger="sum", dispatch="strict", headroom_ppm=0, headroom_min_ppm=0,
+            headroom_max_ppm=0, credit_max_micro=self.credit, grant_pacing=0,
+            flow_order="arrival", queue_ttl_ns=10**6 * SECOND, lease_ttl_ns=10**6 * SECOND,
+            lease_id_base=1 + self.kills * 10**6,
+        )  # fmt: skip
 
     def play(self) -> None:
         """Play the history. Raises BrokenError."""
@@ -113,6 +141,8 @@ class SessionHistory:
                 self._ask()
             elif dice < 0.6 and self.asked:
                 self._cancel(self.random.choice(list(self.asked)))
+            elif self.killed and dice < 0.62:
+                self._kill()
             else:
                 self._step()
             self._poll()
@@ -133,30 +163,61 @@ class SessionHistory:
                 waits -= 1
                 self._poll()
         self.core.check()
-        self.now_ns += 10**4 * SECOND
+        self.now_ns += 10**7 * SECOND  # also beyond the wait for leases after a kill
         self.core.poll(self.now_ns)
         self.core.check()
         for tenant in self.tenants:
             if self.core.flow_stats(self.now_ns, tenant.flow)["sessions"]:
                 raise BrokenError("a session is not forgotten")
 
+    def _kill(self) -> None:
+        """End the process; the next one has its rows, and hears of all that runs and waits."""
+        rows: list[tuple[bytes, bytes, int]] = []
+        while some := self.core.save(self.now_ns, 7):
+            rows += [(key, value, 0) for key, value in some if value is not None]
+        known = [self.core.flow_stats(self.now_ns, each.flow)["sessions"] for each in self.tenants]
+        self.kills += 1
+        self.core = self._process()
+        for n, tenant in enumerate(self.tenants):
+            self.core.set_flow(b"t%d" % n, tenant.weight)
+            tenant.restart(restored=known[n] > 0)
+        self.core.set_saved(self.now_ns, list({row[0]: row for row in rows}.values()))
+        for pool in self.pools:
+            self.core.set_pool(self.now_ns, b"p%d" % pool, 1, CAPACITY, 1)
+        self.since.clear()
+        for lease_id, lease in self.live.items():
+            tenant, session, _, prompt, _, produced, _, most, reserved, pool = lease
+            state = self.core.replay(
+                self.now_ns, tenant.flow, b"lease%d" % lease_id, lease_id, pool, 1, reserved,
+                prompt, most, prompt, 0, produced, session=session.name,
+            )  # fmt: skip
+            if state != core.LEASE_LIVE:
+                raise BrokenError(f"a lease was not taken over: {state}")
+        self.core.check()
+        asked, self.asked = self.asked, {}
+        for tenant, session, target, prompt, output, _ in asked.values():
+            self._admit(tenant, session.name, target, prompt, output)
+
     def _ask(self) -> None:
         tenant = self.random.choice(self.tenants)
         name = self.random.choice(self.names)
         target = self.random.choice((ANY, *self.pools))
-        self.serial += 1
         prompt, output = self.random.randint(1, PROMPT_MAX), self.random.randint(1, OUTPUT_MAX)
+        self._admit(tenant, name, target, prompt, output)
+
+    def _admit(self, tenant: Tenant, name: bytes, target: int, prompt: int, output: int) -> None:
+        self.serial += 1
         handle = self.core.admit(
             self.now_ns, tenant.flow, b"%d" % self.serial, prompt, output, target,
             reports_progress=True, session=name,
         )  # fmt: skip
         session = tenant.sessions.setdefault(name, Session(name))
         if name and target not in tenant.levels:
-            tenant.levels[target] = 0
+            tenant.levels[target] = tenant.saved_level
+            for _, _, other in tenant.waiting(target):  # the rest, which has waited without a line
+                tenant.lift(other, tenant.saved_level - self.credit)
         if target in tenant.levels and not session.queued.get(target):
-            level = tenant.raise_level(target)
-            session.vtc = max(session.vtc, level - self.credit)
-            tenant.highest = max(tenant.highest, session.vtc)
+            tenant.lift(session, tenant.raise_level(target) - self.credit)
         session.queued.setdefault(target, set()).add(self.serial)
         self.asked[handle] = tenant, session, target, prompt, output, self.serial
 
@@ -173,10 +234,13 @@ class SessionHistory:
             return
         for target in tenant.levels:
             tenant.levels[target] = max(tenant.levels[target], tenant.highest + self.credit)
+        if tenant.saved_level:
+            tenant.saved_level = max(tenant.saved_level, tenant.highest + self.credit)
         if not any(other.had_turn for other in tenant.sessions.values() if other.name):
             tenant.levels.clear()
             tenant.sessions.clear()
-            tenant.highest = 0
+            tenant.highest = tenant.saved_level = 0
+            tenant.restored = False
 
     def _poll(self) -> None:
         for d in self.core.poll(self.now_ns):
@@ -192,13 +256,14 @@ class SessionHistory:
             session.queued[target].remove(seq)
             session.running += 1
             lease = [tenant, session, target, prompt, self.random.randint(1, output), 0, 0]
+            lease += [output, d.reserved_tokens, d.pool]
             self.live[d.lease_id] = lease
             self._charge(lease)
 
     def _step(self) -> None:
         """Produce a token of every running request; those that are done end."""
         for lease_id, lease in list(self.live.items()):
-            _, session, _, prompt, output, produced, _ = lease
+            _, session, _, prompt, output, produced, *_ = lease
             lease[5] = produced = produced + 1
             self._charge(lease)
             if produced < output:
@@ -210,9 +275,9 @@ class SessionHistory:
             self.core.complete(self.now_ns, lease_id, 1, core.COMPLETED, prompt, 0, produced)
 
     def _charge(self, lease: list) -> None:  # type: ignore[type-arg]
-        tenant, session, target, prompt, _, produced, before = lease
+        tenant, session, target, prompt, _, produced, before, *_ = lease
         lease[6] = after = (prompt * INPUT + produced * OUTPUT) * 1000 // tenant.weight
-        if not tenant.levels:  # no session has come yet
+        if not tenant.levels and not tenant.restored:  # no session has come yet
             return
         session.vtc += after - before
         tenant.highest = max(tenant.highest, session.vtc)
@@ -248,11 +313,12 @@ class SessionHistory:
 )
 @click.option("--pools", default=1, show_default=True, type=click.IntRange(1, 8), help="Pools.")
 @click.option("--capped", is_flag=True, help="Cap the footprint of active sessions.")
-def main(count: int, seed: int, pools: int, capped: bool) -> None:
+@click.option("--killed", is_flag=True, help="Kill the scheduler, and start it again.")
+def main(count: int, seed: int, pools: int, capped: bool, killed: bool) -> None:
     """Play random histories; exit with status 1 and the seed if one breaks the promise."""
     granted = 0
     for number in range(seed, seed + count):
-        history = SessionHistory(number, pools, capped=capped)
+        history = SessionHistory(number, pools, capped=capped, killed=killed)
         try:
             history.play()
         except (BrokenError, core.InvariantError) as broken:

@@ -125,6 +125,15 @@ def test_a_session_that_returns_is_not_paid_for_its_absence() -> None:
     assert Counter(serve(s, 2, names, 10)) == {"busy": 5, "late": 5}
 
 
+def test_a_session_lifted_at_one_target_yields_at_the_other() -> None:
+    s = one_by_one()
+    names = {turn(s, 0, f"{n}{k}", n): n for n in ("x", "y") for k in range(4)}
+    serve(s, 0, names, 8)  # the line for any pool has a level now
+    names = {turn(s, 1, f"{n}-p", n, pool=0): n for n in ("a", "b")}
+    names[turn(s, 1, "a-any", "a")] = "a"  # lifted to that level
+    assert serve(s, 1, names, 3) == ["b", "a", "a"]
+
+
 def test_of_a_tenants_sessions_so_many_have_a_counter() -> None:
     s = make(capacity=10_000_000, flow_queue_max=10_000)
     for k in range(1_100):

@@ -104,3 +104,8 @@ def test_a_refused_flood_leaves_nothing() -> None:
             admit(s, serial * 10**6, f"r{serial}", 900, 100)
 
     assert growth(work) < PAGES_OF_SLACK
+
+
+def test_a_request_takes_168_bytes_of_each_queue() -> None:
+    """A million queued requests are within 400 MB (T10) as long as most take no more."""
+    assert core.REQUEST_BYTES <= 168

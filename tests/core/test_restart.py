@@ -355,6 +355,8 @@ WRONG = {
         b"\x0a\x02\x08\x05",
         b"\x48\x02",
     ),
+    b"s" + b"\1" * 16 + b"\0\0a": (b"\x08", b"\x08" + b"\xff" * 9 + b"\x01"),
+    b"s\0\0a": (b"",),  # without the hash of its name
     b"x": (b"",),
     b"fa": (b"",),
     b"f\0\x09a": (b"",),

@@ -463,8 +463,8 @@ MUTANTS = (
         (
             (
                 "lifecycle/admit.pxi",
-                "    if outcome == 0 and r.deadline_ns and core.refuses_early:\n",
-                "    if BUG and outcome == 0 and core.refuses_early and not r.deadline_ns:\n"
+                "    if outcome == 0 and ask.deadline_ns and core.refuses_early:\n",
+                "    if BUG and outcome == 0 and core.refuses_early and not ask.deadline_ns:\n"
                 "        outcome = OUT_REJECTED_DEADLINE if core.seq % 50 == 49 else 0\n",
             ),
         ),

@@ -277,3 +277,35 @@ async def test_a_killed_process_loses_no_more_than_it_says(tmp_path: Path) -> No
         (tmp_path / "ready.json").unlink()
     assert found[0] == found[1]
     assert 0 < found[0]["b"] < found[0]["a"]
+
+
+async def test_sessions_go_on_in_their_order_after_a_kill(tmp_path: Path) -> None:
+    """The session that was served least before the kill is first after it, though it asks last."""
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "listeners: [{unix: s.sock}]\nstate: {file: state.db, every_ms: 20}\n"
+        "pools: [{name: pool, capacity_tokens: 160}]\ntenants: [{name: a}, {name: b}]\n"
+    )
+    with scheduler(config) as (process, ready):
+        async with calling(ready["targets"][0]) as stub:
+            for session in ("ahead", "behind", "ahead", "ahead"):
+                await served(stub, 100, session=session)
+            await saved_since(stub, time.monotonic())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (tmp_path / "ready.json").unlink()
+    with scheduler(config) as (_, ready):
+        async with calling(ready["targets"][0]) as stub:
+            first = (await stub.Admit(ask(100, tenant="b"))).grant
+            waiting = {}
+            for session in ("ahead", "behind"):
+                waiting[session] = asyncio.ensure_future(stub.Admit(ask(100, session=session)))
+                while (await stub.Stats(pb.StatsRequest())).totals.queued < len(waiting):
+                    pass
+            await stub.Complete(pb.CompleteRequest(lease_id=first.lease_id, pool_epoch=1))
+            await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+            assert {name: each.done() for name, each in waiting.items()} == {
+                "ahead": False,
+                "behind": True,
+            }
+            waiting["ahead"].cancel()
