@@ -130,7 +130,7 @@ async def test_a_cold_leader_waits_for_the_gate(store_url: str, tmp_path: Path) 
     a, b = member(tmp_path, "a", store_url, **pools), member(tmp_path, "b", store_url, **pools)
     assert b._config.cluster is not None
     b._following._settings = b._config.cluster.model_copy(
-        update={"leader": ClusterLeader(token_file="no-member")}
+        update={"leader": ClusterLeader(token_file=str(tmp_path / "no-member"))}
     )
     async with running(a, b), contextlib.AsyncExitStack() as stack:
         await leads(a)
