@@ -46,7 +46,7 @@ cdef class Scheduler(ClusterApi):
         self.adapters = Adapters(<int32_t>limits["adapters_max"], self.principals)
         self.prefixes, self.usage_rows = Prefixes(self.k0, self.k1), UsageRows()
         self.rejection_log, self.recent_ids = RejectionLog(), RecentIds()
-        self.client_ids = ClientIds()
+        self.client_ids, self.places = ClientIds(), Places()
         self.ledger = Ledger(
             ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
             self.fuse,

@@ -61,6 +61,14 @@ cdef class ClusterApi(UsageApi):
     def slot_rows(self, list keys):
         return slot_rows(self, keys)
 
+    def set_term_begun(self, int64_t now_ns, list places, bint cold=False):
+        enter(self, now_ns)
+        begin_term(self, places, cold)
+
+    def take_places(self, int64_t rows_max):
+        check_range("rows_max", rows_max, 1, <int64_t>1 << 30)
+        return told_places(self, rows_max)
+
     def set_leadership(self, int64_t now_ns, bytes leadership):
         enter(self, now_ns)
         check_range("leadership", len(leadership), 0, LEADERSHIP_BYTES_MAX)

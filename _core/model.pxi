@@ -8,6 +8,7 @@ include "model/wait_times.pxi"     # how long a request has waited, and for what
 include "model/rejection_log.pxi"  # RejectionLog: the last requests that were refused
 include "model/recent_ids.pxi"     # RecentIds: the ids of the last requests, for people
 include "model/client_ids.pxi"     # ClientIds: the ids by which clients know their requests
+include "model/places.pxi"         # Places: of queued requests, for the next leader
 include "model/token_bucket.pxi"   # Bucket: tokens that are refilled at a rate
 include "model/guarantees.pxi"     # Guarantee, Guarantees: what a group is owed of a saturated pool
 include "model/budgets.pxi"        # Budget: tokens of a calendar day or month

@@ -84,6 +84,29 @@ class ClusterApi(UsageApi):
         """
     def slot_rows(self, keys: list[bytes]) -> list[tuple[int, int, int] | None]:
         """Return cap, running requests and slots of keys; None for a key without a cap. O(keys)."""
+    def set_term_begun(
+        self, now_ns: int, places: list[tuple[bytes, int]], cold: bool = False
+    ) -> None:
+        """Keep the places of queued requests for the next leader, and take over an earlier one's.
+
+        `cold`: leases of an earlier leader run, and its rows are not known. Then a pool grants
+        nothing until its streams have replayed their leases, or lease TTL and grace have passed,
+        also if it is the configuration's. If a stream does not say how many there are, it is one.
+
+        A place is a key of `take_places()` there, and for how long that request has waited by now,
+        in ns, of which the queue TTL counts at most. A core with the same hash key finds the
+        request when it is asked for again, by the same principal for the same tenant, within lease
+        TTL and grace. It then has its place, once, and its limits count from its arrival.
+        Raises CallerError after the first request, or if a place is malformed.
+        O(places + pools).
+        """
+    def take_places(self, rows_max: int) -> list[tuple[int, bytes, int]]:
+        """Return places that changed since the last call; empty once all were returned.
+
+        A row is the place's number, its key (b"": no request has it any more), and for how long its
+        request had waited at the last event, in ns. At most 100,000 have a number. It changes no
+        decision. O(changes).
+        """
     def set_leadership(self, now_ns: int, leadership: bytes) -> None:
         """State this serialised Leadership in each AdmitResponse and SessionWelcome from now on.
 

@@ -5,8 +5,9 @@ Type checkers read this beside `_core.pyi`; at run time the class is part of `sc
 
 from schedsvc._core_tenants import TenantsApi
 
-#: Lease id, tenant, class, pool, LoRA adapter, outcome; then tokens: input, cached of it, output.
-UsageRow = tuple[int, bytes, bytes, bytes, bytes, int, int, int, int]
+#: Lease id, tenant, class, pool, LoRA adapter, outcome; then tokens: input, cached of it, output;
+#: and whether an earlier process granted the lease, so that another ledger may have it.
+UsageRow = tuple[int, bytes, bytes, bytes, bytes, int, int, int, int, bool]
 
 class UsageApi(TenantsApi):
     """Quotas and budgets; the usage of ended leases, in rows that are numbered from 1."""

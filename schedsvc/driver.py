@@ -267,6 +267,16 @@ class Driver(Views):
         return self._core.take_served(rows_max)
 
     @guarded
+    def begin_term(self, leading: Leading) -> None:
+        """Let the core keep places, and take over those of the last leader. O(places + pools)."""
+        self._core.set_term_begun(self.clock.now_ns(), leading.places, leading.is_cold)
+
+    @guarded
+    def take_places(self, rows_max: int) -> list[tuple[int, bytes, int]]:
+        """Return places of the queue that changed; see the core's `take_places()`. O(changes)."""
+        return self._core.take_places(rows_max)
+
+    @guarded
     def drain(self) -> None:
         """Refuse everything new from now on."""
         now_ns = self.clock.now_ns()

@@ -126,5 +126,11 @@ class Leading:
     problem: str = ""
     #: Names of the members that follow this leader.
     followers: tuple[str, ...] = ()
+    #: Requests that wait at the followed leader, and would keep their places here.
+    followed_places: int = 0
+    #: This member leads, and knows nothing of the leases of the leader before.
+    is_cold: bool = False
+    #: Requests that waited at the last leader at the end of its term: keys of the core, and ns.
+    places: list[tuple[bytes, int]] = field(default_factory=list)
     #: Gets a term that a client reported; returns whether the store has to be asked about it.
     on_report: Callable[[int], bool] = lambda term: False

@@ -32,6 +32,9 @@ cdef void identify(
     if ask.session.size:
         h = mix(h, sip128(core.k0, core.k1 ^ SESSION_SALT, ask.session.at, ask.session.size).lo)
     ask.payload = h | 1
+    ask.waited_ns = 0
+    if core.places.is_kept:
+        find_place(core, ask, request_id, size, tenant)
 
 
 cdef bint lacks_place(Core core, int32_t principal, int32_t prompt_tokens) noexcept:
@@ -180,10 +183,12 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
             &ask.adapter_key, &ask.adapter, ask.principal
         )
     r.work = work_of(core, r)
-    r.due_ns = core.now_ns + shortest(core.queue_ttl_ns, ask.queue_ttl_ns)
+    r.due_ns = core.now_ns + shortest(left_of(core.queue_ttl_ns, ask.waited_ns), ask.queue_ttl_ns)
     r.has_deadline = ask.queue_ttl_ns > 0
     if ask.deadline_ns:
-        core.requests.own_rare(i).deadline_ns = core.now_ns + ask.deadline_ns
+        core.requests.own_rare(i).deadline_ns = (
+            core.now_ns + left_of(ask.deadline_ns, ask.waited_ns)
+        )
     return i
 
 
@@ -226,7 +231,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         core.requests.release(i)
         return -refuse(core, ask.flow, outcome, ask.tag)
     core.seq += 1
-    r.seq = core.seq
+    r.seq = core.places.take(&ask.place) if ask.waited_ns else core.seq
     r.payload = ask.payload
     r.tag = ask.tag
     r.owner = ask.owner
@@ -247,6 +252,8 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     if f.dry_runs:
         core.dry_running.put(r.flow, r.flow, 0)
     core.requests.enter(i, QUEUED)
+    if core.places.is_kept:
+        core.places.note(i, &ask.place, core.now_ns - ask.waited_ns)
     link_owner(core, i)
     return core.requests.handle(i)
 
@@ -353,9 +360,6 @@ cdef int64_t admit_message(
     ask.prompt_max_tokens = <int32_t>m.prompt_max_tokens
     ask.output_max_tokens = <int32_t>m.max_output_tokens
     ask.sequences = <int32_t>(m.prompts * m.n)
-    ask.queue_ttl_ns = shortest(
-        queue_ttl_ns, shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS
-    )
     ask.deadline_ns = m.deadline_ms * NS_PER_MS
     ask.reports_progress, ask.whole_answer = m.reports_progress, m.whole_answer
     ask.has_exact_input = m.has_exact_input
@@ -365,6 +369,11 @@ cdef int64_t admit_message(
     identify(
         core, &ask, m.request_id.at, m.request_id.size,
         tenant_salt(core, ask.flow, &m.tenant, &m.key), m.prompts_hash,
+    )
+    # The call's own time counts from now, and what the message says from the arrival.
+    ask.queue_ttl_ns = shortest(
+        queue_ttl_ns,
+        left_of(shortest(m.queue_ttl_ms, m.deadline_ms) * NS_PER_MS, ask.waited_ns),
     )
     enter_class(core, &ask)
     m.flow = ask.flow

@@ -18,7 +18,7 @@ cdef int correct_usage(Core core, int32_t i, int outcome, Usage* reported) excep
     return core.usage_rows.add((
         r.lease.lease_id, core.flow_list[r.flow],
         core.classes.names[core.flows.items[r.flow].cls], core.pool_list[r.pool], b"", outcome,
-        u.input_tokens, min(u.cached_tokens, u.input_tokens), u.output_tokens,
+        u.input_tokens, min(u.cached_tokens, u.input_tokens), u.output_tokens, was_restored(r),
     ))
 
 

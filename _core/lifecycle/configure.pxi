@@ -153,6 +153,28 @@ cdef int count_replayed(Core core, int32_t pool, int change) except -1:
     return 0
 
 
+cdef void await_replays(Core core, int32_t pool) noexcept:
+    """Let a pool grant nothing until its streams have replayed their leases, whose use is unknown
+    until then, or these are over. O(1)."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    if core.now_ns >= p.replays_until_ns:
+        return
+    p.awaits_replays = True
+    core.ledger.order.touch(pool)
+    if not 0 < core.awaits_until_ns <= p.replays_until_ns:
+        core.awaits_until_ns = p.replays_until_ns
+
+
+cdef void lead_cold(Core core) noexcept:
+    """Leases of an earlier leader run, of which nothing is known: also pools of the configuration
+    wait for a stream that replays. O(pools)."""
+    cdef int32_t pool
+    core.is_cold = True
+    core.digest_value = mix(core.digest_value, 1)
+    for pool in range(core.ledger.count):
+        await_replays(core, pool)
+
+
 cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
     """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch.
 
@@ -208,13 +230,10 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
         p.principal = f.principal
     if p.replays_until_ns == 0:
         p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
-    if is_first and f.gates and not core.was_restored and core.now_ns < p.replays_until_ns:
-        # The use of its leases is unknown until their holders have reported them.
-        p.awaits_replays = True
-        if not 0 < core.awaits_until_ns <= p.replays_until_ns:
-            core.awaits_until_ns = p.replays_until_ns
+    if is_first and (f.gates or core.is_cold) and not core.was_restored:
+        await_replays(core, pool)
     if f.principal != NONE:
-        p.gates = <int32_t>f.gates
+        p.gates = <int32_t>max(f.gates, <int64_t>core.is_cold)
         count_replayed(core, pool, 0)
     p.epoch = f.epoch
     core.ledger.size(pool, f.capacity_tokens, f.block_size, f.max_running, f.max_model_tokens)

@@ -229,4 +229,5 @@ cdef dict lease_row(Core core, int64_t now_ns, const Request* r):
         "adapter": adapter.decode(),
         "client_id": client_of(core, r).decode(),
         "principal": r.principal,
+        "replayed": was_restored(r),
     }

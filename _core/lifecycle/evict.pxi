@@ -39,6 +39,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
         v.waited_ns = core.now_ns - r.arrival_ns
         deliver_verdict(core, &v, r.owner)
     untag(core, i)
+    core.places.left(i)
     core.deadlines.remove(i)
     unlink_owner(core, i)
     drop_id(core, i)

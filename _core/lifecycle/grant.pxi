@@ -82,6 +82,7 @@ cdef int grant(
     r.lease.lease_id = next_lease_id(core)
     core.leases.put(<uint64_t>r.lease.lease_id, 0, i)
     core.requests.enter(i, LIVE)
+    core.places.left(i)
     enter_prefill(core, r)
     untag(core, i)
     if core.quotas.guarantees.count:

@@ -62,5 +62,5 @@ cdef int keep_late_usage(
     return core.usage_rows.add((
         lease_id, core.flow_list[late.flow], core.classes.names[late.cls],
         core.pool_list[late.pool], adapter, outcome or OUT_COMPLETED,
-        u.input_tokens, min(u.cached_tokens, u.input_tokens), u.output_tokens,
+        u.input_tokens, min(u.cached_tokens, u.input_tokens), u.output_tokens, True,
     ))

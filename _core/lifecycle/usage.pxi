@@ -1,5 +1,10 @@
 # The usage of a lease becomes a row for the ledger when the lease ends.
 
+cdef inline bint was_restored(const Request* r) noexcept nogil:
+    """Whether an earlier process granted a lease: its holder has replayed it. O(1)."""
+    return r.payload == 0
+
+
 cdef int keep_usage(Core core, int32_t i, int outcome) except -1:
     """Make the row of a lease that ends; none if it computed no token. O(1)."""
     cdef Request* r = &core.requests.items[i]
@@ -17,4 +22,5 @@ cdef int keep_usage(Core core, int32_t i, int outcome) except -1:
         input_tokens,
         <int64_t>r.lease.cached_tokens,
         <int64_t>r.lease.output_tokens,
+        was_restored(r),
     ))

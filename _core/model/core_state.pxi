@@ -58,6 +58,7 @@ cdef class Core:
     cdef RejectionLog rejection_log
     cdef RecentIds recent_ids
     cdef ClientIds client_ids
+    cdef Places places
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
     cdef dict pool_limits  # by the names of pools; b"": of all others
@@ -102,6 +103,7 @@ cdef class Core:
     cdef dict saved_positions, saved_levels  # of these, and of all until there are several
     cdef int64_t resume_until_ns  # until then leases of before a restart are awaited; 0: none are
     cdef bint was_restored  # the debts of pools are known
+    cdef bint is_cold  # leases of an earlier leader run, of which nothing is known
     cdef int64_t awaits_until_ns  # the first time at which a pool waits for no stream; 0: none does
     cdef bint save_rest  # to be saved behind all that has changed
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none

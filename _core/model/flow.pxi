@@ -63,7 +63,8 @@ ctypedef struct Queue:
     int32_t next_queue
     int64_t work_in  # that was queued here, ever
     int32_t ordinal  # of the next arrival
-    int32_t root  # of its treap, if it is served by deadline
+    int32_t root  # of its treap
     bint by_deadline
+    bint in_tree  # it has a treap: its requests do not come in the order of the queue
     bint throttled  # its head is beyond the share of its flow while that binds
     int32_t position  # of its flow in its pool, once known; -1: not yet, or for any pool

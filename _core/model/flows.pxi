@@ -62,6 +62,7 @@ cdef class Flows:
     cdef SlabAllocator refusal_slab, times_slab
     cdef FlowTimes other_times[CLASSES_MAX]  # of each class, of all tenants that are not shown
     cdef bint by_deadline  # the order inside a queue that is asked for, see order
+    cdef bint keeps_places  # requests may come with a place that they had at an earlier leader
     cdef int32_t unsorted  # the number of first queues that may still have the former order
     cdef Requests requests
     cdef Quotas quotas
@@ -263,6 +264,7 @@ cdef class Flows:
         self.queues[q].chain.head = self.queues[q].chain.tail = self.queues[q].root = NONE
         self.queues[q].head = NONE
         self.queues[q].by_deadline = self.by_deadline
+        self.queues[q].in_tree = self.by_deadline or self.keeps_places
         self.queues[q].position = NONE
         self.queues[q].next_queue = self.items[flow].first_queue
         self.items[flow].first_queue = q

@@ -6,6 +6,8 @@ ctypedef struct Ask:
     uint64_t payload
     uint64_t tag
     Hash128 adapter_key
+    Hash128 place  # keyed hash of principal, tenant and id, if places are kept
+    int64_t waited_ns  # at an earlier leader, which confirms it
     Slice adapter  # its name; empty: none
     Slice client_id  # of a replay: as its client knows the request; empty: as the scheduler does
     Slice session  # of an agent; empty: none

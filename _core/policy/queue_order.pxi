@@ -105,7 +105,7 @@ cdef int give_back(Core core, int32_t q) except -1:
     from its own. O(n), at a reload."""
     cdef Queue* queue = &core.flows.queues[q]
     cdef int32_t i = queue.chain.head
-    if not (queue.by_deadline or queue.line) or not takes_in_turn(core.flows, queue.flow):
+    if not (queue.in_tree or queue.line) or not takes_in_turn(core.flows, queue.flow):
         return 0
     while i != NONE:
         if i != queue.head:
@@ -155,19 +155,19 @@ cdef int sort_queue(Core core, int32_t q) except -1:
     if queue.by_deadline == flows.by_deadline:
         return 0
     queue.by_deadline = flows.by_deadline
+    queue.in_tree = flows.by_deadline or flows.keeps_places
     while i != NONE:
         found.append((
-            deadline_of(&flows.requests.items[i]) if queue.by_deadline else 0,
-            flows.requests.items[i].seq, i,
+            order_key(queue, &flows.requests.items[i]), flows.requests.items[i].seq, i,
         ))
         i = flows.requests.items[i].next
     found.sort()
     queue.chain.head = queue.chain.tail = queue.root = NONE
     queue.chain.count = 0
-    for key, _, i in found:
+    for _, _, i in found:
         chain_push(&queue.chain, flows.requests.items, i)
-        if queue.by_deadline:
-            insert_in_treap(flows, queue, i, key)
+        if queue.in_tree:
+            insert_in_treap(flows, queue, i)
     if queue.line:
         sort_strands(flows, q)
     displaced = choose_head(flows, q)
@@ -190,8 +190,8 @@ cdef int sort_strands(Flows flows, int32_t q) except -1:
     for i, t in found:
         r = &flows.requests.items[i]
         agents.strands[t].root = agents.treaps.insert(
-            agents.strands[t].root, i, deadline_of(r) if flows.queues[q].by_deadline else 0,
-            r.seq, r.work, r.arrival_ns,
+            agents.strands[t].root, i, order_key(&flows.queues[q], r), r.seq, r.work,
+            r.arrival_ns,
         )
     for _, t in found:
         stand_strand(flows, t)
@@ -203,31 +203,31 @@ cdef int check_order(Core core, int32_t q) except -1:
     cdef Queue* queue = &core.flows.queues[q]
     cdef Request* r
     cdef int32_t i = queue.chain.head, count = 0
-    cdef int64_t key, before_key = 0, before_seq = NONE
+    cdef int64_t key, before_key = 0, before_seq = -NEVER
     while i != NONE:
         r = &core.requests.items[i]
-        key = deadline_of(r) if queue.by_deadline else 0
+        key = order_key(queue, r)
         check_invariant(
             core,
             (
                 key > before_key or (key == before_key and r.seq > before_seq)
-                or (queue.line and not queue.by_deadline)  # what waited for a cap comes late
+                or (queue.line and not queue.in_tree)  # what waited for a cap comes late
             )
             and r.state == QUEUED,
             "a queue is served by arrival, or by deadline",
         )
-        if queue.by_deadline:
+        if queue.in_tree:
             check_invariant(core, core.flows.treaps.place(i) == count, "the treap knows its place")
             check_invariant(
                 core, i == queue.head or r.bill == 0
                 or not takes_in_turn(core.flows, queue.flow),
-                "by deadline nobody holds a quota behind the head",
+                "in a treap nobody holds a quota behind the head",
             )
         before_key, before_seq = key, r.seq
         count += 1
         i = r.next
     check_invariant(core, count == queue.chain.count, "a queue is as long as it says")
-    if queue.by_deadline:
+    if queue.in_tree:
         check_invariant(
             core,
             core.flows.treaps.valid(queue.root)

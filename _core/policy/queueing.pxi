@@ -43,8 +43,8 @@ cdef void add_to_nodes(Flows flows, int32_t flow, int32_t count, int64_t work) n
 
 
 cdef int32_t enqueue(Flows flows, int32_t i) except -2:
-    """Queue request i, by arrival at the end; returns the head that it displaces. O(log n), with
-    several pools O(pools * log n)."""
+    """Queue request i, by arrival mostly at the end; returns the head that it displaces. O(log n),
+    with several pools O(pools * log n)."""
     cdef Request* r = &flows.requests.items[i]
     cdef int32_t q = flows.queue_of(r.flow, r.target + 1), displaced
     flows.activate(r.flow, True)
@@ -55,8 +55,8 @@ cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     flows.queues[q].ordinal += 1
     r.mark = flows.queues[q].work_in
     flows.queues[q].work_in += r.work
-    if flows.queues[q].by_deadline:
-        insert_by_deadline(flows, q, i)
+    if flows.queues[q].in_tree:
+        insert_in_order(flows, q, i)
     else:
         chain_push(&flows.queues[q].chain, flows.requests.items, i)
     if flows.items[r.flow].agents:
@@ -75,8 +75,10 @@ cdef int dequeue(Flows flows, int32_t i) except -1:
     cdef int32_t q = flows.queue_of(r.flow, r.target + 1)
     cdef bint was_head = flows.queues[q].head == i, was_throttled = False
     chain_remove(&flows.queues[q].chain, flows.requests.items, i)
-    if flows.queues[q].by_deadline:
+    if flows.queues[q].in_tree:
         flows.queues[q].root = flows.treaps.remove(flows.queues[q].root, i)
+        if flows.queues[q].chain.count == 0:
+            flows.queues[q].in_tree = flows.queues[q].by_deadline or flows.keeps_places
     if flows.queues[q].line:
         leave_strand(flows, q, i)
     count_queued(flows, r, -1)

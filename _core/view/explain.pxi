@@ -284,7 +284,7 @@ cdef int64_t own_work_before(Core core, int32_t i) noexcept:
     if core.requests.rare_of(r).is_capped:  # it is in no queue
         return 0
     queue = &core.flows.queues[core.flows.find_queue(r.flow, r.target + 1)]
-    if queue.by_deadline:
+    if queue.in_tree:
         return core.flows.treaps.work_before(i)
     return max(<int64_t>0, r.mark - core.requests.items[queue.chain.head].mark)
 

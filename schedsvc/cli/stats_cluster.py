@@ -79,6 +79,8 @@ def _set_lines(pool_set: Any) -> Iterator[str]:
     yield f"{text}, {leader}"
     if pool_set.leads:
         yield f"followers that may lead next: {', '.join(pool_set.followers) or 'none'}"
+    else:
+        yield f"requests that would keep their places here: {pool_set.places:,}"
     yield f"terms taken: {pool_set.terms_taken:,}; lost: {pool_set.terms_lost:,}"
     if pool_set.rows_forged:
         yield f"forged rows: {pool_set.rows_forged:,}; see cluster_row_forged in the log"

@@ -23,6 +23,7 @@ Example:
   schedsvc usage export --config schedsvc.yaml --by day,tenant \\
       --format parquet --out u.parquet
   schedsvc usage export --config schedsvc.yaml --format focus --out focus.csv
+  schedsvc usage export --config a.yaml --ledger copy-of-b.db
 
 It reads the file of usage.path, also while the scheduler writes it. Times are in UTC. docs/usage.md
 """
@@ -73,6 +74,12 @@ def usage() -> None:
     "--format", "form", type=click.Choice(["csv", "parquet", "focus"]), default="csv",
     show_default=True, help="Write this format; focus is CSV with the columns of FOCUS 1.2.",
 )  # fmt: skip
+@click.option(
+    "--ledger", "others", multiple=True, metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Add the ledger of another member of the cluster, or a copy; a lease that several have"
+    " counts once. May be repeated.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead.")
 @click.option(
     "--out",
@@ -86,6 +93,7 @@ def export(
     until: int | None,
     by: str,
     form: str,
+    others: tuple[Path, ...],
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -101,7 +109,7 @@ def export(
     path = config.resolve(config.usage.path)
     try:
         span = Span(since, until)
-        columns, rows = _rows(path, names, span, form, config.usage)
+        columns, rows = _rows([path, *others], names, span, form, config.usage)
     except (UsageError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     try:
@@ -127,11 +135,12 @@ def _names(by: str, form: str) -> list[str]:
 
 
 def _rows(
-    path: Path, names: Sequence[str], span: Span, form: str, usage: Usage
+    paths: list[Path], names: Sequence[str], span: Span, form: str, usage: Usage
 ) -> tuple[Sequence[str], list[dict[str, Any]]]:
     if form != "focus":
-        return [*names, *SUMS], list(plain_rows(path, names, span))
-    charges = list(focus_rows(path, span, usage, hourly=list(names) == ["hour"]))
+        return [*names, *SUMS], list(plain_rows(paths[0], names, span, paths[1:]))
+    hourly = list(names) == ["hour"]
+    charges = list(focus_rows(paths[0], span, usage, hourly, paths[1:]))
     without = sum(not charge["BilledCost"] for charge in charges)
     if without:
         click.echo(f"warning: {_NO_PRICES.format(count=f'{without:,}')}", err=True)

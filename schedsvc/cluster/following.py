@@ -46,6 +46,8 @@ class Following:
         #: Key to value and time by the wall clock, as they were in `term`; 0: nothing is followed.
         self.rows: dict[bytes, tuple[bytes, int]] = {}
         self.operators = pb.OperatorState()
+        #: The key of each place of the leader's queue, and since when it waits, by boot_ns().
+        self._places: dict[int, tuple[bytes, int]] = {}
         self.term = 0
         self.problem = ""
         self._differs = False
@@ -58,6 +60,11 @@ class Following:
     def differs(self) -> bool:
         """Whether the last leader had other tenants or principals than this member."""
         return self._differs
+
+    def waits(self) -> list[tuple[bytes, int]]:
+        """Return the keys of what waited at the leader, and for how long by now, in ns. O(keys)."""
+        now_ns = boot_ns()
+        return [(key, max(0, now_ns - since_ns)) for key, since_ns in self._places.values()]
 
     def configured(self, fingerprint: str) -> None:
         """Follow with another configuration. O(1)."""
@@ -130,6 +137,7 @@ class Following:
         self, call: "grpc.aio.StreamStreamCall[pb.FollowRequest, pb.FollowResponse]"
     ) -> None:
         rows: dict[bytes, tuple[bytes, int]] = {}
+        places: dict[int, tuple[bytes, int]] = {}
         operators = pb.OperatorState()
         async for message in call:
             self._heard_ns = boot_ns()
@@ -139,6 +147,11 @@ class Following:
                     rows.pop(row.key, None)
                 else:
                     rows[row.key] = (row.value, now_ns - row.age_ns)
+            for place in message.places:
+                if place.key:
+                    places[place.number] = place.key, self._heard_ns - place.waited_ns
+                else:
+                    places.pop(place.number, None)
             if message.HasField("operators"):
                 operators = message.operators
             stated = message.leadership
@@ -149,6 +162,7 @@ class Following:
                 if self.term != stated.term:
                     _log.info("following", leader=stated.leader, term=stated.term, rows=len(rows))
                 self.rows, self.operators, self.term = rows, operators, stated.term
+                self._places, self._leading.followed_places = places, len(places)
                 self.problem = ""
             if message.asked_ns:
                 promises = self._campaign.promise()

@@ -16,6 +16,7 @@ READS = frozenset(
         "save",
         "save_all",
         "take_served",
+        "take_places",
         "forgiven_micro",
         "escrow_is_wanted",
         "escrow_wants",

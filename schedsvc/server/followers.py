@@ -16,9 +16,25 @@ class FollowedRows:
     """The rows that a state writer takes over, as messages."""
 
     def __init__(self, keeper: StateWriter) -> None:
-        self._keeper = keeper
-        self.collect = keeper.collect
+        self._keeper, self._places = keeper, keeper.places
         self.begin = keeper.begin_feed
+
+    async def collect(self) -> None:
+        """Take over what changed in the core. Raises Broken."""
+        await self._keeper.collect()
+        await self._places.collect()
+
+    def places(self, number: int) -> tuple[int, list[pb.QueuedPlace]]:
+        """Return the number of the last change of a place, and places after another. O(places)."""
+        present_ns = self._places.now_ns()
+        return self._places.number, [
+            pb.QueuedPlace(
+                number=place.number,
+                key=place.key,
+                waited_ns=present_ns - place.since_ns if place.key else 0,
+            )
+            for place in self._places.since(number)
+        ]
 
     def since(self, number: int) -> tuple[int, list[pb.StateRow]]:
         """Return the number of the last change, and the rows after another one. O(rows)."""

@@ -214,6 +214,7 @@ class LedServer:
         From the rows that it followed, if those are the last leader's; from its own state file if
         it was the last leader itself; else from nothing: its rows would be too old.
         """
+        self.leading.places, self.leading.is_cold = [], False
         if not self.leading.until_ns:
             return None
         followed, last = self._following, self._campaign.last
@@ -221,8 +222,11 @@ class LedServer:
         if last is None or last.leader.partition("/")[0] == me:
             return None
         if followed.term == last.number:
+            self.leading.places = followed.waits()
             return adopting(followed.rows, followed.operators)
-        _log.warning("leads_cold", last_leader=last.leader, effect="quotas and counters begin at 0")
+        self.leading.is_cold = True
+        effect = "quotas and counters begin at 0; pools grant once their gates have replayed"
+        _log.warning("leads_cold", last_leader=last.leader, effect=effect)
         return forgetting
 
 

@@ -168,6 +168,7 @@ class Server:
             stated = Leadership(term=leading.term, leader=leading.leader).SerializeToString()
             self.driver.leadership = stated
             self.driver.change(lambda core, now_ns: core.set_leadership(now_ns, stated))
+            self.driver.begin_term(leading)
 
     async def step_down(self) -> None:
         """End what waits and all streams, because this member leads no more; a quarter second."""

@@ -44,6 +44,12 @@ class Rows(Protocol):
     def since(self, number: int) -> tuple[int, list[pb.StateRow]]:
         """Return the number of the last change, and the rows after another one."""
 
+    def places(self, number: int) -> tuple[int, list[pb.QueuedPlace]]:
+        """Return the number of the last change of a place in the queue, and places after another.
+
+        A place without a key is free again.
+        """
+
     def operators(self) -> pb.OperatorState:
         """Return what operators have set."""
 
@@ -130,7 +136,7 @@ class FollowService(ServicerBase):
 
     async def _responses(self) -> AsyncIterator[pb.FollowResponse]:
         self._rows.begin()
-        number, told, is_last = 0, pb.OperatorState(), False
+        number, last_place, told, is_last = 0, 0, pb.OperatorState(), False
         while True:
             is_last = self.ending.is_set()
             await self._rows.collect()
@@ -138,6 +144,9 @@ class FollowService(ServicerBase):
             operators = self._rows.operators()
             for at in range(0, len(rows), _ROWS_MAX):
                 yield pb.FollowResponse(rows=rows[at : at + _ROWS_MAX])
+            last_place, places = self._rows.places(last_place)
+            for at in range(0, len(places), _ROWS_MAX):
+                yield pb.FollowResponse(places=places[at : at + _ROWS_MAX])
             response = pb.FollowResponse(
                 leadership=self._leadership, is_whole=True, asked_ns=boot_ns()
             )

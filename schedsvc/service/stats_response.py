@@ -224,6 +224,7 @@ def _set(driver: Driver) -> cluster_pb2.SetStats | None:
         leadership=leader_pb2.Leadership(term=leading.term, leader=leading.leader),
         target=leading.target,
         followers=leading.followers if driver.leads else (),
+        places=0 if driver.leads else leading.followed_places,
         terms_taken=leading.taken,
         terms_lost=leading.lost,
         rows_forged=leading.forged,

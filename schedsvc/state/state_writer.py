@@ -11,6 +11,7 @@ import structlog
 from schedsvc._core import CallerError, Scheduler
 from schedsvc.driver import Broken, Driver, Saving
 from schedsvc.state.backlog import Backlog, aged
+from schedsvc.state.place_feed import PlaceFeed
 from schedsvc.state.row_feed import RowFeed
 from schedsvc.state.store import OperatorRows, StateError, Store
 
@@ -76,6 +77,8 @@ class StateWriter:
         self._backlog = Backlog()
         #: The same rows for members that follow this one.
         self.feed = RowFeed(wall_ns)
+        #: For them, too: what waits.
+        self.places = PlaceFeed(driver)
         self._hurried = asyncio.Event()
         #: Calls that wait for the next save.
         self._waiters: list[asyncio.Future[bool]] = []

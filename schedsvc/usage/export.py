@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from schedsvc.config.outputs import Price, Usage
-from schedsvc.usage.ledger import SLOT_S, open_to_read
+from schedsvc.usage.ledger import SLOT_S
+from schedsvc.usage.merged import open_to_read
 
 __all__ = ["DIMENSIONS", "FOCUS_COLUMNS", "SUMS", "Span", "focus_rows", "plain_rows"]
 
@@ -65,8 +66,12 @@ class Span:
         return "slot_s >= ? AND slot_s < ?", [low, high]
 
 
-def plain_rows(path: Path, by: Sequence[str], span: Span) -> Iterator[dict[str, Any]]:
+def plain_rows(
+    path: Path, by: Sequence[str], span: Span, others: Sequence[Path] = ()
+) -> Iterator[dict[str, Any]]:
     """Yield sums of requests and tokens by dimensions, in their order. O(ledger).
+
+    `others`: ledgers of other members of the cluster; a lease that several have counts once.
 
     `cached_input_tokens` are part of `input_tokens`. Raises UsageError, and KeyError for a
     dimension that is not in DIMENSIONS.
@@ -80,7 +85,7 @@ def plain_rows(path: Path, by: Sequence[str], span: Span) -> Iterator[dict[str, 
     if by:
         places = ", ".join(str(place + 1) for place in range(len(by)))
         query += f" GROUP BY {places} HAVING sum(requests) > 0 ORDER BY {places}"
-    with open_to_read(path) as connection:
+    with open_to_read([path, *others]) as connection:
         for row in connection.execute(query, arguments):
             found = dict(zip((*by, *SUMS), row, strict=True))
             for name in SUMS:
@@ -90,14 +95,16 @@ def plain_rows(path: Path, by: Sequence[str], span: Span) -> Iterator[dict[str, 
             yield found
 
 
-def focus_rows(path: Path, span: Span, usage: Usage, hourly: bool) -> Iterator[dict[str, str]]:
+def focus_rows(
+    path: Path, span: Span, usage: Usage, hourly: bool, others: Sequence[Path] = ()
+) -> Iterator[dict[str, str]]:
     """Yield FOCUS 1.2 charges: one for each period, tenant, model, adapter, class and meter.
 
     Without a price that fits, the columns of costs are empty. Raises UsageError. O(ledger).
     """
     period = "hour" if hourly else "day"
     by = (period, "groups", "tenant", "model", "adapter", "class", "estimated")
-    for row in plain_rows(path, by, span):
+    for row in plain_rows(path, by, span, others):
         price = _price(usage, row["model"], row["class"])
         cached = row["cached_input_tokens"]
         uncached = row["input_tokens"] - cached

@@ -4,6 +4,10 @@ One process writes it, and holds it by a lock; any may read it meanwhile (SQLite
 lease counts once: a lease whose id the file has already is left out, so the holder of a lease may
 report its end again after a restart. A row of an expired lease is an estimate, and the report of
 its holder, if one comes later, replaces it.
+
+In a cluster the ledgers of two members may have the same lease: the first leader saved it, and its
+holder never heard so. So a ledger also keeps each lease that an earlier process granted (`carried`)
+and the ids of the last leases before it was opened (`last_ids`); see merged.py.
 """
 
 import fcntl
@@ -16,12 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "open_to_read"]
+__all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "check_form"]
 
 #: Time zones differ by multiples of it, so the rows of a local day can be summed up.
 SLOT_S = 900
 #: A holder reports an end again within minutes.
 IDS_KEPT_S = 86_400
+#: A holder gives an end up that was not saved for 300 s.
+_IN_DOUBT_S = 600
 _PRUNE_S = 60
 _BUSY_S = 2.0
 _MODE = 0o600
@@ -40,6 +46,15 @@ _TABLES = (
     " groups TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, pool TEXT NOT NULL,"
     " adapter TEXT NOT NULL, class TEXT NOT NULL, input_tokens INTEGER NOT NULL,"
     " cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL)",
+)
+#: Tables that a ledger of an earlier version lacks, which that version ignores.
+_LATER_TABLES = (
+    "CREATE TABLE IF NOT EXISTS carried (lease_id INTEGER PRIMARY KEY, slot_s INTEGER NOT NULL,"
+    " groups TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, pool TEXT NOT NULL,"
+    " adapter TEXT NOT NULL, class TEXT NOT NULL, estimated INTEGER NOT NULL,"
+    " input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,"
+    " output_tokens INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS last_ids (lease_id INTEGER PRIMARY KEY, ended_s INTEGER NOT NULL)",
 )
 _ADD = """
     INSERT INTO usage VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET
@@ -67,7 +82,10 @@ class UsageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsedLease:
-    """The usage of one lease; `ended_s` by the wall clock, `estimated` if it expired."""
+    """The usage of one lease; `ended_s` by the wall clock, `estimated` if it expired.
+
+    `carried`: an earlier process granted it, perhaps of another member.
+    """
 
     lease_id: int
     ended_s: int
@@ -76,6 +94,7 @@ class UsedLease:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    carried: bool = False
 
 
 class Ledger:
@@ -95,6 +114,7 @@ class Ledger:
         # A wall clock that is set forward by years must not delete the years between.
         self._ahead_s = time.time() - steady_s()
         self._prune_at_s = steady_s()
+        self._is_first = True  # nothing was added since it was opened
         with self._failing("open"):
             self._lock = self._locked()
             self._connection = sqlite3.connect(
@@ -132,7 +152,9 @@ class Ledger:
             ask(f"PRAGMA application_id = {_APPLICATION_ID}")
             ask(f"PRAGMA user_version = {_FORM}")
             ask("COMMIT")
-        _check_form(self._connection, self.path)
+        check_form(self._connection, self.path)
+        for statement in _LATER_TABLES:
+            ask(statement)
 
     def add(self, leases: Sequence[UsedLease]) -> list[UsedLease]:
         """Add leases in one transaction; return those that the file had already.
@@ -141,18 +163,34 @@ class Ledger:
         """
         known: list[UsedLease] = []
         with self._failing("write"), self._transaction():
+            if self._is_first:
+                self._keep_last_ids()
             for lease in leases:
                 if not self._add(lease):
                     known.append(lease)
             if leases and self._steady_s() >= self._prune_at_s:
                 self._prune(leases[-1].ended_s)
+        self._is_first = False
         return known
+
+    def _keep_last_ids(self) -> None:
+        """Keep the ids of the leases that ended last, for as long as their usage. O(these).
+
+        Their holders may not have heard that they are saved, and report them to another member.
+        """
+        self._connection.execute(
+            "INSERT OR IGNORE INTO last_ids SELECT lease_id, ended_s FROM leases"
+            " WHERE ended_s >= (SELECT max(ended_s) FROM leases) - ?",
+            (_IN_DOUBT_S,),
+        )
 
     def _add(self, lease: UsedLease) -> bool:
         ask = self._connection.execute
         stored = (lease.lease_id, lease.ended_s)
         if ask("INSERT OR IGNORE INTO leases VALUES (?, ?)", stored).rowcount:
             self._sum(lease, 1)
+            if lease.carried:
+                self._carry(lease)
             if lease.estimated:
                 tokens = (lease.input_tokens, lease.cached_tokens, lease.output_tokens)
                 row = (*stored, *lease.key, *tokens)
@@ -166,9 +204,18 @@ class Ledger:
         before = UsedLease(found[0], found[1], UsageKey(*found[2:8]), True, *found[8:])
         self._sum(before, -1)
         tokens = (lease.input_tokens, lease.cached_tokens, lease.output_tokens)
-        self._sum(UsedLease(before.lease_id, before.ended_s, before.key, False, *tokens), 1)
+        exact = UsedLease(before.lease_id, before.ended_s, before.key, False, *tokens)
+        self._sum(exact, 1)
+        if ask("DELETE FROM carried WHERE lease_id = ?", stored[:1]).rowcount:
+            self._carry(exact)
         ask("DELETE FROM estimates WHERE lease_id = ?", stored[:1])
         return True
+
+    def _carry(self, lease: UsedLease) -> None:
+        slot_s = lease.ended_s - lease.ended_s % SLOT_S
+        tokens = (lease.input_tokens, lease.cached_tokens, lease.output_tokens)
+        row = (lease.lease_id, slot_s, *lease.key, int(lease.estimated), *tokens)
+        self._connection.execute("INSERT INTO carried VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", row)
 
     def _sum(self, lease: UsedLease, sign: int) -> None:
         tokens = (lease.input_tokens, lease.cached_tokens, lease.output_tokens)
@@ -206,7 +253,10 @@ class Ledger:
         self._prune_at_s = steady_s + _PRUNE_S
         now_s = min(wall_s, int(steady_s + self._ahead_s))
         ask = self._connection.execute
-        ask("DELETE FROM usage WHERE slot_s < ?", (now_s - self._keep_s,))
+        kept_from = (now_s - self._keep_s,)
+        ask("DELETE FROM usage WHERE slot_s < ?", kept_from)
+        ask("DELETE FROM carried WHERE slot_s < ?", kept_from)
+        ask("DELETE FROM last_ids WHERE ended_s < ?", kept_from)
         oldest = (now_s - IDS_KEPT_S,)
         ask("DELETE FROM leases WHERE ended_s < ?", oldest)
         ask("DELETE FROM estimates WHERE ended_s < ?", oldest)
@@ -244,28 +294,13 @@ class Ledger:
             raise UsageError(what) from error
 
 
-def _check_form(connection: sqlite3.Connection, path: Path) -> None:
-    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+def check_form(connection: sqlite3.Connection, path: Path, schema: str = "") -> None:
+    """Raise UsageError if a database is no ledger of this version. `schema`: its name and a dot."""
+    if connection.execute(f"PRAGMA {schema}application_id").fetchone()[0] != _APPLICATION_ID:
         raise UsageError(f"{path} is another program's database; name another file in usage.path")
-    form = connection.execute("PRAGMA user_version").fetchone()[0]
+    form = connection.execute(f"PRAGMA {schema}user_version").fetchone()[0]
     if form != _FORM:
         raise UsageError(
             f"{path} was written by another version of schedsvc (form {form}, this one reads"
             f" {_FORM}); move it away, or run that version"
         )
-
-
-@contextmanager
-def open_to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a ledger to read, also while a scheduler writes it. Raises UsageError."""
-    try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    except sqlite3.Error as error:
-        raise UsageError(f"cannot read the usage ledger {path}: {error}") from error
-    try:
-        _check_form(connection, path)
-        yield connection
-    except sqlite3.Error as error:
-        raise UsageError(f"cannot read the usage ledger {path}: {error}") from error
-    finally:
-        connection.close()

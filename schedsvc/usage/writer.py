@@ -79,7 +79,7 @@ class UsageWriter:
         self._filled.set()
 
     def _used(self, row: "UsageRow", now_s: int) -> UsedLease:
-        lease_id, tenant, request_class, pool, adapter, outcome, *tokens = row
+        lease_id, tenant, request_class, pool, adapter, outcome = row[:6]
         name, place = tenant.decode(), pool.decode()
         key = UsageKey(
             self._places.groups_of(name),
@@ -89,7 +89,7 @@ class UsageWriter:
             adapter.decode(),
             request_class.decode(),
         )
-        return UsedLease(lease_id, now_s, key, outcome == EXPIRED, *tokens)
+        return UsedLease(lease_id, now_s, key, outcome == EXPIRED, *row[6:])
 
     async def run(self) -> None:
         """Write until it is cancelled, or the core is broken."""

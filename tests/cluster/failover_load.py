@@ -16,6 +16,7 @@ from .message_audit import AuditedSession, Found, MessageAudit
 #: A lease is held for this long, and more loops ask than the pool has room for.
 HOLD_S = 0.04
 LOOPS = 40
+SAVED_S_MAX = 20.0
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Load:
             pool="p", epoch=1, capacity_tokens=CAPACITY, block_size_tokens=16
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
 
     def start(self, loops: int = LOOPS) -> None:
         self.session.start()
@@ -66,9 +68,16 @@ class Load:
         ]
 
     async def stop(self) -> None:
+        """End all requests, and wait until their ends are saved. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not await self.session.flush(SAVED_S_MAX):
+            text = f"ends of leases were not saved within {SAVED_S_MAX:g} s"
+            self._seen.violations.append(text)
         await self.session.close()
         self._seen.granted = sum(self.audit.granted.values())
         self._seen.reserved_max, self._seen.late = self.audit.reserved_max, self.audit.late

@@ -24,6 +24,7 @@ from .failover_load import HOLD_S, LOOPS, Failover, Load
 from .member_process import MemberProcess, is_followed, leads, stands_by, until
 from .members import proof, ready_store
 from .store_server import StoreServer, running_store
+from .usage_audit import differences
 
 STOPPED_S = 5.0
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
@@ -49,13 +50,23 @@ class World:
         **load: Any,
     ) -> None:
         self.store, self.seen, self.network = store, seen, network
+        self._ledgers = {name: folder / f"{name}.usage.db" for name in "ab"}
         if network is None:
-            self.a, self.b = (MemberProcess(folder, name, store.url) for name in "ab")
+            self.a = MemberProcess(folder, "a", store.url, **self._ledger("a"))
+            self.b = MemberProcess(folder, "b", store.url, **self._ledger("b"))
         else:
-            url = f"redis://{network.host}:{store.port}"
-            self.a = MemberProcess(folder, "a", url, network.inside, network.run_in)
-            self.b = MemberProcess(folder, "b", url, network.host)
+            url, inside = f"redis://{network.host}:{store.port}", network.inside
+            self.a = MemberProcess(folder, "a", url, inside, network.run_in, **self._ledger("a"))
+            self.b = MemberProcess(folder, "b", url, network.host, **self._ledger("b"))
         self.load = Load(f"{self.a.target},{self.b.target}", seen, **load)
+
+    def _ledger(self, name: str) -> dict[str, Any]:
+        return {"usage": {"path": str(self._ledgers[name])}}
+
+    async def check_usage(self) -> None:
+        """Compare what the ledgers of both members export with what the client's engine served."""
+        await self.load.stop()
+        self.seen.violations += differences(self.load.audit.used, list(self._ledgers.values()))
 
     async def begin(self, loops: int) -> None:
         """Start the members and the load, until requests are granted. Raises AssertionError."""
@@ -177,6 +188,7 @@ async def _fail_over(
         for tenant in ("heavy", "light"):
             if after.get(tenant, 0) < before[tenant] // 2:
                 seen.violations.append(f"{tenant}: {before[tenant]} became {after.get(tenant)}")
+        await world.check_usage()
 
 
 if __name__ == "__main__":

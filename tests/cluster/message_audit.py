@@ -17,6 +17,8 @@ from typing import Any
 from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from .usage_audit import UsageBooks
+
 _ENDS = (pb.LEASE_STATE_VOID, pb.LEASE_STATE_ENDED, pb.LEASE_STATE_UNKNOWN)
 
 
@@ -53,12 +55,15 @@ class MessageAudit:
         self._leader_of: dict[int, str] = {}
         #: Grants under a term that was over, which the client has to ignore.
         self.late = 0
+        #: The ends of all leases, with the tokens that the engine served.
+        self.used = UsageBooks()
 
     def sent(self, request: pb.SessionRequest) -> None:
         """Take what the client says, before a scheduler can have read it."""
         for event in request.events:
             if event.HasField("complete"):
                 self._close(event.complete.lease_id)
+                self.used.ended(event.complete)
 
     def received(self, target: str, stream: "AuditedCall", response: pb.SessionResponse) -> None:
         """Take what a scheduler says, before the client reads it."""

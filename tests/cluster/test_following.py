@@ -1,15 +1,18 @@
 """A standby follows its leader, and continues from the leader's rows when it leads."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.v1 import follow_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2
 from schedsvc_client.v1.follow_pb2_grpc import FollowServiceStub
 
 from schedsvc.clock import boot_ns
+from schedsvc.config.cluster import ClusterLeader
 from schedsvc.server.cluster import set_fingerprint
 from schedsvc.server.led import LedServer
 from tests.server.conftest import failure, open_channel, until
@@ -118,3 +121,29 @@ async def test_a_leader_notes_a_promise(store_url: str, tmp_path: Path, store: S
             await until(lambda: a.leading.until_ns > end_ns, "it goes on")
             assert a._is_leading
             assert not b._is_leading
+
+
+async def test_a_cold_leader_waits_for_the_gate(store_url: str, tmp_path: Path) -> None:
+    """It was refused the leader's rows, so it knows of no lease before its gate replays it."""
+    pools: dict[str, Any] = {"pools": [{"name": "p", "capacity_tokens": 400}]}
+    (tmp_path / "no-member").write_text(TOKEN)
+    a, b = member(tmp_path, "a", store_url, **pools), member(tmp_path, "b", store_url, **pools)
+    assert b._config.cluster is not None
+    b._following._settings = b._config.cluster.model_copy(
+        update={"leader": ClusterLeader(token_file=str(tmp_path / "no-member"))}
+    )
+    async with running(a, b), contextlib.AsyncExitStack() as stack:
+        await leads(a)
+        await until(lambda: "member: true" in b._following.problem, "it is refused")
+        await a.drain()
+        await leads(b)
+        stub = await stack.enter_async_context(calling(b))
+        spare = ask(pool="p", queue_ttl_ms=300)
+        refused = await stub.Admit(spare, metadata=proof(), wait_for_ready=True, timeout=20)
+        assert refused.outcome == scheduler_pb2.OUTCOME_EVICTED_TTL
+        gate = SchedulerSession(b.targets[0], client_id="gate", incarnation=1, token=TOKEN)
+        stack.push_async_callback(gate.close)
+        gate.register_pool(pool="p", epoch=1, capacity_tokens=400, block_size_tokens=16)
+        gate.start()
+        granted = await stub.Admit(ask(pool="p"), metadata=proof(), timeout=20)
+        assert granted.outcome == scheduler_pb2.OUTCOME_GRANTED

@@ -10,7 +10,7 @@ from .test_usage import keeping, saved
 
 LATE_NS = 30 * SECOND  # lease TTL and grace
 USED = {"input_tokens": 10, "cached_input_tokens": 4, "output_tokens": 7}
-ROW = (7, b"f", b"default", b"p", b"", core.COMPLETED, 10, 4, 7)
+ROW = (7, b"f", b"default", b"p", b"", core.COMPLETED, 10, 4, 7, True)
 PERIOD_NS = 3600 * SECOND
 
 
@@ -69,14 +69,14 @@ def test_late_end_without_totals_has_those_of_the_replay() -> None:
     s = keeping()
     stream = late(s, input_tokens=10, cached_input_tokens=2, output_tokens=3)
     stream.send(LATE_NS, completing(7, outcome=core.CANCELLED))
-    assert [row[5:] for row in s.take_usage()] == [(core.CANCELLED, 10, 2, 3)]
+    assert [row[5:] for row in s.take_usage()] == [(core.CANCELLED, 10, 2, 3, True)]
 
 
 def test_late_usage_is_limited_to_what_its_request_can_use() -> None:
     s = keeping()
     many = {"input_tokens": 1 << 27, "output_tokens": 1 << 27}
     late(s, max_output_tokens=20, sequences=2).send(LATE_NS, completing(7, **many))
-    ((*_, input_tokens, cached, output_tokens),) = s.take_usage()
+    ((*_, input_tokens, cached, output_tokens, _),) = s.take_usage()
     assert (input_tokens, cached) == (200, 0)  # the context of 100 tokens, for each sequence
     assert output_tokens == 40
     assert totals(s, LATE_NS)["reports_limited"] == 1

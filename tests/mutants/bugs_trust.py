@@ -302,7 +302,7 @@ TRUST_BUGS = (
         (
             (
                 "lifecycle/configure.pxi",
-                "    if is_first and f.gates and not core.was_restored and core.now_ns <",
+                "    if is_first and (f.gates or core.is_cold) and not core.was_restored:\n",
                 "    if BUG:\n        is_first = False\n",
             ),
         ),

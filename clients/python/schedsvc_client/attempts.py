@@ -52,10 +52,15 @@ class Attempts:
         self._targets, self._options, self._once = targets, options, once
         self._deadline_s = deadline_s
         self._ends_s = now_s + deadline_s
-        self._began_s = now_s
+        self._began_s = self._first_s = now_s
         self._failures = 0
         # Since when no scheduler has answered.
         self._away_since_s = now_s
+
+    @property
+    def before_us(self) -> int:
+        """How long the call took before the last attempt began, in us."""
+        return int((self._began_s - self._first_s) * 1e6)
 
     def timeout_s(self, now_s: float, *, held: bool = False) -> float:
         """Begin an attempt; return how long it may take. `held`: an answer may take its time."""

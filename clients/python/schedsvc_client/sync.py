@@ -249,6 +249,7 @@ class Scheduler:
                 pause_s = attempts.failed(target, error, time.monotonic())
             time.sleep(pause_s)
             now_s = time.monotonic()
+        response.queue_duration_us += attempts.before_us
         self._judge(admission, response)
 
     def _verdict(self, admission: Admission, target: str, timeout_s: float) -> pb.AdmitResponse:

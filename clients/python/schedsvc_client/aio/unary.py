@@ -163,6 +163,7 @@ class AsyncScheduler(Asker):
                 pause_s = attempts.failed(target, error, time.monotonic())
             await asyncio.sleep(pause_s)
             now_s = time.monotonic()
+        response.queue_duration_us += attempts.before_us
         admission.queue_duration_us = response.queue_duration_us
         if Outcome(response.outcome) is not Outcome.GRANTED:
             raise refused(response)

@@ -202,6 +202,7 @@ class SetStats(_message.Message):
     TERMS_LOST_FIELD_NUMBER: _builtins.int
     ROWS_FORGED_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     leads: _builtins.bool
     """This member leads."""
@@ -214,6 +215,8 @@ class SetStats(_message.Message):
     """Rows of the store that a program without the secret of the cluster wrote."""
     problem: _builtins.str
     """Why the store cannot be asked for terms; empty while it can."""
+    places: _builtins.int
+    """Of a standby: requests that wait at the leader, and would keep their places here."""
     @_builtins.property
     def leadership(self) -> _leader_pb2.Leadership:
         """The highest term that is known, and the leader; its name is empty while none is known."""
@@ -234,10 +237,11 @@ class SetStats(_message.Message):
         terms_lost: _builtins.int = ...,
         rows_forged: _builtins.int = ...,
         problem: _builtins.str = ...,
+        places: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leadership", b"leadership"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["followers", b"followers", "leadership", b"leadership", "leads", b"leads", "name", b"name", "problem", b"problem", "rows_forged", b"rows_forged", "target", b"target", "terms_lost", b"terms_lost", "terms_taken", b"terms_taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["followers", b"followers", "leadership", b"leadership", "leads", b"leads", "name", b"name", "places", b"places", "problem", b"problem", "rows_forged", b"rows_forged", "target", b"target", "terms_lost", b"terms_lost", "terms_taken", b"terms_taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from schedsvc_client.v1 import leader_pb2 as schedsvc_dot_v1_dot_leader__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18schedsvc/v1/follow.proto\x12\x0bschedsvc.v1\x1a\x18schedsvc/v1/leader.proto\"j\n\rFollowRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x10\n\x08may_lead\x18\x03 \x01(\x08\x12\x10\n\x08\x61sked_ns\x18\x04 \x01(\x04\x12\x10\n\x08promises\x18\x05 \x01(\x08\"\xc9\x01\n\x0e\x46ollowResponse\x12+\n\nleadership\x18\x01 \x01(\x0b\x32\x17.schedsvc.v1.Leadership\x12#\n\x04rows\x18\x02 \x03(\x0b\x32\x15.schedsvc.v1.StateRow\x12-\n\toperators\x18\x03 \x01(\x0b\x32\x1a.schedsvc.v1.OperatorState\x12\x10\n\x08is_whole\x18\x04 \x01(\x08\x12\x10\n\x08\x61sked_ns\x18\x05 \x01(\x04\x12\x12\n\nhands_over\x18\x06 \x01(\x08\"G\n\x08StateRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0e\n\x06\x61ge_ns\x18\x03 \x01(\x03\x12\x0f\n\x07is_gone\x18\x04 \x01(\x08\"\x9a\x01\n\rOperatorState\x12\x10\n\x08hash_key\x18\x01 \x01(\x0c\x12\r\n\x05modes\x18\x02 \x01(\x0c\x12\x38\n\x07tenants\x18\x03 \x03(\x0b\x32\'.schedsvc.v1.OperatorState.TenantsEntry\x1a.\n\x0cTenantsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x32V\n\rFollowService\x12\x45\n\x06\x46ollow\x12\x1a.schedsvc.v1.FollowRequest\x1a\x1b.schedsvc.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18schedsvc/v1/follow.proto\x12\x0bschedsvc.v1\x1a\x18schedsvc/v1/leader.proto\"j\n\rFollowRequest\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x10\n\x08may_lead\x18\x03 \x01(\x08\x12\x10\n\x08\x61sked_ns\x18\x04 \x01(\x04\x12\x10\n\x08promises\x18\x05 \x01(\x08\"\xf3\x01\n\x0e\x46ollowResponse\x12+\n\nleadership\x18\x01 \x01(\x0b\x32\x17.schedsvc.v1.Leadership\x12#\n\x04rows\x18\x02 \x03(\x0b\x32\x15.schedsvc.v1.StateRow\x12-\n\toperators\x18\x03 \x01(\x0b\x32\x1a.schedsvc.v1.OperatorState\x12\x10\n\x08is_whole\x18\x04 \x01(\x08\x12\x10\n\x08\x61sked_ns\x18\x05 \x01(\x04\x12\x12\n\nhands_over\x18\x06 \x01(\x08\x12(\n\x06places\x18\x07 \x03(\x0b\x32\x18.schedsvc.v1.QueuedPlace\"=\n\x0bQueuedPlace\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x11\n\twaited_ns\x18\x03 \x01(\x03\"G\n\x08StateRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0e\n\x06\x61ge_ns\x18\x03 \x01(\x03\x12\x0f\n\x07is_gone\x18\x04 \x01(\x08\"\x9a\x01\n\rOperatorState\x12\x10\n\x08hash_key\x18\x01 \x01(\x0c\x12\r\n\x05modes\x18\x02 \x01(\x0c\x12\x38\n\x07tenants\x18\x03 \x03(\x0b\x32\'.schedsvc.v1.OperatorState.TenantsEntry\x1a.\n\x0cTenantsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x32V\n\rFollowService\x12\x45\n\x06\x46ollow\x12\x1a.schedsvc.v1.FollowRequest\x1a\x1b.schedsvc.v1.FollowResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOLLOWREQUEST']._serialized_start=67
   _globals['_FOLLOWREQUEST']._serialized_end=173
   _globals['_FOLLOWRESPONSE']._serialized_start=176
-  _globals['_FOLLOWRESPONSE']._serialized_end=377
-  _globals['_STATEROW']._serialized_start=379
-  _globals['_STATEROW']._serialized_end=450
-  _globals['_OPERATORSTATE']._serialized_start=453
-  _globals['_OPERATORSTATE']._serialized_end=607
-  _globals['_OPERATORSTATE_TENANTSENTRY']._serialized_start=561
-  _globals['_OPERATORSTATE_TENANTSENTRY']._serialized_end=607
-  _globals['_FOLLOWSERVICE']._serialized_start=609
-  _globals['_FOLLOWSERVICE']._serialized_end=695
+  _globals['_FOLLOWRESPONSE']._serialized_end=419
+  _globals['_QUEUEDPLACE']._serialized_start=421
+  _globals['_QUEUEDPLACE']._serialized_end=482
+  _globals['_STATEROW']._serialized_start=484
+  _globals['_STATEROW']._serialized_end=555
+  _globals['_OPERATORSTATE']._serialized_start=558
+  _globals['_OPERATORSTATE']._serialized_end=712
+  _globals['_OPERATORSTATE_TENANTSENTRY']._serialized_start=666
+  _globals['_OPERATORSTATE_TENANTSENTRY']._serialized_end=712
+  _globals['_FOLLOWSERVICE']._serialized_start=714
+  _globals['_FOLLOWSERVICE']._serialized_end=800
 # @@protoc_insertion_point(module_scope)

@@ -73,6 +73,7 @@ class FollowResponse(_message.Message):
     IS_WHOLE_FIELD_NUMBER: _builtins.int
     ASKED_NS_FIELD_NUMBER: _builtins.int
     HANDS_OVER_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
     is_whole: _builtins.bool
     """All rows that there were when the standby began have been sent."""
     asked_ns: _builtins.int
@@ -89,6 +90,10 @@ class FollowResponse(_message.Message):
     def operators(self) -> Global___OperatorState:
         """Settings of operators, if they changed."""
 
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuedPlace]:
+        """Places in the queue that changed."""
+
     def __init__(
         self,
         *,
@@ -98,14 +103,45 @@ class FollowResponse(_message.Message):
         is_whole: _builtins.bool = ...,
         asked_ns: _builtins.int = ...,
         hands_over: _builtins.bool = ...,
+        places: _abc.Iterable[Global___QueuedPlace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leadership", b"leadership", "operators", b"operators"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_ns", b"asked_ns", "hands_over", b"hands_over", "is_whole", b"is_whole", "leadership", b"leadership", "operators", b"operators", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_ns", b"asked_ns", "hands_over", b"hands_over", "is_whole", b"is_whole", "leadership", b"leadership", "operators", b"operators", "places", b"places", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FollowResponse: _TypeAlias = FollowResponse  # noqa: Y015
+
+@_typing.final
+class QueuedPlace(_message.Message):
+    """A request that waits at the leader. The next leader gives it its place again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    WAITED_NS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Names the place on this stream."""
+    key: _builtins.bytes
+    """Keyed hash of principal, tenant and request id, 16 bytes; empty: no request has the place any more."""
+    waited_ns: _builtins.int
+    """For how long the request has waited."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        waited_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "number", b"number", "waited_ns", b"waited_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueuedPlace: _TypeAlias = QueuedPlace  # noqa: Y015
 
 @_typing.final
 class StateRow(_message.Message):

@@ -1019,6 +1019,7 @@ class Lease(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     PRINCIPAL_FIELD_NUMBER: _builtins.int
+    REPLAYED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     tenant: _builtins.str
     request_class: _builtins.str
@@ -1049,6 +1050,8 @@ class Lease(_message.Message):
     """The shim process on whose stream it is; empty: on none, or unary."""
     principal: _builtins.str
     """Its principal: `token:NAME` or `certificate:NAME`; empty: a listener without authentication."""
+    replayed: _builtins.bool
+    """An earlier scheduler process granted it; this one has its holder's word for all of this."""
     def __init__(
         self,
         *,
@@ -1071,10 +1074,11 @@ class Lease(_message.Message):
         adapter: _builtins.str = ...,
         client_id: _builtins.str = ...,
         principal: _builtins.str = ...,
+        replayed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "age_ms", b"age_ms", "client_id", b"client_id", "due_ms", b"due_ms", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "posted_tokens", b"posted_tokens", "principal", b"principal", "prompt_tokens", b"prompt_tokens", "queued_ms", b"queued_ms", "request_class", b"request_class", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "state", b"state", "suspect", b"suspect", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "age_ms", b"age_ms", "client_id", b"client_id", "due_ms", b"due_ms", "lease_id", b"lease_id", "max_output_tokens", b"max_output_tokens", "output_tokens", b"output_tokens", "pool", b"pool", "pool_epoch", b"pool_epoch", "posted_tokens", b"posted_tokens", "principal", b"principal", "prompt_tokens", b"prompt_tokens", "queued_ms", b"queued_ms", "replayed", b"replayed", "request_class", b"request_class", "reserved_tokens", b"reserved_tokens", "sequences", b"sequences", "state", b"state", "suspect", b"suspect", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ from schedsvc.server.tasks import end_tasks
 from schedsvc.service import FollowService
 from schedsvc.service.lead_gate import check_report
 from schedsvc.service.turns import Turns
-from schedsvc.state import RowFeed
+from schedsvc.state import PlaceFeed, RowFeed
 
 __all__ = ["LedProcess"]
 
@@ -41,6 +41,7 @@ class _Rows:
     def __init__(self, driver: Driver, disk: dict[bytes, bytes]) -> None:
         self._driver, self._disk = driver, disk
         self.feed = RowFeed(lambda: 0)
+        self.places = PlaceFeed(driver)
 
     async def collect(self) -> None:
         """Take over what changed."""

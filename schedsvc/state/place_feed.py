@@ -1,0 +1,59 @@
+"""The places of a leader's queue, for those that follow it: numbered by change, each place once."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from schedsvc.driver import Driver
+
+__all__ = ["FeedPlace", "PlaceFeed"]
+
+#: Places that are read from the core before the event loop gets its turn.
+_AT_ONCE = 64
+
+
+class FeedPlace(NamedTuple):
+    """A place as it changed last."""
+
+    changed: int
+    number: int
+    #: Of the request that has it; b"": none.
+    key: bytes
+    #: Since when that waits, by the feed's clock.
+    since_ns: int
+
+
+class PlaceFeed:
+    """Places that a core returned, in the order of their last changes.
+
+    The core has at most 100,000 places at once, so no more can wait for a reader.
+    """
+
+    def __init__(self, driver: Driver, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._driver = driver
+        self.now_ns = now_ns
+        #: Of the last change.
+        self.number = 0
+        self._places: dict[int, FeedPlace] = {}
+
+    async def collect(self) -> None:
+        """Take over what changed in the core. Raises Broken."""
+        while rows := self._driver.take_places(_AT_ONCE):
+            present_ns = self.now_ns()
+            for place, key, waited_ns in rows:
+                self.number += 1
+                self._places.pop(place, None)
+                since_ns = present_ns - waited_ns
+                self._places[place] = FeedPlace(self.number, place, key, since_ns)
+            await asyncio.sleep(0)
+
+    def since(self, number: int) -> list[FeedPlace]:
+        """Return places that changed after a number, in order. O(places returned)."""
+        found = []
+        for place in reversed(self._places.values()):
+            if place.changed <= number:
+                break
+            found.append(place)
+        found.reverse()
+        return found
