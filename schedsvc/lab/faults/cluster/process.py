@@ -55,12 +55,14 @@ class Process:
         self._offset_ns = rnd.randrange(1, 1 << 40)
         #: No two clocks run alike; members allow for 2 %.
         self._rate = _MILLION + rnd.randrange(-5_000, 5_001)
-        self._born_ns = world.queue.now_ns
+        self._born_ns = self._true_ns = world.queue.now_ns
+        self._now_ns = self._offset_ns
         self.is_dead = False
         self.paused_until_ns = self.cut_until_ns = self.slow_until_ns = 0
         #: Until when no message passes between it and other members.
         self.peers_cut_until_ns = 0
         self.is_ready = False
+        self._is_ending = False
         self._held: list[Callable[[], object]] = []
         self._wake_ns = -1
         self.loop = ProcessLoop(self.now_ns)  # type: ignore[abstract] # what is needed
@@ -68,8 +70,12 @@ class Process:
 
     def now_ns(self) -> int:
         """Return the process's own monotonic time, which goes on while it is paused."""
-        true_ns = self.world.queue.now_ns - self._born_ns
-        return self._offset_ns + true_ns * self._rate // _MILLION
+        true_ns = self.world.queue.now_ns
+        if true_ns != self._true_ns:
+            self._true_ns = true_ns
+            lived_ns = true_ns - self._born_ns
+            self._now_ns = self._offset_ns + lived_ns * self._rate // _MILLION
+        return self._now_ns
 
     def delay_ns(self) -> int:
         """Draw the time that a message takes between this process and the store."""
@@ -88,7 +94,7 @@ class Process:
         self.driver = Driver(seen, clock, on_defect=self._defect)
         assert config.cluster is not None
         self.member = Member(self.driver, config, config.cluster, number)
-        self.loop.create_task(self._run())
+        self._tasks = [self.loop.create_task(self._run())]
 
     def _defect(self, error: Exception, state: str) -> None:
         self.loop.errors.append(error)
@@ -97,7 +103,7 @@ class Process:
         """Start as a server does, and then run its tasks."""
         await self.member.escrow.begin()
         self.is_ready = True
-        self.loop.create_task(self.member.run())
+        self._tasks.append(self.loop.create_task(self.member.run()))
         while True:
             await asyncio.sleep(HEARTBEAT_NS / 1e9)
             self.clock.now_ns()
@@ -109,39 +115,28 @@ class Process:
         if self.paused_until_ns > self.world.queue.now_ns:
             self._held.append(what)
             return
-        self._within(what)
-        self.run()
-
-    def _within(self, what: Callable[[], object]) -> None:
-        world, before = self.world, asyncio._get_running_loop()
-        last, world.current = world.current, self
-        asyncio._set_running_loop(self.loop)
-        try:
-            what()
-        finally:
-            asyncio._set_running_loop(before)
-            world.current = last
+        self._go(what)
 
     def run(self, _: object = None) -> None:
         """Let the process do what is due, and look again when more is. O(callbacks * log n)."""
-        world = self.world
-        queue = world.queue
-        if self.is_dead or self.paused_until_ns > queue.now_ns:
-            return
+        if not self.is_dead and self.paused_until_ns <= self.world.queue.now_ns:
+            self._go()
+
+    def _go(self, *first: Callable[[], object]) -> None:
+        world, queue, loop = self.world, self.world.queue, self.loop
         if self._held:
-            held, self._held = self._held, []
-            for what in held:
-                self._within(what)
+            first += tuple(self._held)
+            self._held = []
         last, world.current = world.current, self
         try:
-            self.loop.run_due()
+            loop.run_due(first)
         finally:
             world.current = last
-        next_ns = self.loop.next_ns()
-        for error in self.loop.errors:
-            raise error
+        if loop.errors:
+            raise loop.errors[0]
+        next_ns = loop.next_ns()
         if next_ns is not None:
-            ahead_ns = max(0, next_ns - self.now_ns()) * _MILLION // self._rate + 1_000
+            ahead_ns = max(0, next_ns - self._now_ns) * _MILLION // self._rate + 1_000
             due_ns = queue.now_ns + ahead_ns
             if self._wake_ns <= queue.now_ns or due_ns < self._wake_ns:
                 self._wake_ns = due_ns
@@ -152,6 +147,34 @@ class Process:
         until_ns = self.world.queue.now_ns + for_ns
         self.paused_until_ns = max(self.paused_until_ns, until_ns)
         self.world.queue.at(self.paused_until_ns, self.run)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads a set now."""
+        return False
+
+    def end(self, ended: Callable[[], None]) -> None:
+        """Get SIGTERM: say goodbye to the store and to others; `ended` hears of the end."""
+
+        async def say_goodbye() -> None:
+            await self._say_goodbye()
+            self.world.queue.after(1, lambda _: ended())
+
+        def begin() -> None:
+            if not self._is_ending:
+                self._is_ending = True
+                self.loop.create_task(say_goodbye())
+
+        self.act(begin)
+
+    async def _say_goodbye(self) -> None:
+        """Return chunks, send the last totals, and leave the cluster, as far as the store answers.
+
+        What runs and waits here is lost, as at a scheduler that has no time to drain.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
 
     def kill(self) -> None:
         """End it without a word: what its tasks would still say reaches no one."""

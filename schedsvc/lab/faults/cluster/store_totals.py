@@ -6,6 +6,7 @@ server.
 
 import re
 import struct
+from functools import lru_cache
 from typing import Any
 
 from schedsvc.lab.faults.cluster.keyspace import Keyspace
@@ -18,10 +19,10 @@ _PRUNED_MAX = 400
 _TTL_MAX_MS = 18_000
 _TERM_MS = 2_000
 _MEMBER = re.compile(rb"(\d+) ([0-9A-Fa-f]+) (\d+) ([0-9A-Fa-f]*)")
-_NUMBER = re.compile(rb"[0-9]+")
 _SIZES = struct.Struct(">HH")
 
 
+@lru_cache(1_024)
 def _member(value: bytes) -> tuple[int, bytes, int, bytes] | None:
     found = _MEMBER.fullmatch(value)
     return None if found is None else (int(found[1]), found[2], int(found[3]), found[4])
@@ -30,7 +31,7 @@ def _member(value: bytes) -> tuple[int, bytes, int, bytes] | None:
 def _entries(data: Keyspace, keys: list[bytes], now: int) -> list[tuple[bytes, bytes]]:
     for name, value in list(data.table(keys[5]).items()):
         due, gap, rest = value.partition(b" ")
-        if gap and _NUMBER.fullmatch(due) and int(due) > now + _TTL_MAX_MS:
+        if gap and due.isdigit() and int(due) > now + _TTL_MAX_MS:
             data.put(keys[5], name, b"%d %s" % (now + _TTL_MAX_MS, rest))
     return list(data.table(keys[5]).items())
 
@@ -172,7 +173,7 @@ def _renew(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
         data.put(keys[1], b"counter", args[2])
     names, now = [], data.now_ms()
     for name, due in list(data.table(keys[2]).items()):
-        if _NUMBER.fullmatch(due) and int(due) > now:
+        if due.isdigit() and int(due) > now:
             names.append(name)
         else:
             data.drop(keys[2], name)
