@@ -56,13 +56,6 @@ class Keyspace:
             found = self._values[key] = {}
         found[field] = value
 
-    def put_last(self, key: bytes, field: bytes, value: Any) -> None:
-        """Set a field of a hash, or the score of a member, and let it be the last one. O(1)."""
-        found = self.get(key)
-        if found is not None:
-            found.pop(field, None)
-        self.put(key, field, value)
-
     def drop(self, key: bytes, field: bytes) -> None:
         """Remove a field of a hash, or a member. O(1)."""
         found = self.get(key)

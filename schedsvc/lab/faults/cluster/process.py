@@ -55,8 +55,7 @@ class Process:
         self._offset_ns = rnd.randrange(1, 1 << 40)
         #: No two clocks run alike; members allow for 2 %.
         self._rate = _MILLION + rnd.randrange(-5_000, 5_001)
-        self._born_ns = self._true_ns = world.queue.now_ns
-        self._now_ns = self._offset_ns
+        self._born_ns = world.queue.now_ns
         self.is_dead = False
         self.paused_until_ns = self.cut_until_ns = self.slow_until_ns = 0
         #: Until when no message passes between it and other members.
@@ -70,12 +69,8 @@ class Process:
 
     def now_ns(self) -> int:
         """Return the process's own monotonic time, which goes on while it is paused."""
-        true_ns = self.world.queue.now_ns
-        if true_ns != self._true_ns:
-            self._true_ns = true_ns
-            lived_ns = true_ns - self._born_ns
-            self._now_ns = self._offset_ns + lived_ns * self._rate // _MILLION
-        return self._now_ns
+        true_ns = self.world.queue.now_ns - self._born_ns
+        return self._offset_ns + true_ns * self._rate // _MILLION
 
     def delay_ns(self) -> int:
         """Draw the time that a message takes between this process and the store."""
@@ -115,28 +110,39 @@ class Process:
         if self.paused_until_ns > self.world.queue.now_ns:
             self._held.append(what)
             return
-        self._go(what)
+        self._within(what)
+        self.run()
+
+    def _within(self, what: Callable[[], object]) -> None:
+        world, before = self.world, asyncio._get_running_loop()
+        last, world.current = world.current, self
+        asyncio._set_running_loop(self.loop)
+        try:
+            what()
+        finally:
+            asyncio._set_running_loop(before)
+            world.current = last
 
     def run(self, _: object = None) -> None:
         """Let the process do what is due, and look again when more is. O(callbacks * log n)."""
-        if not self.is_dead and self.paused_until_ns <= self.world.queue.now_ns:
-            self._go()
-
-    def _go(self, *first: Callable[[], object]) -> None:
-        world, queue, loop = self.world, self.world.queue, self.loop
+        world = self.world
+        queue = world.queue
+        if self.is_dead or self.paused_until_ns > queue.now_ns:
+            return
         if self._held:
-            first += tuple(self._held)
-            self._held = []
+            held, self._held = self._held, []
+            for what in held:
+                self._within(what)
         last, world.current = world.current, self
         try:
-            loop.run_due(first)
+            self.loop.run_due()
         finally:
             world.current = last
-        if loop.errors:
-            raise loop.errors[0]
-        next_ns = loop.next_ns()
+        next_ns = self.loop.next_ns()
+        for error in self.loop.errors:
+            raise error
         if next_ns is not None:
-            ahead_ns = max(0, next_ns - self._now_ns) * _MILLION // self._rate + 1_000
+            ahead_ns = max(0, next_ns - self.now_ns()) * _MILLION // self._rate + 1_000
             due_ns = queue.now_ns + ahead_ns
             if self._wake_ns <= queue.now_ns or due_ns < self._wake_ns:
                 self._wake_ns = due_ns

@@ -40,7 +40,7 @@ BUGS = {
         "a member was charged for service that no other member stated",
     ),
     "lost-baseline": Bug(
-        SeenTotals, "take", "row is None and joining", "False",
+        SeenTotals, "take", "min(totals.charged, totals.charged_before)", "0",
         "a member was charged for service that no other member stated",
     ),
     "fall-is-a-refund": Bug(
