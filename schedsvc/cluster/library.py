@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 #: As in functions.lua; a change of what a function takes or returns raises both.
-FUNCTIONS_VERSION = "1"
+FUNCTIONS_VERSION = "2"
 #: As in terms.lua.
 TERMS_VERSION = "1"
 #: As in escrow.lua.
@@ -36,13 +36,13 @@ LIMITS_VERSION = "1"
 SETTINGS_VERSION = "1"
 _VERSION_MIN = (7, 0)
 #: Keys of functions.lua, in its order.
-_KEYS = ("number", "life", "index", "rows", "minutes", "members")
+_KEYS = ("number", "life", "index", "rows", "members", "origins", "inbox:")
 #: Commands that a member sends, and commands that the functions call for it.
 _COMMANDS = (
     "auth", "fcall", "hello", "info", "ping", "select",
-    "del", "get", "hdel", "hget", "hgetall", "hlen", "hset", "hsetnx", "incr", "pexpire", "pttl",
-    "set", "time",
-    "zadd", "zcount", "zrange", "zrem", "zremrangebyscore",
+    "del", "get", "hdel", "hget", "hgetall", "hlen", "hmget", "hset", "hsetnx", "incr", "pexpire",
+    "pttl", "set", "time",
+    "zadd", "zcard", "zpopmin", "zrange", "zrem",
 )  # fmt: skip
 
 

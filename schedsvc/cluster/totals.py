@@ -103,18 +103,14 @@ class SeenTotals:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def take(
-        self, origin: bytes, key: Key, totals: Totals, now_ns: int, *, joining: bool
-    ) -> tuple[int, int]:
+    def take(self, origin: bytes, key: Key, totals: Totals, now_ns: int) -> tuple[int, int]:
         """Return by how much a total and its refunds grew; a fall counts as nothing. O(1).
 
-        `joining`: what this member sees first is its baseline, and no growth.
+        Of a total that this member has not seen, only what its owner stated last is growth.
         """
         place = (origin, key)
         row = self._rows.pop(place, None)
-        if row is None and joining:
-            row = _Seen(totals.charged, totals.refunded)
-        elif row is None:
+        if row is None:
             row = _Seen(
                 min(totals.charged, totals.charged_before),
                 min(totals.refunded, totals.refunded_before),

@@ -61,6 +61,11 @@ class Scheduler:
         [granted] = core.poll(now_ns)
         core.complete(now_ns, granted.lease_id, 1, input_tokens=tokens, output_tokens=1)
 
+    def serve_new(self, tenant: str, tokens: int) -> None:
+        """Serve a tenant that no configuration names."""
+        self.driver._core.set_flow(tenant.encode(), 1_000)
+        self.serve(tenant, tokens)
+
     def counter(self, tenant: str) -> int:
         [row] = self.driver.tenant_stats(tenant.encode())
         found: int = row["vtc_micro"]

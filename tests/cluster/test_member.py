@@ -21,22 +21,72 @@ async def test_service_is_charged_at_the_other_member(store: StoreServer) -> Non
     async with cluster(store, "a", "b") as (a, b):
         await rounds(a, b)
         a.serve("b", 100)  # of weight 2.5
-        await rounds(a, b, count=3)
-        assert a.counter("b") == b.counter("b") == 102 * TOKEN * 2 // 5
         b.serve("b", 100)
-        await rounds(b, a, count=3)
+        await rounds(a, b, count=3)
         assert a.counter("b") == b.counter("b") == 2 * 102 * TOKEN * 2 // 5
+        a.serve("b", 100)
+        await rounds(a, b, count=3)
+        assert a.counter("b") == b.counter("b") == 3 * 102 * TOKEN * 2 // 5
 
 
-async def test_a_member_that_joins_is_charged_nothing(store: StoreServer) -> None:
+async def test_a_member_reads_only_what_it_serves_too(store: StoreServer) -> None:
+    async with cluster(store, "a", "b") as (a, b):
+        for tenant in ("a", "b"):
+            a.serve(tenant, 100)
+        b.serve("a", 100)
+        await rounds(a, b)
+        assert (a.member.sharing.seen, b.member.sharing.seen) == (1, 1)
+        assert b.counter("b") == 0
+        b.serve("b", 100)
+        await rounds(a, b)
+        assert (a.member.sharing.seen, b.member.sharing.seen) == (2, 2)
+        a.serve("b", 100)
+        await rounds(a, b)
+        assert b.counter("b") == a.counter("b")
+
+
+async def test_a_member_that_the_store_forgot_reads_all_again(store: StoreServer) -> None:
+    """As one that stood still for longer than its entry lasts, while its connection lived."""
+    async with cluster(store, "a", "b") as (a, b):
+        for scheduler in (a, b):
+            scheduler.serve("a", 100)
+        await rounds(a, b)
+        assert store.ask("HDEL", "{schedsvc:prod}:members", "b") == b":1\r\n"
+        a.serve("a", 100)
+        await rounds(a, count=16)  # nothing is kept for b, as it is no member
+        assert store.ask("EXISTS", "{schedsvc:prod}:inbox:b") == b":0\r\n"
+        await rounds(b)
+        assert b.member.sharing.repeats == 1
+        assert b.counter("a") == 3 * 102 * TOKEN
+
+
+async def test_more_than_an_answer_holds_is_read_in_parts(
+    store: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schedsvc.cluster.member._READ_MAX", 3)
+    async with cluster(store, "a", "b") as (a, b):
+        names = [f"tenant-{k}" for k in range(20)]
+        for scheduler in (a, b):
+            for name in names:
+                scheduler.serve_new(name, 100)
+        await rounds(a, b)
+        assert (a.member.sharing.seen, b.member.sharing.seen) == (20, 20)
+        assert {b.counter(name) for name in names} == {2 * 102 * TOKEN}
+
+
+async def test_a_member_is_not_charged_for_the_time_before(store: StoreServer) -> None:
     async with cluster(store, "a", "b") as (a, b):
         a.serve("a", 100)
         await rounds(a)
-        await rounds(b)
+        a.serve("a", 10)
+        await rounds(a, b)
         assert b.counter("a") == 0
+        b.serve("a", 100)
+        await rounds(a, b)
+        assert b.counter("a") == 102 * TOKEN + 12 * TOKEN  # what was reported last
         a.serve("a", 50)
         await rounds(a, b)
-        assert b.counter("a") == 52 * TOKEN
+        assert b.counter("a") == 102 * TOKEN + 12 * TOKEN + 52 * TOKEN
 
 
 async def test_a_flushed_store_is_whole_after_two_exchanges(store: StoreServer) -> None:
@@ -53,10 +103,11 @@ async def test_a_flushed_store_is_whole_after_two_exchanges(store: StoreServer) 
         want = 6 * 102 * TOKEN + 12 * TOKEN
         assert a.counter("a") == b.counter("a") == want
         async with joined_later(store) as late:
+            late.serve("a", 10)
             await rounds(late)
-            assert late.counter("a") == 0
-            await rounds(a, b, late)
-            assert late.counter("a") == 0  # it read its baseline
+            assert late.counter("a") <= 2 * 12 * TOKEN  # the last report was of 10 tokens
+            await rounds(a, b)
+            assert a.counter("a") == b.counter("a") == want + 12 * TOKEN
 
 
 @asynccontextmanager
@@ -81,8 +132,8 @@ async def test_a_flush_that_is_overtaken_is_noticed(store: StoreServer) -> None:
 
 async def test_a_store_that_was_killed_loses_nothing(store: StoreServer) -> None:
     async with cluster(store, "a", "b") as (a, b):
-        await rounds(a, b)
         a.serve("a", 100)
+        b.serve("a", 100)
         await rounds(a, b)
         store.kill()
         a.serve("a", 100)
@@ -92,21 +143,21 @@ async def test_a_store_that_was_killed_loses_nothing(store: StoreServer) -> None
             await scheduler.member._drop()
         store.start()
         await rounds(a, b)
-        assert a.counter("a") == b.counter("a") == 2 * 102 * TOKEN
+        assert a.counter("a") == b.counter("a") == 3 * 102 * TOKEN
 
 
 async def test_a_restart_is_a_new_origin(store: StoreServer) -> None:
     async with cluster(store, "a", "b") as (a, b):
-        await rounds(a, b)
-        a.serve("a", 100)
+        for scheduler in (a, b):
+            scheduler.serve("a", 100)
         await rounds(a, b)
         await a.member._end()  # as it does when its task is cancelled
         again = Scheduler(settings([store], "a"), 555)
         await rounds(again, b)
         again.serve("a", 100)
         await rounds(again, b)
-        assert b.counter("a") == 2 * 102 * TOKEN
-        assert again.counter("a") == 102 * TOKEN
+        assert b.counter("a") == 3 * 102 * TOKEN
+        assert again.counter("a") == 2 * 102 * TOKEN  # not what its earlier life served
         await again.stop()
 
 
@@ -116,7 +167,7 @@ async def test_malformed_rows_are_ignored_and_counted(store: StoreServer) -> Non
         for k, totals in enumerate((b"x", b"1 2", b"-5 0 0 0")):
             name = f"evil/{k:016x}/"
             store.ask("HSET", "{schedsvc:prod}:rows", name, totals.decode())
-            store.ask("ZADD", "{schedsvc:prod}:index", "5", name)
+            store.ask("ZADD", "{schedsvc:prod}:inbox:b", "5", name)
         await rounds(a, b)
         assert b.member.sharing.ignored >= 3
         assert b.member.sharing.problem == ""
@@ -127,29 +178,37 @@ async def test_totals_are_pruned_an_hour_after_their_last_change(store: StoreSer
         a.serve("a", 100)
         await rounds(a, b)
         # As if all that was written so far had been written more than an hour ago.
-        number = store.ask("GET", "{schedsvc:prod}:number").split()[1].decode()
-        seconds = int(store.ask("TIME").split()[2])
-        minute = str(seconds // 60 - 61)
-        store.ask("ZADD", "{schedsvc:prod}:minutes", minute, f"{minute}:{number}")
+        row = store.ask("HKEYS", "{schedsvc:prod}:rows").split(b"\r\n", 2)[2][:-2]
+        minute = int(store.ask("TIME").split()[2]) // 60
+        store.ask("ZADD", "{schedsvc:prod}:index", str(minute - 61), row.decode())
         a.serve("b", 100)
         await rounds(a, b, count=16)
         assert store.ask("HLEN", "{schedsvc:prod}:rows") == b":1\r\n"  # of tenant b
         assert store.ask("ZCARD", "{schedsvc:prod}:index") == b":1\r\n"
+        assert store.ask("HLEN", "{schedsvc:prod}:origins") == b":1\r\n"
         async with joined_later(store) as late:
+            late.serve("a", 100)
             await rounds(late)
             a.serve("a", 50)
-            await rounds(a, b, late)
-            assert a.counter("a") == 102 * TOKEN + 52 * TOKEN
-            assert late.counter("a") == 52 * TOKEN  # the 100 before were no growth to it
+            await rounds(a, late)
+            assert late.counter("a") == 102 * TOKEN + 52 * TOKEN  # not the 100 before
 
 
 @pytest.mark.parametrize(
-    "answer", ["{'x', 'l', '1', '', ''}", "{'1', 'l', '1', 'cut', ''}", "{'1', 'l', '1', 5, 'a'}"]
+    "answer",
+    [
+        "{'x', 'l', 'all', '', ''}",
+        "{'1', 'l', 'no', '', ''}",
+        "{'1', 'l', 'all', 'cut', ''}",
+        "{'1', 'l', 'all', 5, 'a'}",
+    ],
 )
 async def test_an_unknown_answer_is_an_error(store: StoreServer, answer: str) -> None:
     async with cluster(store, "a") as (a,):
         await rounds(a)
-        changed = functions_source().replace("    return out\n", f"    return {answer}\n")
+        changed = functions_source().replace(
+            "    return {whole(number), ", f"    do return {answer} end return {{"
+        )
         assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", changed)
         with pytest.raises(StoreError, match="unknown answer to schedsvc_sync"):
             await a.exchange()
@@ -162,9 +221,10 @@ async def test_the_task_survives_a_store_that_comes_and_goes(store: StoreServer)
         assert not a.member.sharing.problem
         store.kill()
         await until(lambda: "cannot connect" in a.member.sharing.problem, "as the store is")
-        a.serve("a", 100)
+        for scheduler in (a, b):
+            scheduler.serve("a", 100)
         store.start()
-        await until(lambda: b.counter("a") == 102 * TOKEN, "as the store is")
+        await until(lambda: b.counter("a") == 2 * 102 * TOKEN, "as the store is")
         store.pause()  # it answers nothing: each wait has an end
         await until(lambda: "no answer within" in b.member.sharing.problem, "as the store is")
         store.resume()
@@ -189,14 +249,19 @@ async def test_a_member_works_without_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync_ms", "changed", "seconds"),
+    ("sync_ms", "changed", "members", "seconds"),
     [
-        ("auto", 0, 0.25),
-        ("auto", 500, 0.25),
-        ("auto", 1_000, 0.5),
-        ("auto", 50_000, 5),
-        (80, 9, 0.08),
+        ("auto", 0, 1, 0.25),
+        ("auto", 500, 2, 0.25),
+        ("auto", 1_000, 2, 0.5),
+        ("auto", 75, 16, 0.25),
+        ("auto", 1_200, 16, 4),
+        ("auto", 50_000, 2, 5),
+        ("auto", 5, 5_000, 1.25),
+        (80, 9, 2, 0.08),
     ],
 )
-def test_the_interval_grows_with_what_changed(sync_ms: Any, changed: int, seconds: float) -> None:
-    assert interval_s(sync_ms, changed) == seconds
+def test_the_interval_grows_with_what_changed(
+    sync_ms: Any, changed: int, members: int, seconds: float
+) -> None:
+    assert interval_s(sync_ms, changed, members) == seconds

@@ -66,7 +66,7 @@ def test_growth_near_2_to_the_62_sums_to_the_total(steps: list[tuple[int, int]])
         [(key, totals)] = own.batch()
         stored = unpack_totals(pack_totals(totals))
         for _ in range(2):  # the second time is a repeat
-            grown = seen.take(A, key, stored, 0, joining=False)
+            grown = seen.take(A, key, stored, 0)
             charged, refunded = charged + grown[0], refunded + grown[1]
         own.acknowledge([(key, totals)])
     assert charged == sum(more for more, _ in steps)
@@ -78,8 +78,7 @@ def test_lost_calls_and_a_lost_store_charge_nothing_twice(seed: int) -> None:
     rnd = random.Random(seed)
     own, seen, late = OwnTotals(), SeenTotals(), SeenTotals()
     store: dict[tuple[bytes, bytes, bytes], Totals] = {}
-    served = read = from_join = 0
-    joined = False
+    served = read = from_join = at_join = 0
     for step in range(400):
         key = (b"t%d" % rnd.randrange(3), b"default", b"")
         more = rnd.randrange(1, 1_000)
@@ -95,40 +94,40 @@ def test_lost_calls_and_a_lost_store_charge_nothing_twice(seed: int) -> None:
                 own.acknowledge(batch)
         if rnd.random() < 0.8:
             for row, totals in store.items():
-                read += seen.take(A, row, totals, 0, joining=False)[0]
+                read += seen.take(A, row, totals, 0)[0]
         if step >= 200:
             for row, totals in store.items():
-                from_join += late.take(A, row, totals, 0, joining=not joined)[0]
-            if not joined:
-                joined, at_join = True, served
+                from_join += late.take(A, row, totals, 0)[0]
+            if step == 200:
+                at_join = served
         assert read <= served
     store |= dict(own.batch())
     for row, totals in store.items():
-        read += seen.take(A, row, totals, 0, joining=False)[0]
-        from_join += late.take(A, row, totals, 0, joining=False)[0]
+        read += seen.take(A, row, totals, 0)[0]
+        from_join += late.take(A, row, totals, 0)[0]
     assert read == served
-    # A total that was not in the store at the baseline counts from what its owner had sent.
-    assert from_join <= served - at_join + 8_000
+    # A total that is new to a reader counts from what its owner had sent before.
+    assert from_join <= served - at_join + 12_000
 
 
-def test_a_baseline_is_no_growth() -> None:
+def test_of_an_unseen_total_the_last_report_counts() -> None:
     seen = SeenTotals()
-    assert seen.take(A, KEY, Totals(500, 20, 400, 20), 0, joining=True) == (0, 0)
-    assert seen.take(A, KEY, Totals(510, 21, 500, 20), 0, joining=False) == (10, 1)
+    assert seen.take(A, KEY, Totals(500, 20, 400, 20), 0) == (100, 0)
+    assert seen.take(A, KEY, Totals(510, 21, 500, 20), 0) == (10, 1)
 
 
 def test_a_total_that_falls_counts_as_nothing() -> None:
     seen = SeenTotals()
-    seen.take(A, KEY, Totals(500, 20, 0, 0), 0, joining=False)
-    assert seen.take(A, KEY, Totals(300, 10, 0, 0), 0, joining=False) == (0, 0)
-    assert seen.take(A, KEY, Totals(510, 20, 0, 0), 0, joining=False) == (10, 0)
+    seen.take(A, KEY, Totals(500, 20, 0, 0), 0)
+    assert seen.take(A, KEY, Totals(300, 10, 0, 0), 0) == (0, 0)
+    assert seen.take(A, KEY, Totals(510, 20, 0, 0), 0) == (10, 0)
 
 
 def test_another_life_of_a_member_begins_at_0() -> None:
     seen = SeenTotals()
-    seen.take(A, KEY, Totals(500, 20, 0, 0), 0, joining=False)
+    seen.take(A, KEY, Totals(500, 20, 0, 0), 0)
     other = A.replace(b"a/", b"b/")
-    assert seen.take(other, KEY, Totals(7, 0, 0, 0), 0, joining=False) == (7, 0)
+    assert seen.take(other, KEY, Totals(7, 0, 0, 0), 0) == (7, 0)
 
 
 def test_totals_are_sent_in_batches_until_all_are() -> None:
@@ -159,7 +158,7 @@ def test_more_totals_than_fit_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     for k in range(5):
         key = (b"%d" % k, b"default", b"")
         own.add(key, 1, 0, k)
-        seen.take(A, key, Totals(1, 0, 0, 0), k, joining=False)
+        seen.take(A, key, Totals(1, 0, 0, 0), k)
         batch = own.batch()
         own.forget(k)
         seen.forget(k)
@@ -173,7 +172,7 @@ def test_idle_totals_are_forgotten_by_readers_first() -> None:
     own.add(KEY, 5, 0, 0)
     batch = own.batch()
     own.acknowledge(batch)
-    seen.take(A, KEY, batch[0][1], 0, joining=False)
+    seen.take(A, KEY, batch[0][1], 0)
     for now_ns, kept in ((SEEN_KEPT_NS, (1, 0)), (OWN_KEPT_NS, (0, 0))):
         own.forget(now_ns)
         seen.forget(now_ns)

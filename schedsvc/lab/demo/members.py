@@ -62,6 +62,12 @@ class Store:
         ]  # fmt: skip
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int:
+        """The number of its process, once it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Start it. Raises DemoError if it does not get ready."""
         with self._log.open("ab") as output:

@@ -3,6 +3,11 @@
 CLUSTER = 1 << 54
 """Seeds from here on are runs of a cluster."""
 
+ENDED = 1 << 55
+"""Seeds from here on also draw CLUSTER_ENDED."""
+
+CLUSTER_ENDED = "member-ended"
+
 CLUSTER_FAULTS = {
     "store-killed": (3, "the store dies, with the last second of its writes or without, and starts"
         " again"),
@@ -16,6 +21,7 @@ CLUSTER_FAULTS = {
     "peer-links-cut": (2, "members that lead one set do not reach one of them for seconds"),
     "member-killed": (3, "a scheduler dies and starts again, as another origin"),
     "member-paused": (3, "a scheduler's process stands still for seconds"),
+    CLUSTER_ENDED: (3, "a scheduler gets SIGTERM and starts again; a leader hands its term over"),
     "member-burst": (2, "thirty requests arrive at one member in one moment"),
 }  # fmt: skip
 """Faults of a cluster: of its store, of the ways there, and of its members."""

@@ -31,6 +31,7 @@ class ClusterFaults:
             "store-link-slow": self._slow,
             "member-killed": self._kill_member,
             "member-paused": self._pause,
+            "member-ended": self._end_member,
             "member-burst": self._burst,
             "peer-links-cut": self._cut_peers,
         }
@@ -105,6 +106,11 @@ class ClusterFaults:
         place = self._place()
         self._world.kill(place)
         self._queue.at(self._until_ns(), lambda _: self._world.restart(place))
+
+    def _end_member(self) -> None:
+        leaders = [k for k, each in enumerate(self._world.processes) if each.leads]
+        place = self._rnd.choice(leaders) if leaders else self._place()
+        self._world.end(place, self._until_ns() - self._queue.now_ns)
 
     def _pause(self) -> None:
         process = self._world.processes[self._place()]

@@ -7,6 +7,7 @@ __all__ = ["Keyspace"]
 
 V = TypeVar("V")
 _NEVER_MS = 1 << 62
+_EMPTY: dict[bytes, Any] = {}  # no one writes into it
 
 
 class Keyspace:
@@ -45,22 +46,15 @@ class Keyspace:
 
     def table(self, key: bytes) -> dict[bytes, Any]:
         """Return a hash or sorted set to read from. O(1)."""
-        found = self.get(key)
-        return {} if found is None else found
+        found: dict[bytes, Any] = self._values.get(key, _EMPTY)
+        return found
 
     def put(self, key: bytes, field: bytes, value: Any) -> None:
         """Set a field of a hash, or the score of a member. O(1)."""
-        found = self.get(key)
+        found = self._values.get(key)
         if found is None:
             found = self._values[key] = {}
         found[field] = value
-
-    def put_last(self, key: bytes, field: bytes, value: Any) -> None:
-        """Set a field of a hash, or the score of a member, and let it be the last one. O(1)."""
-        found = self.get(key)
-        if found is not None:
-            found.pop(field, None)
-        self.put(key, field, value)
 
     def drop(self, key: bytes, field: bytes) -> None:
         """Remove a field of a hash, or a member. O(1)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,10 @@ from schedsvc.state import PlaceFeed, RowFeed
 __all__ = ["LedProcess"]
 
 _SAVE_S = 0.1
+#: As a member that ends waits for the answer of the next leader.
+_HEALTH_S = 0.1
+#: Of a message between two members.
+_WAY_NS = 1_000_000
 
 
 class _Rows:
@@ -179,6 +184,31 @@ class _VirtualFollowing(Following):
         finally:
             call.cancel()
 
+    async def serves(self, target: str) -> bool:
+        """Whether the member at a target leads now."""
+        process, answer = self.process, self.process.loop.create_future()
+        world, queue = process.world, process.world.queue
+
+        def is_cut(*hosts: Any) -> bool:
+            return any(host.peers_cut_until_ns > queue.now_ns for host in hosts)
+
+        def tell(leads: bool) -> None:
+            if not answer.done():
+                answer.set_result(leads)
+
+        def arrive(_: object) -> None:
+            other = world.process_at(target)
+            if other is not None and not is_cut(process, other):
+                leads = other.leads
+                back = lambda _: process.act(lambda: tell(leads))  # noqa: E731 - it is short
+                queue.after(queue.soon(_WAY_NS), back)
+
+        queue.after(queue.soon(_WAY_NS), arrive)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HEALTH_S):
+                return bool(await answer)
+        return False
+
 
 class LedProcess(Process):
     """One life of a member of a set."""
@@ -197,6 +227,12 @@ class LedProcess(Process):
     async def _run(self) -> None:
         await self.led.start()
         self.is_ready = True
+
+    async def _say_goodbye(self) -> None:
+        """Hand the term over, as far as the store answers, and stop."""
+        if self.is_ready:
+            await self.led.drain()
+            await self.led.stop()
 
     def next_server(self) -> int:
         """Count the servers of this process."""
@@ -275,7 +311,9 @@ class LedProcess(Process):
             answer = await driver.wait(waiting)
         except (NotLeading, Broken) as error:
             if not self.is_dead:
-                failed(getattr(error, "target", ""))
+                target = getattr(error, "target", "")
+                self.world.terms.named.append(target)
+                failed(target)
             return
         self._tell(answer, told)
 

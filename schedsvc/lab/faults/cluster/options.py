@@ -1,10 +1,10 @@
 """Everything that one cluster run chooses, drawn from its seed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
+from schedsvc.lab.faults.cluster_options import CLUSTER_ENDED, CLUSTER_FAULTS, ENDED
 
 __all__ = ["PHASE_S", "ClusterOptions", "Tenant", "draw_cluster"]
 
@@ -59,6 +59,10 @@ class ClusterOptions:
     interval_ns: int
     fault_ns: int
 
+    def target(self, member: str) -> str:
+        """Return where clients reach a member of the set."""
+        return f"{member}.sim:7600"
+
     def set_config(self, member: str, folder: str) -> dict[str, Any]:
         """Return the configuration of a member of the set; `folder` has its secret."""
         found = self.config(member)
@@ -69,7 +73,7 @@ class ClusterOptions:
         found["cluster"] |= {
             "set": "main",
             "role": "auto",
-            "advertise": f"{member}.sim:7600",
+            "advertise": self.target(member),
             "secret_file": f"{folder}/secret",
         }
         return found
@@ -113,9 +117,9 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
             requests = rnd.choice((0, 10, 60, 600))
             tokens = rnd.choice((0, 0, 10_000, 60_000))
         tenants.append(Tenant(f"t{k}", weight, requests, tokens))
-    names = sorted(CLUSTER_FAULTS)
+    names = sorted(CLUSTER_FAULTS.keys() - {CLUSTER_ENDED})
     faults = frozenset(n for n in names if rnd.random() < 0.6)
-    return ClusterOptions(
+    found = ClusterOptions(
         seed=seed,
         events=events,
         faults=faults if only is None else only & CLUSTER_FAULTS.keys(),
@@ -135,3 +139,6 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
         interval_ns=rnd.choice((100, 300)) * _MS,
         fault_ns=rnd.choice((300, 1_000, 3_000)) * _MS,
     )
+    if only is None and seed >= ENDED and rnd.random() < 0.6:
+        found = replace(found, faults=faults | {CLUSTER_ENDED})
+    return found

@@ -61,6 +61,7 @@ class Process:
         #: Until when no message passes between it and other members.
         self.peers_cut_until_ns = 0
         self.is_ready = False
+        self._is_ending = False
         self._held: list[Callable[[], object]] = []
         self._wake_ns = -1
         self.loop = ProcessLoop(self.now_ns)  # type: ignore[abstract] # what is needed
@@ -88,7 +89,7 @@ class Process:
         self.driver = Driver(seen, clock, on_defect=self._defect)
         assert config.cluster is not None
         self.member = Member(self.driver, config, config.cluster, number)
-        self.loop.create_task(self._run())
+        self._tasks = [self.loop.create_task(self._run())]
 
     def _defect(self, error: Exception, state: str) -> None:
         self.loop.errors.append(error)
@@ -97,7 +98,7 @@ class Process:
         """Start as a server does, and then run its tasks."""
         await self.member.escrow.begin()
         self.is_ready = True
-        self.loop.create_task(self.member.run())
+        self._tasks.append(self.loop.create_task(self.member.run()))
         while True:
             await asyncio.sleep(HEARTBEAT_NS / 1e9)
             self.clock.now_ns()
@@ -152,6 +153,34 @@ class Process:
         until_ns = self.world.queue.now_ns + for_ns
         self.paused_until_ns = max(self.paused_until_ns, until_ns)
         self.world.queue.at(self.paused_until_ns, self.run)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads a set now."""
+        return False
+
+    def end(self, ended: Callable[[], None]) -> None:
+        """Get SIGTERM: say goodbye to the store and to others; `ended` hears of the end."""
+
+        async def say_goodbye() -> None:
+            await self._say_goodbye()
+            self.world.queue.after(1, lambda _: ended())
+
+        def begin() -> None:
+            if not self._is_ending:
+                self._is_ending = True
+                self.loop.create_task(say_goodbye())
+
+        self.act(begin)
+
+    async def _say_goodbye(self) -> None:
+        """Return chunks, send the last totals, and leave the cluster, as far as the store answers.
+
+        What runs and waits here is lost, as at a scheduler that has no time to drain.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
 
     def kill(self) -> None:
         """End it without a word: what its tasks would still say reaches no one."""

@@ -9,9 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from schedsvc.lab.faults.auditor import ViolationError
+from schedsvc.lab.faults.auditor.records import require
 from schedsvc.lab.faults.cluster.faults import ClusterFaults
 from schedsvc.lab.faults.cluster.options import ClusterOptions
 from schedsvc.lab.faults.cluster.world import World
+from schedsvc.lab.faults.cluster_options import CLUSTER_ENDED
 from schedsvc.lab.faults.phases import Outcome, described
 
 __all__ = ["ClusterRun"]
@@ -23,6 +25,10 @@ _LEADS_NS = 10 * _S
 _EVENT_NS = 10_000_000
 #: Two minutes fill a bucket that owes its limit; the rest is for the engines.
 _STUCK_NS = 150 * _S
+#: As server/led.py waits for the next leader at most.
+_FOLLOWS_NS = 300_000_000
+#: Requests that arrive before a leader ends, and the time in which some have to wait.
+_WAIT, _FILLS_NS = 60, 2 * _S
 #: For a call that hangs, and for the name of a member that was killed to be free again; the store's
 #: clock may have been set back.
 _JOIN_NS = 22 * _S
@@ -108,6 +114,8 @@ class ClusterRun:
         leaders = [process.name for process in world.processes if process.leads]
         if len(leaders) != 1:
             raise ViolationError(f"without faults, not one member leads: {leaders}")
+        if CLUSTER_ENDED in self._options.faults:
+            self._hand_over(next(process for process in world.processes if process.leads))
         while world.open or world.running:
             before = len(world.open) + world.running
             self._until(queue.now_ns + _LEADS_NS)
@@ -115,6 +123,32 @@ class ClusterRun:
                 raise ViolationError(f"a request is stuck: {len(world.open)} wait for a grant")
         for process in world.processes:
             process.led.driver._core.check()
+
+    def _hand_over(self, leader: Any) -> None:
+        """Require that a leader that gets SIGTERM is followed at once, and names the next one."""
+        world: Any = self.world
+        queue, terms = world.queue, world.terms
+        for _ in range(_WAIT):
+            world.arrive()
+        fills_ns = queue.now_ns + _FILLS_NS
+        while queue.now_ns < fills_ns and not leader.led.driver._waiting:
+            queue.step()
+        ended_ns, term = queue.now_ns, terms.begun[-1][0]
+        terms.named.clear()
+        world.end(world.processes.index(leader), 0)
+        self._until(ended_ns + _FOLLOWS_NS)
+        after, follower = terms.begun[-1]
+        require(
+            after > term,
+            "no member follows a leader that hands over",
+            f"{leader.name} in term {term} got SIGTERM {_FOLLOWS_NS / _S} s ago",
+        )
+        target = world.options.target(follower.partition("/")[0])
+        require(
+            set(terms.named) <= {target},
+            "a leader that hands over does not name the next one",
+            f"{leader.name} told {sorted(set(terms.named))}, and {target} leads",
+        )
 
     def _rest_ns(self) -> int:
         """Return the time within which all that waits has to run.

@@ -7,7 +7,6 @@ from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.config import Config
 from schedsvc.lab.faults.cluster.led import LedProcess
 from schedsvc.lab.faults.cluster.options import ClusterOptions, Tenant
 from schedsvc.lab.faults.cluster.process import Process
@@ -46,7 +45,7 @@ class SetWorld(World):
 
     def _process(self, name: str) -> Process:
         self._lives += 1
-        config = Config.model_validate(self.options.set_config(name, str(self._folder)))
+        config = self._config(self.options.set_config, name, str(self._folder))
         return LedProcess(self, config, self._lives)
 
     def process_at(self, target: str) -> Process | None:
@@ -63,8 +62,11 @@ class SetWorld(World):
             self.queue.after(self.queue.soon(100 * _MS), self._arrive_next)
 
     def _arrive_next(self, _: object = None) -> None:
-        if self.is_calm:
-            return
+        if not self.is_calm:
+            self.arrive()
+
+    def arrive(self) -> None:
+        """Let a client have a request."""
         rnd, options = self.queue.rnd, self.options
         self._asked += 1
         tokens = 1 + rnd.randrange(options.input_max), 1 + rnd.randrange(options.output_max)

@@ -34,12 +34,6 @@ _FUNCTIONS = (
 )
 
 
-def _bytes(word: str | bytes | int) -> bytes:
-    if isinstance(word, bytes):
-        return word
-    return b"%d" % word if isinstance(word, int) else word.encode()
-
-
 class VirtualStore:
     """A server. Its data outlive its process."""
 
@@ -50,7 +44,12 @@ class VirtualStore:
 
     def command(self, words: tuple[str | bytes | int, ...]) -> Any:
         """Answer a command, with texts as bytes. Raises ResponseError as the client's parser."""
-        name, *rest = [_bytes(word) for word in words]
+        name, *rest = [
+            word if isinstance(word, bytes)
+            else word.encode() if isinstance(word, str)
+            else b"%d" % word
+            for word in words
+        ]  # fmt: skip
         if name == b"INFO":
             return _INFO
         if name != b"FCALL":

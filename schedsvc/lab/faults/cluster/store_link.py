@@ -123,6 +123,7 @@ class VirtualConnection:
             return  # it died before the message left its host
         found = host.store.command(words)
         self._world.books.stored(self._process.number, words, found)
+        self._world.terms.stored(words)
         self._deliver(answer, found, None, words)
 
     def _deliver(

@@ -1,8 +1,8 @@
 """Books over all members of a cluster, kept from messages and from what cores are charged.
 
 It holds three promises of docs/cluster.md, "One fairness". A member is charged by how much the
-totals of others grew, once, and nothing of its baseline. The totals of an origin do not fall. At
-rest, each member has read of each living origin exactly what that origin has served.
+totals of others grew, once. The totals of an origin do not fall. At rest, each member has read of
+each living origin exactly what that origin has served of the tenants that both serve.
 """
 
 import struct
@@ -29,7 +29,8 @@ class Reader:
     """Totals that one life of a member has read, and its charges."""
 
     def __init__(self) -> None:
-        self.is_joining = True
+        #: Tenants of which it has stated a total: it reads no others.
+        self.stated: set[bytes] = set()
         self.seen: dict[bytes, Row] = {}
         #: By tenant: charged and refunded.
         self.grown: dict[bytes, list[int]] = defaultdict(lambda: [0, 0])
@@ -39,9 +40,7 @@ class Reader:
         """Count by how much a total grew; see rows.py for what its parts mean."""
         charged, refunded, charged_before, refunded_before = told
         before = self.seen.get(row)
-        if before is None and self.is_joining:
-            before = charged, refunded
-        elif before is None:
+        if before is None:
             before = min(charged, charged_before), min(refunded, refunded_before)
         tenant = key_of(row)[1]
         grown = max(0, charged - before[0]), max(0, refunded - before[1])
@@ -94,7 +93,9 @@ class SumBooks:
         """Look at an answer that its caller reads."""
         if "schedsvc_sync" not in words[:2] or len(answer) != 5:
             return
+        args = words[3 + int(words[2]) :]
         reader, blob, at = self.readers[life], answer[3], 0
+        reader.stated.update(key_of(row)[1] for row in args[9::2])
         while at < len(blob):
             row_size, size = _SIZES.unpack_from(blob, at)
             middle = at + 4 + row_size
@@ -102,8 +103,6 @@ class SumBooks:
             at = middle + size
             a, b, c, d = map(int, totals.split())
             reader.read(row, (a, b, c, d))
-        if int(answer[2]) >= int(answer[0]):
-            reader.is_joining = False
 
     def charged(self, life: int, rows: list[tuple[bytes, bytes, bytes, int, int]]) -> None:
         """Look at what a core is charged for service of others."""
@@ -142,7 +141,8 @@ class SumBooks:
             place, tenant, _ = key_of(row)
             if place == name:
                 read[tenant] += charged - refunded
-        tenants = {t for life, t in self.used if life == other} | read.keys()
+        served = {t for life, t in self.used if life == other}
+        tenants = served & reader.stated | read.keys()
         for tenant in sorted(tenants):
             require(
                 read[tenant] == self.used[other, tenant],

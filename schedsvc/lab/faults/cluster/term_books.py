@@ -1,7 +1,8 @@
 """Books on who leads a set, kept from terms that begin and from verdicts.
 
 The promises: no term repeats or goes back; a verdict of an ended term comes from no scheduler once
-the next leader has begun; and an engine that fences obeys one leader at a time.
+the next leader has begun, or once it has handed that term over; and an engine that fences obeys one
+leader at a time.
 """
 
 from typing import Any
@@ -42,7 +43,11 @@ class TermBooks:
         #: Since the highest term began.
         self._has_lost = False
         self._overlap_until_ns = 0
-        self._began_ns = 0  # the last one
+        self.began_ns = 0  # the last one
+        #: Terms and leaders that have been handed over.
+        self._released: set[tuple[int, str]] = set()
+        #: Targets that calls were told when their scheduler stopped leading while they waited.
+        self.named: list[str] = []
         self._obeyed: tuple[int, str] = (0, "")
         #: By member: the highest term that it has read in the store, in all lives of its process.
         self._known: dict[str, int] = {}
@@ -72,7 +77,7 @@ class TermBooks:
         if term > self._highest:
             self._highest, self._has_lost = term, False
         self.begun.append((term, leader))
-        self._began_ns = now_ns
+        self.began_ns = now_ns
 
     def lost(self) -> None:
         """Note that the store lost data."""
@@ -81,6 +86,12 @@ class TermBooks:
     def overlap(self, now_ns: int) -> None:
         """Note that the term in the store may have ended too early: its clock was set forward."""
         self._overlap_until_ns = now_ns + _OVERLAP_NS
+
+    def stored(self, words: tuple[Any, ...]) -> None:
+        """Look at a call that the store has run."""
+        if "schedsvc_term_release" in words[:2]:
+            term, _, leader, *_ = words[7].split(b" ")
+            self._released.add((int(term), leader.decode()))
 
     def heard(self, member: str, words: tuple[Any, ...], answer: Any) -> None:
         """Look at an answer of the store that its caller reads."""
@@ -109,13 +120,18 @@ class TermBooks:
         until its next renewal. Engines that have seen the new term ignore it.
         """
         is_repeated = len({leader for begun, leader in self.begun if begun == term}) > 1
-        return is_repeated and now_ns < self._began_ns + _OVERLAP_NS
+        return is_repeated and now_ns < self.began_ns + _OVERLAP_NS
 
     def decided(self, term: int, leader: str, now_ns: int) -> None:
         """Look at a verdict that leaves a scheduler."""
         require(
             (term, leader) in self.begun,
             "a verdict of a term that its scheduler does not lead",
+            f"{leader} in term {term}",
+        )
+        require(
+            (term, leader) not in self._released,
+            "a scheduler decides after it has handed its term over",
             f"{leader} in term {term}",
         )
         require(

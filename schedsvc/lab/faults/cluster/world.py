@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -60,6 +60,7 @@ class World:
         self.current: Process | None = None
         self.store = StoreHost(self)
         self._lives = 0
+        self._configs: dict[str, Config] = {}
         self._asked = 0
         self.is_calm = False
         self.waiting: dict[int, Job] = {}
@@ -115,11 +116,17 @@ class World:
 
     def _process(self, name: str) -> Process:
         self._lives += 1
-        config = Config.model_validate(self.options.config(name))
+        config = self._config(self.options.config, name)
         self.books.began(self._lives)
         self.quotas.began(self._lives)
         self.leads[self._lives] = LeadBooks(self.options)
         return Process(self, config, self._lives)
+
+    def _config(self, make: Callable[..., dict[str, Any]], name: str, *more: str) -> Config:
+        """Return a member's configuration, which all of its lives have."""
+        if name not in self._configs:
+            self._configs[name] = Config.model_validate(make(name, *more))
+        return self._configs[name]
 
     def restart(self, place: int) -> None:
         """Start a member again that was killed."""
@@ -136,6 +143,15 @@ class World:
             if job.process is process:
                 del self.waiting[number]
                 self._again(job)
+
+    def end(self, place: int, pause_ns: int) -> None:
+        """Let a member get SIGTERM, and start it again a while after it has ended."""
+
+        def ended() -> None:
+            self.kill(place)
+            self.queue.after(1 if self.is_calm else pause_ns, lambda _: self.restart(place))
+
+        self.processes[place].end(ended)
 
     def _begin_load(self, place: int, tenant: Tenant) -> None:
         options, queue = self.options, self.queue

@@ -17,7 +17,7 @@ from schedsvc.cluster.totals import SeenTotals
 from schedsvc.driver_calls import Records
 from schedsvc.lab.faults.cluster.options import draw_cluster
 from schedsvc.lab.faults.cluster.store_escrow import Bucket
-from schedsvc.lab.faults.cluster_options import CLUSTER
+from schedsvc.lab.faults.cluster_options import CLUSTER, ENDED
 from schedsvc.lab.faults.run import Case, run_case
 
 
@@ -32,6 +32,7 @@ class Bug:
     promise: str
     kind: str = "is_full"
     first: int = CLUSTER  # seed; what a bug needs may be rare
+    only: frozenset[str] | None = None  # faults; else those that the seed draws
 
 
 BUGS = {
@@ -40,7 +41,7 @@ BUGS = {
         "a member was charged for service that no other member stated",
     ),
     "lost-baseline": Bug(
-        SeenTotals, "take", "row is None and joining", "False",
+        SeenTotals, "take", "min(totals.charged, totals.charged_before)", "0",
         "a member was charged for service that no other member stated",
     ),
     "fall-is-a-refund": Bug(
@@ -60,6 +61,19 @@ BUGS = {
     "term-goes-back": Bug(
         Terms, "take", "self.highest + JUMP_MAX - 1)) + 1", "self.highest + JUMP_MAX - 1))",
         "a term repeats or goes back", "is_set",
+    ),
+    "repeated-term-goes-on": Bug(
+        Terms, "renew", "term.number >= self.highest", "term.number > self.highest",
+        "without faults, not one member leads", "is_set", CLUSTER + 2_000_124,
+        frozenset({"store-fails-over", "store-link-cut", "member-killed"}),
+    ),
+    "grants-after-a-handover": Bug(
+        Campaign, "hand_over", "self._leading.until_ns = 0", "self._leading.until_ns = 1 << 62",
+        "a scheduler decides after it has handed its term over", "is_set", ENDED,
+    ),
+    "names-no-follower": Bug(
+        Campaign, "successor", "return term.target", 'self._leading.target = ""',
+        "a leader that hands over does not name the next one", "is_set", ENDED,
     ),
     "escrow-grants-twice": Bug(
         Bucket, "draw", "self.level[k] -= amount", "pass",
@@ -99,7 +113,7 @@ def test_a_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bug.owner, bug.method, wrong(bug))
     seen = set()
     for seed in seeds(bug.kind, bug.first):
-        seen.add(run_case(Case(seed)).violation.partition(":")[0])
+        seen.add(run_case(Case(seed, only=bug.only)).violation.partition(":")[0])
         if bug.promise in seen:
             return
     pytest.fail(f"no seed caught it; seen: {seen}")

@@ -8,26 +8,30 @@ from click.testing import CliRunner
 
 from schedsvc.cli import main
 from schedsvc.lab.faults.cluster.options import draw_cluster
-from schedsvc.lab.faults.cluster_options import CLUSTER, CLUSTER_FAULTS
+from schedsvc.lab.faults.cluster_options import CLUSTER, CLUSTER_ENDED, CLUSTER_FAULTS, ENDED
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
 
 
 def held(first: int, count: int) -> Tally:
     tally = Tally()
-    for _ in run_cases((Case(CLUSTER + seed) for seed in range(first, first + count)), tally):
+    for _ in run_cases((Case(seed) for seed in range(first, first + count)), tally):
         pass
     assert tally.failures == []
     return tally
 
 
 def test_seeds_hold() -> None:
-    assert held(0, 4).events > 4 * 2_000
+    assert held(CLUSTER, 4).events > 4 * 2_000
+
+
+def test_seeds_with_an_end_hold() -> None:
+    assert held(ENDED, 6).faults[CLUSTER_ENDED] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hundred_seeds_hold_and_every_fault_happens() -> None:
-    tally = held(1_000, 200)
+    tally = held(ENDED + 1_000, 200)
     assert {name for name in CLUSTER_FAULTS if not tally.faults[name]} == set()
 
 
@@ -39,6 +43,13 @@ def test_options_differ() -> None:
     assert draw_cluster(CLUSTER, 2_000, frozenset({"store-killed", "burst"})).faults == {
         "store-killed"
     }
+
+
+def test_only_later_seeds_draw_an_end() -> None:
+    drawn = [draw_cluster(ENDED + seed, 2_000, None) for seed in range(200)]
+    assert 80 < sum(CLUSTER_ENDED in options.faults for options in drawn) < 160
+    before = [draw_cluster(CLUSTER + seed, 2_000, None) for seed in range(200)]
+    assert not any(CLUSTER_ENDED in options.faults for options in before)
 
 
 def test_one_seed_is_one_run() -> None:

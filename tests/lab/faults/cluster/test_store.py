@@ -73,10 +73,10 @@ class Calls:
         for _ in range(rnd.randrange(4)):
             row = f"{rnd.choice((name, name, 'x'))}/{life}/{rnd.randrange(6)}"
             rows += (row, b"%d 0 0 0" % rnd.randrange(10**6))
-        since, most = rnd.randrange(0, 60), rnd.choice((1, 2, 3, 500))
+        again, most = int(rnd.random() < 0.3), rnd.choice((1, 2, 3, 500))
         return self._call(
             "schedsvc_sync", keys_of("prod"), name, life, "f1", 3_000, self._number(name),
-            f"{rnd.randrange(1 << 30):x}", since, most, f"{name}/{life}/", *rows,
+            f"{rnd.randrange(1 << 30):x}", again, most, f"{name}/{life}/", *rows,
         )  # fmt: skip
 
     def _terms(self) -> Words:
