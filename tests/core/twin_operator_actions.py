@@ -74,6 +74,7 @@ class OperatorActions(Serve):
                 "adapter": r.adapter.decode(),
                 "client_id": "",
                 "principal": r.principal,
+                "replayed": r.payload is None,
             }
             for r in self.leases()
             if not tenant or self.flow_names[r.flow] == tenant
