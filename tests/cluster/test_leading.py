@@ -348,7 +348,7 @@ async def test_a_reported_term_raises_the_next(pair: tuple[LedServer, LedServer]
     a, b = pair
     async with running(a, b):
         await leads(a)
-        await until(lambda: b.leading.term == 1, "it has looked")
+        await until(lambda: b._following.term == 1, "it follows")
         await refusal(b, term=41)
         await a.drain()
         await leads(b)
