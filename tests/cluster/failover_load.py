@@ -115,8 +115,8 @@ class Load:
     async def spend(self) -> None:
         """Use the quota of the tenant `limited` up."""
         for _ in range(QUOTA):
-            async with self.session.admission(**LIMITED):
-                pass
+            async with self.session.admission(**LIMITED) as it:
+                it.progress(input_tokens=LIMITED["input_tokens"], output_tokens=1)
         await self.check_spent("before the failover")
 
     async def check_spent(self, when: str) -> None:

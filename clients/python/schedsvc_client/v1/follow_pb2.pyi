@@ -125,7 +125,7 @@ class QueuedPlace(_message.Message):
     number: _builtins.int
     """Names the place on this stream."""
     key: _builtins.bytes
-    """Keyed hash of principal, tenant and request id, 16 bytes; empty: no request has the place any more."""
+    """Keyed hash of principal, tenant and request id, 16 bytes; empty: no request has it any more."""
     waited_ns: _builtins.int
     """For how long the request has waited."""
     def __init__(

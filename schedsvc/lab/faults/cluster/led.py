@@ -120,6 +120,7 @@ class TermServer:
         if not stands_by:
             stated = Leadership(term=leading.term, leader=leading.leader).SerializeToString()
             self.driver.change(lambda core, now_ns: core.set_leadership(now_ns, stated))
+            self.driver.begin_term(leading)
             process.world.terms.began(leading.term, leading.leader, process.world.queue.now_ns)
         self._rows = _Rows(self.driver, disk)
         self.outdated: Callable[[], list[str]] = list
