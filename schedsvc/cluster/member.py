@@ -187,7 +187,7 @@ class Member:
         self._own.acknowledge(batch)
         has_lost = self._life and (number <= self._number or life != self._life)
         if has_lost or state == _LOST:
-            # What this member or others wrote may be gone, or what it has not read.
+            # The store may lack what members wrote, or what this one has not read.
             self._read_all_again()
             self.sharing.repeats += 1
         self._number, self._life = number, life

@@ -176,7 +176,7 @@ class Process:
     async def _say_goodbye(self) -> None:
         """Return chunks, send the last totals, and leave the cluster, as far as the store answers.
 
-        What runs and waits here is lost, as at a scheduler that has no time to drain.
+        The process loses what runs and waits, as a scheduler does that has no time to drain.
         """
         for task in self._tasks:
             task.cancel()

@@ -1,8 +1,7 @@
 """Books on who leads a set, kept from terms that begin and from verdicts.
 
-The promises: no term repeats or goes back; a verdict of an ended term comes from no scheduler once
-the next leader has begun, or once it has handed that term over; and an engine that fences obeys one
-leader at a time.
+The promises: no term repeats or goes back. A scheduler decides nothing once the next leader has
+begun, or once it has handed its term over. An engine that fences obeys one leader at a time.
 """
 
 from typing import Any
@@ -46,7 +45,7 @@ class TermBooks:
         self.began_ns = 0  # the last one
         #: Terms and leaders that have been handed over.
         self._released: set[tuple[int, str]] = set()
-        #: Targets that calls were told when their scheduler stopped leading while they waited.
+        #: Targets that schedulers named to calls that waited when they stopped leading.
         self.named: list[str] = []
         self._obeyed: tuple[int, str] = (0, "")
         #: By member: the highest term that it has read in the store, in all lives of its process.
