@@ -101,7 +101,24 @@ cdef class Family:
 
     cdef inline bint has(self, int32_t target, int32_t place) noexcept:
         """Whether a child is queued for a target. O(1)."""
-        return self.line_of(target).has(place)
+        return target < <int32_t>len(self.lines) and (<Heap>self.lines[target]).has(place)
+
+    cdef inline bint stands_in(self, int32_t pool) noexcept:
+        """Whether a child is in a line of a pool, and so the node. O(1)."""
+        cdef int32_t count = <int32_t>len(self.lines)
+        return count > 0 and (
+            (<Heap>self.lines[0]).count > 0
+            or (pool + 1 < count and (<Heap>self.lines[pool + 1]).count > 0)
+        )
+
+    cdef inline int64_t least_key(self, int32_t pool) noexcept:
+        """The least key in the two lines of a pool; -1: both are empty. O(1)."""
+        cdef int64_t least = NONE
+        if pool + 1 < <int32_t>len(self.lines):
+            least = first_key(<Heap>self.lines[pool + 1], NONE)
+        if pool < <int32_t>len(self.anywhere):
+            least = first_key(<Heap>self.anywhere[pool], least)
+        return least
 
 
 cdef inline int64_t reweighed(int64_t weighted, int32_t weight_milli, int32_t to_milli) noexcept:

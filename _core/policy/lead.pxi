@@ -31,27 +31,19 @@ cdef int charge_positions(
     return 0
 
 
-cdef inline bint node_stands(Family family, int32_t pool) noexcept:
-    """Whether a node is in a line of a pool. O(1)."""
-    return family.line_of(0).count > 0 or family.line_of(pool + 1).count > 0
-
-
 cdef inline bint may_be_ahead(Flows flows, const Position* p) noexcept:
     """Whether a flow that stands in a pool may be further ahead than the lead lets it. It is not if
     it is not by the keys in the lines: those of stale nodes are of before, and no greater than
     those of now. So most reports need not freshen the lines. O(1)."""
     cdef const Flow* f = &flows.items[p.flow]
-    cdef Family family
     cdef int64_t least
     if flows.one_line:
         return True  # the shift is part of the keys
     if f.parent == NONE:
-        least = first_key((<Line>flows.candidates[p.pool + 1]).heap(f.cls), NONE)
-        least = first_key((<Line>flows.anywhere[p.pool]).heap(f.cls), least)
+        least = first_key(<Heap>(<Line>flows.candidates[p.pool + 1]).heaps[f.cls], NONE)
+        least = first_key(<Heap>(<Line>flows.anywhere[p.pool]).heaps[f.cls], least)
     else:
-        family = flows.family_of(f.parent)
-        least = first_key(family.line_of(p.pool + 1), NONE)
-        least = first_key(family.free_line_of(p.pool), least)
+        least = (<Family>flows.families[flows.items[f.parent].family]).least_key(p.pool)
     return p.key - least * flows.grain > lead_of(flows, p.pool, f.depth)
 
 
@@ -67,7 +59,7 @@ cdef bint charge_node(
         p = &flows.positions.items[n]
         n = p.next_position
         charge_position(flows, p, weighted_micro, served_in)
-        if p.foreign and compares and node_stands(family, p.pool):
+        if p.foreign and compares and family.stands_in(p.pool):
             if may_be_ahead(flows, p):
                 looks = True
             else:
@@ -111,7 +103,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         if p.foreign == 0:
             continue
         if is_node(flows, flow):
-            if not node_stands(flows.family_of(flow), p.pool):
+            if not flows.family_of(flow).stands_in(p.pool):
                 continue
         elif not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
             continue

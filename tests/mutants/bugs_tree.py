@@ -98,8 +98,8 @@ TREE_BUGS = (
         (
             (
                 "policy/lead.pxi",
-                "        if p.foreign and compares and node_stands(family, p.pool):\n",
-                "        if BUG and compares and not node_stands(family, p.pool):\n"
+                "        if p.foreign and compares and family.stands_in(p.pool):\n",
+                "        if BUG and compares and not family.stands_in(p.pool):\n"
                 "            p.foreign = 0\n",
             ),
         ),
