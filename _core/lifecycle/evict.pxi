@@ -16,7 +16,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     if was_capped:
         leave_cap(core, i)
     else:
-        dequeue(core.flows, i)
+        take_from_queue(core, i)
     if core.requests.rare_of(r).session != NONE:
         leave_session(core, i)
     if core.requests.rare_of(r).shed_watch:

@@ -59,7 +59,7 @@ cdef int grant(
         core.flows.positions.pace[pool] = pace_micro(&core.ledger.pools[pool].drain)
     if f.agents:
         raise_level_of_queue(core.flows, r)
-    dequeue(core.flows, i)
+    take_from_queue(core, i)
     if core.requests.rare_of(r).session != NONE:
         begin_turn(core, i, pool)
     f.live += 1

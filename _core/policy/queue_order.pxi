@@ -14,6 +14,21 @@ cdef int put_in_queue(Core core, int32_t i) except -1:
     return settle_strands(core, flows.agents.of_flows[flows.items[r.flow].agents].rest)
 
 
+cdef int take_from_queue(Core core, int32_t i) except -1:
+    """Take a queued request out. By deadline, the next one of its session may have arrived before
+    it, and so before the head. O(levels + log n)."""
+    cdef Flows flows = core.flows
+    cdef const Request* r = &core.requests.items[i]
+    cdef int32_t q = NONE, displaced
+    if flows.items[r.flow].agents:
+        q = flows.find_queue(r.flow, r.target + 1)
+    dequeue(flows, i)
+    if q == NONE or flows.queues[q].line == 0:
+        return 0
+    displaced = choose_head(flows, q)
+    return 0 if displaced == NONE else step_back(core, displaced)
+
+
 cdef int settle_strands(Core core, int32_t s) except -1:
     """The counter of a session has changed, by service or by a lift at one target: give its strands
     at all targets their places. O(targets * levels * log n)."""

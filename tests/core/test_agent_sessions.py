@@ -134,6 +134,18 @@ def test_a_session_lifted_at_one_target_yields_at_the_other() -> None:
     assert serve(s, 1, names, 3) == ["b", "a", "a"]
 
 
+def test_a_withdrawn_request_may_make_another_session_the_next() -> None:
+    """By deadline: what was withdrawn arrived last, the next one of its session first of all."""
+    s = one_by_one(flow_order="deadline")
+    names = {turn(s, 0, "a1", "a"): "a", turn(s, 0, "b1", "b"): "b"}
+    urgent = turn(s, 0, "a2", "a", queue_ttl_ns=5 * SECOND)
+    s.check()
+    s.cancel(0, urgent)
+    s.check()
+    granted = [d for d in s.poll(0) if d.outcome == core.GRANTED]
+    assert [names[d.handle] for d in granted] == ["a"]
+
+
 def test_of_a_tenants_sessions_so_many_have_a_counter() -> None:
     s = make(capacity=10_000_000, flow_queue_max=10_000)
     for k in range(1_100):

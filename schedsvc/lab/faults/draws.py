@@ -31,6 +31,26 @@ class StateOptions:
     write_ns: int  # that the disk takes, on average
 
 
+@dataclass(frozen=True)
+class SessionOptions:
+    """The sessions of agents that requests name."""
+
+    names: int  # of each tenant
+    permille: int  # requests that name one
+    max_tokens: int  # that the active ones may hold of a pool; 0: no cap
+
+
+def draw_sessions(seed: int, capacity_tokens: int, *, fair: bool) -> SessionOptions:
+    """Draw sessions of agents, in half of the runs with a cap; `fair`: with none."""
+    rnd = Random(seed ^ 0x5E55)  # noqa: S311 - no secret: one seed is one run
+    size = capacity_tokens
+    return SessionOptions(
+        names=rnd.choice((1, 3, 12, 60)),
+        permille=rnd.choice((200, 700, 1_000)),
+        max_tokens=0 if fair or rnd.random() < 0.5 else rnd.choice((1, size // 6, size // 2)),
+    )
+
+
 def draw_state(rnd: Random) -> StateOptions:
     """Draw how the state is saved: also in slices of one row, beside a disk that is slow."""
     return StateOptions(

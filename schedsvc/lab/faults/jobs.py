@@ -99,6 +99,9 @@ class JobMaker:
             request.adapter = adapters[int(random() * len(adapters))]
         if options.prefixes and random() < 0.7:
             request.prefix_block_hashes.extend(self._hashes(prompts[0]))
+        sessions = options.sessions
+        if sessions is not None and random() * 1_000 < sessions.permille:
+            request.session = f"s{int(random() * random() * sessions.names)}"
         used = most if options.alike else 1 + int(random() * random() * most)
         return Job(request, sum(prompts), used * n * len(prompts), 1 + int(random() * 3))
 

@@ -18,11 +18,13 @@ from schedsvc.lab.faults.auditor import (
 )
 from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc.lab.faults.draws import (
+    SessionOptions,
     StateOptions,
     draw_adapters,
     draw_classes,
     draw_order,
     draw_pool_limits,
+    draw_sessions,
     draw_state,
     draw_tree,
     with_shares,
@@ -164,6 +166,7 @@ class Options:
     alike: bool = False  # outputs of a tenant are of one length
     hostile: HostileOptions | None = None
     tree: Tree = NO_TREE  # of groups with a weight
+    sessions: SessionOptions | None = None  # of agents
 
 
 TREES, NO_TREES = 1 << 47, 1 << 48
@@ -172,12 +175,18 @@ TREES, NO_TREES = 1 << 47, 1 << 48
 ALIVE = 1 << 52
 """From here on a newcomer has to wait for a sign of life of the engine whose pool it claims."""
 
+SESSIONS = 3 << 52
+"""Seeds from here on draw sessions of agents; of these only the odd ones have a hostile principal,
+so that the others show who is served how much."""
+
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
     """Draw a run. `faults` are those that may happen; None: what the seed draws."""
     options = _draw(seed, events, faults)
-    if seed >= HOSTILE:
+    if HOSTILE <= seed < SESSIONS or (seed >= SESSIONS and seed % 2):
         options = _with_hostile(options, faults)
+    if seed >= SESSIONS:
+        options = _with_sessions(options)
     if seed >= ALIVE:
         bound = {"sign_of_life_ns": (_S // 2, _S, 3 * _S)[seed % 3]}
         options = replace(options, core=options.core | bound)
@@ -201,6 +210,16 @@ def _with_hostile(options: Options, faults: frozenset[str] | None) -> Options:
         rnd = Random(options.seed ^ 0xFA17)  # noqa: S311 - no secret: one seed is one run
         drawn |= {name for name in HOSTILE_FAULTS if rnd.random() < 0.8}
     return replace(options, hostile=hostile, core=options.core | core, faults=drawn)
+
+
+def _with_sessions(options: Options) -> Options:
+    """Let requests name sessions of agents, and cap what these may hold of a pool."""
+    smallest = min(pool.capacity_tokens for pool in options.pools)
+    sessions = draw_sessions(options.seed, smallest, fair=options.fair)
+    limits = options.limits
+    if sessions.max_tokens:
+        limits = replace(limits or PoolLimits(), sessions_max_tokens=sessions.max_tokens)
+    return replace(options, sessions=sessions, limits=limits)
 
 
 def _with_group_quotas(options: Options) -> Options:

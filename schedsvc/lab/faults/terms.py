@@ -20,6 +20,8 @@ def _bypass_max(options: Options) -> int | None:
         return None
     if options.quotas is not None or options.classes is not None or _reorders(options):
         return None
+    if _caps_sessions(options):  # which waits in no queue, and comes late into one
+        return None
     backfills = core.get("dispatch", "strict") == "backfill"
     return int(core["bypass_max"]) if backfills else 0
 
@@ -27,6 +29,10 @@ def _bypass_max(options: Options) -> int | None:
 def _pools(options: Options) -> int:
     """Return how many pools there can be."""
     return len(options.pools) + (0 if options.hostile is None else POOLS)
+
+
+def _caps_sessions(options: Options) -> bool:
+    return options.sessions is not None and options.sessions.max_tokens > 0
 
 
 def _reorders(options: Options) -> bool:
@@ -41,6 +47,8 @@ def _counts_exactly(options: Options) -> bool:
         return False
     if options.reports_permille != 1_000 or options.quotas is not None:
         return False
+    if _caps_sessions(options):
+        return False  # no message shows when a session begins, and its flow with it
     if options.tree.weights and options.state is not None:
         return False  # no message shows where groups continue after a restart
     return options.classes is None  # counters are compared inside of a class
@@ -55,6 +63,8 @@ def terms_of(options: Options) -> Terms:
     limited = options.quotas is not None
     counts = _counts_exactly(options)
     delays = "delay_factor_milli" in core or options.limits is not None
+    # Of a tie of flows, the head's arrival decides; a session's head need not be the oldest.
+    has_sessions = options.sessions is not None
     may_pass = core.get("dispatch", "strict") == "backfill"
     # The hostile principal may be the first to offer a pool.
     lies = not options.faults.isdisjoint({"telemetry-false", "foreign-telemetry"})
@@ -90,7 +100,9 @@ def terms_of(options: Options) -> Terms:
         credit_max=0 if core["lift"] == "queued" else core.get("credit_max_micro", CREDIT_AUTO),
         lead_max=core.get("lead_max_micro", LEAD_AUTO),
         counts_exactly=counts,
-        serves_in_order=counts and not (may_pass or _pools(options) > 1 or _reorders(options)),
+        serves_in_order=counts
+        and not (may_pass or _pools(options) > 1 or _reorders(options) or has_sessions),
+        has_sessions=has_sessions,
         unknown_weight=UNKNOWN_WEIGHT,
         pools=_pools(options),
         quotas=options.quotas,
@@ -99,6 +111,7 @@ def terms_of(options: Options) -> Terms:
         and not (
             limited
             or may_pass
+            or _caps_sessions(options)
             or _pools(options) > 1
             or not {"capacity-changed", "mode-dry-run"}.isdisjoint(options.faults)
         ),

@@ -59,12 +59,13 @@ class Desk:
         self.auditor.request(now_ns, 1, 7, data)
 
     def ask(
-        self, now_ns: int, name: str, tokens: int = 10, tenant: str = "a", output: int = 10
-    ) -> int:
+        self, now_ns: int, name: str, tokens: int = 10, tenant: str = "a", output: int = 10,
+        **more: str,
+    ) -> int:  # fmt: skip
         self.tags += 1
         request = pb.AdmitRequest(
             request_id=name, tenant=tenant, input_tokens=[tokens], max_output_tokens=output,
-            reports_progress=self.auditor.books.terms.counts_exactly,
+            reports_progress=self.auditor.books.terms.counts_exactly, **more,
         )  # fmt: skip
         self.say(now_ns, admit=pb.SessionAdmit(tag=self.tags, request=request))
         return self.tags

@@ -56,11 +56,14 @@ class Server:
     def at(self, at_ns, act):
         heappush(self.due, (at_ns, next(self.order), act))
 
-    def ask(self, at_ns, number, run_ns, *, tenant="a", tokens=128, output=32, leaves_ns=None):
+    def ask(
+        self, at_ns, number, run_ns, *, tenant="a", tokens=128, output=32, leaves_ns=None,
+        session="",
+    ):  # fmt: skip
         self.runs[number] = (run_ns, tokens, output)
         request = pb.AdmitRequest(
             request_id=f"r{number}", tenant=tenant, input_tokens=[tokens], max_output_tokens=32,
-            reports_progress=True,
+            reports_progress=True, session=session,
         )  # fmt: skip
         self.at(at_ns, lambda now_ns: self.arrive(now_ns, number, request, leaves_ns))
 
@@ -168,6 +171,20 @@ def test_by_hand(tmp_path, capacity, scheduler, verdicts, waits_ms):
     assert [fate.outcome for fate in fates] == verdicts
     assert [fate.waited_ns // MS for fate in fates] == waits_ms
     assert collector.repeats == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_recordings_know_sessions_of_agents(tmp_path, stream):
+    """One request at a time: two sessions take turns, also in the replays."""
+    config = config_of(tmp_path, 160)
+    server = Server(config, stream=stream)
+    for number, session in enumerate("aaaabb"):
+        server.ask(10 * MS * (session == "b"), number, 1_000 * MS, session=session)
+    server.run()
+    _, asks, fates = what_if(tmp_path, config)
+    waits_ms = [0, 2_000, 4_000, 5_000, 990, 2_990]
+    assert [ask.waited_ns // MS for ask in asks] == waits_ms
+    assert [fate.waited_ns // MS for fate in fates] == waits_ms
 
 
 def test_what_did_not_run_takes_the_median_of_its_tenant(tmp_path):

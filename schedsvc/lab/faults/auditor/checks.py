@@ -108,9 +108,18 @@ def pushed_out(books: Books, lease_id: int, state: int) -> bool:
 
 
 def _check_order(books: Books) -> None:
-    """Inside a flow and a target the first to come is the first to go (invariant 10)."""
+    """Inside a flow and a target the first to come is the first to go (invariant 10).
+
+    With sessions that holds inside of each. What waits for a cap of one of several pools may be
+    behind what its session asks for later, once the session has begun in another.
+    """
+    terms = books.terms
+    if terms.limits.sessions_max_tokens and terms.pools > 1:
+        return
     for r in books.fresh:
         queue = books.queues.get((r.flow, r.ask.pool if r.ask else ""))
+        if queue and terms.has_sessions:
+            queue = {seq: other for seq, other in queue.items() if other.session == r.session}
         if queue:
             first = books.first_of(queue)
             require(

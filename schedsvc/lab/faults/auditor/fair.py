@@ -3,6 +3,7 @@
 from schedsvc.lab.faults.auditor.counters import Counters
 from schedsvc.lab.faults.auditor.fair_pools import PoolFairness
 from schedsvc.lab.faults.auditor.records import CREDIT_AUTO, Lease, Request, Terms, require
+from schedsvc.lab.faults.auditor.session_fairness import SessionFairness
 
 
 class Fairness:
@@ -26,6 +27,7 @@ class Fairness:
         """Forget everything: the scheduler did."""
         self.served: dict[str, int] = {}
         self._pools = PoolFairness(self._terms)
+        self._sessions = SessionFairness(self._terms)
         self._since: dict[tuple[str, str], tuple[int, int]] = {}  # difference served, of counters
         self._waiting: dict[str, int] = {}
         self._lead: dict[tuple[str, str], int] = {}  # the least since the second one waits
@@ -42,11 +44,13 @@ class Fairness:
         self._flows.update(names)
         self._charge_max = max(self._charge_max, self._most_of(r))
         self._pools.arrived(r)
+        self._sessions.arrived(r)
 
     def left(self, r: Request) -> None:
         """Count a request that waits no more."""
         waiting = self._waiting
         self._pools.left(r)
+        self._sessions.left(r)
         for name in self._tree.path(r.flow):
             waiting[name] -= 1
             if not waiting[name]:
@@ -74,6 +78,7 @@ class Fairness:
                 before = self._reweighed(lease.served, lease, name)
                 self._count(lease, name, self._reweighed(served, lease, name) - before, granted_as)
             self._count(lease, flow, more, granted_as)
+            self._sessions.charge(lease.request, more)
             lease.served = served
 
     def _reweighed(self, weighted: int, lease: Lease, group: str) -> int:
@@ -135,7 +140,10 @@ class Fairness:
 
     def _promised(self, most: int, name: str) -> tuple[int, int]:
         """Return the bound and the credit among a flow or a group and its siblings."""
-        weight_min = self._weights_min.get(self._tree.parent(name), self._weight_min)
+        return self._promised_at(most, self._weights_min.get(self._tree.parent(name), 0))
+
+    def _promised_at(self, most: int, weight_min: int) -> tuple[int, int]:
+        weight_min = weight_min or self._weight_min
         credit = self._terms.credit_max
         if credit == CREDIT_AUTO:
             credit = self._charge_max * 1000 // weight_min
@@ -146,6 +154,7 @@ class Fairness:
             allowed = {name: sum(self._promised(most, name)) for name in self._waiting}
             self._pools.check(self.served, allowed, slack)
             return
+        self._sessions.check(sum(self._promised_at(most, 0)), slack)
         for waits in self._waiting:
             above = self._tree.parent(waits)
             bound, credit = self._promised(most, waits)

@@ -157,7 +157,7 @@ class Books(ImpliedState):
         r = Request(
             ask, key, flow, principal, self.seq, now_ns, now_ns + ttl_ns, conn, tag, reports,
             sum(ask.prompts), len(ask.prompts) * ask.n, ask.n, ask.max_output_tokens,
-            ask.adapter, ask.request_class,
+            ask.adapter, ask.request_class, session=ask.session,
         )  # fmt: skip
         r.place = (r.due_ns if is_urgent else ANY_TOKENS, r.seq)
         if not hopeless:

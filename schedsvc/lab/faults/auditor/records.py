@@ -171,6 +171,7 @@ class Terms:
     adapters_max: int = 1_024
     ids_tell_order: bool = True  # of grants: lease ids are consecutive
     tree: Tree = NO_TREE  # of groups with a weight
+    has_sessions: bool = False  # requests may name sessions of agents
     sign_of_life_ns: int = 0  # for streams whose pool a newcomer claims; 0: it has it at once
 
 
@@ -185,6 +186,7 @@ class Ask(NamedTuple):
     max_output_tokens: int
     adapter: str
     request_class: PriorityClass
+    session: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -216,6 +218,7 @@ class Request:
     place: tuple[int, int] = (0, 0)  # in its queue, the least first
     bypassed: int = 0  # by requests that came later, while it was the next
     lease: "Lease | None" = None
+    session: str = ""  # of an agent; empty: none
 
 
 @dataclass(slots=True, eq=False)

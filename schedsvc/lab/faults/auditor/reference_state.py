@@ -209,7 +209,7 @@ class Auditor:
         n = n or 1
         ask = Ask(
             tenant, request_id, request.pool, prompts, n, output, request.adapter,
-            self.books.class_of(tenant, request.request_class),
+            self.books.class_of(tenant, request.request_class), request.session,
         )  # fmt: skip
         if queue_ttl_ms or deadline_ms:
             waits = [w * _NS_PER_MS for w in (queue_ttl_ms, deadline_ms) if w]
@@ -284,7 +284,7 @@ class Auditor:
             r = Request(
                 None, key, books.flow_of(key[0], cls), principal, books.seq, now_ns, now_ns, conn,
                 0, True, p.prompt_tokens, max(1, p.sequences), 1, p.max_output_tokens,
-                p.adapter, cls,
+                p.adapter, cls, session=p.session,
             )  # fmt: skip
             books.restore(now_ns, r, lease_id, pool, p.reserved_tokens)
         elif state != ENDED:
