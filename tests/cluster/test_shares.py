@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedsvc.cluster.admin import init_store
-from schedsvc.cluster.rows import unpack_row, unpack_totals
+from schedsvc.cluster.rows import Key, unpack_row, unpack_totals
 from schedsvc.cluster.store import Address, connect
 
 from .schedulers import SchedulerProcess, loaded
@@ -80,17 +80,17 @@ async def test_shares_are_those_of_one_scheduler(
         assert abs(alone - FAIR) > 2 * WITHIN, "the experiment shows nothing"
 
 
-async def totals_of(address: Address) -> dict[str, int]:
-    """The service of each member in all, in micro-tokens, as the store knows it."""
+async def totals_of(address: Address) -> dict[tuple[str, Key], int]:
+    """The service of each member by tenant, in micro-tokens, as the store knows it."""
     link = await connect(address)
     try:
         found = await link.command("HGETALL", "{schedsvc:prod}:rows")
     finally:
         await link.close()
-    sums: dict[str, int] = defaultdict(int)
+    sums: dict[tuple[str, Key], int] = defaultdict(int)
     for row, data in zip(found[::2], found[1::2], strict=True):
-        origin, _ = unpack_row(row)
-        sums[origin.partition(b"/")[0].decode()] += unpack_totals(data).charged
+        origin, key = unpack_row(row)
+        sums[origin.partition(b"/")[0].decode(), key] += unpack_totals(data).charged
     return dict(sums)
 
 
@@ -119,9 +119,12 @@ async def test_a_store_that_is_flushed_and_killed_charges_once(
         await load.stop()
         await asyncio.sleep(2)
         totals = await totals_of(address)
+        shared = {key for name, key in totals if name == "a" and ("b", key) in totals}
+        assert {key[0] for key in shared} == {b"light"}  # the heavy one is served at one only
         for scheduler, other in zip(schedulers, ("b", "a"), strict=True):
             metrics = await asyncio.to_thread(scheduler.metrics)
             charged = metrics["schedsvc_cluster_remote_tokens_total"]
-            assert charged == pytest.approx(totals[other] / 1e6, abs=0.001)
+            want = sum(totals[other, key] for key in shared)
+            assert charged == pytest.approx(want / 1e6, abs=0.001)
             assert metrics["schedsvc_cluster_members"] == 2
             assert metrics["schedsvc_cluster_unsynced_seconds"] < 2
