@@ -56,7 +56,7 @@ ctypedef struct HeadState:
     int32_t bypassed  # how often another was granted first while it was the head
     uint8_t waits_for  # WAITS_*, where that is recorded, see wait_times.pxi; 0: it is not
 
-# What only few requests have. It exists while they are queued or run.
+# Fields that only few requests have, while they are queued or run.
 ctypedef struct RareFields:
     int64_t deadline_ns  # for its first token; 0: the caller named none
     int32_t adapter  # index of its LoRA adapter; -1: none
@@ -65,8 +65,8 @@ ctypedef struct RareFields:
     uint8_t is_capped  # queued, it is in no queue but waits for a cap, see session_cap.pxi
     uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 
-# Most of a million queued requests consist of nothing but this: REQUEST_BYTES. What few of them
-# have belongs into RareFields, HeadState or Lease.
+# Most of a million queued requests consist of nothing but this: REQUEST_BYTES. Fields that few of
+# them have belong into RareFields, HeadState or Lease.
 ctypedef struct Request:
     int64_t seq  # arrival order, over all flows
     uint64_t key_hi, key_lo  # keyed hash of its id, see request_ids.pxi

@@ -27,10 +27,9 @@ cdef bytes flow_name(Core core, int32_t flow):
 cdef bytes session_key_of(Core core, int32_t s):
     """The key of the row of a session: its name's hash, and its flow."""
     cdef const AgentSession* a = &core.flows.agents.items[s]
-    return (
-        SESSION_ROW + (<object>a.key_hi).to_bytes(8, "little")
-        + (<object>(a.key_lo ^ <uint64_t>a.flow)).to_bytes(8, "little") + flow_name(core, a.flow)
-    )
+    cdef uint64_t words[2]
+    words[0], words[1] = a.key_hi, a.key_lo ^ <uint64_t>a.flow
+    return SESSION_ROW + PyBytes_FromStringAndSize(<const char*>words, 16) + flow_name(core, a.flow)
 
 
 cdef inline int64_t zigzag(int64_t value) noexcept nogil:

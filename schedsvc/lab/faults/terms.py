@@ -38,7 +38,8 @@ def _caps_sessions(options: Options) -> bool:
 def _reorders(options: Options) -> bool:
     """Whether the next request depends on more than arrivals, counters and classes."""
     by_deadline = options.core.get("flow_order") == "deadline"
-    return by_deadline or "mode-dry-run" in options.faults
+    has_sessions = options.sessions is not None  # whose heads need not be the oldest
+    return by_deadline or has_sessions or "mode-dry-run" in options.faults
 
 
 def _counts_exactly(options: Options) -> bool:
@@ -63,8 +64,6 @@ def terms_of(options: Options) -> Terms:
     limited = options.quotas is not None
     counts = _counts_exactly(options)
     delays = "delay_factor_milli" in core or options.limits is not None
-    # Of a tie of flows, the head's arrival decides; a session's head need not be the oldest.
-    has_sessions = options.sessions is not None
     may_pass = core.get("dispatch", "strict") == "backfill"
     # The hostile principal may be the first to offer a pool.
     lies = not options.faults.isdisjoint({"telemetry-false", "foreign-telemetry"})
@@ -100,9 +99,8 @@ def terms_of(options: Options) -> Terms:
         credit_max=0 if core["lift"] == "queued" else core.get("credit_max_micro", CREDIT_AUTO),
         lead_max=core.get("lead_max_micro", LEAD_AUTO),
         counts_exactly=counts,
-        serves_in_order=counts
-        and not (may_pass or _pools(options) > 1 or _reorders(options) or has_sessions),
-        has_sessions=has_sessions,
+        serves_in_order=counts and not (may_pass or _pools(options) > 1 or _reorders(options)),
+        has_sessions=options.sessions is not None,
         unknown_weight=UNKNOWN_WEIGHT,
         pools=_pools(options),
         quotas=options.quotas,

@@ -110,8 +110,8 @@ def pushed_out(books: Books, lease_id: int, state: int) -> bool:
 def _check_order(books: Books) -> None:
     """Inside a flow and a target the first to come is the first to go (invariant 10).
 
-    With sessions that holds inside of each. What waits for a cap of one of several pools may be
-    behind what its session asks for later, once the session has begun in another.
+    With sessions that holds inside of each. A request that waits for the cap of one of several
+    pools may be behind later ones of its session, once that has begun in another.
     """
     terms = books.terms
     if terms.limits.sessions_max_tokens and terms.pools > 1:
