@@ -208,7 +208,9 @@ def compare(books: Books, stats: Stats) -> None:
     """Hold the scheduler's figures to those of the books (invariants 1, 2, 6, 7, 8, 13)."""
     totals = stats["totals"]
     for name, count in books.counts.items():
-        require(totals[name] == count, f"the count of {name} is wrong", totals[name], count)
+        least = count - (books.replays_unsure if name == "replays_refused" else 0)
+        fits = least <= totals[name] <= count
+        require(fits, f"the count of {name} is wrong", totals[name], count)
     held = {"queued": books.queued, "live_leases": len(books.live)}
     held["stored_answers"] = len(books.ended)
     for name, count in held.items():

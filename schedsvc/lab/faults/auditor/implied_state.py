@@ -32,6 +32,7 @@ class ImpliedState:
         self.pools: dict[str, Pool] = {}
         self.tags: dict[tuple[int, int], Request] = {}
         self.counts = dict.fromkeys(COUNTS, 0)
+        self.replays_unsure = 0  # counted as refused, or an unread grant had taken their lease id
         self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
         self.lagging: set[int] = set()
         self.said_goodbye: set[int] = set()  # streams

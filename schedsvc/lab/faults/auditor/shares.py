@@ -159,6 +159,7 @@ class Shares:
         beyond = pool.replays_beyond(replay.reserved_tokens, sequences)
         if beyond > pool.debt[1]:
             books.counts["replays_refused"] += 1
+            books.replays_unsure += bool(books.lagging)
             return True
         if beyond > pool.debt[0]:
             books.is_lost = True
