@@ -12,7 +12,7 @@ cdef inline int64_t held_tokens(const Pool* p) noexcept:
 
 
 cdef inline int64_t fill_ppm(const Pool* p) noexcept:
-    """What is held, of the capacity; also more than it."""
+    """The held tokens, of the capacity; also more than it."""
     return <int64_t>(<wide>held_tokens(p) * 1_000_000 // (p.capacity_blocks * p.block_size))
 
 

@@ -217,7 +217,7 @@ cdef bint is_newcomer(Flows flows, int32_t s) noexcept:
 
 cdef int64_t level_to_save(Flows flows, int32_t flow) noexcept:
     """The level with which the lines of a flow begin after a restart: the highest of them, and of
-    the least counter that waits. So nobody gains by a restart. O(targets)."""
+    the least counter that waits. So no session gains by a restart. O(targets)."""
     cdef int64_t level = flows.agents.of_flows[flows.items[flow].agents].level
     cdef int32_t q = flows.items[flow].first_queue
     while q != NONE:

@@ -1,4 +1,4 @@
-"""Sessions of agents over a restart: their counters go on, and nobody gains by it."""
+"""Sessions of agents over a restart: their counters go on, and none gains by it."""
 
 import re
 from collections import Counter
