@@ -129,7 +129,10 @@ async def leads(member: MemberProcess) -> bool:
 
 
 async def is_followed(member: MemberProcess) -> bool:
-    return bool((await member.pool_set()).followers)
+    """Whether a member has followers. It opens its port again when it changes its role."""
+    with suppress(grpc.aio.AioRpcError):
+        return bool((await member.pool_set()).followers)
+    return False
 
 
 async def stands_by(member: MemberProcess) -> bool:

@@ -65,13 +65,13 @@ async def test_each_lease_is_in_the_exports_once(
         stack.push_async_callback(load.stop)
         leader, standby = a, b
         for _ in range(3):
-            term = max(load.audit.granted, default=0)
             await until(lambda: load.audit.highest[0] > 0, "a leader is known")
             before = sum(load.audit.granted.values())
             await until(
                 lambda: sum(load.audit.granted.values()) >= before + 5 * LOOPS,  # noqa: B023
                 "requests are granted",
             )
+            term = max(load.audit.granted)
             leader.send(SIGNALS[kind])
             await until(lambda: max(load.audit.granted) > term, "the next one grants")  # noqa: B023
             leader.end()

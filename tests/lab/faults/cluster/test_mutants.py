@@ -64,7 +64,7 @@ BUGS = {
     ),
     "repeated-term-goes-on": Bug(
         Terms, "renew", "term.number >= self.highest", "term.number > self.highest",
-        "without faults, not one member leads", "is_set", CLUSTER + 2_000_124,
+        "without faults, not one member leads", "is_set", CLUSTER + 2_000_874,
         frozenset({"store-fails-over", "store-link-cut", "member-killed"}),
     ),
     "grants-after-a-handover": Bug(
