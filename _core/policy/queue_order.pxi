@@ -236,7 +236,7 @@ cdef int check_order(Core core, int32_t q) except -1:
             check_invariant(
                 core, i == queue.head or r.bill == 0
                 or not takes_in_turn(core.flows, queue.flow),
-                "in a treap nobody holds a quota behind the head",
+                "in a treap no request behind the head holds a quota",
             )
         before_key, before_seq = key, r.seq
         count += 1

@@ -29,7 +29,7 @@ class FollowedRows:
         present_ns = self._places.now_ns()
         return self._places.number, [
             pb.QueuedPlace(
-                number=place.number,
+                number=place.place,
                 key=place.key,
                 waited_ns=present_ns - place.since_ns if place.key else 0,
             )

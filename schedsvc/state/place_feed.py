@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from schedsvc.driver import Driver
+from schedsvc.state.row_feed import changed_since
 
 __all__ = ["FeedPlace", "PlaceFeed"]
 
@@ -16,8 +17,9 @@ _AT_ONCE = 64
 class FeedPlace(NamedTuple):
     """A place as it changed last."""
 
-    changed: int
+    #: Of its last change.
     number: int
+    place: int
     #: Of the request that has it; b"": none.
     key: bytes
     #: Since when that waits, by the feed's clock.
@@ -50,10 +52,4 @@ class PlaceFeed:
 
     def since(self, number: int) -> list[FeedPlace]:
         """Return places that changed after a number, in order. O(places returned)."""
-        found = []
-        for place in reversed(self._places.values()):
-            if place.changed <= number:
-                break
-            found.append(place)
-        found.reverse()
-        return found
+        return changed_since(self._places.values(), number)

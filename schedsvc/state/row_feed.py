@@ -5,10 +5,35 @@ neither the writer nor other readers. At most all rows can wait for a reader.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Reversible
+from typing import NamedTuple, Protocol, TypeVar
 
-__all__ = ["FeedRow", "RowFeed"]
+__all__ = ["FeedRow", "RowFeed", "changed_since"]
+
+
+class Changed(Protocol):
+    """A record of a feed."""
+
+    @property
+    def number(self) -> int:
+        """The number of its last change."""
+
+
+C = TypeVar("C", bound=Changed)
+
+
+def changed_since(records: Reversible[C], number: int) -> list[C]:
+    """Return records that changed after a number, of records in the order of their last changes.
+
+    O(records returned).
+    """
+    found = []
+    for record in reversed(records):
+        if record.number <= number:
+            break
+        found.append(record)
+    found.reverse()
+    return found
 
 
 class FeedRow(NamedTuple):
@@ -50,10 +75,4 @@ class RowFeed:
 
     def since(self, number: int) -> list[FeedRow]:
         """Return rows that changed after a number, in order. O(rows returned)."""
-        found = []
-        for row in reversed(self._rows.values()):
-            if row.number <= number:
-                break
-            found.append(row)
-        found.reverse()
-        return found
+        return changed_since(self._rows.values(), number)

@@ -135,6 +135,14 @@ async def is_followed(member: MemberProcess) -> bool:
     return False
 
 
+async def start_set(leader: MemberProcess, standby: MemberProcess) -> None:
+    """Start two members, of which the second follows the first."""
+    await leader.start()
+    await until(lambda: leads(leader), "the first member leads")
+    await standby.start()
+    await until(lambda: is_followed(leader), "the second member follows")
+
+
 async def stands_by(member: MemberProcess) -> bool:
     """Whether it knows that another member leads under a later term than the first."""
     with suppress(grpc.aio.AioRpcError):

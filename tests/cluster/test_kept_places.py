@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from schedsvc_client.aio import SchedulerSession
 
-from .member_process import MemberProcess, is_followed, leads, until
+from .member_process import MemberProcess, leads, start_set, until
 from .members import TOKEN, ready_store
 from .store_server import StoreServer, one_store
 
@@ -74,10 +74,7 @@ async def places(store: StoreServer, folder: Path) -> AsyncIterator[Places]:
     async with AsyncExitStack() as stack:
         for member in (a, b):
             stack.callback(member.end)
-        await a.start()
-        await until(lambda: leads(a), "a leads")
-        await b.start()
-        await until(lambda: is_followed(a), "b follows")
+        await start_set(a, b)
         yield Places(a, b, stack)
 
 

@@ -15,7 +15,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc.cli import main
 
 from .failover_load import Failover, Load
-from .member_process import MemberProcess, is_followed, leads, until
+from .member_process import MemberProcess, is_followed, leads, start_set, until
 from .members import TOKEN, ready_store
 from .store_server import StoreServer, one_store
 from .usage_audit import Sums, UsageBooks, differences, exported
@@ -43,10 +43,7 @@ async def pair(
     a, b = (member(folder, name, store, **keys) for name in "ab")
     for each in (a, b):
         stack.callback(each.end)
-    await a.start()
-    await until(lambda: leads(a), "a leads")
-    await b.start()
-    await until(lambda: is_followed(a), "b follows")
+    await start_set(a, b)
     return a, b
 
 
