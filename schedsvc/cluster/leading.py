@@ -61,8 +61,8 @@ class Campaign:
         self._settings, self._resolve = settings, resolve
         self._servers = list(settings.store.urls)
         self._may_lead = settings.role == "auto"
-        self._file = TermFile(state_file)
-        kept = self._file.number, self._file.leader
+        self._file = TermFile(state_file, settings.set or "")
+        kept = self._file.number, self._file.led
         self._terms = Terms(who, settings.set or "", settings.advertised, secret, *kept)
         self._leading = leading
         leading.on_report = self._reported
@@ -190,7 +190,7 @@ class Campaign:
 
     def handed_over(self, term: int) -> None:
         """Ask the store now, because the followed leader has handed its term over."""
-        if term >= self._terms.highest:
+        if term >= self._terms.led[0]:
             self._unsure_ns = 0  # no other leader lives than that one, which has ended
         self._hurried.set()
 
@@ -229,13 +229,13 @@ class Campaign:
 
     def _note(self, term: Term | None) -> None:
         leading = self._leading
-        leading.term = self._terms.highest
+        leading.term = self._terms.led[0]
         leading.leader, leading.target = ("", "") if term is None else (term.leader, term.target)
         self._well()
 
     async def _keep(self) -> None:
         """Have the highest term on the disk before this member acts on it."""
-        known = self._terms.highest, self._terms.holder
+        known = self._terms.highest, self._terms.led
         if self._file.lacks(*known):
             await asyncio.to_thread(self._file.keep, *known)
 

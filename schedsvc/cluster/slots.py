@@ -6,7 +6,8 @@ it was granted and may fill. Without a slot a request waits, as it does at the c
 Rules, beside those of limits.lua:
 - What is given back leaves the core before the call, so it cannot be filled meanwhile.
 - Slots belong to the set of pools, or to the member if it has no set. The next leader of the set
-  takes them over. It keeps them all until clients had the time to replay what runs.
+  takes them over, and learns how many from the answer to its first statement. Until clients had the
+  time to replay what runs, it keeps those that nothing filled, also if other members wait.
 - Slots end a bit earlier here than in the store, counted from before the call.
 """
 
@@ -101,6 +102,10 @@ class _Book:
     slots: int = 0
     #: While others wait and more runs here: the part that this member may fill again.
     fair: int | None = None
+    #: Slots of the earlier leader, or of this member's earlier life, that no request fills yet.
+    inherited: int = 0
+    #: The most requests that ran at a statement.
+    most: int = 0
 
 
 class Slots:
@@ -118,6 +123,8 @@ class Slots:
         self._told: dict[bytes, int] = {}
         self._is_lost, self._asks_from_ns = False, 0
         self._inherits_until_ns = driver.clock.now_ns() + replay_ns
+        #: Caps that were stated in that time.
+        self._known: set[bytes] = set()
 
     @property
     def is_told(self) -> bool:
@@ -195,13 +202,23 @@ class Slots:
             if book.fair is not None:
                 kept = min(kept, book.fair)
                 book.fair = None if live <= book.fair else book.fair
-            if ends or (is_idle and now_ns >= self._inherits_until_ns):
+            if now_ns < self._inherits_until_ns:
+                book.inherited -= min(book.inherited, max(0, live - book.most))
+                book.most = max(book.most, live)
+                if book.inherited:
+                    kept = max(kept, min(live + book.inherited, slots))
+            elif is_idle:
+                kept = min(kept, live)
+            if ends:
                 kept = min(kept, live)
             if kept < slots:
                 lowered.append((cap, kept, 0, now_ns + _SLOTS_NS))
             may_run[cap] = kept
             # With more than it may run, it has to wait for an end first.
             wanted = min(wants.get(cap, 0), limit - kept) if live == kept else 0
+            if cap not in self._known and now_ns < self._inherits_until_ns:
+                wanted = 0  # the answer to this first statement says what is inherited
+                self._asked.discard(cap)
             rows.append(SlotRow(cap, limit, max(live, kept), wanted))
         if lowered:
             self._driver.change(lambda core, now_ns: core.set_slots(now_ns, lowered))
@@ -232,6 +249,9 @@ class Slots:
             granted.append((row.cap, slots, min(answer.free, row.limit), now_ns + _SLOTS_NS))
             book = self._books.pop(row.cap)
             book.stated_ns, book.over, book.slots = now_ns, answer.over, answer.held
+            if row.cap not in self._known and now_ns < self._inherits_until_ns:
+                self._known.add(row.cap)
+                book.inherited = answer.held - row.keeps
             if answer.held or answer.waits:
                 self._books[row.cap] = book
         self._driver.change(lambda core, now_ns: core.set_slots(now_ns, granted))

@@ -60,8 +60,9 @@ local function take(keys, args)
     return 'taken'
 end
 
--- ARGV: set, own hold, own counter, TTL in ms, a row to replace ('' for none).
--- Returns {'held', members that may take the next term}, or {'other', row}.
+-- ARGV: set, own hold, own counter, TTL in ms, a row to replace ('' for none), and any word to be
+-- answered the counter.
+-- Returns {'held', members that may take the next term, counter}, or {'other', row}.
 local function renew(keys, args)
     local hold = redis.call('GET', keys[1])
     local last = redis.call('HGET', keys[2], 'set:' .. args[1])
@@ -84,7 +85,11 @@ local function renew(keys, args)
             redis.call('HDEL', keys[3], all[i])
         end
     end
-    return {'held', table.concat(names, ' ')}
+    local answer = {'held', table.concat(names, ' ')}
+    if args[6] then
+        answer[3] = redis.call('HGET', keys[2], 'counter')
+    end
+    return answer
 end
 
 -- ARGV: set, own hold. Ends the term, so that another member can take the next one at once.

@@ -2,9 +2,12 @@
 
 A member calls `look()` and, if no member leads, `take()`; a leader calls `renew()`, and `release()`
 when it stops. Every method raises StoreError. Rows are sealed with the cluster's secret. A row that
-is not, or whose term is lower than one that was seen, has no effect: it is logged, counted and
-replaced. A sealed term that is more than JUMP_MAX above the highest known one is refused: a person
-has to look at it, because terms grow by one with each new leader.
+is not, or whose term is lower than one of the same set that was seen, has no effect: it is logged,
+counted and replaced. A sealed term that is more than JUMP_MAX above the highest known one of the
+cluster is refused: a person has to look at it, because terms grow by one with each new leader.
+
+All sets of a cluster count their terms together. So the highest term of the cluster is often that
+of another set, and the leader of this one goes on in a lower term.
 """
 
 from dataclasses import dataclass
@@ -64,17 +67,17 @@ class Terms:
         target: str,
         secret: bytes,
         highest: int = 0,
-        holder: str = "",
+        led: tuple[int, str] = (0, ""),
     ) -> None:
         """`highest`: the highest term known from an earlier life of this member; 0 for none.
 
-        `holder`: who led the set in it; empty if that is not known, or if it is of another set.
+        `led`: the highest term of the set that it knew, and its leader.
         """
         self._set, self._target, self._secret = pool_set, target, secret
         self._keys = term_keys_of(who.cluster, pool_set)
         self._member, self._leader = who.member, f"{who.member}/{who.life}"
         self._place = f"term:{pool_set}".encode()
-        #: The highest term that this member has seen in sealed rows, or followed.
+        #: The highest term of any set that this member has seen in sealed rows, or followed.
         self.highest = highest
         #: The highest term that a client reported. Only a hint: clients prove nothing.
         self.reported = 0
@@ -89,19 +92,13 @@ class Terms:
         self.last: Term | None = None
         self._seen = b"", b""  # hold and counter of the last look
         self._mine = b"", b""
-        #: The leader of the highest term of this set that this member has seen or taken.
-        self._holder = (highest, holder) if holder else (0, "")
+        #: The highest term of this set that this member has seen or taken, and its leader.
+        self.led = led
 
     @property
     def is_first(self) -> bool:
         """Whether neither the store nor anyone else has stated a term yet."""
         return not self.highest and not self.reported
-
-    @property
-    def holder(self) -> str:
-        """The leader of the set in the highest term; empty if that is not known."""
-        number, leader = self._holder
-        return leader if number == self.highest else ""
 
     def follow(self, number: int, leader: str) -> bool:
         """Note a term that an authenticated member stated. Returns whether it can be."""
@@ -114,11 +111,11 @@ class Terms:
         return True
 
     def hint(self, number: int) -> bool:
-        """Note a term that a client reported; returns whether it is above all known ones.
+        """Note a term that a client reported; returns whether it is above those of this set.
 
         A client can raise the next term by JUMP_MAX - 1 at most.
         """
-        if not self.highest < number < self.highest + JUMP_MAX:
+        if not self.led[0] < number < self.highest + JUMP_MAX:
             return False
         self.reported = max(self.reported, number)
         return True
@@ -148,14 +145,15 @@ class Terms:
         number = max(number, self.last.number if self.last else 0)
         self._check_jump(max(number, term.number if term else 0))
         # The two rows are written together, so no sealed hold is above the counter for long.
-        if term is not None and term.number < self.highest:
-            self._forge(f"term {term.number} is older than term {self.highest}")
+        known = max(self.led[0], self.last.number if self.last else 0)
+        if term is not None and term.number < known:
+            self._forge(f"term {term.number} is older than term {known} of the same set")
             term = None
         if term is not None and self._is_repeated(term.number, term.leader):
             term = None
         self.highest = max(self.highest, number, term.number if term else 0)
-        if self.last is not None and self._holder[0] < self.last.number <= self.highest:
-            self._holder = self.last.number, self.last.leader
+        if self.last is not None and self.led[0] < self.last.number <= self.highest:
+            self.led = self.last.number, self.last.leader
         return term
 
     def _is_repeated(self, number: int, leader: str) -> bool:
@@ -163,7 +161,7 @@ class Terms:
 
         Clients of the one ignore the other. So neither goes on: the next term is taken.
         """
-        known, holder = self._holder
+        known, holder = self.led
         if number == known and leader != holder:
             _log.error(
                 "cluster_term_repeated",
@@ -173,7 +171,7 @@ class Terms:
             )
             return True
         if number > known:
-            self._holder = number, leader
+            self.led = number, leader
         return False
 
     async def take(self, link: StoreConnection) -> tuple[Term, int] | None:
@@ -191,7 +189,7 @@ class Terms:
         if answer != b"taken":
             return None
         self.highest, self._mine = number, mine
-        self._holder, self._stands_until_ns = (number, self._leader), 0
+        self.led, self._stands_until_ns = (number, self._leader), 0
         return term, term_end_ns(began_ns)
 
     async def renew(self, link: StoreConnection) -> tuple[int, tuple[str, ...]] | Term:
@@ -203,25 +201,38 @@ class Terms:
         replaced = b""
         for _ in range(3):
             began_ns = boot_ns()
-            what, detail = await link.call(
-                "schedsvc_term_renew", self._keys, self._set, *self._mine, TERM_MS, replaced
-            )
+            what, detail, *counter = await link.call(
+                "schedsvc_term_renew", self._keys, self._set, *self._mine, TERM_MS, replaced,
+                "counter",
+            )  # fmt: skip
             if what == b"held":
+                self._count(*counter)
                 return term_end_ns(began_ns), tuple(detail.decode(errors="replace").split())
             term = self._read(detail)
-            if term is not None and term.number > self.highest:
+            if term is not None and term.number > self.led[0]:
                 self._check_jump(term.number)
-                self.highest, self._holder = term.number, (term.number, term.leader)
-            if term is not None and term.number >= self.highest:
+                self.highest = max(self.highest, term.number)
+                self.led = term.number, term.leader
+            if term is not None and term.number >= self.led[0]:
                 return term
             if term is not None:
-                self._forge(f"term {term.number} is older than term {self.highest}")
+                self._forge(f"term {term.number} is older than term {self.led[0]} of the same set")
             replaced = detail
         raise StoreError(f"store {link.address.text}: another program writes the rows of terms")
 
     async def release(self, link: StoreConnection) -> None:
         """End the own term, so that another member can take the next one at once."""
         await link.call("schedsvc_term_release", self._keys, self._set, self._mine[0])
+
+    def _count(self, row: bytes = b"") -> None:
+        """Note the highest term of the cluster, so that none of another set looks like a jump.
+
+        A leader goes on whatever the row says. The store's functions of the version before state
+        none.
+        """
+        found = self._open(_COUNTER, row) if row else None
+        if found is not None and found[0] <= self.highest + JUMP_MAX:
+            self.highest = max(self.highest, found[0])
 
     def _sealed(self, term: Term) -> tuple[bytes, bytes]:
         content = f"{term.leader} {term.target}".encode()

@@ -18,7 +18,7 @@ from typing import Any
 
 from .cut_network import missing
 from .failovers import GAP_S_MAX, KINDS, NotBegunError, one
-from .member_process import DIES_WITH_PARENT
+from .store_server import DIES_WITH_PARENT
 
 #: The tenants ask for less than in a test, so that two failovers at a time fit two cores.
 LOAD = {"loops": 16, "hold_s": 0.1}

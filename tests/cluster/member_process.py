@@ -17,14 +17,12 @@ from schedsvc_client.v1 import cluster_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from .members import proof, settings
-from .store_server import free_port
+from .members import POOL_SET, proof, settings
+from .store_server import DIES_WITH_PARENT, free_port
 
 CAPACITY = 6_400
 #: Requests a minute of the tenant `limited`.
 QUOTA = 3
-#: The kernel ends the program with the thread that started it, however that one ended.
-DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 _WAIT_S = 30.0
 
 
@@ -54,13 +52,14 @@ class MemberProcess:
         host: str = "127.0.0.1",
         run_in: Sequence[str] = (),
         module: str = "schedsvc",
+        pool_set: str = POOL_SET,
         **keys: Any,
     ) -> None:
         port = free_port()
         self.target, self._ready = f"{host}:{port}", folder / f"{name}.ready"
         self._config, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
         self._run_in, self._module = run_in, module
-        data = settings(folder, name, urls, port, advertise=self.target) | {
+        data = settings(folder, name, urls, port, advertise=self.target, set=pool_set) | {
             "listeners": [{"tcp": self.target}],
             # It grants without an engine's stream, which a leader that stands still loses.
             "pools": [{"name": "probed", "capacity_tokens": CAPACITY}],

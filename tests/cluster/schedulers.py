@@ -20,7 +20,7 @@ import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from .store_server import ADMIN_PASSWORD, StoreServer
+from .store_server import ADMIN_PASSWORD, DIES_WITH_PARENT, StoreServer
 
 HOLD_S = 0.05
 INPUT = 100
@@ -68,7 +68,15 @@ class SchedulerProcess:
         return self._config
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(self._config)]
+        command = [
+            *DIES_WITH_PARENT,
+            sys.executable,
+            "-m",
+            "schedsvc",
+            "serve",
+            "--config",
+            str(self._config),
+        ]
         self._process = subprocess.Popen([*command, "--ready-file", str(self._ready)])
         end_s = time.monotonic() + 60
         while not self._ready.exists():

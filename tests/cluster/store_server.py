@@ -31,6 +31,8 @@ def store_program(name: str) -> Path:
     return Path(str(found))
 
 
+#: The kernel ends the program with the thread that started it, however that one ended.
+DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 #: For a test that measures time, or that would take too long twice.
 one_store = pytest.mark.parametrize("program", ["valkey"], indirect=True)
 
@@ -63,7 +65,7 @@ class StoreServer:
 
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
-            words = [str(self.program), *self._options]
+            words = [*DIES_WITH_PARENT, str(self.program), *self._options]
             self._process = subprocess.Popen(words, stdout=log, stderr=log)
         end_s = time.monotonic() + 20
         while not self._answers():

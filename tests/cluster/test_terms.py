@@ -25,10 +25,14 @@ HOLD, TERMS, _ = term_keys_of("prod", "main")
 
 
 def terms_of(
-    member: str, pool_set: str = "main", secret: bytes = SECRET, known: int = 0, holder: str = ""
+    member: str,
+    pool_set: str = "main",
+    secret: bytes = SECRET,
+    known: int = 0,
+    led: tuple[int, str] = (0, ""),
 ) -> Terms:
     who = Identity("prod", member, ord(member))
-    return Terms(who, pool_set, f"{member}.example:7600", secret, known, holder)
+    return Terms(who, pool_set, f"{member}.example:7600", secret, known, led)
 
 
 @pytest.fixture
@@ -98,6 +102,59 @@ async def test_one_counter_serves_all_sets(link: StoreConnection) -> None:
     assert not isinstance(await b.renew(link), Term)
 
 
+async def test_a_leader_goes_on_while_other_sets_begin_terms(link: StoreConnection) -> None:
+    """The highest term of the cluster is that of another set, and a standby knows so."""
+    a, b = terms_of("a"), terms_of("b")
+    first = await led(a, link)
+    assert await b.look(link, may_lead=True) == first
+    await led(terms_of("c", "other"), link)
+    assert [await b.look(link, may_lead=True) for _ in range(2)] == [first] * 2
+    assert not isinstance(await a.renew(link), Term)
+    assert (a.forged, b.forged) == (0, 0)
+    assert b.led == (1, first.leader)
+    assert b.follow(1, first.leader)
+    await a.release(link)
+    assert (await led(b, link)).number == 3
+
+
+async def test_a_leader_hears_of_a_term_between_others(link: StoreConnection) -> None:
+    """Its own set has a later term, below the highest one of the cluster that it knows."""
+    a, b, c = terms_of("a"), terms_of("b"), terms_of("c", "other")
+    await led(a, link)
+    await led(c, link)
+    assert not isinstance(await a.renew(link), Term)
+    assert a.highest == 2
+    await a.release(link)
+    later = await led(b, link)
+    await c.release(link)
+    assert (await led(terms_of("d", "other"), link)).number == 4
+    assert a.hint(3)  # a client has heard it
+    a.highest = 4
+    assert a.hint(3)
+    assert await a.renew(link) == later
+
+
+async def test_many_terms_of_other_sets_are_no_jump(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    for number in (JUMP_MAX, 2 * JUMP_MAX):
+        row = seal_row(SECRET, b"terms", number, b"").decode()
+        store.ask("HSET", TERMS, "counter", row)
+        assert not isinstance(await a.renew(link), Term)
+        await b.look(link, may_lead=True)
+    await a.release(link)
+    later = await led(b, link)
+    assert later.number == 2 * JUMP_MAX + 1
+    assert await a.renew(link) == later
+    # Functions of the version before do not state it, and a leader goes on after a real jump.
+    far = seal_row(SECRET, b"terms", 9 * JUMP_MAX, b"").decode()
+    store.ask("HSET", TERMS, "counter", far)
+    assert not isinstance(await b.renew(link), Term)
+    assert b.highest == later.number
+
+
 async def test_a_lost_term_is_written_again(store: StoreServer, link: StoreConnection) -> None:
     a, b = terms_of("a"), terms_of("b")
     await led(a, link)
@@ -161,45 +218,55 @@ async def test_a_jump_of_terms_is_refused(store: StoreServer, link: StoreConnect
 
 
 def test_highest_term_outlives_the_process(tmp_path: Path) -> None:
-    file = TermFile(tmp_path / "state.db")
-    assert (file.number, file.leader) == (0, "")
-    for number, leader, kept in (
-        (6, "c/1", (6, "c/1")),
-        (7, "", (7, "")),
-        (7, "a/61", (7, "a/61")),
-        (7, "b/62", (7, "a/61")),  # the one that had it first
-        (5, "b/62", (7, "a/61")),
+    file = TermFile(tmp_path / "state.db", "main")
+    assert (file.number, file.led) == (0, (0, ""))
+    for number, led, kept in (
+        (6, (6, "c/1"), (6, (6, "c/1"))),
+        (7, (6, "c/1"), (7, (6, "c/1"))),  # of another set
+        (7, (7, "a/61"), (7, (7, "a/61"))),
+        (7, (7, "b/62"), (7, (7, "a/61"))),  # the one that had it first
+        (5, (5, "b/62"), (7, (7, "a/61"))),
+        (9, (5, "b/62"), (9, (7, "a/61"))),
     ):
-        file.keep(number, leader)
-        found = TermFile(tmp_path / "state.db")
-        assert (found.number, found.leader) == (file.number, file.leader) == kept
+        file.keep(number, led)
+        found = TermFile(tmp_path / "state.db", "main")
+        assert (found.number, found.led) == (file.number, file.led) == kept
     assert [path.name for path in tmp_path.iterdir()] == ["state.db.term"]
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
-def test_a_file_with_a_term_alone_is_read(tmp_path: Path) -> None:
-    (tmp_path / "state.db.term").write_text("7\n")
-    file = TermFile(tmp_path / "state.db")
-    assert (file.number, file.leader) == (7, "")
+def test_a_member_of_another_set_keeps_the_number_alone(tmp_path: Path) -> None:
+    TermFile(tmp_path / "state.db", "main").keep(9, (7, "a/61"))
+    file = TermFile(tmp_path / "state.db", "other")
+    assert (file.number, file.led) == (9, (0, ""))
+
+
+@pytest.mark.parametrize(("text", "led"), [("7\n", (0, "")), ("7 a/61\n", (7, "a/61"))])
+def test_a_file_of_earlier_versions_is_read(
+    tmp_path: Path, text: str, led: tuple[int, str]
+) -> None:
+    (tmp_path / "state.db.term").write_text(text)
+    file = TermFile(tmp_path / "state.db", "main")
+    assert (file.number, file.led) == (7, led)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "seven", "-1", "7\n8", "7 ", "7 a/1 b", "7 a/1\nb", str(1 << 63)]
+    "text", ["", "seven", "-1", "7\n8", "7 ", "7 a/1 b", "7 a/1\nb", "7 8 a/1 main", str(1 << 63)]
 )
 def test_damaged_term_file_is_loud_and_counts_for_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.db.term").write_text(text)
     with capture_logs() as logs:
-        file = TermFile(tmp_path / "state.db")
+        file = TermFile(tmp_path / "state.db", "main")
     assert [entry["event"] for entry in logs] == ["term_file_unreadable"]
     assert file.number == 0
     file.keep(3)
-    assert TermFile(tmp_path / "state.db").number == 3
+    assert TermFile(tmp_path / "state.db", "main").number == 3
 
 
 def test_term_that_cannot_be_kept_is_logged(tmp_path: Path) -> None:
-    file = TermFile(tmp_path / "gone" / "state.db")
+    file = TermFile(tmp_path / "gone" / "state.db", "main")
     with capture_logs() as logs:
-        file.keep(3, "a/61")
+        file.keep(3, (3, "a/61"))
     assert [entry["event"] for entry in logs] == ["term_not_kept"]
     assert file.number == 0
 
@@ -276,7 +343,7 @@ async def test_a_former_leader_knows_its_term_after_a_restart(
     store.ask("DEL", HOLD, TERMS)
     b = terms_of("b")
     await led(b, link)
-    a = terms_of("a", known=first.number, holder=first.leader)
+    a = terms_of("a", known=first.number, led=(first.number, first.leader))
     assert await a.look(link, may_lead=True) is None
     assert not a.follow(first.number, b._leader)
     taken = await a.take(link)
@@ -308,10 +375,10 @@ async def test_who_leads_is_known_from_the_last_row_too(link: StoreConnection) -
     term = await led(a, link)
     await a.release(link)
     assert await b.look(link, may_lead=True) is None
-    assert (b.highest, b.holder) == (1, term.leader)
+    assert (b.highest, b.led) == (1, (1, term.leader))
     await led(terms_of("c", "other"), link)
     assert await b.look(link, may_lead=True) is None
-    assert (b.highest, b.holder) == (2, "")  # of another set
+    assert (b.highest, b.led) == (2, (1, term.leader))
 
 
 async def test_a_term_ends_also_if_the_clock_was_set_back(

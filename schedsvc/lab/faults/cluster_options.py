@@ -6,7 +6,10 @@ CLUSTER = 1 << 54
 ENDED = 1 << 55
 """Seeds from here on also draw CLUSTER_ENDED."""
 
-CLUSTER_ENDED = "member-ended"
+SETS = ENDED + (1 << 54)
+"""Seeds from here on also draw CLUSTER_SETS."""
+
+CLUSTER_ENDED, CLUSTER_SETS = "member-ended", "other-set-led"
 
 CLUSTER_FAULTS = {
     "store-killed": (3, "the store dies, with the last second of its writes or without, and starts"
@@ -22,6 +25,7 @@ CLUSTER_FAULTS = {
     "member-killed": (3, "a scheduler dies and starts again, as another origin"),
     "member-paused": (3, "a scheduler's process stands still for seconds"),
     CLUSTER_ENDED: (3, "a scheduler gets SIGTERM and starts again; a leader hands its term over"),
+    CLUSTER_SETS: (3, "a member of another set takes the next term of the cluster"),
     "member-burst": (2, "thirty requests arrive at one member in one moment"),
 }  # fmt: skip
 """Faults of a cluster: of its store, of the ways there, and of its members."""

@@ -33,6 +33,7 @@ class ClusterFaults:
             "member-paused": self._pause,
             "member-ended": self._end_member,
             "member-burst": self._burst,
+            "other-set-led": world.lead_other_set,
             "peer-links-cut": self._cut_peers,
         }
 

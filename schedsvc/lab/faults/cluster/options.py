@@ -4,7 +4,13 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from schedsvc.lab.faults.cluster_options import CLUSTER_ENDED, CLUSTER_FAULTS, ENDED
+from schedsvc.lab.faults.cluster_options import (
+    CLUSTER_ENDED,
+    CLUSTER_FAULTS,
+    CLUSTER_SETS,
+    ENDED,
+    SETS,
+)
 
 __all__ = ["PHASE_S", "ClusterOptions", "Tenant", "draw_cluster"]
 
@@ -117,7 +123,7 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
             requests = rnd.choice((0, 10, 60, 600))
             tokens = rnd.choice((0, 0, 10_000, 60_000))
         tenants.append(Tenant(f"t{k}", weight, requests, tokens))
-    names = sorted(CLUSTER_FAULTS.keys() - {CLUSTER_ENDED})
+    names = sorted(CLUSTER_FAULTS.keys() - {CLUSTER_ENDED, CLUSTER_SETS})
     faults = frozenset(n for n in names if rnd.random() < 0.6)
     found = ClusterOptions(
         seed=seed,
@@ -139,6 +145,7 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
         interval_ns=rnd.choice((100, 300)) * _MS,
         fault_ns=rnd.choice((300, 1_000, 3_000)) * _MS,
     )
-    if only is None and seed >= ENDED and rnd.random() < 0.6:
-        found = replace(found, faults=faults | {CLUSTER_ENDED})
+    for base, name in ((ENDED, CLUSTER_ENDED), (SETS, CLUSTER_SETS)):
+        if only is None and seed >= base and rnd.random() < 0.6:
+            found = replace(found, faults=found.faults | {name})
     return found

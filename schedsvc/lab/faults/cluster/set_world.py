@@ -7,6 +7,9 @@ from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc.cluster.library import term_keys_of
+from schedsvc.cluster.signing import open_row, seal_row
+from schedsvc.cluster.terms import TERM_MS
 from schedsvc.lab.faults.cluster.led import LedProcess
 from schedsvc.lab.faults.cluster.options import ClusterOptions, Tenant
 from schedsvc.lab.faults.cluster.process import Process
@@ -16,6 +19,8 @@ from schedsvc.lab.faults.cluster.world import World
 __all__ = ["SetWorld"]
 
 _MS = 1_000_000
+_SECRET = b"a secret of the set, with 32 bytes"
+_OTHER = "other"
 #: A client moves on after a silence of this length.
 _SILENT_NS = 1_500 * _MS
 
@@ -37,10 +42,11 @@ class SetWorld(World):
     def __init__(self, options: ClusterOptions, folder: Path) -> None:
         """`folder` holds the files of members: their secret and their highest terms."""
         super().__init__(options)
-        (folder / "secret").write_bytes(b"a secret of the set, with 32 bytes")
+        (folder / "secret").write_bytes(_SECRET)
         self._folder = folder
         self.fence = Fence()
         self._target = 0
+        self._other_term = 0
         self.open: dict[int, _Ask] = {}
 
     def _process(self, name: str) -> Process:
@@ -159,6 +165,21 @@ class SetWorld(World):
         """Kill a member."""
         if not self.processes[place].is_dead:
             self.processes[place].kill()
+
+    def lead_other_set(self) -> None:
+        """Let a member of another set take the next term, as far as it knows the last one."""
+        if not self.store.is_up:
+            return
+        keys, call = term_keys_of("sim", _OTHER), self.store.store.command
+        held, counter, *_ = call(("FCALL", "schedsvc_term_look", 3, *keys, _OTHER, "", 0))
+        call(("FCALL", "schedsvc_term_release", 3, *keys, _OTHER, held))
+        known = open_row(_SECRET, b"terms", counter)[0] if counter else 0
+        self._other_term = number = max(known, self._other_term) + 1
+        mine = (
+            seal_row(_SECRET, b"term:" + _OTHER.encode(), number, b"o/1 o.sim:7600"),
+            seal_row(_SECRET, b"terms", number, b""),
+        )
+        call(("FCALL", "schedsvc_term_take", 3, *keys, _OTHER, b"", counter, *mine, TERM_MS, "o"))
 
     def store_lost(self) -> None:
         """Note that the store lost data."""

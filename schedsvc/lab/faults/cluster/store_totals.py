@@ -214,7 +214,8 @@ def _renew(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
             names.append(name)
         else:
             data.drop(keys[2], name)
-    return [b"held", b" ".join(names)]
+    counter = [data.table(keys[1])[b"counter"]] if len(args) > 5 else []
+    return [b"held", b" ".join(names), *counter]
 
 
 def _release(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:

@@ -13,8 +13,9 @@ __all__ = ["Fence", "TermBooks"]
 #: After the store's clock was set forward, two members may lead for a term: the earlier one counts
 #: its term from before the step.
 _OVERLAP_NS = 2_000_000_000
-#: The rows in the answers of functions.
-_ROWS = {"schedsvc_term_look": slice(0, 3), "schedsvc_term_renew": slice(1, None)}
+#: The rows in the answers of functions. A renewal also states the counter, of which a leader makes
+#: no promise: it is that of other sets.
+_ROWS = {"schedsvc_term_look": slice(0, 3), "schedsvc_term_renew": slice(1, 2)}
 
 
 class Fence:

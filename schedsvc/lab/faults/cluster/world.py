@@ -238,6 +238,9 @@ class World:
         """Return the process that listens at a target: members of a set call each other."""
         raise NotImplementedError
 
+    def lead_other_set(self) -> None:
+        """Let a member of another set lead; without sets there are no terms."""
+
     def charged(self, life: int, rows: list[tuple[bytes, bytes, bytes, int, int]]) -> None:
         """Look at what a core is charged for service of others."""
         self.books.charged(life, rows)

@@ -17,7 +17,7 @@ from schedsvc.cluster.totals import SeenTotals
 from schedsvc.driver_calls import Records
 from schedsvc.lab.faults.cluster.options import draw_cluster
 from schedsvc.lab.faults.cluster.store_escrow import Bucket
-from schedsvc.lab.faults.cluster_options import CLUSTER, ENDED
+from schedsvc.lab.faults.cluster_options import CLUSTER, ENDED, SETS
 from schedsvc.lab.faults.run import Case, run_case
 
 
@@ -63,9 +63,14 @@ BUGS = {
         "a term repeats or goes back", "is_set",
     ),
     "repeated-term-goes-on": Bug(
-        Terms, "renew", "term.number >= self.highest", "term.number > self.highest",
+        Terms, "renew", "term.number >= self.led[0]", "term.number > self.led[0]",
         "without faults, not one member leads", "is_set", CLUSTER + 2_000_874,
         frozenset({"store-fails-over", "store-link-cut", "member-killed"}),
+    ),
+    "another-set-deposes": Bug(
+        Terms, "look", "known = max(self.led[0], self.last.number if self.last else 0)",
+        "known = self.highest", "a scheduler decides after the next leader has begun",
+        "is_set", SETS,
     ),
     "grants-after-a-handover": Bug(
         Campaign, "hand_over", "self._leading.until_ns = 0", "self._leading.until_ns = 1 << 62",

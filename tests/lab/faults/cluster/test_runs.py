@@ -8,7 +8,14 @@ from click.testing import CliRunner
 
 from schedsvc.cli import main
 from schedsvc.lab.faults.cluster.options import draw_cluster
-from schedsvc.lab.faults.cluster_options import CLUSTER, CLUSTER_ENDED, CLUSTER_FAULTS, ENDED
+from schedsvc.lab.faults.cluster_options import (
+    CLUSTER,
+    CLUSTER_ENDED,
+    CLUSTER_FAULTS,
+    CLUSTER_SETS,
+    ENDED,
+    SETS,
+)
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
 
 
@@ -24,14 +31,15 @@ def test_seeds_hold() -> None:
     assert held(CLUSTER, 4).events > 4 * 2_000
 
 
-def test_seeds_with_an_end_hold() -> None:
-    assert held(ENDED, 6).faults[CLUSTER_ENDED] > 0
+def test_seeds_with_ends_and_other_sets_hold() -> None:
+    faults = held(SETS, 6).faults
+    assert min(faults[CLUSTER_ENDED], faults[CLUSTER_SETS]) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hundred_seeds_hold_and_every_fault_happens() -> None:
-    tally = held(ENDED + 1_000, 200)
+    tally = held(SETS + 1_000, 200)
     assert {name for name in CLUSTER_FAULTS if not tally.faults[name]} == set()
 
 
@@ -50,6 +58,9 @@ def test_only_later_seeds_draw_an_end() -> None:
     assert 80 < sum(CLUSTER_ENDED in options.faults for options in drawn) < 160
     before = [draw_cluster(CLUSTER + seed, 2_000, None) for seed in range(200)]
     assert not any(CLUSTER_ENDED in options.faults for options in before)
+    assert not any(CLUSTER_SETS in options.faults for options in before + drawn)
+    with_sets = [draw_cluster(SETS + seed, 2_000, None) for seed in range(200)]
+    assert 80 < sum(CLUSTER_SETS in options.faults for options in with_sets) < 160
 
 
 def test_one_seed_is_one_run() -> None:
