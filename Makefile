@@ -112,9 +112,11 @@ advise-bars: build ## Drafts of `advise` beside 200 random configurations: half 
 	nice -n 19 $(BIN)/python -m tests.lab.advise.bars --traces ../shared/data/traces \
 		--out out/advise-bars
 
-tree-proof: build ## A million random trees of tenants over three pools; goes on where it was.
-	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 --pools \
+tree-proof: build ## A million random trees over one pool, and over three: ten hours, goes on.
+	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 \
 		--totals out/tree-proof.json
+	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 --pools \
+		--totals out/tree-proof-pools.json
 
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
 	$(call RUN,'vllm and not slow',,tests/vllm)

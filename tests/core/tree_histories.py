@@ -64,12 +64,27 @@ class Node:
     #: With several pools the heads of a tenant in a group enter the line at the next dispatch.
     asks: bool = False
     asked: set[int] = field(default_factory=set)  # heads that have done so
+    #: What `arrival()` and `waits()` found since the last change here or below.
+    arrivals: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    waiting: dict[int, bool] = field(default_factory=dict)
+
+    def changed(self) -> None:
+        """Forget what was found here and above."""
+        node: Node | None = self
+        while node is not None:
+            node.arrivals.clear()
+            node.waiting.clear()
+            node = node.parent
 
     def waits(self, pool: int) -> bool:
         """Whether something waits here or below that may run in a pool."""
-        if not self.children:
-            return any(target in (ANY, pool) for target, _ in self.queued.values())
-        return any(child.waits(pool) for child in self.children)
+        if pool not in self.waiting:
+            self.waiting[pool] = (
+                any(child.waits(pool) for child in self.children)
+                if self.children
+                else any(target in (ANY, pool) for target, _ in self.queued.values())
+            )
+        return self.waiting[pool]
 
     def path(self) -> Iterator["Node"]:
         """This one and those above it, the root left out."""
@@ -80,17 +95,20 @@ class Node:
 
     def ask(self) -> None:
         """Put the heads of a tenant into the line."""
-        for target in {target for target, _ in self.queued.values()}:
-            self.asked.add(min(seq for seq, (to, _) in self.queued.items() if to == target))
+        heads: dict[int, int] = {}
+        for seq, (target, _) in self.queued.items():  # in the order of arrival
+            heads.setdefault(target, seq)
+        if not self.asked.issuperset(heads.values()):
+            self.asked.update(heads.values())
+            self.changed()
 
     def standing(self, pool: int) -> list[int]:
         """The counters of the children that stand in a pool."""
-        return [
-            child.places[pool].key
-            for child in self.children
-            for target in (ANY, pool)
-            if child.arrival(target, pool) is not None
-        ]
+        return [child.places[pool].key for child in self.children if child.stands(pool)]
+
+    def stands(self, pool: int) -> bool:
+        """Whether a head of a tenant here or below is in the line of a pool."""
+        return self.arrival(ANY, pool) is not None or self.arrival(pool, pool) is not None
 
     def raise_level(self, pool: int) -> None:
         """Let the level in a pool follow the least counter of the children that stand there."""
@@ -102,6 +120,7 @@ class Node:
         self.parent.raise_level(pool)
         place = self.places.setdefault(pool, Place(0))
         place.key = max(place.key, self.parent.levels[pool] - credit)
+        self.changed()
 
     def charge(self, served_in: int, more: int) -> None:
         """Count service in a pool, in all pools."""
@@ -114,16 +133,24 @@ class Node:
         """Forgive in each pool what service elsewhere put this one too far ahead there."""
         assert self.parent is not None
         for pool, place in self.places.items():
-            stands = any(self.arrival(target, pool) is not None for target in (ANY, pool))
-            if place.foreign and stands:
+            if place.foreign and self.stands(pool):
                 first = min(self.parent.standing(pool))
-                place.key -= max(0, min(place.key - first - lead, place.foreign))
+                ahead = max(0, min(place.key - first - lead, place.foreign))
                 place.foreign = 0
+                if ahead:
+                    place.key -= ahead
+                    self.parent.changed()
 
     def arrival(self, target: int, pool: int) -> int | None:
         """The arrival of the first head for a target in the order of a pool; None: no head."""
+        place = target, pool
+        if place not in self.arrivals:
+            self.arrivals[place] = self._arrival(target, pool)
+        return self.arrivals[place]
+
+    def _arrival(self, target: int, pool: int) -> int | None:
         if not self.children:
-            head = min((seq for seq, (to, _) in self.queued.items() if to == target), default=None)
+            head = next((seq for seq, (to, _) in self.queued.items() if to == target), None)
             return None if self.asks and head not in self.asked else head
         found = [
             (child.places[pool].key, at)
@@ -248,7 +275,11 @@ class TreeHistory:
     def _cancel(self, handle: int) -> None:
         self.core.cancel(self.now_ns, handle)
         n, *_, seq = self.waiting.pop(handle)
+        self._leave(n, seq)
+
+    def _leave(self, n: int, seq: int) -> None:
         del self.leaves[n].queued[seq]
+        self.leaves[n].changed()
 
     def _ask(self, n: int, target: int) -> None:
         leaf, self.serial = self.leaves[n], self.serial + 1
@@ -262,6 +293,7 @@ class TreeHistory:
                 if not node.waits(pool):
                     node.lift(pool, self.credit)
         leaf.queued[self.serial] = target, handle
+        leaf.changed()
         self._bring_back(leaf.path())
         self.waiting[handle] = n, prompt, output, self.serial
         self.longest = max(self.longest, prompt)
@@ -286,7 +318,7 @@ class TreeHistory:
             for node in picked.path():
                 assert node.parent is not None
                 node.parent.raise_level(pool)
-            del picked.queued[seq]
+            self._leave(n, seq)
             lease = [n, prompt, self.random.randint(1, output), 0, 0, pool]
             self.live[decision.lease_id] = lease
             self._charge(lease)
@@ -311,24 +343,25 @@ class TreeHistory:
         for node in leaf.path():
             more = after * leaf.weight // node.weight - before * leaf.weight // node.weight
             node.charge(pool, more)
+        leaf.changed()
         self._bring_back(leaf.path())
 
     def _hold(self) -> None:
         for line in (self.root, *self.nodes):
             weight = min((child.weight for child in line.children), default=1_000)
             bound = 2 * max(self.longest * INPUT, CAPACITY * OUTPUT) * 1000 // weight
-            for pool in self.pools:
-                for g in line.children:
+            for g in line.children if len(line.children) > 1 else ():
+                for pool in self.pools:
                     self._hold_beside(g, line.children, pool, bound + self.credit + self.lead)
 
     def _hold_beside(self, g: Node, siblings: list[Node], pool: int, allowed: int) -> None:
-        waits, its = g.waits(pool), g.served.total()
+        waits, its = g.waits(pool), sum(g.served.values())
         for f in siblings:
             place = id(f), id(g), pool
             if not waits:
                 self.least.pop(place, None)
                 continue
-            lead = f.served[pool] - its
+            lead = f.served.get(pool, 0) - its
             least = self.least[place] = min(lead, self.least.get(place, lead))
             if f is not g and lead - least > allowed:
                 raise BrokenError(
