@@ -16,9 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+
 from .cut_network import missing
 from .failovers import GAP_S_MAX, KINDS, NotBegunError, one
-from .store_server import DIES_WITH_PARENT
 
 #: The tenants ask for less than in a test, so that two failovers at a time fit two cores.
 LOAD = {"loops": 16, "hold_s": 0.1}

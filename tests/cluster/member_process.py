@@ -17,8 +17,10 @@ from schedsvc_client.v1 import cluster_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
+from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+
 from .members import POOL_SET, proof, settings
-from .store_server import DIES_WITH_PARENT, free_port
+from .store_server import free_port
 
 CAPACITY = 6_400
 #: Requests a minute of the tenant `limited`.

@@ -20,7 +20,9 @@ import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from .store_server import ADMIN_PASSWORD, DIES_WITH_PARENT, StoreServer
+from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+
+from .store_server import ADMIN_PASSWORD, StoreServer
 
 HOLD_S = 0.05
 INPUT = 100

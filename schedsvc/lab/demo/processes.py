@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -13,6 +14,9 @@ from typing import Any, TypeVar
 READY_S_MAX = 30.0
 STOP_S_MAX = 10.0
 TAIL_LINES = 15
+#: The kernel ends the program with the thread that started it, also if that one is killed. It is a
+#: part of every usual Linux; without it a killed demo leaves its programs behind.
+DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 _POLL_S = 0.02
 _GUARD_SAYS_S = 2.0  # a process is gone a while after its sockets are
 
@@ -59,6 +63,7 @@ async def running(
     with log.open("wb") as output:
         # A group of its own: Ctrl-C is for the demo, which then ends its programs in order.
         process = await asyncio.create_subprocess_exec(
+            *DIES_WITH_PARENT,
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,

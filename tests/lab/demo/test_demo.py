@@ -28,7 +28,7 @@ async def start(out: Path) -> Process:
     return await asyncio.create_subprocess_exec(*COMMAND, str(out), stdout=PIPE, stderr=PIPE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_ends_every_program(tmp_path: Path, number: signal.Signals) -> None:
     demo = await start(tmp_path / "out")
     engine = await until_the_engine_runs(tmp_path / "out")
@@ -36,6 +36,16 @@ async def test_a_signal_ends_every_program(tmp_path: Path, number: signal.Signal
     await asyncio.wait_for(demo.communicate(), 20)
     assert demo.returncode == 1
     assert gone(engine)
+
+
+async def test_a_killed_demo_leaves_no_program(tmp_path: Path) -> None:
+    demo = await start(tmp_path / "out")
+    engine = await until_the_engine_runs(tmp_path / "out")
+    demo.kill()
+    await asyncio.wait_for(demo.communicate(), 20)
+    async with asyncio.timeout(20):
+        while not gone(engine):  # noqa: ASYNC110 - the kernel ends it
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
