@@ -8,8 +8,8 @@
 --
 -- KEYS of every function, all with the hash tag of the cluster:
 --   1 hold      the row of the member that leads the set; it expires with the term
---   2 terms     hash: `counter`, the row of the highest term of the cluster, and the last row of
---               each set, which does not expire
+--   2 terms     hash: `counter`, the row of the highest term of the cluster; of each set the last
+--               row, which does not expire, and `ended:` the last one that its leader released
 --   3 standbys  hash: members that may take the next term, and until when they count
 
 local VERSION = '1'
@@ -62,7 +62,8 @@ end
 
 -- ARGV: set, own hold, own counter, TTL in ms, a row to replace ('' for none), and any word to be
 -- answered the counter.
--- Returns {'held', members that may take the next term, counter}, or {'other', row}.
+-- Returns {'held', members that may take the next term, counter}, or {'other', row}: a call that
+-- comes after its leader has released the term renews nothing.
 local function renew(keys, args)
     local hold = redis.call('GET', keys[1])
     local last = redis.call('HGET', keys[2], 'set:' .. args[1])
@@ -70,6 +71,9 @@ local function renew(keys, args)
     local found = hold or last or args[2]
     if found ~= args[2] and found ~= args[5] then
         return {'other', found}
+    end
+    if redis.call('HGET', keys[2], 'ended:' .. args[1]) == args[2] then
+        return {'other', args[2]}
     end
     redis.call('SET', keys[1], args[2], 'PX', args[4])
     if last ~= args[2] then
@@ -97,6 +101,7 @@ local function release(keys, args)
     if redis.call('GET', keys[1]) == args[2] then
         redis.call('DEL', keys[1])
     end
+    redis.call('HSET', keys[2], 'ended:' .. args[1], args[2])
     return 'released'
 end
 

@@ -84,6 +84,19 @@ async def test_a_released_term_is_taken_at_once(link: StoreConnection) -> None:
     assert lost == found
 
 
+async def test_a_renewal_after_the_release_renews_nothing(link: StoreConnection) -> None:
+    """The call was on its way when the leader handed its term over on another connection."""
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    assert await b.look(link, may_lead=True) is not None
+    await a.release(link)
+    assert isinstance(await a.renew(link), Term)
+    assert (await led(b, link)).number == 2
+    await b.release(link)
+    assert (await led(a, link)).number == 3
+    assert not isinstance(await a.renew(link), Term)
+
+
 async def test_a_renewal_names_the_standbys(link: StoreConnection) -> None:
     a, b, c = terms_of("a"), terms_of("b"), terms_of("c")
     await led(a, link)

@@ -64,7 +64,7 @@ class Node:
     #: With several pools the heads of a tenant in a group enter the line at the next dispatch.
     asks: bool = False
     asked: set[int] = field(default_factory=set)  # heads that have done so
-    #: What `arrival()` and `waits()` found since the last change here or below.
+    #: `arrival()` and `waits()` keep here their findings since the last change here or below.
     arrivals: dict[tuple[int, int], int | None] = field(default_factory=dict)
     waiting: dict[int, bool] = field(default_factory=dict)
 

@@ -203,6 +203,8 @@ def _renew(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     found = hold if hold is not None else last if last is not None else args[1]
     if found not in (args[1], args[4]):
         return [b"other", found]
+    if data.table(keys[1]).get(b"ended:" + args[0]) == args[1]:
+        return [b"other", args[1]]
     data.set(keys[0], args[1], int(args[3]))
     if last != args[1]:
         data.put(keys[1], b"set:" + args[0], args[1])
@@ -221,6 +223,7 @@ def _renew(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
 def _release(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     if data.get(keys[0]) == args[1]:
         data.delete(keys[0])
+    data.put(keys[1], b"ended:" + args[0], args[1])
     return b"released"
 
 

@@ -40,6 +40,8 @@ class TermBooks:
         #: Term and leader, in the order in which they began.
         self.begun: list[tuple[int, str]] = []
         self._highest = 0
+        #: Terms that began after a higher one, because the store had lost that.
+        self._late: set[tuple[int, str]] = set()
         #: Since the highest term began.
         self._has_lost = False
         self._overlap_until_ns = 0
@@ -76,6 +78,8 @@ class TermBooks:
         )
         if term > self._highest:
             self._highest, self._has_lost = term, False
+        elif term < self._highest:
+            self._late.add((term, leader))
         self.begun.append((term, leader))
         self.began_ns = now_ns
 
@@ -114,13 +118,15 @@ class TermBooks:
         return leader in self._rivals and present not in self._rivals[leader]
 
     def _may_end(self, term: int, now_ns: int) -> bool:
-        """Whether the store lost a term and gave it twice, and the next one has just begun.
+        """Whether the next term has just begun after one that a loss of the store explains.
 
-        The first of the two that hears of the other takes the next term, and the other one goes on
-        until its next renewal. Engines that have seen the new term ignore it.
+        The store gave that term twice, or it is lower than one before.
+        A member that knows of the loss takes the next term, and the other one goes on until its
+        next renewal. Engines that have seen the new term ignore it.
         """
         is_repeated = len({leader for begun, leader in self.begun if begun == term}) > 1
-        return is_repeated and now_ns < self.began_ns + _OVERLAP_NS
+        is_late = any(begun == term for begun, _ in self._late)
+        return (is_repeated or is_late) and now_ns < self.began_ns + _OVERLAP_NS
 
     def decided(self, term: int, leader: str, now_ns: int) -> None:
         """Look at a verdict that leaves a scheduler."""

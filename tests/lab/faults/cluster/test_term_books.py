@@ -43,6 +43,17 @@ def test_a_leader_of_a_repeated_term_goes_on_for_2_s_at_most(leader: str) -> Non
         books.decided(4, leader, 6 * S)
 
 
+def test_a_leader_of_a_term_below_a_lost_one_goes_on_for_2_s_at_most() -> None:
+    books = TermBooks()
+    books.began(7, A, S)
+    books.lost()
+    books.began(6, B, 3 * S)
+    books.began(8, C, 4 * S)
+    books.decided(6, B, 6 * S - 1)
+    with pytest.raises(ViolationError, match="decides after the next leader has begun"):
+        books.decided(6, B, 6 * S)
+
+
 def test_a_term_that_was_given_once_ends_at_once() -> None:
     books = TermBooks()
     books.began(4, A, S)
