@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,26 +31,26 @@ store are those of a real one as measured before, so its part of a core is an es
 
 Exit status 1: a bar was missed.
 """
-#: Progress is told this often, in virtual seconds.
-_TELL_S = 5
+#: Virtual seconds between two lines of progress.
+_LINE_S = 5
 
 
-def _told(what: str, plan: Plan) -> Any:
+def _progress(what: str, plan: Plan) -> Callable[[int, int], None]:
     began_s = time.monotonic()
 
-    def tell(at_s: int, requests: int) -> None:
-        if at_s % _TELL_S == 0 or at_s == plan.end_s:
+    def show(at_s: int, requests: int) -> None:
+        if at_s % _LINE_S == 0 or at_s == plan.end_s:
             click.echo(
                 f"{what}: {at_s} of {plan.end_s} virtual seconds, {requests:,} requests,"
                 f" {resident_mb('self'):,.0f} MB, {(time.monotonic() - began_s) / 60:.1f} minutes",
                 err=True,
             )
 
-    return tell
+    return show
 
 
 def _run(plan: Plan, what: str) -> dict[str, Any]:
-    world = World(plan, _told(what, plan))
+    world = World(plan, _progress(what, plan))
     world.run()
     found = measure(world)
     del world
@@ -105,7 +106,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
             f"{store['stores_at_5_percent']} stores, or an exchange every"
             f" {store['interval_s_at_5_percent']:g} s",
         ),
-        ("CPU time", f"{found['cpu_minutes']:g} minutes"),
+        ("time of the run", f"{found['wall_minutes']:g} minutes"),
         ("digest", found["digest"]),
     ]
     return rows

@@ -1,4 +1,4 @@
-"""What a run has to reach: the bars, and whether each holds."""
+"""The bars that a run has to reach, and whether each holds."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ MEMORY_MAX_MB, MINUTES_MAX = 16_000, 20.0
 #: Parts of the fair part, and the longest time until members have caught up.
 ERROR_MAX, CATCH_UP_MAX_S = 0.02, 60.0
 
-#: What is judged, its value, its bound as a text, and whether it holds.
+#: The name of a figure, its value, its bound as a text, and whether it holds.
 Bar = tuple[str, float | None, str, bool]
 
 
@@ -34,7 +34,7 @@ def bars(found: dict[str, Any]) -> list[Bar]:
         else:
             rows.append(_most(name, took_s, CATCH_UP_MAX_S))
     rows.append(_most("memory (MB)", found["memory_mb"], MEMORY_MAX_MB))
-    rows.append(_most("time of the run (minutes)", found["wall_minutes"], MINUTES_MAX))
+    rows.append(_most("minutes of a core", found["cpu_minutes"], MINUTES_MAX))
     return rows
 
 

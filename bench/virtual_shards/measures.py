@@ -14,14 +14,14 @@ __all__ = ["INTERVAL_S", "measure", "shares"]
 Floats = NDArray[np.float64]
 #: The longest time between two exchanges; a total of another member is at most about so old.
 INTERVAL_S = 5.0
-#: What the store may take of a core, as in `python -m bench.shards`.
+#: The store may take this part of a core, as in `python -m bench.shards`.
 _STORE_PART = 0.05
-#: The picture shows the service of so many seconds.
+#: The picture shows the service of this many seconds.
 _RECENT_S = 5
 
 
 class _Shared:
-    """What active tenants got between two samples, and what would have been fair."""
+    """The service of active tenants between two samples, and their fair parts of it."""
 
     def __init__(self, world: World, from_s: int, until_s: int) -> None:
         plan, tenants = world.plan, world.tenants

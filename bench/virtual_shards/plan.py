@@ -1,4 +1,4 @@
-"""What a run consists of: shards, tenants, the load, and when the store is away."""
+"""The plan of a run: shards, tenants, their load, and the outages of the store."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ _THIN, _THIN_RATE = 1 / 3, 0.15
 #: Shards are unequal by this much. Were one larger than all its tenants' fair parts together, then
 #: fairness over shards could not fill it.
 _CAPACITY = (0.7, 1.3)
-#: A tenant that is not active sends one request to each of its shards, so long after each other.
+#: A tenant that is not active sends one request to each of its shards, this long after each other.
 _BETWEEN_S = (5.0, 40.0)
 _OUTAGE_S = 10.0
 #: With fewer active tenants for each member a shard may be without any.
@@ -119,7 +119,7 @@ class Plan:
 
 
 class Tenants:
-    """Who is served where, by arrays over the tenants: the active ones come first."""
+    """The tenants with their shards and weights, as arrays; the active ones come first."""
 
     def __init__(self, plan: Plan) -> None:
         """Draw them. O(tenants)."""

@@ -49,7 +49,7 @@ def store_cost_ns(words: Words, members: int) -> int:
 
 
 class StoreLoad:
-    """What members asked of the store, by second and in all."""
+    """The calls and totals that the store got, by second."""
 
     def __init__(self, members: int, seconds: int) -> None:
         self._members = members
@@ -225,8 +225,7 @@ class World:
         self.queue.at(_BEGIN_NS + tick_ns * number // plan.members, tick, 0)
 
     def _start(self, member: Member) -> None:
-        self.loop.create_task(member.run())
-        self.run_loop()
+        self.loop.create_task(member.run())  # begins with the next thing that happens
 
     def _break(self, outage: Outage) -> None:
         """Kill the store, or cut some members off: their messages are lost, not refused."""
@@ -260,6 +259,6 @@ class World:
 
     @property
     def digest(self) -> str:
-        """What all cores have decided, as a short text."""
+        """A digest of all decisions of all cores."""
         digests = " ".join(str(shard.core.digest()) for shard in self.shards)
         return hashlib.sha256(digests.encode()).hexdigest()[:16]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
-from bench.virtual_shards.__main__ import compare, main
+from bench.virtual_shards.__main__ import main
 from bench.virtual_shards.bars import bars
 from bench.virtual_shards.fair import fair_parts
 from bench.virtual_shards.measures import measure
@@ -31,8 +31,16 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return compare(PLAN)
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """The command's result, and its folder."""
+    out = tmp_path_factory.mktemp("shards") / "out"
+    return CliRunner().invoke(main, [*SMALL, "--json", "--out", str(out)]), out
+
+
+@pytest.fixture
+def found(done: tuple[Result, Path]) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((done[1] / "result.json").read_text())
+    return read
 
 
 def test_small_fleet_reaches_every_bar(found: dict[str, Any]) -> None:
@@ -81,7 +89,7 @@ def test_equal_seeds_give_equal_results(found: dict[str, Any]) -> None:
 
 def test_growth_that_is_not_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Member, "_charge", lambda self, grown: None)
-    found = run(PLAN) | {"memory_mb": 0, "wall_minutes": 0}
+    found = run(PLAN) | {"memory_mb": 0, "cpu_minutes": 0}
     missed = [name for name, *_, holds in bars(found) if not holds]
     assert "share error of a kind of tenants" in missed
     assert "share error of the run, median" in missed
@@ -122,15 +130,15 @@ def test_store_takes_time_for_calls_and_totals() -> None:
     assert store_cost_ns(("INFO",), 100) < 50_000
 
 
-def test_command_writes_result_and_picture(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, [*SMALL, "--json", "--out", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    printed = json.loads(done.stdout)
-    written = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert printed["all"] == written["all"]
-    assert len(written["series"]["core"]) == 90
-    assert (tmp_path / "out" / "virtual_shards.png").read_bytes().startswith(b"\x89PNG")
-    assert "90 of 90 virtual seconds" in done.stderr
+def test_command_prints_result_and_draws_it(
+    done: tuple[Result, Path], found: dict[str, Any]
+) -> None:
+    result, out = done
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["all"] == found["all"]
+    assert len(found["series"]["core"]) == 90
+    assert (out / "virtual_shards.png").read_bytes().startswith(b"\x89PNG")
+    assert "90 of 90 virtual seconds" in result.stderr
 
 
 @pytest.mark.parametrize(
