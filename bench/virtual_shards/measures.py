@@ -89,31 +89,38 @@ def _distances(world: World) -> dict[str, list[float]]:
     return found
 
 
-def _catch_up_s(series: dict[str, list[float]], outage: Outage, bound: float) -> float | None:
-    """Return how long after an outage the p99 of the distance is within its bound again."""
-    for at, p99 in zip(series["at_s"], series["p99"], strict=True):
-        if at >= outage.until_s and p99 <= bound:
+def _back_s(values: list[tuple[float, float]], outage: Outage, bound: float) -> float | None:
+    """Return how long after an outage a value is within its bound again; None: it is not."""
+    for at, value in values:
+        if at >= outage.until_s and value <= bound:
             return at - outage.until_s
     return None
 
 
 def _outages(world: World, series: dict[str, list[float]]) -> list[dict[str, Any]]:
-    plan = world.plan
+    plan, found = world.plan, []
     quiet_s = plan.outages[0].from_s
-    at_p99 = list(zip(series["at_s"], series["p99"], strict=True))
-    bound = max(p99 for at, p99 in at_p99 if at <= quiet_s)
-    return [
-        {
-            "name": each.name,
-            "from_s": each.from_s,
-            "until_s": each.until_s,
-            "p99_before_s": bound,
-            "p99_greatest_s": max(p99 for at, p99 in at_p99 if at >= each.from_s),
-            "catch_up_s": _catch_up_s(series, each, bound),
-            "unsynced_s": round(max(u for u, _ in world.seen.unsynced_s[int(each.from_s) :]), 1),
-        }
-        for each in plan.outages
-    ]
+    all_p99 = list(zip(series["at_s"], series["p99"], strict=True))
+    all_unsynced = [(at, most) for at, (most, _) in enumerate(world.seen.unsynced_s, 1)]
+    bound = max(p99 for at, p99 in all_p99 if at <= quiet_s)
+    synced = max(most for at, most in all_unsynced if plan.warm_s < at <= quiet_s)
+    ends = [each.from_s for each in plan.outages[1:]] + [plan.end_s]
+    for each, end_s in zip(plan.outages, ends, strict=True):
+        p99s = [(at, p99) for at, p99 in all_p99 if each.from_s <= at <= end_s]
+        unsynced = [(at, most) for at, most in all_unsynced if each.from_s <= at <= end_s]
+        found.append(
+            {
+                "name": each.name,
+                "from_s": each.from_s,
+                "until_s": each.until_s,
+                "p99_before_s": bound,
+                "p99_greatest_s": max(p99 for _, p99 in p99s),
+                "catch_up_s": _back_s(p99s, each, bound),
+                "exchanged_s": _back_s(unsynced, each, synced),
+                "unsynced_s": round(max(most for _, most in unsynced), 1),
+            }
+        )
+    return found
 
 
 def _store(world: World) -> dict[str, float]:
