@@ -26,8 +26,9 @@ Examples:
   python -m bench.virtual_shards --members 5 --tenants 1000 --active 250 --rate 40
   python -m bench.virtual_shards --out out/virtual-shards
 
-The second one has 100 members and 1,000,000 tenants; it takes 5 minutes of a core, and 5 GB. The costs of the
-store are those of a real one as measured before, so its part of a core is an estimate.
+The second one has 100 members and 1,000,000 tenants; it takes 5 minutes of a core, and 5 GB.
+The costs of the store are those of a real one as measured before, so its part of a core is an
+estimate.
 
 Exit status 1: a bar was missed.
 """
