@@ -1,5 +1,6 @@
 """Figures of a run, from its samples."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def _distances(world: World) -> dict[str, list[float]]:
     return found
 
 
-def _back_s(values: list[tuple[float, float]], outage: Outage, bound: float) -> float | None:
+def _back_s(values: Sequence[tuple[float, float]], outage: Outage, bound: float) -> float | None:
     """Return how long after an outage a value is within its bound again; None: it is not."""
     for at, value in values:
         if at >= outage.until_s and value <= bound:
