@@ -330,7 +330,8 @@ ROOMS: dict[str, Room] = {
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
         " schedsvc.clock schedsvc.cluster schedsvc.lab.demo schedsvc.lab.emulator schedsvc.lab.load"
-        " schedsvc.lab.load.result schedsvc.option_types"
+        " schedsvc.lab.load.result schedsvc.lab.faults schedsvc.lab.faults.cluster"
+        " schedsvc.option_types"
         " schedsvc.lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
         "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
         " uvloop",

@@ -19,6 +19,8 @@ class Keyspace:
         self._due_ms: dict[bytes, int] = {}
         #: No key expires before; one may have been given more time since.
         self._next_ms = _NEVER_MS
+        #: By sorted set: no member has a score below.
+        self._least: dict[bytes, int] = {}
 
     def get(self, key: bytes) -> Any:
         """Return the value of a key, or None. O(1)."""
@@ -56,6 +58,43 @@ class Keyspace:
             found = self._values[key] = {}
         found[field] = value
 
+    def put_scored(self, key: bytes, field: bytes, score: int) -> None:
+        """Set the score of a member of a set that `scored()` reads. O(1)."""
+        self.put(key, field, score)
+        if score < self._least.get(key, score + 1):
+            self._least[key] = score
+
+    def scored(self, key: bytes, upto: int) -> list[tuple[int, bytes]]:
+        """Return members with a score up to one, in their order, of a set of `put_scored()`.
+
+        O(1) if there is none, mostly; else O(n).
+        """
+        if upto < self._least.get(key, upto + 1):
+            return []
+        table = self.table(key)
+        self._least[key] = min(table.values(), default=_NEVER_MS)
+        return sorted((score, name) for name, score in table.items() if score <= upto)
+
+    def put_last(self, key: bytes, field: bytes, score: int) -> None:
+        """Set a score that no member's exceeds, in a set that only `first()` reads. O(1)."""
+        found = self._values.get(key)
+        if found is None:
+            found = self._values[key] = {}
+        found.pop(field, None)
+        found[field] = score
+
+    def first(self, key: bytes, count: int) -> list[bytes]:
+        """Return `count` (1 or more) members with the least scores of a set of `put_last()`.
+
+        O(count + members with the last score * log of both).
+        """
+        found: list[tuple[int, bytes]] = []
+        for name, score in self.table(key).items():
+            if len(found) >= count and score != found[-1][0]:
+                break
+            found.append((score, name))
+        return [name for _, name in sorted(found)[:count]]
+
     def drop(self, key: bytes, field: bytes) -> None:
         """Remove a field of a hash, or a member. O(1)."""
         found = self.get(key)
@@ -68,6 +107,7 @@ class Keyspace:
         """Remove a key. O(1)."""
         self._values.pop(key, None)
         self._due_ms.pop(key, None)
+        self._least.pop(key, None)
 
     def expire(self, key: bytes, ttl_ms: int) -> None:
         """Let a key expire after a while, if it exists. O(1)."""
@@ -84,4 +124,5 @@ class Keyspace:
         other = Keyspace(self.now_ms)
         other._values = {k: dict(v) if isinstance(v, dict) else v for k, v in self._values.items()}
         other._due_ms, other._next_ms = dict(self._due_ms), self._next_ms
+        other._least = dict(self._least)
         return other

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import redis.exceptions
 
 from schedsvc.lab.faults.cluster.store import VirtualStore
-from schedsvc.lab.faults.cluster.surroundings import Host, Surroundings
+from schedsvc.lab.faults.cluster.surroundings import Host, StoreWorld, Words
 
 __all__ = ["StoreHost", "VirtualConnection"]
 
-Words = tuple[str | bytes | int, ...]
 #: Of the messages that a cut holds up, this part arrives once it is over; the rest is lost.
 _LATE = 0.5
 
@@ -20,7 +20,7 @@ _LATE = 0.5
 class StoreHost:
     """The store's process and its network."""
 
-    def __init__(self, world: Surroundings) -> None:
+    def __init__(self, world: StoreWorld) -> None:
         self._world = world
         #: By how much the wall clock of the store differs from the world's time.
         self.step_ns = 0
@@ -30,6 +30,17 @@ class StoreHost:
         self.stopped_until_ns = self.hole_until_ns = 0
         #: Grows with each start: connections of an earlier life are broken.
         self.life = 1
+        #: The time that a command takes the server, which carries out one at a time; None: none.
+        self.cost_ns: Callable[[Words], int] | None = None
+        self._free_ns = 0
+
+    def busy_ns(self, words: Words) -> int:
+        """Return the time until a command that arrives now has been carried out."""
+        if self.cost_ns is None:
+            return 0
+        now_ns = self._world.queue.now_ns
+        self._free_ns = max(now_ns, self._free_ns) + self.cost_ns(words)
+        return self._free_ns - now_ns
 
     def now_ms(self) -> int:
         """Return the wall clock of the store."""
@@ -48,7 +59,7 @@ class StoreHost:
 class VirtualConnection:
     """One connection of a process; what the client's library calls Connection."""
 
-    def __init__(self, world: Surroundings, process: Host, host: StoreHost) -> None:
+    def __init__(self, world: StoreWorld, process: Host, host: StoreHost) -> None:
         self._world, self._process, self._host = world, process, host
         self._life = 0
         self._is_open = False
@@ -72,8 +83,7 @@ class VirtualConnection:
         words, sent = self._sent, self._answer
         answer = await sent
         # Only now, because a call may have been given up in the moment in which its answer came.
-        self._world.books.heard(self._process.number, words, answer)
-        self._world.terms.heard(self._process.name, words, answer)
+        self._world.store_heard(self._process, words, answer)
         return answer
 
     async def disconnect(self, *, nowait: bool = False) -> None:
@@ -90,8 +100,8 @@ class VirtualConnection:
         self._travel(lambda _: self._arrive(words, answer))
         return answer
 
-    def _travel(self, arrive: Any) -> None:
-        self._world.queue.after(self._process.delay_ns(), arrive)
+    def _travel(self, arrive: Any, busy_ns: int = 0) -> None:
+        self._world.queue.after(busy_ns + self._process.delay_ns(), arrive)
 
     def _is_held_up(self, arrive: Any, words: Words | None) -> bool:
         """Whether a cut takes a message now; it may still arrive later."""
@@ -122,19 +132,23 @@ class VirtualConnection:
         if self._process.is_dead and queue.rnd.random() < _LATE:
             return  # it died before the message left its host
         found = host.store.command(words)
-        self._world.books.stored(self._process.number, words, found)
-        self._world.terms.stored(words)
-        self._deliver(answer, found, None, words)
+        self._world.store_took(self._process, words, found)
+        self._deliver(answer, found, None, words, host.busy_ns(words))
 
     def _deliver(
-        self, answer: asyncio.Future[Any], found: Any, error: Exception | None, words: Words | None
+        self,
+        answer: asyncio.Future[Any],
+        found: Any,
+        error: Exception | None,
+        words: Words | None,
+        busy_ns: int = 0,
     ) -> None:
         def arrive(_: Any) -> None:
             if self._process.is_dead or self._is_held_up(arrive, words):
                 return
             self._process.act(lambda: _resolve(answer, found, error))
 
-        self._travel(arrive)
+        self._travel(arrive, busy_ns)
 
 
 def _resolve(answer: asyncio.Future[Any], found: Any, error: Exception | None) -> None:

@@ -61,11 +61,6 @@ def _leave(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     return b"left"
 
 
-def _scored(table: dict[bytes, int], upto: int) -> list[tuple[int, bytes]]:
-    """Return members of a sorted set with a score up to one, in their order."""
-    return sorted((score, name) for name, score in table.items() if score <= upto)
-
-
 def _disown(data: Keyspace, keys: list[bytes], row: bytes) -> None:
     found = _ORIGIN.match(row)
     origin = b"" if found is None else found[0]
@@ -87,7 +82,7 @@ def _prune(data: Keyspace, keys: list[bytes], all_: list[tuple[bytes, bytes]], n
             data.delete(keys[6] + name)
     for key in (keys[2], keys[3], keys[5]):
         data.expire(key, _KEPT_MS)
-    for _, row in _scored(data.table(keys[2]), now // 60_000 - _ROW_MINUTES)[:_PRUNED_MAX]:
+    for _, row in data.scored(keys[2], now // 60_000 - _ROW_MINUTES)[:_PRUNED_MAX]:
         data.drop(keys[2], row)
         data.drop(keys[3], row)
         _disown(data, keys, row)
@@ -114,7 +109,7 @@ def _write(
     rests = [row[len(own) :] for row in args[9::2]]
     for row, totals in zip(args[9::2], args[10::2], strict=True):
         data.put(keys[3], row, totals)
-        data.put(keys[2], row, now // 60_000)
+        data.put_scored(keys[2], row, now // 60_000)
     held = data.table(keys[5])
     found = [held.get(rest) for rest in rests]
     for rest, origins in zip(rests, found, strict=True):
@@ -128,15 +123,14 @@ def _write(
             parts = _ORIGIN.match(origin)
             name = None if parts is None else parts[1]
             if parts is not None and lives.get(parts[1]) == parts[2]:
-                data.put(keys[6] + parts[1], own + rest, number)
+                data.put_last(keys[6] + parts[1], own + rest, number)
             if (again or not is_known) and name != args[0]:
-                data.put(keys[6] + args[0], origin + rest, number)
+                data.put_last(keys[6] + args[0], origin + rest, number)
 
 
 def _read(data: Keyspace, keys: list[bytes], args: list[bytes]) -> tuple[bytes, bytes]:
     limit, inbox = int(args[7]), keys[6] + args[0]
-    unread = data.table(inbox)
-    names = sorted(unread, key=lambda name: (unread[name], name))[:limit]
+    names = data.first(inbox, limit)
     rows, totals = [], data.table(keys[3])
     for name in names:
         data.drop(inbox, name)

@@ -1,16 +1,23 @@
 """The world and its processes, as the other parts of a world see them."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+import structlog
+
+from schedsvc.clock import boot_source
+from schedsvc.cluster import store as store_port
 from schedsvc.lab.faults.cluster.process_loop import ProcessLoop
 from schedsvc.lab.faults.cluster.quota_books import QuotaBooks
 from schedsvc.lab.faults.cluster.sum_books import SumBooks
 from schedsvc.lab.faults.cluster.term_books import TermBooks
 from schedsvc.lab.faults.event_queue import EventQueue
 
-__all__ = ["Host", "Surroundings"]
+__all__ = ["Host", "StoreWorld", "Surroundings", "Words", "cluster_code"]
+
+#: A command, as the client's library takes it.
+Words = tuple[str | bytes | int, ...]
 
 
 class Host(Protocol):
@@ -30,10 +37,21 @@ class Host(Protocol):
         """Draw the time that a message takes between this process and the store."""
 
 
-class Surroundings(Protocol):
-    """The world, as its processes see it."""
+class StoreWorld(Protocol):
+    """The world, as the store and its connections see it."""
 
     queue: EventQueue
+
+    def store_took(self, sender: Host, words: Words, found: Any) -> None:
+        """Look at a command that the store has carried out, and at its answer."""
+
+    def store_heard(self, sender: Host, words: Words, found: Any) -> None:
+        """Look at an answer that has reached the process that asked."""
+
+
+class Surroundings(StoreWorld, Protocol):
+    """The world, as its processes see it."""
+
     books: SumBooks
     quotas: QuotaBooks
     terms: TermBooks
@@ -49,3 +67,22 @@ class Surroundings(Protocol):
 
     def process_at(self, target: str) -> Any:
         """Return the process that listens at a target; None if none does."""
+
+
+def _drop(*_: object) -> str:
+    """Let a run write no log: its members say a lot about the faults that are done to them."""
+    raise structlog.DropEvent
+
+
+@contextmanager
+def cluster_code(dial: Callable[[Any], Any], boot_ns: Callable[[], int]) -> Iterator[None]:
+    """Let the cluster's code read a world's clock, and make its connections by `dial`."""
+    before, store_port.dial = store_port.dial, dial
+    logged = structlog.get_config()["processors"]
+    structlog.configure(processors=[_drop])
+    try:
+        with boot_source(boot_ns):
+            yield
+    finally:
+        store_port.dial = before
+        structlog.configure(processors=logged)

@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-import structlog
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.clock import boot_source
-from schedsvc.cluster import store as store_port
 from schedsvc.config import Config
 from schedsvc.lab.faults.cluster.lead_books import LeadBooks
 from schedsvc.lab.faults.cluster.options import ClusterOptions, Tenant
@@ -19,17 +16,13 @@ from schedsvc.lab.faults.cluster.process import Process
 from schedsvc.lab.faults.cluster.quota_books import QuotaBooks
 from schedsvc.lab.faults.cluster.store_link import StoreHost, VirtualConnection
 from schedsvc.lab.faults.cluster.sum_books import SumBooks
+from schedsvc.lab.faults.cluster.surroundings import Host, Words, cluster_code
 from schedsvc.lab.faults.cluster.term_books import TermBooks
 from schedsvc.lab.faults.event_queue import EventQueue
 
 __all__ = ["Job", "World"]
 
 _KEEP_NS = 500_000_000
-
-
-def _drop(*_: object) -> str:
-    """Let a run write no log: its members say a lot about the faults that are done to them."""
-    raise structlog.DropEvent
 
 
 class Job:
@@ -82,15 +75,8 @@ class World:
             assert self.current is not None
             return self.current.now_ns()
 
-        before, store_port.dial = store_port.dial, dial
-        logged = structlog.get_config()["processors"]
-        structlog.configure(processors=[_drop])
-        try:
-            with boot_source(now_ns):
-                yield
-        finally:
-            store_port.dial = before
-            structlog.configure(processors=logged)
+        with cluster_code(dial, now_ns):
+            yield
 
     @contextmanager
     def at(self, process: Process) -> Iterator[None]:
@@ -246,6 +232,16 @@ class World:
         self.books.charged(life, rows)
         for tenant, _, _, charged, refunded in rows if self._is_full else ():
             self.leads[life].charged(tenant.decode(), charged, refunded)
+
+    def store_took(self, sender: Host, words: Words, found: Any) -> None:
+        """Let the books see what the store did."""
+        self.books.stored(sender.number, words, found)
+        self.terms.stored(words)
+
+    def store_heard(self, sender: Host, words: Words, found: Any) -> None:
+        """Let the books see what a process heard."""
+        self.books.heard(sender.number, words, found)
+        self.terms.heard(sender.name, words, found)
 
     def store_lost(self) -> None:
         """Note that the store lost data."""
