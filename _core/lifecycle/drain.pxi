@@ -2,8 +2,8 @@
 #
 # A pool that is drained grants nothing any more; what runs goes on. New requests that only drained
 # pools could take are refused (REJECTED_DRAINING). Queued requests that can go nowhere else are
-# evicted by a sweep, a bounded part of it in each poll: first over the sessions whose requests wait
-# for a cap and so are in no queue, then over all queues, into which they may have come meanwhile.
+# evicted by a sweep, a bounded part of it in each poll. It looks first at sessions whose requests
+# wait for a cap, and so are in no queue, then at all queues, into which these may have come.
 # A drain is saved, and goes on after a restart.
 
 cdef enum:

@@ -1,4 +1,4 @@
-# What Explain says of the session of an agent: what precedes a request in it, and what it waits for.
+# The session of an agent in Explain: what precedes a request in it, and what it waits for.
 
 cdef enum:
     PLACE_MAX = 1_024  # requests ahead that are counted; one more means all that there are

@@ -24,7 +24,7 @@ def waits_at_the_first_of_two() -> core.Scheduler:
     return s
 
 
-# What an operator does.
+# Drains and modes.
 
 
 def test_a_drain_finds_what_waits_for_the_cap_of_another_pool() -> None:

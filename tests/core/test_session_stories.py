@@ -1,4 +1,4 @@
-"""What Explain says of the session of an agent that a request belongs to."""
+"""The session of an agent that a request belongs to, as Explain shows it."""
 
 from typing import Any
 

@@ -410,7 +410,7 @@ class SessionPlace(_message.Message):
     """
     footprint_tokens: _builtins.int
     shares_counter: _builtins.bool
-    """Its tenant has so many sessions that this one shares a counter with others."""
+    """Its tenant has more than 1,024 sessions, and this one shares a counter with others."""
     requests_ahead: _builtins.int
     """Requests of its session that precede it where it waits; 1,025 stands for any larger number."""
     sessions_ahead: _builtins.int
@@ -440,7 +440,7 @@ Global___SessionPlace: _TypeAlias = SessionPlace  # noqa: Y015
 
 @_typing.final
 class SessionCapWait(_message.Message):
-    """What a session waits for that has not begun (WAIT_REASON_SESSION_CAP)."""
+    """The cap for which a session waits that has not begun (WAIT_REASON_SESSION_CAP)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -453,7 +453,9 @@ class SessionCapWait(_message.Message):
     NEXT_IN_MS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     needs_tokens: _builtins.int
-    """What it would hold, what the active ones hold, how many they are, and `sessions_max_tokens`."""
+    """The tokens that it would hold, those that the active ones hold, how many sessions these are, and
+    `sessions_max_tokens`.
+    """
     active_tokens: _builtins.int
     active_sessions: _builtins.int
     limit_tokens: _builtins.int
