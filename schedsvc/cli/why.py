@@ -163,8 +163,10 @@ def _session(session: Any) -> str:
     where = "active in no pool"
     if session.active_in:
         where = f"active in pool {session.active_in} with {session.footprint_tokens:,} tokens"
-    shares = "; its tenant has more than 1,024, and it shares a counter" if session.shares_counter else ""
-    return f"session: requests that wait or run: {session.open_requests:,}; {where}{shares}"
+    known = f"session: requests that wait or run: {session.open_requests:,}; {where}"
+    if session.shares_counter:
+        known += "; its tenant has more than 1,024, and it shares a counter"
+    return known
 
 
 def _waited(story: Any) -> Table:

@@ -414,7 +414,9 @@ class SessionPlace(_message.Message):
     requests_ahead: _builtins.int
     """Requests of its session that precede it where it waits; 1,025 stands for any larger number."""
     sessions_ahead: _builtins.int
-    """Other sessions of its tenant that precede its own in its queue; 33 stands for any larger number."""
+    """Other sessions of its tenant that precede its own in its queue; 33 stands for any larger
+    number.
+    """
     @_builtins.property
     def cap(self) -> Global___SessionCapWait:
         """Set if it is in no queue, because its session waits for the cap of a pool."""
@@ -453,7 +455,7 @@ class SessionCapWait(_message.Message):
     NEXT_IN_MS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     needs_tokens: _builtins.int
-    """The tokens that it would hold, those that the active ones hold, how many sessions these are, and
+    """The tokens that it would hold, those that the active ones hold, how many these are, and
     `sessions_max_tokens`.
     """
     active_tokens: _builtins.int
