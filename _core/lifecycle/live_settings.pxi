@@ -96,6 +96,7 @@ cdef int forget_learned(Core core) except -1:
         forget_footprints(core, pool)
         forget_turns(core, pool)
     forget_sessions(core)
+    forget_absent_sessions(core)  # else the first requests would find lines of before
     core.ledger.forget()
     for pool in range(core.ledger.count):
         core.prefixes.index(pool).forget()

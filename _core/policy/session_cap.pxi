@@ -399,9 +399,9 @@ cdef bint serve_caps(Core core) except -1:
             if work >= core.work_max:
                 core.has_more = True
                 return False
-            work += 1
             if not serve_cap(core, pool):
                 break
+            work += 1
     return True
 
 

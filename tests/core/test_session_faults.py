@@ -8,8 +8,8 @@ import pytest
 
 from schedsvc import _core as core
 
-from .support import SECOND, grant, is_drained, make, outcomes
-from .test_agent_sessions import ACTIVE, capped, run_turn, turn
+from .support import SECOND, admit, grant, is_drained, make, outcomes
+from .test_agent_sessions import ACTIVE, capped, run_turn, serve, turn
 from .test_first_sight import scheduler
 from .test_restart import saved
 
@@ -174,3 +174,49 @@ def test_least_counter_first_forgets_no_tenant_with_sessions() -> None:
     assert s.first_sight(2 * ACTIVE, b"new") != flow
     assert s.flow_stats(2 * ACTIVE, flow)["sessions"] == 1
     s.check()
+
+
+def test_more_pools_with_sessions_that_wait_than_a_poll_may_serve() -> None:
+    s = capped(150, work_max=2, queue_ttl_ns=200 * SECOND, lease_ttl_ns=200 * SECOND)
+    for pool in range(1, 5):
+        s.set_pool(0, b"p%d" % pool, 1, 10_000, 1)
+    s.set_pool_limits(0, sessions_max_tokens=150)
+    for pool in range(5):
+        grant(s, 0, f"runs-{pool}", 60, 40, session=b"a%d" % pool, pool=pool)
+        turn(s, 0, f"waits-{pool}", f"b{pool}", prompt=60, output=40, pool=pool)
+    for _ in range(10):
+        assert s.poll(1) == []
+    assert s.next_deadline() > 1  # it rests
+    begun = []
+    while len(begun) < 5:
+        now_ns = max(1, s.next_deadline())
+        begun += outcomes(s.poll(now_ns))
+    assert (begun, now_ns) == ([core.GRANTED] * 5, ACTIVE)
+    s.check()
+
+
+def plain_then_session(s: core.Scheduler, now_ns: int) -> list[str]:
+    """A request without a session is served; then the order of two that wait."""
+    d = grant(s, now_ns, f"{now_ns}")
+    s.complete(now_ns, d.lease_id, 1, output_tokens=10)
+    blocks = grant(s, now_ns, f"{now_ns}-blocks", flow=1)
+    names = {
+        admit(s, now_ns, f"{now_ns}-plain"): "plain",
+        turn(s, now_ns, f"{now_ns}-turn", "s"): "session",
+    }
+    s.complete(now_ns, blocks.lease_id, 1, output_tokens=10)
+    found = serve(s, now_ns, names, 2)
+    s.poll(now_ns + 1_000 * SECOND)
+    assert is_drained(s, now_ns + 1_000 * SECOND)
+    return found
+
+
+def test_a_second_run_finds_no_sessions_of_the_first() -> None:
+    limits = {"policy": "lcf", "credit_max_micro": 0, "grant_pacing": 0, "answers_max": 0}
+    s = make(("a", 1000), ("b", 1000), capacity=20, **limits)
+    first = plain_then_session(s, 0)
+    digest = s.digest()
+    s.reset_learned()
+    assert s.flow_stats(1_000 * SECOND, 0)["sessions"] == 0
+    assert plain_then_session(s, 2_000 * SECOND) == first
+    assert s.digest() == digest
