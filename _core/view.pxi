@@ -5,6 +5,7 @@ include "view/stats.pxi"       # Stats, as dictionaries
 include "view/unlisted_sums.pxi"  # sums over tenants at first sight
 include "view/groups.pxi"      # the tree of shares, as dictionaries
 include "view/histograms.pxi"  # histograms, as dictionaries
+include "view/session_stories.pxi"  # why a session of an agent waits
 include "view/explain.pxi"     # why a request waits
 include "view/adapter_invariants.pxi"  # verifies rare fields of requests, and their adapters
 include "view/pool_order_invariants.pxi"  # verifies which pools may be left out

@@ -48,7 +48,8 @@ cdef int set_grants(
 
 
 cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
-    """Add a tenant, or give a known one another weight, in all its classes. O(classes)."""
+    """Add a tenant, or give a known one another weight, in all its classes. O(classes), while its
+    sessions wait for caps O(pools * log n) more for each class."""
     cdef int32_t flow
     known = core.flow_names.get(name)
     if known is None:
@@ -70,6 +71,7 @@ cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
         set_born(core, flow, False)
     while flow != NONE:
         core.flows.reweigh(flow, <int32_t>weight_milli)
+        rank_shares(core, flow)
         flow = core.flows.items[flow].sibling
     return known
 

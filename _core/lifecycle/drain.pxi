@@ -2,11 +2,12 @@
 #
 # A pool that is drained grants nothing any more; what runs goes on. New requests that only drained
 # pools could take are refused (REJECTED_DRAINING). Queued requests that can go nowhere else are
-# evicted by a sweep over all queues, a bounded part of it in each poll. A drain is saved, and goes
-# on after a restart.
+# evicted by a sweep, a bounded part of it in each poll. It looks first at sessions whose requests
+# wait for a cap, and so are in no queue, then at all queues, into which these may have come.
+# A drain is saved, and goes on after a restart.
 
 cdef enum:
-    QUEUES_A_TURN = 64  # queues that are looked at for each eviction that a poll may do
+    QUEUES_A_TURN = 64  # queues, or sessions, that are looked at for each eviction of a poll
 
 
 cdef int drain_some(Core core, bytes name, bint draining) except -1:
@@ -29,7 +30,7 @@ cdef int drain_some(Core core, bytes name, bint draining) except -1:
         core.draining = core.ledger.closed = draining
         core.ledger.touch_all()
     if draining:
-        core.sweep_next = 0
+        core.sweep_next = core.sweep_session = 0
     core.has_more = core.save_rest = True
     return 0
 
@@ -79,27 +80,44 @@ cdef int run_sweep(Core core) except -1:
     """Evict what can go nowhere any more, at most `work_max` requests. O(work_max * log n + the
     longest queue); those that stay are seen again where the sweep goes on in their queue."""
     cdef int64_t work = 0, looks = 0
-    cdef int32_t i, after
-    if core.flows.agents.held and not serve_caps(core):
-        return 0  # those of drained pools come into their queues first
-    while core.sweep_next < core.flows.queue_count:
+    cdef Queue* queue
+    while core.sweep_session < core.flows.agents.used:
         looks += 1
-        if looks > QUEUES_A_TURN * core.work_max:
+        if looks > QUEUES_A_TURN * core.work_max or not sweep_chain(
+            core, core.flows.agents.items[core.sweep_session].held.head, &work
+        ):
             core.has_more = True
             return 0
-        i = core.flows.queues[core.sweep_next].chain.head
-        while i != NONE and may_be_stranded(core, core.flows.queues[core.sweep_next].target - 1):
-            after = core.requests.items[i].next
-            if is_stranded(core, &core.requests.items[i]):
-                if work >= core.work_max:
-                    core.has_more = True
-                    return 0
-                work += 1
-                evict(core, i, OUT_EVICTED_DRAINING)
-            i = after
+        core.sweep_session += 1
+    while core.sweep_next < core.flows.queue_count:
+        looks += 1
+        queue = &core.flows.queues[core.sweep_next]
+        if looks > QUEUES_A_TURN * core.work_max or (
+            may_be_stranded(core, queue.target - 1)
+            and not sweep_chain(core, queue.chain.head, &work)
+        ):
+            core.has_more = True
+            return 0
         core.sweep_next += 1
     core.sweep_next = NONE
     return 0
+
+
+cdef bint sweep_chain(Core core, int32_t i, int64_t* work) except -1:
+    """Evict what is stranded of a chain that begins with a request; False: `work_max` is reached.
+    O(chain + evictions * log n)."""
+    cdef int32_t after
+    while i != NONE:
+        after = core.requests.items[i].next
+        if may_be_stranded(core, core.requests.items[i].target) and is_stranded(
+            core, &core.requests.items[i]
+        ):
+            if work[0] >= core.work_max:
+                return False
+            work[0] += 1
+            evict(core, i, OUT_EVICTED_DRAINING)
+        i = after
+    return True
 
 
 cdef bint may_be_stranded(Core core, int32_t target) noexcept:

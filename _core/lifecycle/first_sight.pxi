@@ -80,6 +80,7 @@ cdef int apply_terms(Core core, int32_t flow, TenantRule rule, bint is_new) exce
     cdef int32_t sibling = flow
     while sibling != NONE:
         core.flows.reweigh(sibling, rule.weight_milli)
+        rank_shares(core, sibling)
         sibling = core.flows.items[sibling].sibling
     limits = rule.limits
     if is_new:

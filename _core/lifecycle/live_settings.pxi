@@ -69,6 +69,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
     take_settings(core, checked_limits({**core.settings, **limits}))
     take_fairness(core)
+    time_turns(core)
     core.ledger.touch_all()  # levels of load may stand otherwise
     while core.answers.count > core.answers_max:
         forget(core, core.answers.head)
@@ -93,9 +94,9 @@ cdef int forget_learned(Core core) except -1:
     forget_flows(core.flows)
     for pool in range(core.ledger.count):
         forget_footprints(core, pool)
-        if not waits_for_cap(core, pool):
-            core.ledger.pools[pool].turn_ns = core.ledger.pools[pool].turns_ended_ns = 0
+        forget_turns(core, pool)
     forget_sessions(core)
+    forget_absent_sessions(core)  # else the first requests would find lines of before
     core.ledger.forget()
     for pool in range(core.ledger.count):
         core.prefixes.index(pool).forget()

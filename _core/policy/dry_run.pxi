@@ -13,6 +13,7 @@ cdef int set_dry_run(Core core, int32_t flow, bint dry_run) except -1:
         dry_run_counts, f.dry_runs = f.dry_runs, dry_run
         if dry_run:
             core.dry_run_counts.setdefault(flow, [0] * (REFUSAL_KINDS + 1))
+            let_flow_in(core, flow)
             if f.queued:
                 core.dry_running.put(flow, flow, 0)
         else:

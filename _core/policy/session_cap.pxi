@@ -67,6 +67,20 @@ cdef int rank_share(Core core, int32_t n) except -1:
     )
 
 
+cdef int rank_shares(Core core, int32_t flow) except -1:
+    """The weight of a flow has changed: give its shares that wait their places. O(pools * log n)
+    while one waits, else O(1)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t pool, n
+    if core.flows.items[flow].held == 0:
+        return 0
+    for pool in range(core.ledger.count):
+        n = agents.share_index.get(<uint64_t>flow, <uint64_t>pool)
+        if n != NONE and agents.shares[n].held:
+            rank_share(core, n)
+    return 0
+
+
 # Active sessions.
 
 cdef int begin_activity(Core core, int32_t s, int32_t pool, int64_t tokens) except -1:
@@ -341,6 +355,40 @@ cdef int let_session_in(Core core, int32_t s) except -1:
     return 0
 
 
+cdef int let_flow_in(Core core, int32_t flow) except -1:
+    """No cap binds a flow any more: queue all its requests that waited for one.
+    O(pools + requests * log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t pool, n
+    for pool in range(core.ledger.count):
+        while core.flows.items[flow].held:
+            n = agents.share_index.get(<uint64_t>flow, <uint64_t>pool)
+            if n == NONE or agents.shares[n].held == 0:
+                break
+            let_session_in(core, agents.shares[n].first_held)
+    return 0
+
+
+cdef int time_turns(Core core) except -1:
+    """The longest wait has changed: a session begins at the latest by what it is now. O(pools)."""
+    cdef int32_t pool
+    for pool in range(core.ledger.count):
+        if waits_for_cap(core, pool):
+            core.flows.agents.turns.put(
+                pool, core.ledger.pools[pool].turn_ns + turn_wait_ns(core), pool
+            )
+    return 0
+
+
+cdef int forget_turns(Core core, int32_t pool) except -1:
+    """Nothing waits for the cap of a pool: let what has waited there count no more. O(1)."""
+    cdef Pool* p = &core.ledger.pools[pool]
+    if not waits_for_cap(core, pool):
+        p.turn_ns = p.turns_ended_ns = 0
+        cap_line(core, pool).aged = False
+    return 0
+
+
 cdef bint serve_caps(Core core) except -1:
     """Begin the sessions that wait for a cap, as far as there is room or it is their turn, at most
     `work_max`; whether all are. O(pools + begins * log n)."""
@@ -351,9 +399,9 @@ cdef bint serve_caps(Core core) except -1:
             if work >= core.work_max:
                 core.has_more = True
                 return False
-            work += 1
             if not serve_cap(core, pool):
                 break
+            work += 1
     return True
 
 

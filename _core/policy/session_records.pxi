@@ -119,11 +119,14 @@ cdef int drop_lines(Core core, int32_t flow) except -1:
 
 
 cdef bint drop_sessions(Core core, int32_t flow) except -1:
-    """Forget the sessions of a flow of which nothing waits or runs; False: one is still active.
-    O(sessions of the flow)."""
+    """Forget the sessions of a flow of which nothing waits or runs; False: one is still active, or
+    what it was served counts for ever, as without lifts. O(sessions of the flow)."""
     cdef FlowSessions* of = &core.flows.agents.of_flows[core.flows.items[flow].agents]
+    cdef int32_t k
     raise_to_highest(core.flows, flow)
-    while of.first_idle != NONE:
+    for k in range(of.count):  # each once: those that stay are put behind the others
+        if of.first_idle == NONE:
+            break
         try_forget(core, of, of.first_idle)
     if of.count:
         return False

@@ -3,7 +3,6 @@
 # Everything here only reads, as of the last event; nothing is decided by it.
 
 cdef enum:
-    PLACE_MAX = 1_024  # requests ahead that are counted; one more means all that there are
     NAMESAKES_MAX = 16  # requests of one client's id that are shown, the latest
 
 UNTOLD = ("wait_told_ms", "ttft_told_ms", "wait_left_ms", "ttft_expected_ms")
@@ -171,6 +170,7 @@ cdef dict story_of(Core core, int64_t now_ns, int32_t i):
             {"reason": k, "time_us": spent_ns[k] // 1000}
             for k in range(WAITS_KINDS) if spent_ns[k] > 0
         ],
+        "session": session_story(core, now_ns, i),
         **estimate_row(core, now_ns, i),
     }
     if queued:
@@ -186,20 +186,6 @@ cdef dict story_of(Core core, int64_t now_ns, int32_t i):
         story["pools"] = pool_waits(core, i)
         story["limit"] = limit_row(core, now_ns, i, kind)
     return story
-
-
-cdef str pool_name_of(Core core, int32_t pool):
-    return "" if pool == NONE else core.pool_list[pool].decode()
-
-
-cdef int32_t requests_before(Core core, int32_t i) noexcept:
-    """In its own queue; more than PLACE_MAX are not counted. O(PLACE_MAX)."""
-    cdef int32_t count = 0
-    i = core.requests.items[i].prev
-    while i != NONE and count <= PLACE_MAX:
-        count += 1
-        i = core.requests.items[i].prev
-    return count
 
 
 cdef Node rank_of(Core core, int32_t i) noexcept:
@@ -300,6 +286,8 @@ cdef int64_t wait_left_ns(Core core, int32_t i) except -2:
     """How much longer a queued request is expected to wait; -1: unknown. O(SCAN_MAX + pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t left_ns = 0
+    if core.requests.rare_of(r).is_capped:  # until active sessions pause
+        return NONE
     if has_to_wait(core, r.target):
         left_ns = wait_from(core, r.flow, r.target, own_work_before(core, i), r.work)
     return NONE if left_ns < 0 else max(left_ns, quota_wait_ns(core, i))

@@ -173,8 +173,11 @@ cdef int check_shares_of_caps(Core core) except -1:
             "footprints of a pool = sum over its active sessions",
         )
         check_invariant(
-            core, agents.turns.has(pool) == waits_for_cap(core, pool),
-            "who waits for a cap has a time to begin",
+            core, agents.turns.has(pool) == waits_for_cap(core, pool)
+            and (
+                not agents.turns.has(pool)
+                or agents.turns.entry(pool).key == p.turn_ns + turn_wait_ns(core)
+            ), "who waits for a cap has a time to begin",
         )
         if pool < <int32_t>len(agents.cap_lines):
             check_line(core, cap_line(core, pool))
@@ -191,4 +194,11 @@ cdef int check_shares_of_caps(Core core) except -1:
             == cap_line(core, agents.shares[n].pool).has(c, n),
             "a share with sessions that wait is in the line",
         )
+        if agents.shares[n].held:
+            check_invariant(
+                core, cap_line(core, agents.shares[n].pool).heap(c).entry(n).key
+                == agents.shares[n].tokens * 1000
+                // core.flows.items[agents.shares[n].flow].weight_milli,
+                "a share stands by what it holds for its flow's weight",
+            )
     return 0

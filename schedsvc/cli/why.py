@@ -135,6 +135,8 @@ def _parts(story: Any) -> list[RenderableType]:
     if story.sequences > 1:
         asked += f" for each of {story.sequences}"
     parts: list[RenderableType] = [story.message, "", asked, _estimate(story)]
+    if story.HasField("session"):
+        parts.append(_session(story.session))
     if story.waited:
         parts.append(_waited(story))
     if story.pools:
@@ -154,6 +156,17 @@ def _estimate(story: Any) -> str:
     else:
         before = ""
     return f"{before}time to first token: {', '.join(known) if known else 'not known'}"
+
+
+def _session(session: Any) -> str:
+    """Say what is known of the session of an agent that the request belongs to."""
+    where = "active in no pool"
+    if session.active_in:
+        where = f"active in pool {session.active_in} with {session.footprint_tokens:,} tokens"
+    known = f"session: requests that wait or run: {session.open_requests:,}; {where}"
+    if session.shares_counter:
+        known += "; its tenant has more than 1,024, and it shares a counter"
+    return known
 
 
 def _waited(story: Any) -> Table:

@@ -92,10 +92,13 @@ def pool_needs(wait_reason: str) -> str:
 
 def _now(story: pb.RequestStory) -> str:
     reason, place = story.place.reason, story.place
+    if reason == pb.WAIT_REASON_SESSION_CAP:
+        return _session_cap(story.session.cap)
     if reason == pb.WAIT_REASON_QUEUE:
+        if story.HasField("session"):
+            return _in_session(story.session)
         ahead = place.queue_ahead
-        many = "more than 1,024" if ahead > 1_024 else f"{ahead:,}"
-        return f"{many} of its own flow {'is' if ahead == 1 else 'are'} before it."
+        return f"{_number(ahead, 1_024)} of its own flow {'is' if ahead == 1 else 'are'} before it."
     if reason in (pb.WAIT_REASON_QUOTA, pb.WAIT_REASON_MODEL_QUOTA):
         return _quota(story.limit)
     if reason == pb.WAIT_REASON_SHARE:
@@ -111,6 +114,31 @@ def _now(story: pb.RequestStory) -> str:
     if not rows:
         return "No pool that it may go to is connected."
     return f"It is next; pool {rows[0].pool} {_lack(rows[0])}."
+
+
+def _in_session(session: pb.SessionPlace) -> str:
+    others, same = session.sessions_ahead, session.requests_ahead
+    go = "session of its tenant goes" if others == 1 else "sessions of its tenant go"
+    are = "request is" if same == 1 else "requests are"
+    return (
+        f"{_number(others, 32)} other {go} before its own, in which {_number(same, 1_024)} {are}"
+        " before it."
+    )
+
+
+def _session_cap(cap: pb.SessionCapWait) -> str:
+    return (
+        f"Its session waits to begin in pool {cap.pool}: it needs {cap.needs_tokens:,} tokens, and"
+        f" the active sessions there ({cap.active_sessions:,}) hold {cap.active_tokens:,} of"
+        f" {cap.limit_tokens:,} (sessions_max_tokens). Sessions of its tenant that wait before it:"
+        f" {_number(cap.sessions_ahead, 32)}. The first of all that wait there begins in"
+        f" {_seconds(cap.next_in_ms / 1e3)} at the latest."
+    )
+
+
+def _number(number: int, most: int) -> str:
+    """Return a number that is counted up to `most`."""
+    return f"{number:,}" if number <= most else f"more than {most:,}"
 
 
 def _lack(pool: pb.PoolWait) -> str:

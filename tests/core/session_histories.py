@@ -151,7 +151,8 @@ class SessionHistory:
 
     def _finish(self) -> None:
         """Let all end: what waits must be granted, if need be when its time has come."""
-        waits = len(self.asked) + 1
+        # Each timer lets a session begin, or ends the activity of one that has paused.
+        waits = len(self.asked) + sum(len(each.sessions) for each in self.tenants) + 1
         while self.asked or self.live:
             self._step()
             self._poll()

@@ -45,6 +45,7 @@ def story(twin: Twin, now_ns: int, r: Request) -> dict[str, Any]:
             for name in sorted(spent, key=core.WAITS.index)
             if spent[name] > 0
         ],
+        "session": None,  # the twin has none
         **_estimate(twin, now_ns, r),
     }
     if r.state == QUEUED:

@@ -11,7 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
+from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from schedsvc.cli import main
 from schedsvc.driver import Broken
 from schedsvc.server import Server
 from schedsvc.server.console_state import FLOWS_MAX, FRESH_S, ConsoleState
@@ -23,6 +26,7 @@ from .conftest import (
     ask,
     calling,
     config_of,
+    open_channel,
     serving,
     totals,
     until,
@@ -67,6 +71,27 @@ async def why(http: aiohttp.ClientSession, status: int = 200, **asked: str) -> d
     async with http.get("console/why.json", params=asked) as answer:
         assert answer.status == status
         return await answer.json()
+
+
+async def test_a_session_that_waits_is_explained_here_and_in_a_terminal() -> None:
+    listeners = [{"tcp": "127.0.0.1:0", "operate": True}]
+    scheduler = {"headroom": 0, "each_pool": {"sessions_max_tokens": 300}}
+    async with consoling(listeners=listeners, scheduler=scheduler) as (server, http):
+        channel = open_channel(server.targets[0])
+        stub = SchedulerServiceStub(channel)
+        await stub.Admit(ask(200, request_id="runs", session="first"))
+        call = stub.Admit(ask(200, request_id="it", session="second"))
+        await until(lambda: totals(server)["queued"], "it waits")
+        (told,) = (await why(http, id="it"))["requests"]
+        words = ("why", "it", "--target", server.targets[0])
+        shown = await asyncio.to_thread(CliRunner().invoke, main, words)
+        said = " ".join(shown.output.split())
+        for text in (told["message"], said):
+            assert "Its session waits to begin in pool" in text
+            assert " of 300 (sessions_max_tokens)" in text
+        assert "session: requests that wait or run: 1; active in no pool" in said
+        call.cancel()
+        await channel.close()
 
 
 async def test_every_answer_forbids_what_is_from_elsewhere() -> None:

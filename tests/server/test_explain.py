@@ -253,6 +253,34 @@ QUEUED: dict[str, Any] = {
         ({"place": {"reason": 1, "queue_ahead": 1}}, "1 of its own flow is before it."),
         ({"place": {"reason": 1, "queue_ahead": 1_025}}, "more than 1,024 of its own flow are"),
         (
+            {"place": {"reason": 1}, "session": {"sessions_ahead": 1, "requests_ahead": 2}},
+            "1 other session of its tenant goes before its own, in which 2 requests are before it.",
+        ),
+        (
+            {"place": {"reason": 1}, "session": {"sessions_ahead": 33, "requests_ahead": 1}},
+            "more than 32 other sessions of its tenant go before its own, in which 1 request is",
+        ),
+        (
+            {
+                "place": {"reason": 20},
+                "pools": [{"pool": "p", "reason": 6}],  # its engine is full, too
+                "session": {
+                    "cap": {
+                        "pool": "p",
+                        "needs_tokens": 1_100,
+                        "active_tokens": 2_000,
+                        "active_sessions": 2,
+                        "limit_tokens": 2_500,
+                        "sessions_ahead": 3,
+                        "next_in_ms": 12_000,
+                    }
+                },
+            },
+            "Its session waits to begin in pool p: it needs 1,100 tokens, and the active sessions"
+            " there (2) hold 2,000 of 2,500 (sessions_max_tokens). Sessions of its tenant that wait"
+            " before it: 3. The first of all that wait there begins in 12.0 s at the latest.",
+        ),
+        (
             {
                 "place": {"reason": 2},
                 "limit": {

@@ -100,7 +100,14 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
     breaks = tuple(span_ns * at // 4 for at in range(1, rnd.choice((1, 2, 4))))
     levels = 1 + max(tree.heights().values(), default=0)
     sizes = Sizes(
-        prompt, output, at_once, run_ns + 6 * _DELAY_NS, breaks, _OUTAGE_NS, levels=levels
+        prompt,
+        output,
+        at_once,
+        run_ns + 6 * _DELAY_NS,
+        breaks,
+        _OUTAGE_NS,
+        levels=levels,
+        in_order=options.sessions is None,
     )
     plan = Plan(count, interval_ns, rnd.choice((2, 6)), breaks)
     waiting = waiting_max(plan, sizes, len(tenants))

@@ -52,6 +52,22 @@ def test_wait_beyond_the_bound_is_found() -> None:
         compare_runs(granted(50), [], SIZES)
 
 
+def test_sessions_may_change_the_order_inside_a_flow() -> None:
+    honest = granted(*range(0, 2_000, 100))
+    turned = [
+        g._replace(asked_ns=0, granted_ns=other.granted_ns)
+        for g, other in zip(honest, reversed(honest), strict=True)
+    ]
+    honest = [g._replace(asked_ns=0) for g in honest]
+    with pytest.raises(ViolationError, match="lets others wait"):
+        compare_runs(honest, turned, SIZES)
+    with_sessions = replace(SIZES, in_order=False)
+    compare_runs(honest, turned, with_sessions)
+    late = [g._replace(granted_ns=g.granted_ns + 100 * SIZES.lag_max + 100) for g in turned]
+    with pytest.raises(ViolationError, match="takes service of others"):
+        compare_runs(honest, late, with_sessions)
+
+
 def held(honest: Granted, hostile: Granted, sizes: Sizes) -> bool:
     """Whether the wait of one request is within the bound."""
     try:

@@ -295,6 +295,7 @@ class RequestStory(_message.Message):
     POOLS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     request_class: _builtins.str
     state: Global___RequestState.ValueType
@@ -347,6 +348,10 @@ class RequestStory(_message.Message):
     def limit(self) -> Global___LimitWait:
         """Set if it waits for a quota or a share."""
 
+    @_builtins.property
+    def session(self) -> Global___SessionPlace:
+        """Set if it waits or runs, and belongs to a session of an agent."""
+
     def __init__(
         self,
         *,
@@ -374,14 +379,110 @@ class RequestStory(_message.Message):
         pools: _abc.Iterable[Global___PoolWait] | None = ...,
         limit: Global___LimitWait | None = ...,
         message: _builtins.str = ...,
+        session: Global___SessionPlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "place", b"place", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "is_void", b"is_void", "limit", b"limit", "max_output_tokens", b"max_output_tokens", "message", b"message", "outcome", b"outcome", "place", b"place", "pool", b"pool", "pools", b"pools", "prompt_tokens", b"prompt_tokens", "queue_duration_us", b"queue_duration_us", "request_class", b"request_class", "sequences", b"sequences", "state", b"state", "state_ms", b"state_ms", "tenant", b"tenant", "ttft_error_ms", b"ttft_error_ms", "ttft_expected_ms", b"ttft_expected_ms", "ttft_ms", b"ttft_ms", "ttft_told_ms", b"ttft_told_ms", "wait_error_ms", b"wait_error_ms", "wait_left_ms", b"wait_left_ms", "wait_told_ms", b"wait_told_ms", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "is_void", b"is_void", "limit", b"limit", "max_output_tokens", b"max_output_tokens", "message", b"message", "outcome", b"outcome", "place", b"place", "pool", b"pool", "pools", b"pools", "prompt_tokens", b"prompt_tokens", "queue_duration_us", b"queue_duration_us", "request_class", b"request_class", "sequences", b"sequences", "session", b"session", "state", b"state", "state_ms", b"state_ms", "tenant", b"tenant", "ttft_error_ms", b"ttft_error_ms", "ttft_expected_ms", b"ttft_expected_ms", "ttft_ms", b"ttft_ms", "ttft_told_ms", b"ttft_told_ms", "wait_error_ms", b"wait_error_ms", "wait_left_ms", b"wait_left_ms", "wait_told_ms", b"wait_told_ms", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestStory: _TypeAlias = RequestStory  # noqa: Y015
+
+@_typing.final
+class SessionPlace(_message.Message):
+    """The session of an agent that a request named. The scheduler keeps a keyed hash of its name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    ACTIVE_IN_FIELD_NUMBER: _builtins.int
+    FOOTPRINT_TOKENS_FIELD_NUMBER: _builtins.int
+    SHARES_COUNTER_FIELD_NUMBER: _builtins.int
+    REQUESTS_AHEAD_FIELD_NUMBER: _builtins.int
+    SESSIONS_AHEAD_FIELD_NUMBER: _builtins.int
+    CAP_FIELD_NUMBER: _builtins.int
+    open_requests: _builtins.int
+    """Its requests that wait or run, this one among them."""
+    active_in: _builtins.str
+    """The pool in which it is active, empty: in none; and what it holds there of
+    `sessions_max_tokens`.
+    """
+    footprint_tokens: _builtins.int
+    shares_counter: _builtins.bool
+    """Its tenant has more than 1,024 sessions, and this one shares a counter with others."""
+    requests_ahead: _builtins.int
+    """Requests of its session that precede it where it waits; 1,025 stands for any larger number."""
+    sessions_ahead: _builtins.int
+    """Other sessions of its tenant that precede its own in its queue; 33 stands for any larger
+    number.
+    """
+    @_builtins.property
+    def cap(self) -> Global___SessionCapWait:
+        """Set if it is in no queue, because its session waits for the cap of a pool."""
+
+    def __init__(
+        self,
+        *,
+        open_requests: _builtins.int = ...,
+        active_in: _builtins.str = ...,
+        footprint_tokens: _builtins.int = ...,
+        shares_counter: _builtins.bool = ...,
+        requests_ahead: _builtins.int = ...,
+        sessions_ahead: _builtins.int = ...,
+        cap: Global___SessionCapWait | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cap", b"cap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_in", b"active_in", "cap", b"cap", "footprint_tokens", b"footprint_tokens", "open_requests", b"open_requests", "requests_ahead", b"requests_ahead", "sessions_ahead", b"sessions_ahead", "shares_counter", b"shares_counter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionPlace: _TypeAlias = SessionPlace  # noqa: Y015
+
+@_typing.final
+class SessionCapWait(_message.Message):
+    """The cap for which a session waits that has not begun (WAIT_REASON_SESSION_CAP)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    NEEDS_TOKENS_FIELD_NUMBER: _builtins.int
+    ACTIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    ACTIVE_SESSIONS_FIELD_NUMBER: _builtins.int
+    LIMIT_TOKENS_FIELD_NUMBER: _builtins.int
+    SESSIONS_AHEAD_FIELD_NUMBER: _builtins.int
+    NEXT_IN_MS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    needs_tokens: _builtins.int
+    """The tokens that it would hold, those that the active ones hold, how many these are, and
+    `sessions_max_tokens`.
+    """
+    active_tokens: _builtins.int
+    active_sessions: _builtins.int
+    limit_tokens: _builtins.int
+    sessions_ahead: _builtins.int
+    """Sessions of its tenant that wait before it; 33 stands for any larger number."""
+    next_in_ms: _builtins.int
+    """The time until the first of all that wait there begins in any case."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        needs_tokens: _builtins.int = ...,
+        active_tokens: _builtins.int = ...,
+        active_sessions: _builtins.int = ...,
+        limit_tokens: _builtins.int = ...,
+        sessions_ahead: _builtins.int = ...,
+        next_in_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_sessions", b"active_sessions", "active_tokens", b"active_tokens", "limit_tokens", b"limit_tokens", "needs_tokens", b"needs_tokens", "next_in_ms", b"next_in_ms", "pool", b"pool", "sessions_ahead", b"sessions_ahead"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionCapWait: _TypeAlias = SessionCapWait  # noqa: Y015
 
 @_typing.final
 class QueuePlace(_message.Message):
