@@ -74,11 +74,16 @@ cdef class Family:
         self.members[place] = -2 - self.first_free
         self.first_free = place
 
-    cdef Heap line(self, int32_t target):
+    cdef inline Heap line(self, int32_t target):
         """The heap of a target, a new one if it has none. O(1) amortised."""
+        if <int32_t>len(self.lines) <= target:
+            self._reach(target)
+        return <Heap>self.lines[target]
+
+    cdef int _reach(self, int32_t target) except -1:
         while <int32_t>len(self.lines) <= target:
             self.lines.append(Heap())
-        return <Heap>self.lines[target]
+        return 0
 
     cdef inline Heap line_of(self, int32_t target):
         """The same for those who only look; of what has none, one that is always empty. O(1)."""
