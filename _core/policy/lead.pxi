@@ -31,17 +31,19 @@ cdef int charge_positions(
     return 0
 
 
-cdef inline int64_t least_beside(Flows flows, const Flow* f, Family above, int32_t pool) noexcept:
+cdef inline int64_t least_beside(Flows flows, const Flow* f, void* above, int32_t pool) noexcept:
     """The least key in the lines of a pool in which a flow stands; `above`: its node's family."""
-    cdef int64_t least
+    cdef void* own
+    cdef void* free
     if f.parent != NONE:
-        return above.least_key(pool)
-    least = first_key(<Heap>(<Line>flows.candidates[pool + 1]).heap_at[f.cls], NONE)
-    return first_key(<Heap>(<Line>flows.anywhere[pool]).heap_at[f.cls], least)
+        return (<Family>above).least_key(pool)
+    own = (<Line>flows.candidates[pool + 1]).heap_at[f.cls]
+    free = (<Line>flows.anywhere[pool]).heap_at[f.cls]
+    return first_key(free, first_key(own, NONE))
 
 
 cdef inline bint may_be_ahead(
-    Flows flows, const Position* p, const Flow* f, Family above
+    Flows flows, const Position* p, const Flow* f, void* above
 ) noexcept:
     """Whether a flow that stands in a pool may be further ahead than the lead lets it. It is not if
     it is not by the keys in the lines: those of stale nodes are of before, and no greater than
@@ -54,11 +56,11 @@ cdef inline bint may_be_ahead(
 
 
 cdef bint charge_node(
-    Flows flows, int32_t node, Family family, Family above, int64_t weighted_micro,
+    Flows flows, int32_t node, void* family, void* above, int64_t weighted_micro,
     int32_t served_in,
 ) except -1:
     """Add service in a pool to the keys of a node; whether it may be too far ahead in one, so that
-    `bring_back()` has to look at it. `above`: the family of its own node, None of the root.
+    `bring_back()` has to look at it. `above`: the family of the node above it, if there is one.
     O(positions of the node)."""
     cdef const Flow* f = &flows.items[node]
     cdef int32_t n = f.first_position
@@ -68,7 +70,7 @@ cdef bint charge_node(
         p = &flows.positions.items[n]
         n = p.next_position
         charge_position(flows, p, weighted_micro, served_in)
-        if p.foreign and compares and family.stands_in(p.pool):
+        if p.foreign and compares and (<Family>family).stands_in(p.pool):
             if may_be_ahead(flows, p, f, above):
                 looks = True
             else:
@@ -97,7 +99,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     cdef IndexSet stands
     cdef bint lowered = False
     cdef const Flow* f = &flows.items[flow]
-    cdef Family above = None
+    cdef void* above = NULL
     cdef Position* p
     cdef int64_t less_by
     if flows.order != ORDER_COUNTER or not flows.lifts:
@@ -107,7 +109,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     if n == NONE:
         return 0
     if f.parent != NONE:
-        above = flows.family_of(f.parent)
+        above = family_at(flows, f.parent)
     if not is_node(flows, flow):
         find_lines(flows, flow, &queued, &stands)
     while n != NONE:
