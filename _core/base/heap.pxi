@@ -149,11 +149,12 @@ cdef inline int64_t earlier(int64_t a, int64_t b) noexcept nogil:
     return min(a, b)
 
 
-cdef inline int64_t first_key(Heap heap, int64_t other) noexcept:
-    """The lesser of a heap's least key and another one, where -1 stands for none."""
-    if heap.count == 0 or 0 <= other <= heap.nodes[0].key:
+cdef inline int64_t first_key(void* heap, int64_t other) noexcept:
+    """The lesser of a Heap's least key and another one, where -1 stands for none. The Heap is
+    borrowed: counting references costs more than the rest."""
+    if (<Heap>heap).count == 0 or 0 <= other <= (<Heap>heap).nodes[0].key:
         return other
-    return heap.nodes[0].key
+    return (<Heap>heap).nodes[0].key
 
 
 cdef enum:

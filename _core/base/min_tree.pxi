@@ -37,16 +37,22 @@ cdef class MinTree:
             self._set(number, ABSENT)
 
     cdef void _set(self, int32_t number, int64_t key) noexcept:
-        cdef int32_t node = (number + self.size) >> 1, left, right
+        cdef int32_t node = (number + self.size) >> 1, best = number, other = number ^ 1
+        cdef int64_t its
         if self.keys[number] == key:
             return
         self.keys[number] = key
-        left, right = number & ~1, number | 1
         while True:
-            self._choose(node, left, right)
+            # `best` is the least below this side of the node, and `key` its key.
+            its = self.keys[other]
+            if its < key or (its == key and other < best):
+                best, key = other, its
+            if best != number and self.winners[node] == best:
+                return  # as before, so it is above, too
+            self.winners[node] = best
             if node == 1:
                 return
-            left, right = self.winners[node & ~1], self.winners[node | 1]
+            other = self.winners[node ^ 1]
             node >>= 1
 
     cdef int _reach(self, int32_t number) except -1:

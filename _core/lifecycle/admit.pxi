@@ -1,13 +1,28 @@
 # From an Admit to a queued request, a refusal or a stored answer.
 
-cdef inline void fetch(Core core, int32_t flow) noexcept:
-    """Fetch what an Admit and its grant look at, while its id is hashed: among many flows, leases
-    and answers none of it is in the processor's cache. O(1)."""
-    if flow != NONE:
-        core.flows.prefetch(flow)
-        core.predictor.prefetch(flow)
+cdef inline void fetch(Core core, const Ask* ask) noexcept:
+    """Fetch what an Admit and its grant look at, while its id is hashed: among many flows, leases,
+    answers and pools none of it is in the processor's cache. O(1)."""
+    if ask.flow != NONE:
+        core.flows.prefetch(ask.flow)
+        core.predictor.prefetch(ask.flow)
+        if core.flows.one_line:
+            fetch_pool(core, ask)
     core.requests.prefetch()
     core.leases.prefetch(<uint64_t>lease_id_ahead(core), 0)
+
+
+cdef void fetch_pool(Core core, const Ask* ask) noexcept:
+    # The pool that would be served first now. If it is another one, nothing is lost but this.
+    cdef Positions positions = core.flows.positions
+    cdef int32_t pool = core.ledger.order.ahead() if ask.target == NONE else ask.target
+    if pool == NONE:
+        return
+    core.ledger.prefetch(pool, ask.flow)
+    prefetch_line((<Line>core.flows.candidates[pool + 1]).heap_at[ask.cls])
+    prefetch_line(positions.level(ask.cls, pool))
+    prefetch_line(positions.shift(ask.cls, pool))
+    prefetch_line(&positions.pace[pool])
 
 
 cdef void identify(
@@ -17,7 +32,7 @@ cdef void identify(
     # (principal, tenant, request_id) names a request; what was asked, without its deadlines, is its
     # payload. `tenant` separates those that share the flow of the unknown. Payload 0: any.
     cdef uint64_t h = prompts
-    fetch(core, ask.flow)
+    fetch(core, ask)
     ask.key = tenant_key(core, ask.flow, tenant, request_id, size)
     core.ids.prefetch(ask.key.hi, ask.key.lo)
     h = mix(h, ask.prompt_tokens)

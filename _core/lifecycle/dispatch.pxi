@@ -133,7 +133,7 @@ cdef int32_t next_pool(Core core) except -2:
         set_remove(&order.touched, pool)
         order.refresh(pool, promised_ppm(core, pool))
     if (<Line>core.flows.candidates[0]).count or core.quotas.guarantees.count:
-        return order.open.first()
+        return order.first_open()
     return order.restless.first()
 
 

@@ -2,11 +2,13 @@
 
 cdef int64_t next_due_ns(Core core) except -2:
     """When something has to be done at the latest; -1: never. O(1 + contests)."""
-    cdef int64_t first = first_key(core.quotas.guarantees.dues, first_key(core.deadlines, NONE))
+    cdef int64_t first = first_key(<void*>core.deadlines, NONE)
+    first = first_key(<void*>core.quotas.guarantees.dues, first)
     if core.has_more or core.verdict_count:
         return core.now_ns
-    first = first_key(core.pool_wakes, first_key(core.quotas.wakes, first))
-    first = first_key(core.flows.agents.dues, first_key(core.flows.agents.turns, first))
+    first = first_key(<void*>core.pool_wakes, first_key(<void*>core.quotas.wakes, first))
+    first = first_key(<void*>core.flows.agents.turns, first)
+    first = first_key(<void*>core.flows.agents.dues, first)
     if core.resume_until_ns and not 0 <= first <= core.resume_until_ns:
         first = core.resume_until_ns
     if core.awaits_until_ns and not 0 <= first <= core.awaits_until_ns:

@@ -115,24 +115,28 @@ cdef class Line:
     """Entries that wait for the same thing, a heap for each class. Ids are numbered by class."""
 
     cdef Classes classes
-    cdef list heaps
-    cdef int64_t since_ns[CLASSES_MAX]  # when a class came, or was last served
+    cdef list heaps  # keeps them
     cdef int32_t count  # over all classes
     cdef bint aged  # ageing brought forward the entry that it served last
+    cdef void* heap_at[CLASSES_MAX]  # the heaps: events read some, and a list is two loads more
+    cdef int64_t since_ns[CLASSES_MAX]  # when a class came, or was last served
 
     def __cinit__(self, Classes classes):
+        cdef int32_t c
         self.classes = classes
         self.heaps = [Heap() for _ in range(CLASSES_MAX)]
+        for c in range(CLASSES_MAX):
+            self.heap_at[c] = <void*>self.heaps[c]
 
     cdef inline Heap heap(self, int32_t c):
-        return <Heap>self.heaps[c]
+        return <Heap>self.heap_at[c]
 
     cdef inline bint has(self, int32_t c, int32_t id) noexcept:
-        return (<Heap>self.heaps[c]).has(id)
+        return (<Heap>self.heap_at[c]).has(id)
 
     cdef int put(self, int32_t c, int32_t id, int64_t key, int64_t tie, int64_t now_ns) except -1:
         """Add an entry to a class, or give it another place there. O(log n)."""
-        cdef Heap heap = <Heap>self.heaps[c]
+        cdef Heap heap = <Heap>self.heap_at[c]
         if heap.count == 0:
             self.since_ns[c] = now_ns
         if not heap.has(id):
@@ -141,7 +145,7 @@ cdef class Line:
 
     cdef void remove(self, int32_t c, int32_t id) noexcept:
         """Remove an entry if it is there. O(log n)."""
-        cdef Heap heap = <Heap>self.heaps[c]
+        cdef Heap heap = <Heap>self.heap_at[c]
         self.count -= heap.has(id)
         heap.remove(id)
 
@@ -153,7 +157,7 @@ cdef class Line:
         """The best class that is here; -1: none is. O(classes)."""
         cdef int32_t k
         for k in range(self.classes.count):
-            if (<Heap>self.heaps[self.classes.order[k]]).count:
+            if (<Heap>self.heap_at[self.classes.order[k]]).count:
                 return self.classes.order[k]
         return NONE
 
@@ -163,14 +167,14 @@ cdef class Line:
         cdef int64_t due_ns = now_ns + 1
         if (
             best == NONE
-            or (<Heap>self.heaps[best]).count == self.count
+            or (<Heap>self.heap_at[best]).count == self.count
             or self.aged
             or self.classes.items[best].exempt
         ):
             return best
         for k in range(self.classes.count):
             c = self.classes.order[k]
-            if c != best and (<Heap>self.heaps[c]).count and self.due_ns(c) < due_ns:
+            if c != best and (<Heap>self.heap_at[c]).count and self.due_ns(c) < due_ns:
                 first, due_ns = c, self.due_ns(c)
         return first
 
@@ -178,7 +182,7 @@ cdef class Line:
         """Whether an entry of a class that is not here would wait for others. O(classes)."""
         cdef int32_t c
         for c in range(self.classes.count):
-            if (<Heap>self.heaps[c]).count:
+            if (<Heap>self.heap_at[c]).count:
                 if self.classes.goes_before(c, cls):
                     return True
                 if self.due_ns(c) <= now_ns and not (
@@ -192,10 +196,10 @@ cdef class Line:
         O(classes)."""
         cdef int32_t c
         cdef int64_t next_ns = NONE
-        if (<Heap>self.heaps[first]).count == self.count:
+        if (<Heap>self.heap_at[first]).count == self.count:
             return NONE
         for c in range(self.classes.count):
-            if c != first and (<Heap>self.heaps[c]).count and self.due_ns(c) > now_ns:
+            if c != first and (<Heap>self.heap_at[c]).count and self.due_ns(c) > now_ns:
                 next_ns = self.due_ns(c) if next_ns == NONE else min(next_ns, self.due_ns(c))
         return next_ns
 

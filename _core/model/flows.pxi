@@ -24,6 +24,7 @@ cdef class Flows:
     cdef Queue* queues
     cdef int32_t count, size, queue_count, queue_size
     cdef list actives  # of each class: flows of the root that have something queued or in flight
+    cdef void* active_at[CLASSES_MAX]  # the same, see Line
     cdef list families  # of all nodes, see tree.pxi
     cdef int32_t first_stale[TREE_LEVELS]  # nodes of each depth that are not placed; -1: none
     cdef int32_t stale_count
@@ -86,6 +87,8 @@ cdef class Flows:
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
+        for c in range(CLASSES_MAX):
+            self.active_at[c] = <void*>self.actives[c]
         self.candidates, self.anywhere = [Line(classes)], []
         self.positions, self.pool_order, self.families = Positions(), PoolOrder(), []
         self.linger_first = self.linger_last = NONE
@@ -175,7 +178,7 @@ cdef class Flows:
     cdef inline Heap active(self, int32_t flow):
         """The active ones among a flow and its siblings in its class."""
         if self.items[flow].parent == NONE:
-            return <Heap>self.actives[self.items[flow].cls]
+            return <Heap>self.active_at[self.items[flow].cls]
         return self.family_of(self.items[flow].parent).active
 
     cdef inline int32_t place_of(self, int32_t flow) noexcept:
@@ -185,8 +188,8 @@ cdef class Flows:
     cdef inline bint is_active(self, int32_t flow) noexcept:
         cdef const Flow* f = &self.items[flow]
         if f.parent == NONE:
-            return (<Heap>self.actives[f.cls]).has(flow)
-        return self.family_of(f.parent).active.has(f.place)
+            return (<Heap>self.active_at[f.cls]).has(flow)
+        return (<Family>self.families[self.items[f.parent].family]).active.has(f.place)
 
     cdef inline int rekey_active(self, int32_t flow) except -1:
         """Give an active flow its place by its counter. O(log n)."""

@@ -140,6 +140,14 @@ cdef class Ledger:
             size = p.capacity_blocks * p.block_size
             p.prefill_budget.max_tokens = max(size // PREFILL_BUDGET_PART, longest)
 
+    cdef inline void prefetch(self, int32_t pool, int32_t flow) noexcept:
+        """Fetch a pool that is looked at soon, and what a flow holds there."""
+        cdef size_t at
+        for at in range(0, sizeof(Pool), 64):
+            prefetch_line(<uint8_t*>&self.pools[pool] + at)
+        if flow < self.pools[pool].held_count:
+            prefetch_line(&self.pools[pool].held[flow])
+
     cdef inline bint serves(self, int32_t pool) noexcept:
         """Whether the pool may grant anything."""
         cdef const Pool* p = &self.pools[pool]

@@ -7,8 +7,8 @@
 
 @cython.final
 cdef class PoolOrder:
-    cdef MinTree open  # pools that the dispatch has not served in vain yet, by what is promised
-    cdef MinTree restless  # those of them that are not calm
+    cdef MinTree open  # pools by what is promised; those served in vain leave it in first_open()
+    cdef MinTree restless  # pools that are not calm and were not served in vain
     cdef IndexSet calm, touched, served
     cdef int32_t touched_list[POOLS_MAX]
     cdef int32_t served_list[POOLS_MAX]  # in vain
@@ -23,6 +23,10 @@ cdef class PoolOrder:
             set_add(&self.touched, pool)
             self.touched_list[self.touched_count] = pool
             self.touched_count += 1
+
+    cdef inline int32_t ahead(self) noexcept:
+        """The pool that is probably looked at next; -1: none is. O(1)."""
+        return self.touched_list[self.touched_count - 1] if self.touched_count else self.open.first()
 
     cdef int refresh(self, int32_t pool, int64_t promised_ppm) except -1:
         """Take up a pool that was touched. O(log pools)."""
@@ -41,8 +45,20 @@ cdef class PoolOrder:
         set_add(&self.served, pool)
         self.served_list[self.served_count] = pool
         self.served_count += 1
-        self.open.remove(pool)
         self.restless.remove(pool)
+
+    cdef inline bint is_open(self, int32_t pool) noexcept:
+        """Whether the dispatch has not served a pool in vain yet. O(1)."""
+        return self.open.has(pool) and not set_has(&self.served, pool)
+
+    cdef int32_t first_open(self) noexcept:
+        """The emptiest pool that is not left out; -1: none. O(log pools) amortised. Few events ask,
+        so those that are left out are removed here and not when they are."""
+        cdef int32_t pool = self.open.first()
+        while pool != NONE and set_has(&self.served, pool):
+            self.open.remove(pool)
+            pool = self.open.first()
+        return pool
 
     cdef int open_again(self, int32_t pool, int64_t promised_ppm) except -1:
         """Let a pool that was left out be looked at again. O(log pools)."""

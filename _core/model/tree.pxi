@@ -74,11 +74,20 @@ cdef class Family:
         self.members[place] = -2 - self.first_free
         self.first_free = place
 
-    cdef Heap line(self, int32_t target):
+    cdef inline Heap line(self, int32_t target):
         """The heap of a target, a new one if it has none. O(1) amortised."""
+        return <Heap>self.line_at(target)
+
+    cdef inline void* line_at(self, int32_t target) except NULL:
+        """The same, borrowed."""
+        if <int32_t>len(self.lines) <= target:
+            self._reach(target)
+        return <void*>self.lines[target]
+
+    cdef int _reach(self, int32_t target) except -1:
         while <int32_t>len(self.lines) <= target:
             self.lines.append(Heap())
-        return <Heap>self.lines[target]
+        return 0
 
     cdef inline Heap line_of(self, int32_t target):
         """The same for those who only look; of what has none, one that is always empty. O(1)."""
@@ -115,9 +124,9 @@ cdef class Family:
         """The least key in the two lines of a pool; -1: both are empty. O(1)."""
         cdef int64_t least = NONE
         if pool + 1 < <int32_t>len(self.lines):
-            least = first_key(<Heap>self.lines[pool + 1], NONE)
+            least = first_key(<void*>self.lines[pool + 1], NONE)
         if pool < <int32_t>len(self.anywhere):
-            least = first_key(<Heap>self.anywhere[pool], least)
+            least = first_key(<void*>self.anywhere[pool], least)
         return least
 
 

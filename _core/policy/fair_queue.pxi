@@ -94,19 +94,23 @@ cdef int charge_nodes(
     before the next pick. O(levels * pools) while none comes too far ahead of its siblings, else
     O(levels * pools * log n)."""
     cdef int32_t node = flows.items[flow].parent
-    cdef Family family
+    cdef void* family
+    cdef void* above
     cdef int64_t more
     cdef bint falls = after < before, looks = False
     if node == NONE:
         return 0
+    above = family_at(flows, node)
     while node != NONE:
+        family = above
+        if flows.items[node].parent != NONE:
+            above = family_at(flows, flows.items[node].parent)
         more = reweighed(after, weight_milli, flows.items[node].weight_milli)
         more -= reweighed(before, weight_milli, flows.items[node].weight_milli)
         add_service(flows, node, more)
-        family = flows.family_of(node)
-        if flows.local and charge_node(flows, node, family, more, pool):
+        if flows.local and charge_node(flows, node, family, above, more, pool):
             looks = True
-        note_stale(flows, node, family)
+        note_stale(flows, node, <Family>family)
         node = flows.items[node].parent
     if falls:
         place_nodes(flows)

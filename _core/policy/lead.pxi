@@ -31,36 +31,47 @@ cdef int charge_positions(
     return 0
 
 
-cdef inline bint may_be_ahead(Flows flows, const Position* p) noexcept:
+cdef inline int64_t least_beside(Flows flows, const Flow* f, void* above, int32_t pool) noexcept:
+    """The least key in the lines of a pool in which a flow stands; `above`: its node's family."""
+    cdef void* own
+    cdef void* free
+    if f.parent != NONE:
+        return (<Family>above).least_key(pool)
+    own = (<Line>flows.candidates[pool + 1]).heap_at[f.cls]
+    free = (<Line>flows.anywhere[pool]).heap_at[f.cls]
+    return first_key(free, first_key(own, NONE))
+
+
+cdef inline bint may_be_ahead(
+    Flows flows, const Position* p, const Flow* f, void* above
+) noexcept:
     """Whether a flow that stands in a pool may be further ahead than the lead lets it. It is not if
     it is not by the keys in the lines: those of stale nodes are of before, and no greater than
     those of now. So most reports need not freshen the lines. O(1)."""
-    cdef const Flow* f = &flows.items[p.flow]
-    cdef int64_t least
     if flows.one_line:
         return True  # the shift is part of the keys
-    if f.parent == NONE:
-        least = first_key(<Heap>(<Line>flows.candidates[p.pool + 1]).heaps[f.cls], NONE)
-        least = first_key(<Heap>(<Line>flows.anywhere[p.pool]).heaps[f.cls], least)
-    else:
-        least = (<Family>flows.families[flows.items[f.parent].family]).least_key(p.pool)
-    return p.key - least * flows.grain > lead_of(flows, p.pool, f.depth)
+    return p.key - least_beside(flows, f, above, p.pool) * flows.grain > (
+        lead_of(flows, p.pool, f.depth)
+    )
 
 
 cdef bint charge_node(
-    Flows flows, int32_t node, Family family, int64_t weighted_micro, int32_t served_in
+    Flows flows, int32_t node, void* family, void* above, int64_t weighted_micro,
+    int32_t served_in,
 ) except -1:
     """Add service in a pool to the keys of a node; whether it may be too far ahead in one, so that
-    `bring_back()` has to look at it. O(positions of the node)."""
-    cdef int32_t n = flows.items[node].first_position
+    `bring_back()` has to look at it. `above`: the family of the node above it, if there is one.
+    O(positions of the node)."""
+    cdef const Flow* f = &flows.items[node]
+    cdef int32_t n = f.first_position
     cdef bint looks = False, compares = flows.order == ORDER_COUNTER and flows.lifts
     cdef Position* p
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position
         charge_position(flows, p, weighted_micro, served_in)
-        if p.foreign and compares and family.stands_in(p.pool):
-            if may_be_ahead(flows, p):
+        if p.foreign and compares and (<Family>family).stands_in(p.pool):
+            if may_be_ahead(flows, p, f, above):
                 looks = True
             else:
                 p.foreign = 0  # what is left of it stays
@@ -87,6 +98,8 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
     cdef IndexSet queued
     cdef IndexSet stands
     cdef bint lowered = False
+    cdef const Flow* f = &flows.items[flow]
+    cdef void* above = NULL
     cdef Position* p
     cdef int64_t less_by
     if flows.order != ORDER_COUNTER or not flows.lifts:
@@ -95,6 +108,8 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         n = flows.positions.items[n].next_position
     if n == NONE:
         return 0
+    if f.parent != NONE:
+        above = family_at(flows, f.parent)
     if not is_node(flows, flow):
         find_lines(flows, flow, &queued, &stands)
     while n != NONE:
@@ -107,7 +122,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
                 continue
         elif not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
             continue
-        less_by = too_far_ahead(flows, p) if may_be_ahead(flows, p) else 0
+        less_by = too_far_ahead(flows, p) if may_be_ahead(flows, p, f, above) else 0
         if less_by > 0:
             p.key -= less_by
             flows.positions.forgiven = min(flows.positions.forgiven + less_by, VTC_MAX)

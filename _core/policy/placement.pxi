@@ -27,7 +27,7 @@ cdef int32_t nearest(Core core, int32_t pool) except -2:
         return pool
     most = promised_ppm(core, pool) + core.affinity_ppm
     for q in range(core.ledger.count):
-        if not core.ledger.order.open.has(q):
+        if not core.ledger.order.is_open(q):
             continue
         if not lora_is_active(&core.ledger.pools[q].loras, adapter):
             continue
@@ -76,7 +76,7 @@ cdef int32_t with_prefix(Core core, int32_t first, int32_t pool) except -2:
     longest = matched_tokens(core, pool, i)
     for q in range(core.ledger.count):
         share = promised_ppm(core, q)
-        if q == pool or not core.ledger.order.open.has(q) or share > most:
+        if q == pool or not core.ledger.order.is_open(q) or share > most:
             continue
         if has_adapter and not lora_is_active(&core.ledger.pools[q].loras, adapter):
             continue
