@@ -122,11 +122,13 @@ cdef class Family:
 
     cdef inline int64_t least_key(self, int32_t pool) noexcept:
         """The least key in the two lines of a pool; -1: both are empty. O(1)."""
-        cdef int64_t least = NONE
-        if pool + 1 < <int32_t>len(self.lines):
-            least = first_key(<void*>self.lines[pool + 1], NONE)
-        if pool < <int32_t>len(self.anywhere):
-            least = first_key(<void*>self.anywhere[pool], least)
+        cdef int64_t least = NONE, key
+        if pool + 1 < <int32_t>len(self.lines) and (<Heap>self.lines[pool + 1]).count:
+            least = (<Heap>self.lines[pool + 1]).nodes[0].key
+        if pool < <int32_t>len(self.anywhere) and (<Heap>self.anywhere[pool]).count:
+            key = (<Heap>self.anywhere[pool]).nodes[0].key
+            if least < 0 or key < least:
+                least = key
         return least
 
 

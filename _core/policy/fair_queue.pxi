@@ -77,7 +77,7 @@ cdef int charge_flow(
     return bring_back(flows, flow) if flows.local else 0
 
 
-cdef int add_service(Flows flows, int32_t flow, int64_t weighted_micro) except -1:
+cdef inline int add_service(Flows flows, int32_t flow, int64_t weighted_micro) except -1:
     cdef Flow* f = &flows.items[flow]
     flows.changed.mark(flow)
     f.vtc = min(max(<int64_t>0, f.vtc + weighted_micro), VTC_MAX)

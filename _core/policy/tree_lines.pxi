@@ -51,11 +51,9 @@ cdef inline bint has_place(Flows flows, int32_t q) noexcept:
     """Whether a queue stands in its line. O(1)."""
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int32_t target = flows.queues[q].target
-    cdef void* family
     if f.parent == NONE:
         return (<Line>flows.candidates[target]).has(f.cls, q)
-    family = family_at(flows, f.parent)
-    return (<Family>family).has(target, f.place)
+    return (<Family>flows.families[flows.items[f.parent].family]).has(target, f.place)
 
 
 cdef inline int put_in_line(Flows flows, int32_t q, int64_t key, int64_t arrival) except -1:
@@ -130,12 +128,10 @@ cdef inline int stand(Flows flows, int32_t q) except -1:
     follow if another head is first in its line. O(levels * log n)."""
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int64_t seq = flows.requests.items[flows.queues[q].head].seq, first = NONE
-    cdef void* family
     cdef void* line
     if f.parent == NONE:
         return put_in_line(flows, q, flows.key_of(q), seq)
-    family = family_at(flows, f.parent)
-    line = (<Family>family).line_at(flows.queues[q].target)
+    line = (<Family>flows.families[flows.items[f.parent].family]).line_at(flows.queues[q].target)
     if (<Heap>line).count:
         first = (<Heap>line).nodes[0].tie
     (<Heap>line).put(f.place, flows.key_of(q), seq)
