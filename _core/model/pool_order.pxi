@@ -26,7 +26,9 @@ cdef class PoolOrder:
 
     cdef inline int32_t ahead(self) noexcept:
         """The pool that is probably looked at next; -1: none is. O(1)."""
-        return self.touched_list[self.touched_count - 1] if self.touched_count else self.open.first()
+        if self.touched_count:
+            return self.touched_list[self.touched_count - 1]
+        return self.open.first()
 
     cdef int refresh(self, int32_t pool, int64_t promised_ppm) except -1:
         """Take up a pool that was touched. O(log pools)."""

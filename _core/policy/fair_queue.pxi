@@ -93,7 +93,7 @@ cdef int charge_nodes(
     and now `after`, with a weight. Of totals, so that rounding does not add up. Their places follow
     before the next pick. O(levels * pools) while none comes too far ahead of its siblings, else
     O(levels * pools * log n)."""
-    cdef int32_t node = flows.items[flow].parent
+    cdef int32_t node = flows.items[flow].parent, parent
     cdef void* family
     cdef void* above
     cdef int64_t more
@@ -102,16 +102,15 @@ cdef int charge_nodes(
         return 0
     above = family_at(flows, node)
     while node != NONE:
-        family = above
-        if flows.items[node].parent != NONE:
-            above = family_at(flows, flows.items[node].parent)
+        family, parent = above, flows.items[node].parent
+        above = NULL if parent == NONE else family_at(flows, parent)
         more = reweighed(after, weight_milli, flows.items[node].weight_milli)
         more -= reweighed(before, weight_milli, flows.items[node].weight_milli)
         add_service(flows, node, more)
         if flows.local and charge_node(flows, node, family, above, more, pool):
             looks = True
-        note_stale(flows, node, <Family>family)
-        node = flows.items[node].parent
+        note_stale(flows, node, family)
+        node = parent
     if falls:
         place_nodes(flows)
     return bring_nodes_back(flows, flow) if looks else 0

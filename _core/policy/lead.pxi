@@ -32,10 +32,11 @@ cdef int charge_positions(
 
 
 cdef inline int64_t least_beside(Flows flows, const Flow* f, void* above, int32_t pool) noexcept:
-    """The least key in the lines of a pool in which a flow stands; `above`: its node's family."""
+    """The least key in the lines of a pool in which a flow stands; `above`: its node's family, NULL
+    at the root."""
     cdef void* own
     cdef void* free
-    if f.parent != NONE:
+    if above != NULL:
         return (<Family>above).least_key(pool)
     own = (<Line>flows.candidates[pool + 1]).heap_at[f.cls]
     free = (<Line>flows.anywhere[pool]).heap_at[f.cls]
@@ -60,7 +61,7 @@ cdef bint charge_node(
     int32_t served_in,
 ) except -1:
     """Add service in a pool to the keys of a node; whether it may be too far ahead in one, so that
-    `bring_back()` has to look at it. `above`: the family of the node above it, if there is one.
+    `bring_back()` has to look at it. `above`: the family of the node above it, NULL at the root.
     O(positions of the node)."""
     cdef const Flow* f = &flows.items[node]
     cdef int32_t n = f.first_position

@@ -160,12 +160,14 @@ cdef inline int stand_by_counter(Flows flows, int32_t node) except -1:
     return 0
 
 
-cdef inline void note_stale(Flows flows, int32_t node, Family family) noexcept:
+cdef inline void note_stale(Flows flows, int32_t node, void* family) noexcept:
     """A node has been charged: have it placed before lines are read. O(1)."""
-    cdef int32_t depth = flows.items[node].depth
-    family.is_stale = True
-    if not family.is_noted:
-        family.is_noted, family.next_stale = True, flows.first_stale[depth]
+    cdef int32_t depth
+    (<Family>family).is_stale = True
+    if not (<Family>family).is_noted:
+        depth = flows.items[node].depth
+        (<Family>family).is_noted = True
+        (<Family>family).next_stale = flows.first_stale[depth]
         flows.first_stale[depth] = node
         flows.stale_count += 1
 
@@ -192,7 +194,7 @@ cdef int place_all_nodes(Flows flows) except -1:
     cdef int32_t flow
     for flow in range(flows.count):
         if is_node(flows, flow):
-            note_stale(flows, flow, flows.family_of(flow))
+            note_stale(flows, flow, family_at(flows, flow))
     return place_nodes(flows)
 
 

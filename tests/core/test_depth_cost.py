@@ -16,8 +16,8 @@ pytestmark = [
 ]
 
 
-#: With several pools the bar is not reached: this holds what is.
-THREE_POOLS_MAX = 1.65
+#: With three pools the bar holds with nothing to spare, and another compiler may miss it.
+THREE_POOLS_MAX = 1.55
 
 
 @pytest.mark.timeout(300)

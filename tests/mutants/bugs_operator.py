@@ -28,10 +28,8 @@ OPERATOR_BUGS = (
         (
             (
                 "lifecycle/drain.pxi",
-                "                evict(core, i, OUT_EVICTED_DRAINING)\n",
-                "                if BUG:\n"
-                "                    i = after\n"
-                "                    continue\n",
+                "            evict(core, i, OUT_EVICTED_DRAINING)\n",
+                "            if BUG:\n                i = after\n                continue\n",
             ),
         ),
         60,

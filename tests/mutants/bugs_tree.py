@@ -72,7 +72,7 @@ TREE_BUGS = (
         (
             (
                 "policy/fair_queue.pxi",
-                "        family = flows.family_of(node)\n",
+                "        if flows.local and charge_node(flows, node, family, above, more, pool):\n",
                 "        if BUG:\n            more = 0\n",
             ),
         ),
@@ -98,8 +98,8 @@ TREE_BUGS = (
         (
             (
                 "policy/lead.pxi",
-                "        if p.foreign and compares and family.stands_in(p.pool):\n",
-                "        if BUG and compares and not family.stands_in(p.pool):\n"
+                "        if p.foreign and compares and (<Family>family).stands_in(p.pool):\n",
+                "        if BUG and compares and not (<Family>family).stands_in(p.pool):\n"
                 "            p.foreign = 0\n",
             ),
         ),

@@ -40,7 +40,7 @@ cdef class ProbeHeap:
         return self.heap.valid()
 
     def first_key(self, int64_t other):
-        return first_key(self.heap, other)
+        return first_key(<void*>self.heap, other)
 
     def best_first(self, ProbeHeap other):
         cdef int32_t found[LOOKAHEAD]
