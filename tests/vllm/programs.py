@@ -18,8 +18,6 @@ from typing import Any
 
 import yaml
 
-from schedsvc.lab.demo.processes import DIES_WITH_PARENT
-
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-vllm"
 MODEL = "tiny"
@@ -119,7 +117,7 @@ def program(
     """Run a program until the block is left. Fails with the end of its log if it is not up."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*DIES_WITH_PARENT, *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
