@@ -30,7 +30,7 @@ cdef int drain_some(Core core, bytes name, bint draining) except -1:
         core.draining = core.ledger.closed = draining
         core.ledger.touch_all()
     if draining:
-        core.sweep_next = core.sweep_session = 0
+        core.sweep_next = core.sweep_hold = 0
     core.has_more = core.save_rest = True
     return 0
 
@@ -81,14 +81,14 @@ cdef int run_sweep(Core core) except -1:
     longest queue); those that stay are seen again where the sweep goes on in their queue."""
     cdef int64_t work = 0, looks = 0
     cdef Queue* queue
-    while core.sweep_session < core.flows.agents.used:
+    while core.sweep_hold < core.flows.agents.hold_used:
         looks += 1
         if looks > QUEUES_A_TURN * core.work_max or not sweep_chain(
-            core, core.flows.agents.items[core.sweep_session].held.head, &work
+            core, core.flows.agents.holds[core.sweep_hold].requests.head, &work
         ):
             core.has_more = True
             return 0
-        core.sweep_session += 1
+        core.sweep_hold += 1
     while core.sweep_next < core.flows.queue_count:
         looks += 1
         queue = &core.flows.queues[core.sweep_next]

@@ -4,7 +4,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     """Take a queued request out and answer its caller. A retry is a new request. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
-    cdef bint was_capped = core.requests.rare_of(r).is_capped
+    cdef bint was_capped = core.requests.rare_of(r).hold != NONE
     cdef int64_t ahead = 0 if was_capped else ahead_of(core.flows, i)
     cdef int64_t quota_ns = quota_wait_ns(core, i)
     cdef Verdict v

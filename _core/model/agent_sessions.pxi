@@ -22,21 +22,26 @@ ctypedef struct AgentSession:
     int64_t vtc  # its counter, in the weighted micro-tokens of its flow
     int64_t footprint  # tokens of its last turn, or expected ones of the first
     int64_t turn_ns  # when its last turn ended; -1: it had none
-    int64_t held_ns  # since when it waits for a cap
     int32_t flow
     int32_t pool  # in which it is active; -1: it is not
     int32_t share  # of its flow in that pool
     int32_t open_requests  # in a queue or running
     int32_t first_strand
-    Chain held  # its requests that wait for a cap
-    int32_t held_share  # of its flow in the pool for which they wait; -1: none do
+    int32_t first_hold
     int32_t next, prev  # among the active ones of its pool, in the order of their begins
-    int32_t held_next, held_prev  # among those of `held_share`
     int32_t idle_next, idle_prev  # among the idle ones of its flow
     uint8_t has_node  # its counter is its own
     uint8_t is_idle
     uint8_t is_saved  # it has a row that outlives the process
     uint8_t retired  # it gave its place in its pool to another, and has requests open
+
+# The requests of one session that wait for the cap of one pool.
+ctypedef struct SessionHold:
+    int32_t session  # -1: the record is free
+    int32_t share  # of its flow in that pool
+    Chain requests
+    int32_t next, prev  # among those of the share, in the order of arrival
+    int32_t next_hold  # of the same session
 
 # The requests of one session in one queue, in the order of the queue.
 ctypedef struct Strand:
@@ -50,7 +55,7 @@ ctypedef struct SessionShare:
     int32_t flow, pool
     int64_t tokens  # of the active ones
     int32_t active
-    int32_t first_held, last_held, held  # sessions that wait for the cap, in the order of arrival
+    int32_t first_hold, last_hold, held  # of sessions that wait for the cap, as they came
 
 # The sessions of one flow.
 ctypedef struct FlowSessions:
@@ -103,10 +108,12 @@ cdef class AgentSessions:
 
     cdef AgentSession* items
     cdef Strand* strands
+    cdef SessionHold* holds
     cdef SessionShare* shares
     cdef FlowSessions* of_flows
     cdef int32_t used, size, first_free, count
     cdef int32_t strand_used, strand_size, first_free_strand
+    cdef int32_t hold_used, hold_size, first_free_hold
     cdef int32_t share_used, share_size, first_free_share
     cdef int32_t flow_used, flow_size, first_free_flow
     cdef int32_t held  # requests that wait for a cap
@@ -114,6 +121,7 @@ cdef class AgentSessions:
     cdef Table index, share_index
     cdef list lines, free_lines  # SessionLine of queues by number; 0 stands for none
     cdef list cap_lines  # of each pool, the shares that wait for its cap
+    cdef list begun  # sessions that became active while some of their requests waited for a cap
     cdef Heap dues  # sessions that cease to be active, by when
     cdef DirtyQueue changed  # sessions whose counters are to be saved
     cdef Heap turns  # pools in which a session begins at the latest, by when
@@ -122,15 +130,16 @@ cdef class AgentSessions:
     def __cinit__(self):
         self.index, self.share_index = Table(), Table()
         self.changed = DirtyQueue()
-        self.lines, self.free_lines, self.cap_lines = [None], [], []
+        self.lines, self.free_lines, self.cap_lines, self.begun = [None], [], [], []
         self.dues, self.turns, self.treaps = Heap(), Heap(), Treaps()
         self.first_free = self.first_free_strand = self.first_free_share = NONE
-        self.first_free_flow = NONE
+        self.first_free_flow = self.first_free_hold = NONE
         self.flow_used = 1  # a flow without sessions has the number 0
 
     def __dealloc__(self):
         free(self.items)
         free(self.strands)
+        free(self.holds)
         free(self.shares)
         free(self.of_flows)
 
@@ -148,9 +157,8 @@ cdef class AgentSessions:
             self.used += 1
         memset(&self.items[s], 0, sizeof(AgentSession))
         self.items[s].flow, self.items[s].turn_ns = flow, NONE
-        self.items[s].pool = self.items[s].share = self.items[s].held_share = NONE
-        self.items[s].first_strand = NONE
-        self.items[s].held.head = self.items[s].held.tail = NONE
+        self.items[s].pool = self.items[s].share = NONE
+        self.items[s].first_strand = self.items[s].first_hold = NONE
         self.count += 1
         return s
 
@@ -217,6 +225,68 @@ cdef class AgentSessions:
             t = self.strands[t].next_strand
         return t
 
+    cdef int32_t add_hold(self, int32_t s, int32_t share) except -1:
+        """A record of what waits of a session for the cap of a share's pool, without requests; the
+        last one of the share. O(1) amortised."""
+        cdef int32_t n = self.first_free_hold
+        cdef SessionHold* hold
+        cdef SessionShare* h = &self.shares[share]
+        if n != NONE:
+            self.first_free_hold = self.holds[n].next
+        else:
+            if self.hold_used == self.hold_size:
+                self.hold_size = larger(self.hold_size, 0)
+                self.holds = <SessionHold*>extend(
+                    self.holds, self.hold_size, sizeof(SessionHold)
+                )
+            n = self.hold_used
+            self.hold_used += 1
+        hold = &self.holds[n]
+        memset(hold, 0, sizeof(SessionHold))
+        hold.session, hold.share = s, share
+        hold.requests.head = hold.requests.tail = NONE
+        hold.next, hold.prev = NONE, h.last_hold
+        if h.last_hold == NONE:
+            h.first_hold = n
+        else:
+            self.holds[h.last_hold].next = n
+        h.last_hold = n
+        h.held += 1
+        hold.next_hold = self.items[s].first_hold
+        self.items[s].first_hold = n
+        return n
+
+    cdef void release_hold(self, int32_t n) noexcept:
+        """Unlink a hold without requests. O(pools for which the session waits)."""
+        cdef SessionHold* hold = &self.holds[n]
+        cdef SessionShare* h = &self.shares[hold.share]
+        cdef int32_t before = self.items[hold.session].first_hold
+        if before == n:
+            self.items[hold.session].first_hold = hold.next_hold
+        else:
+            while self.holds[before].next_hold != n:
+                before = self.holds[before].next_hold
+            self.holds[before].next_hold = hold.next_hold
+        if hold.prev == NONE:
+            h.first_hold = hold.next
+        else:
+            self.holds[hold.prev].next = hold.next
+        if hold.next == NONE:
+            h.last_hold = hold.prev
+        else:
+            self.holds[hold.next].prev = hold.prev
+        h.held -= 1
+        hold.session, hold.next = NONE, self.first_free_hold
+        self.first_free_hold = n
+
+    cdef int32_t find_hold(self, int32_t s, int32_t pool) noexcept:
+        """What waits of a session for the cap of a pool; -1: nothing.
+        O(pools for which the session waits)."""
+        cdef int32_t n = self.items[s].first_hold
+        while n != NONE and self.shares[self.holds[n].share].pool != pool:
+            n = self.holds[n].next_hold
+        return n
+
     cdef int32_t share_of(self, int32_t flow, int32_t pool) except -1:
         """The record of a flow in a pool, made if there is none. Expected O(1)."""
         cdef int32_t n = self.share_index.get(<uint64_t>flow, <uint64_t>pool)
@@ -224,7 +294,7 @@ cdef class AgentSessions:
             return n
         n = self.first_free_share
         if n != NONE:
-            self.first_free_share = self.shares[n].first_held
+            self.first_free_share = self.shares[n].first_hold
         else:
             if self.share_used == self.share_size:
                 self.share_size = larger(self.share_size, 0)
@@ -235,7 +305,7 @@ cdef class AgentSessions:
             self.share_used += 1
         memset(&self.shares[n], 0, sizeof(SessionShare))
         self.shares[n].flow, self.shares[n].pool = flow, pool
-        self.shares[n].first_held = self.shares[n].last_held = NONE
+        self.shares[n].first_hold = self.shares[n].last_hold = NONE
         self.share_index.put(<uint64_t>flow, <uint64_t>pool, n)
         return n
 
@@ -246,7 +316,7 @@ cdef class AgentSessions:
             return
         self.share_index.remove(<uint64_t>h.flow, <uint64_t>h.pool)
         h.flow = NONE
-        h.first_held = self.first_free_share
+        h.first_hold = self.first_free_share
         self.first_free_share = n
 
     cdef inline SessionLine line(self, int32_t number):

@@ -107,7 +107,7 @@ cdef class Core:
     cdef int64_t awaits_until_ns  # the first time at which a pool waits for no stream; 0: none does
     cdef bint save_rest  # to be saved behind all that has changed
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none
-    cdef int32_t sweep_session  # session that it looks at before
+    cdef int32_t sweep_hold  # hold of a session that it looks at before
     cdef int64_t sign_of_life_ns  # a stream has to answer a newcomer within it; 0: is not asked
     cdef dict contests  # pools that are claimed: when their streams have to have answered, by whom
     cdef dict offers  # the streams that offer each pool, by its name, oldest first

@@ -62,7 +62,7 @@ ctypedef struct RareFields:
     int32_t adapter  # index of its LoRA adapter; -1: none
     int32_t session  # record of its session of an agent; -1: none
     int32_t told_output  # as the caller expects it, of each sequence
-    uint8_t is_capped  # queued, it is in no queue but waits for a cap, see session_cap.pxi
+    int32_t hold  # queued, it is in no queue but waits for a cap, see session_cap.pxi; -1: not
     uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 
 # Most of a million queued requests consist of nothing but this: REQUEST_BYTES. Fields that few of
@@ -198,7 +198,7 @@ cdef class Requests:
             n = self.rare_used
             self.rare_used += 1
         memset(&self.rare[n], 0, sizeof(RareFields))
-        self.rare[n].adapter = self.rare[n].session = NONE
+        self.rare[n].adapter = self.rare[n].session = self.rare[n].hold = NONE
         self.rare_open += 1
         return n
 

@@ -60,7 +60,7 @@ cdef int rank_share(Core core, int32_t n) except -1:
     if h.held == 0:
         line.remove(f.cls, n)
         return 0
-    first = core.flows.agents.items[h.first_held].held.head
+    first = core.flows.agents.holds[h.first_hold].requests.head
     return line.put(
         f.cls, n, <int64_t>(<wide>h.tokens * 1000 // f.weight_milli),
         core.requests.items[first].seq, core.now_ns,
@@ -167,7 +167,17 @@ cdef int begin_turn(Core core, int32_t i, int32_t pool) except -1:
     cdef const AgentSession* a = &core.flows.agents.items[s]
     if a.pool == pool or a.retired:
         return 0
-    return begin_activity(core, s, pool, turn_tokens(core, i))
+    begin_activity(core, s, pool, turn_tokens(core, i))
+    return note_begun(core, s)
+
+
+cdef inline int note_begun(Core core, int32_t s) except -1:
+    """A session has become active by a grant, a replay or a request for another pool: let in the
+    next poll what waits of it for a cap. O(1)."""
+    if core.flows.agents.items[s].first_hold != NONE:
+        core.flows.agents.begun.append(s)
+        core.has_more = True
+    return 0
 
 
 cdef int end_turn(Core core, int32_t i) except -1:
@@ -253,6 +263,7 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
             fits_cap(core, pool, tokens) and not waits_for_cap(core, pool)
         ):
             begin_activity(core, s, pool, tokens)
+            note_begun(core, s)
             return NONE
         room = p.limits.sessions_max_tokens - p.sessions_tokens
         if best == NONE or room > most:
@@ -261,27 +272,18 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
 
 
 cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:
-    """Let a request wait for the cap of a pool, with others of its session that wait already.
-    O(log n)."""
+    """Let a request wait for the cap of a pool, with others of its session that wait there
+    already. O(log n + pools for which the session waits)."""
     cdef AgentSessions agents = core.flows.agents
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef RareFields* rare = core.requests.own_rare(i)
-    cdef AgentSession* a = &agents.items[rare.session]
-    cdef SessionShare* h
-    if a.held.count == 0:
+    cdef int32_t n = agents.find_hold(rare.session, pool)
+    if n == NONE:
         begin_waiting(core, pool)
-        a.held_share = agents.share_of(r.flow, pool)
-        h = &agents.shares[a.held_share]
-        a.held_next, a.held_prev = NONE, h.last_held
-        if h.last_held == NONE:
-            h.first_held = rare.session
-        else:
-            agents.items[h.last_held].held_next = rare.session
-        h.last_held = rare.session
-        h.held += 1
-    chain_push(&a.held, core.requests.items, i)
-    rare.is_capped, r.forecast_wait_us = True, NONE
+        n = agents.add_hold(rare.session, agents.share_of(r.flow, pool))
+    chain_push(&agents.holds[n].requests, core.requests.items, i)
+    rare.hold, r.forecast_wait_us = n, NONE
     f.held += 1
     f.held_tokens += r.prompt_tokens
     core.flows.held_tokens += r.prompt_tokens
@@ -290,7 +292,7 @@ cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:
         core.requests.head_state_of(i).head_ns = core.now_ns
         r.head_state.lined_ns = core.now_ns
     wait_for(core.requests, i, WAITS_POOL + WAIT_SESSION_CAP, core.now_ns)
-    return rank_share(core, a.held_share)
+    return rank_share(core, agents.holds[n].share)
 
 
 cdef int begin_waiting(Core core, int32_t pool) except -1:
@@ -305,30 +307,21 @@ cdef int begin_waiting(Core core, int32_t pool) except -1:
 
 
 cdef int leave_cap(Core core, int32_t i) except -1:
-    """A request does not wait for a cap any more. O(log n)."""
+    """A request does not wait for a cap any more.
+    O(log n + pools for which the session waits)."""
     cdef AgentSessions agents = core.flows.agents
     cdef Request* r = &core.requests.items[i]
     cdef RareFields* rare = core.requests.own_rare(i)
-    cdef AgentSession* a = &agents.items[rare.session]
-    cdef SessionShare* h = &agents.shares[a.held_share]
-    cdef int32_t n = a.held_share, pool = h.pool
-    chain_remove(&a.held, core.requests.items, i)
-    rare.is_capped = False
+    cdef SessionHold* hold = &agents.holds[rare.hold]
+    cdef int32_t n = hold.share, pool = agents.shares[n].pool
+    chain_remove(&hold.requests, core.requests.items, i)
+    if hold.requests.count == 0:
+        agents.release_hold(rare.hold)
+    rare.hold = NONE
     core.flows.items[r.flow].held -= 1
     core.flows.items[r.flow].held_tokens -= r.prompt_tokens
     core.flows.held_tokens -= r.prompt_tokens
     agents.held -= 1
-    if a.held.count == 0:
-        a.held_share = NONE
-        if a.held_prev == NONE:
-            h.first_held = a.held_next
-        else:
-            agents.items[a.held_prev].held_next = a.held_next
-        if a.held_next == NONE:
-            h.last_held = a.held_prev
-        else:
-            agents.items[a.held_next].held_prev = a.held_prev
-        h.held -= 1
     rank_share(core, n)
     agents.drop_share(n)
     if not waits_for_cap(core, pool):
@@ -337,21 +330,45 @@ cdef int leave_cap(Core core, int32_t i) except -1:
     return 0
 
 
-cdef int let_session_in(Core core, int32_t s) except -1:
-    """Queue all requests of a session that waited for a cap, but for those that another pool's cap
-    holds back. O(log n) each."""
-    cdef AgentSessions agents = core.flows.agents
-    cdef int32_t i
+cdef int let_hold_in(Core core, int32_t n) except -1:
+    """Queue what waits of a session for one cap, but for what another one holds back. O(log n)
+    each."""
     cdef list waited = []
-    while agents.items[s].held.count:
-        i = agents.items[s].held.head
-        leave_cap(core, i)
-        waited.append(i)
-        wait_for(core.requests, i, WAITS_QUEUE, core.now_ns)
-        core.requests.items[i].head_state.head_ns = NONE
-        core.requests.items[i].head_state.lined_ns = NONE
+    leave_hold(core, n, False, waited)
     for i in waited:
         line_up(core, i)
+    return 0
+
+
+cdef int let_session_in(Core core, int32_t s) except -1:
+    """A session has become active in a pool: queue what waited for that, and what may run in any.
+    O(requests of the session that wait * log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t n = agents.items[s].first_hold, after
+    cdef list waited = []
+    while n != NONE:
+        after = agents.holds[n].next_hold
+        leave_hold(
+            core, n, agents.shares[agents.holds[n].share].pool != agents.items[s].pool, waited
+        )
+        n = after
+    for i in waited:
+        line_up(core, i)
+    return 0
+
+
+cdef int leave_hold(Core core, int32_t n, bint only_any, list waited) except -1:
+    """Take the requests of a hold out, or only those that may run in any pool, and append them."""
+    cdef int32_t i = core.flows.agents.holds[n].requests.head, after
+    while i != NONE:
+        after = core.requests.items[i].next
+        if not only_any or core.requests.items[i].target == NONE:
+            leave_cap(core, i)
+            waited.append(i)
+            wait_for(core.requests, i, WAITS_QUEUE, core.now_ns)
+            core.requests.items[i].head_state.head_ns = NONE
+            core.requests.items[i].head_state.lined_ns = NONE
+        i = after
     return 0
 
 
@@ -365,7 +382,7 @@ cdef int let_flow_in(Core core, int32_t flow) except -1:
             n = agents.share_index.get(<uint64_t>flow, <uint64_t>pool)
             if n == NONE or agents.shares[n].held == 0:
                 break
-            let_session_in(core, agents.shares[n].first_held)
+            let_hold_in(core, agents.shares[n].first_hold)
     return 0
 
 
@@ -393,7 +410,11 @@ cdef bint serve_caps(Core core) except -1:
     """Begin the sessions that wait for a cap, as far as there is room or it is their turn, at most
     `work_max`; whether all are. O(pools + begins * log n)."""
     cdef int64_t work = 0
-    cdef int32_t pool
+    cdef int32_t pool, s
+    while core.flows.agents.begun:
+        s = core.flows.agents.begun.pop()
+        if core.flows.agents.items[s].pool != NONE:
+            let_session_in(core, s)
     for pool in range(core.ledger.count):
         while waits_for_cap(core, pool):
             if work >= core.work_max:
@@ -412,11 +433,12 @@ cdef bint serve_cap(Core core, int32_t pool) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
     cdef Line line = cap_line(core, pool)
     cdef int32_t cls = line.first(core.now_ns)
-    cdef int32_t s = agents.shares[line.heap(cls).nodes[0].id].first_held
-    cdef int32_t i = agents.items[s].held.head
+    cdef int32_t n = agents.shares[line.heap(cls).nodes[0].id].first_hold
+    cdef int32_t s = agents.holds[n].session
+    cdef int32_t i = agents.holds[n].requests.head
     cdef int64_t tokens = turn_tokens(core, i)
     if not core.ledger.serves(pool) or not core.ledger.can_hold(pool, &core.requests.items[i]):
-        let_session_in(core, s)
+        let_hold_in(core, n)
         return True
     if not fits_cap(core, pool, tokens):
         if core.now_ns < p.turn_ns + turn_wait_ns(core):

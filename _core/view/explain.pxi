@@ -267,7 +267,7 @@ cdef int64_t own_work_before(Core core, int32_t i) noexcept:
     O(targets), by deadline with O(log n) expected."""
     cdef Request* r = &core.requests.items[i]
     cdef Queue* queue
-    if core.requests.rare_of(r).is_capped:  # it is in no queue
+    if core.requests.rare_of(r).hold != NONE:  # it is in no queue
         return 0
     queue = &core.flows.queues[core.flows.find_queue(r.flow, r.target + 1)]
     if queue.in_tree:
@@ -286,7 +286,7 @@ cdef int64_t wait_left_ns(Core core, int32_t i) except -2:
     """How much longer a queued request is expected to wait; -1: unknown. O(SCAN_MAX + pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t left_ns = 0
-    if core.requests.rare_of(r).is_capped:  # until active sessions pause
+    if core.requests.rare_of(r).hold != NONE:  # until active sessions pause
         return NONE
     if has_to_wait(core, r.target):
         left_ns = wait_from(core, r.flow, r.target, own_work_before(core, i), r.work)

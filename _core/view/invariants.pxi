@@ -172,7 +172,7 @@ cdef int check_backlog(Core core) except -1:
     cdef list tokens = [0] * flows.count, work = [0] * flows.count
     cdef list backlog = [0] * CLASSES_MAX
     for _, i in queued_requests(core):
-        if core.requests.rare_of(&core.requests.items[i]).is_capped:
+        if core.requests.rare_of(&core.requests.items[i]).hold != NONE:
             continue
         tokens[core.requests.items[i].flow] += core.requests.items[i].prompt_tokens
         work[core.requests.items[i].flow] += core.requests.items[i].work

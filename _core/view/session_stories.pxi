@@ -36,7 +36,7 @@ cdef dict session_story(Core core, int64_t now_ns, int32_t i):
         "footprint_tokens": a.footprint if a.pool != NONE else 0,
         "shares_counter": not a.has_node,
     }
-    if rare.is_capped:
+    if rare.hold != NONE:
         row["requests_ahead"] = requests_before(core, i)
         row["cap"] = cap_story(core, now_ns, i)
     elif r.state == QUEUED:
@@ -76,14 +76,14 @@ cdef int32_t strands_before(Flows flows, int32_t t) noexcept:
 cdef dict cap_story(Core core, int64_t now_ns, int32_t i):
     """For what a request waits whose session has not begun. O(SCAN_MAX)."""
     cdef AgentSessions agents = core.flows.agents
-    cdef const AgentSession* a = &agents.items[core.requests.rare_of(
-        &core.requests.items[i]
-    ).session]
-    cdef int32_t pool = agents.shares[a.held_share].pool, s = a.held_prev, ahead = 0
+    cdef const SessionHold* hold = &agents.holds[
+        core.requests.rare_of(&core.requests.items[i]).hold
+    ]
+    cdef int32_t pool = agents.shares[hold.share].pool, n = hold.prev, ahead = 0
     cdef const Pool* p = &core.ledger.pools[pool]
-    while s != NONE and ahead <= SCAN_MAX:
+    while n != NONE and ahead <= SCAN_MAX:
         ahead += 1
-        s = agents.items[s].held_prev
+        n = agents.holds[n].prev
     return {
         "pool": core.pool_list[pool].decode(),
         "needs_tokens": turn_tokens(core, i),

@@ -5,15 +5,15 @@ cdef int64_t oldest_held(Core core, int32_t flow) noexcept:
     O(sessions of the flow that wait)."""
     cdef AgentSessions agents = core.flows.agents
     cdef int64_t oldest = NEVER
-    cdef int32_t n, pool, s
+    cdef int32_t n, pool
     if core.flows.items[flow].held == 0:
         return NEVER
     for pool in range(core.ledger.count):
         n = agents.share_index.get(<uint64_t>flow, <uint64_t>pool)
-        s = NONE if n == NONE else agents.shares[n].first_held
-        while s != NONE:
-            oldest = min(oldest, core.requests.items[agents.items[s].held.head].arrival_ns)
-            s = agents.items[s].held_next
+        n = NONE if n == NONE else agents.shares[n].first_hold
+        while n != NONE:
+            oldest = min(oldest, core.requests.items[agents.holds[n].requests.head].arrival_ns)
+            n = agents.holds[n].next
     return oldest
 
 
@@ -51,13 +51,13 @@ cdef int check_sessions(Core core) except -1:
     cdef int32_t i, s, held = 0
     cdef const Request* r
     cdef const RareFields* rare
-    cdef list opened = [0] * agents.used, waits = [0] * agents.used
+    cdef list opened = [0] * agents.used
     for i in range(core.requests.used):
         r = &core.requests.items[i]
         rare = core.requests.rare_of(r)
         if r.state == FREE or rare.session == NONE:
             check_invariant(
-                core, r.state == FREE or not rare.is_capped, "what waits for a cap has a session"
+                core, r.state == FREE or rare.hold == NONE, "what waits for a cap has a session"
             )
             continue
         check_invariant(
@@ -65,14 +65,16 @@ cdef int check_sessions(Core core) except -1:
             "who has a session is queued or runs, in the session's flow",
         )
         opened[rare.session] += 1
-        waits[rare.session] += rare.is_capped
-        held += rare.is_capped
+        held += rare.hold != NONE
+        check_invariant(
+            core, rare.hold == NONE or agents.holds[rare.hold].session == rare.session,
+            "who waits for a cap waits with its session",
+        )
     check_invariant(core, held == agents.held, "what waits for caps = sum over requests")
     for s in range(agents.used):
         if agents.items[s].flow != NONE:
             check_invariant(
-                core, opened[s] == agents.items[s].open_requests
-                and waits[s] == agents.items[s].held.count,
+                core, opened[s] == agents.items[s].open_requests,
                 "open requests of a session = those that are queued or run",
             )
             check_session(core, s)
@@ -105,9 +107,32 @@ cdef int check_session(Core core, int32_t s) except -1:
         core, a.vtc >= 0 and a.vtc <= max(agents.of_flows[n].highest, a.vtc * (not a.has_node)),
         "no counter of a session is above the highest",
     )
-    return check_invariant(
-        core, (a.held.count > 0) == (a.held_share != NONE), "who waits for a cap waits at a share"
-    )
+    return check_holds(core, s)
+
+
+cdef int check_holds(Core core, int32_t s) except -1:
+    """That a session waits once for each cap, with requests of its own that may run there."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t n = agents.items[s].first_hold, i, count, pool
+    cdef set pools = set()
+    while n != NONE:
+        pool, count = agents.shares[agents.holds[n].share].pool, 0
+        check_invariant(core, pool not in pools, "a session waits once for each cap")
+        pools.add(pool)
+        i = agents.holds[n].requests.head
+        while i != NONE:
+            count += 1
+            check_invariant(
+                core, core.requests.rare_of(&core.requests.items[i]).hold == n
+                and core.requests.items[i].target in (NONE, pool),
+                "who waits for the cap of a pool may run there",
+            )
+            i = core.requests.items[i].next
+        check_invariant(
+            core, 0 < count == agents.holds[n].requests.count, "requests of a hold = its chain"
+        )
+        n = agents.holds[n].next_hold
+    return 0
 
 
 cdef int check_session_lines(Core core) except -1:

@@ -436,8 +436,8 @@ cdef list queued_requests(Core core):
         while i != NONE:
             found.append((core.requests.items[i].seq, i))
             i = core.requests.items[i].next
-    for q in range(core.flows.agents.used if core.flows.agents.held else 0):
-        i = core.flows.agents.items[q].held.head
+    for q in range(core.flows.agents.hold_used if core.flows.agents.held else 0):
+        i = core.flows.agents.holds[q].requests.head
         while i != NONE:
             found.append((core.requests.items[i].seq, i))
             i = core.requests.items[i].next

@@ -80,6 +80,61 @@ def test_a_tenant_that_is_put_in_audit_waits_for_no_cap() -> None:
     s.check()
 
 
+# Caps of several pools.
+
+
+def test_a_session_waits_for_the_cap_of_each_pool_apart() -> None:
+    s = waits_at_the_first_of_two()
+    s.set_pool_limits(0, b"q", sessions_max_tokens=150)
+    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    turn(s, 0, "b-1", "b", prompt=60, output=40, pool=1)
+    assert s.poll(0) == []
+    assert [row["sessions_waiting"] for row in s.stats(0)["pools"]] == [1, 1]
+    s.check()
+    s.set_pool_limits(1, b"q", sessions_max_tokens=400)
+    (d,) = s.poll(1)
+    assert (d.outcome, d.pool) == (core.GRANTED, 1)
+    assert s.flow_stats(1, 0)["held_by_session_cap"] == 1
+    s.check()
+
+
+def test_a_session_that_begins_queues_what_may_run_in_any_pool() -> None:
+    s = waits_at_the_first_of_two()
+    s.set_pool_limits(0, b"q", sessions_max_tokens=250)
+    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    grant(s, 0, "e-0", 60, 40, session=b"e", pool=1)
+    turn(s, 0, "b-any", "b", prompt=60, output=40)  # q has more room than p
+    assert s.poll(0) == []
+    s.set_pool_limits(1, sessions_max_tokens=400)
+    assert {d.outcome for d in s.poll(1)} == {core.GRANTED}
+    assert s.flow_stats(1, 0)["held_by_session_cap"] == 0
+    s.check()
+
+
+def test_a_replay_lets_in_what_waits_of_its_session() -> None:
+    s = capped(150)
+    run_turn(s, 0, "a", 0)
+    first = turn(s, 0, "b-1", "b", prompt=60, output=40, pool=0)
+    assert s.poll(0) == []
+    assert s.replay(1, 0, b"b-0", 7, 0, 1, 100, 60, 40, session=b"b") == core.LEASE_LIVE
+    second = turn(s, 1, "b-2", "b", prompt=60, output=40, pool=0)
+    assert [d.handle for d in s.poll(1)] == [first, second]
+    s.check()
+
+
+def test_a_session_that_begins_elsewhere_queues_what_may_run_there() -> None:
+    s = waits_at_the_first_of_two()
+    s.set_pool_limits(0, b"q", sessions_max_tokens=1)
+    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    anywhere = turn(s, 0, "b-any", "b", prompt=60, output=40)  # p has more room than q
+    assert s.poll(0) == []
+    s.set_pool_limits(1, b"q", sessions_max_tokens=400)
+    named = turn(s, 1, "b-1", "b", prompt=60, output=40, pool=1)
+    assert {d.handle for d in s.poll(1)} == {anywhere, named}
+    assert s.flow_stats(1, 0)["held_by_session_cap"] == 1
+    s.check()
+
+
 # Settings that change.
 
 
