@@ -1,7 +1,6 @@
 """The places of a leader's queue, for those that follow it: numbered by change, each place once."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ class PlaceFeed:
     The core has at most 100,000 places at once, so no more can wait for a reader.
     """
 
-    def __init__(self, driver: Driver, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, driver: Driver, now_ns: Callable[[], int]) -> None:
         self._driver = driver
         self.now_ns = now_ns
         #: Of the last change.

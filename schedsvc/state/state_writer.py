@@ -78,7 +78,7 @@ class StateWriter:
         #: The same rows for members that follow this one.
         self.feed = RowFeed(wall_ns)
         #: For them, too: what waits.
-        self.places = PlaceFeed(driver)
+        self.places = PlaceFeed(driver, time.monotonic_ns)
         self._hurried = asyncio.Event()
         #: Calls that wait for the next save.
         self._waiters: list[asyncio.Future[bool]] = []

@@ -43,10 +43,12 @@ _WAY_NS = 1_000_000
 class _Rows:
     """The rows of a member's state file, and those that its followers read."""
 
-    def __init__(self, driver: Driver, disk: dict[bytes, bytes]) -> None:
+    def __init__(
+        self, driver: Driver, disk: dict[bytes, bytes], now_ns: Callable[[], int]
+    ) -> None:
         self._driver, self._disk = driver, disk
         self.feed = RowFeed(lambda: 0)
-        self.places = PlaceFeed(driver)
+        self.places = PlaceFeed(driver, now_ns)
 
     async def collect(self) -> None:
         """Take over what changed."""
@@ -122,7 +124,7 @@ class TermServer:
             self.driver.change(lambda core, now_ns: core.set_leadership(now_ns, stated))
             self.driver.begin_term(leading)
             process.world.terms.began(leading.term, leading.leader, process.world.queue.now_ns)
-        self._rows = _Rows(self.driver, disk)
+        self._rows = _Rows(self.driver, disk, process.now_ns)
         self.outdated: Callable[[], list[str]] = list
         self.on_promise: Callable[[str, int], None] = lambda member, asked_ns: None
         self.follow_services: list[FollowService] = []
