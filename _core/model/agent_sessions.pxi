@@ -280,7 +280,7 @@ cdef class AgentSessions:
         self.first_free_hold = n
 
     cdef int32_t find_hold(self, int32_t s, int32_t pool) noexcept:
-        """What waits of a session for the cap of a pool; -1: nothing.
+        """The hold of a session for the cap of a pool; -1: none.
         O(pools for which the session waits)."""
         cdef int32_t n = self.items[s].first_hold
         while n != NONE and self.shares[self.holds[n].share].pool != pool:

@@ -43,9 +43,7 @@ _WAY_NS = 1_000_000
 class _Rows:
     """The rows of a member's state file, and those that its followers read."""
 
-    def __init__(
-        self, driver: Driver, disk: dict[bytes, bytes], now_ns: Callable[[], int]
-    ) -> None:
+    def __init__(self, driver: Driver, disk: dict[bytes, bytes], now_ns: Callable[[], int]) -> None:
         self._driver, self._disk = driver, disk
         self.feed = RowFeed(lambda: 0)
         self.places = PlaceFeed(driver, now_ns)
