@@ -110,11 +110,13 @@ def pushed_out(books: Books, lease_id: int, state: int) -> bool:
 def _check_order(books: Books) -> None:
     """Inside a flow and a target the first to come is the first to go (invariant 10).
 
-    With sessions that holds inside of each. By deadline a request that waits for the cap of one of
-    several pools may be behind those of its session that came before and are queued already.
+    With sessions that holds inside of each. A request that waits for the cap of one of several
+    pools may be behind later ones of its session, once that has begun in another. By deadline one
+    that waits for a cap may be behind those of its session that were queued before it gave its
+    place to another.
     """
     terms = books.terms
-    if terms.by_deadline and terms.limits.sessions_max_tokens and terms.pools > 1:
+    if terms.limits.sessions_max_tokens and (terms.pools > 1 or terms.by_deadline):
         return
     for r in books.fresh:
         queue = books.queues.get((r.flow, r.ask.pool if r.ask else ""))
