@@ -125,7 +125,7 @@ def _show(found: dict[str, Any]) -> None:
     for row in _rows(found):
         table.add_row(*row)
     for name, value, bound, holds in found["bars"]:
-        text = "-" if value is None else f"{value:,g}"
+        text = "-" if value is None else f"{value:,.0f}" if value >= 1_000 else f"{value:g}"
         judged.add_row(name, bound, text, "holds" if holds else "MISSED")
     console.print(table)
     console.print(judged)

@@ -34,7 +34,7 @@ def bars(found: dict[str, Any]) -> list[Bar]:
         else:
             rows.append(_most(name, took_s, CATCH_UP_MAX_S))
     rows.append(_most("memory (MB)", found["memory_mb"], MEMORY_MAX_MB))
-    rows.append(_most("minutes of a core", found["cpu_minutes"], MINUTES_MAX))
+    rows.append(_most("minutes", found["wall_minutes"], MINUTES_MAX))
     return rows
 
 

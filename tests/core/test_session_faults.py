@@ -24,13 +24,19 @@ def waits_at_the_first_of_two() -> core.Scheduler:
     return s
 
 
+def waits_at_the_first_and_both_are_full(cap: int = 150) -> core.Scheduler:
+    """The same, and pool q has a cap, too, of which session c takes 100 tokens."""
+    s = waits_at_the_first_of_two()
+    s.set_pool_limits(0, b"q", sessions_max_tokens=cap)
+    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    return s
+
+
 # Drains and modes.
 
 
 def test_a_drain_finds_what_waits_for_the_cap_of_another_pool() -> None:
-    s = waits_at_the_first_of_two()
-    s.set_pool_limits(0, b"q", sessions_max_tokens=150)
-    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    s = waits_at_the_first_and_both_are_full()
     stranded = turn(s, 0, "b-1", "b", prompt=60, output=40, pool=1)
     assert s.poll(0) == []
     s.set_draining(1, b"q", True)
@@ -40,9 +46,7 @@ def test_a_drain_finds_what_waits_for_the_cap_of_another_pool() -> None:
 
 
 def test_a_drain_finds_what_its_own_pool_cannot_hold_any_more() -> None:
-    s = waits_at_the_first_of_two()
-    s.set_pool_limits(0, b"q", sessions_max_tokens=1)
-    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    s = waits_at_the_first_and_both_are_full(1)
     stranded = turn(s, 0, "b-1", "b", prompt=300, output=40)
     assert s.poll(0) == []
     s.set_pool(1, b"p", 1, 200, 1)
@@ -84,9 +88,7 @@ def test_a_tenant_that_is_put_in_audit_waits_for_no_cap() -> None:
 
 
 def test_a_session_waits_for_the_cap_of_each_pool_apart() -> None:
-    s = waits_at_the_first_of_two()
-    s.set_pool_limits(0, b"q", sessions_max_tokens=150)
-    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    s = waits_at_the_first_and_both_are_full()
     turn(s, 0, "b-1", "b", prompt=60, output=40, pool=1)
     assert s.poll(0) == []
     assert [row["sessions_waiting"] for row in s.stats(0)["pools"]] == [1, 1]
@@ -99,9 +101,7 @@ def test_a_session_waits_for_the_cap_of_each_pool_apart() -> None:
 
 
 def test_a_session_that_begins_queues_what_may_run_in_any_pool() -> None:
-    s = waits_at_the_first_of_two()
-    s.set_pool_limits(0, b"q", sessions_max_tokens=250)
-    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    s = waits_at_the_first_and_both_are_full(250)
     grant(s, 0, "e-0", 60, 40, session=b"e", pool=1)
     turn(s, 0, "b-any", "b", prompt=60, output=40)  # q has more room than p
     assert s.poll(0) == []
@@ -123,9 +123,7 @@ def test_a_replay_lets_in_what_waits_of_its_session() -> None:
 
 
 def test_a_session_that_begins_elsewhere_queues_what_may_run_there() -> None:
-    s = waits_at_the_first_of_two()
-    s.set_pool_limits(0, b"q", sessions_max_tokens=1)
-    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    s = waits_at_the_first_and_both_are_full(1)
     anywhere = turn(s, 0, "b-any", "b", prompt=60, output=40)  # p has more room than q
     assert s.poll(0) == []
     s.set_pool_limits(1, b"q", sessions_max_tokens=400)

@@ -89,7 +89,7 @@ def test_equal_seeds_give_equal_results(found: dict[str, Any]) -> None:
 
 def test_growth_that_is_not_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Member, "_charge", lambda self, grown: None)
-    found = run(PLAN) | {"memory_mb": 0, "cpu_minutes": 0}
+    found = run(PLAN) | {"memory_mb": 0, "wall_minutes": 0}
     missed = [name for name, *_, holds in bars(found) if not holds]
     assert "share error of a kind of tenants" in missed
     assert "share error of the run, median" in missed

@@ -110,18 +110,20 @@ def pushed_out(books: Books, lease_id: int, state: int) -> bool:
 def _check_order(books: Books) -> None:
     """Inside a flow and a target the first to come is the first to go (invariant 10).
 
-    With sessions that holds inside of each. A request that waits for the cap of one of several
-    pools may be behind later ones of its session, once that has begun in another. By deadline one
-    that waits for a cap may be behind those of its session that were queued before it gave its
-    place to another.
+    With sessions that holds inside of each. By deadline a request that waits for a cap may be
+    behind those that came before it: its session has given its place to another since.
     """
     terms = books.terms
-    if terms.limits.sessions_max_tokens and (terms.pools > 1 or terms.by_deadline):
-        return
+    waits_for_caps = terms.by_deadline and terms.limits.sessions_max_tokens > 0
     for r in books.fresh:
         queue = books.queues.get((r.flow, r.ask.pool if r.ask else ""))
         if queue and terms.has_sessions:
-            queue = {seq: other for seq, other in queue.items() if other.session == r.session}
+            queue = {
+                seq: other
+                for seq, other in queue.items()
+                if other.session == r.session
+                and (not waits_for_caps or other.place[1] < r.place[1])
+            }
         if queue:
             first = books.first_of(queue)
             require(
