@@ -112,7 +112,7 @@ advise-bars: build ## Drafts of `advise` beside 200 random configurations: half 
 	nice -n 19 $(BIN)/python -m tests.lab.advise.bars --traces ../shared/data/traces \
 		--out out/advise-bars
 
-tree-proof: build ## A million random trees over one pool, and over three: ten hours, goes on.
+tree-proof: build ## A million random trees over one pool, and over three: nine hours, goes on.
 	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 \
 		--totals out/tree-proof.json
 	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 --pools \

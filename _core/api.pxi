@@ -96,7 +96,7 @@ cdef class Scheduler(ClusterApi):
 
     def set_flow_class(self, int32_t flow, int32_t default_class=0, named=()):
         known_tenant(self, flow)
-        set_classes_of(self, flow, default_class, named)
+        set_classes_of(self, flow, default_class, tuple(named))
 
     def set_pool_quota(self, int64_t now_ns, bytes pool, int32_t quota):
         enter(self, now_ns)

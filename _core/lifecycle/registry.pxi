@@ -21,9 +21,10 @@ cdef int put_name(Core core, bytes name, int32_t flow) except -1:
     )
     if flow == NONE:
         core.names.remove(h.hi, h.lo)
-        if name in core.flow_names:
-            set_born(core, core.flow_names[name], False)
-        end_share(core, name)
+        known = core.flow_names.get(name)
+        if known is not None:
+            set_born(core, known, False)
+            end_share(core, known)
     else:
         core.names.put(h.hi, h.lo, flow)
     return 0
@@ -35,13 +36,13 @@ cdef int known_class(Core core, int32_t c) except -1:
     return 0
 
 
-cdef int set_classes_of(Core core, int32_t flow, int32_t default_class, named) except -1:
+cdef int set_classes_of(Core core, int32_t flow, int32_t default_class, tuple named) except -1:
     """Which class a tenant's requests are of, and which they may name. O(named)."""
     cdef uint32_t bits = 0
     cdef int32_t c
-    for c in (default_class, *named):
-        known_class(core, c)
+    known_class(core, default_class)
     for c in named:
+        known_class(core, c)
         bits |= <uint32_t>1 << c
     core.flows.items[flow].default_class = default_class
     core.flows.items[flow].named_classes = bits

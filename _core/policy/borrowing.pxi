@@ -38,14 +38,13 @@ cdef int give_share(Core core, int32_t node, const QuotaLimits* limits) except -
     return 0
 
 
-cdef int end_share(Core core, bytes name) except -1:
+cdef int end_share(Core core, int32_t flow) except -1:
     """End the share of a tenant that is gone, so that none can borrow from it."""
     cdef QuotaLimits none
-    flow = core.flow_names.get(name)
-    if flow is None or core.flows.items[<int32_t>flow].own_quota == NONE:
+    if core.flows.items[flow].own_quota == NONE:
         return 0
     memset(&none, 0, sizeof(QuotaLimits))
-    return give_share(core, core.flows.items[<int32_t>flow].own_quota, &none)
+    return give_share(core, core.flows.items[flow].own_quota, &none)
 
 
 cdef inline int know_shares(Core core) except -1:

@@ -17,7 +17,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ WEIGHTS = (500, 1_000, 1_000, 3_000)
 ANY = -1
 PACES = (10, 3, 1)  # of several pools
 SAVED_EVERY = 10  # histories
+POOLS = 3
 WAITING = 4  # requests that a flow keeps waiting for each of its targets
 
 
@@ -59,7 +60,12 @@ class Node:
     children: list["Node"] = field(default_factory=list)
     places: dict[int, Place] = field(default_factory=dict)  # by pool
     levels: Counter[int] = field(default_factory=Counter)  # of its children, by pool
-    served: Counter[int] = field(default_factory=Counter)  # by pool
+    served: list[int] = field(default_factory=lambda: [0] * POOLS)  # by pool
+    served_in_all: int = 0
+    #: By pool, while this one waits there: the least that each sibling was served more.
+    least: dict[int, list[int]] = field(default_factory=dict)
+    moved: bool = True  # something changed here or below since the promise was checked
+    path: list["Node"] = field(init=False)  # this one and those above it, the root left out
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)  # target by seq, and handle
     #: With several pools the heads of a tenant in a group enter the line at the next dispatch.
     asks: bool = False
@@ -68,12 +74,16 @@ class Node:
     arrivals: dict[tuple[int, int], int | None] = field(default_factory=dict)
     waiting: dict[int, bool] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.path = [] if self.parent is None else [self, *self.parent.path]
+
     def changed(self) -> None:
         """Forget what was found here and above."""
         node: Node | None = self
         while node is not None:
             node.arrivals.clear()
             node.waiting.clear()
+            node.moved = True
             node = node.parent
 
     def waits(self, pool: int) -> bool:
@@ -86,15 +96,10 @@ class Node:
             )
         return self.waiting[pool]
 
-    def path(self) -> Iterator["Node"]:
-        """This one and those above it, the root left out."""
-        node: Node | None = self
-        while node is not None and node.parent is not None:
-            yield node
-            node = node.parent
-
     def ask(self) -> None:
         """Put the heads of a tenant into the line."""
+        if not self.asks:
+            return
         heads: dict[int, int] = {}
         for seq, (target, _) in self.queued.items():  # in the order of arrival
             heads.setdefault(target, seq)
@@ -123,8 +128,12 @@ class Node:
         self.changed()
 
     def charge(self, served_in: int, more: int) -> None:
-        """Count service in a pool, in all pools."""
+        """Count service in a pool, in all pools: the order above may be another now."""
+        assert self.parent is not None
+        self.parent.arrivals.clear()
+        self.parent.moved = True
         self.served[served_in] += more
+        self.served_in_all += more
         for pool, place in self.places.items():
             place.key += more
             place.foreign += more * (pool != served_in)
@@ -199,7 +208,6 @@ class TreeHistory:
         self.waiting: dict[int, tuple[int, int, int, int]] = {}  # leaf, prompt, output, seq
         #: By lease id: leaf, prompt, output, charged, produced, pool.
         self.live: dict[int, list[int]] = {}
-        self.least: dict[tuple[int, int, int], int] = {}
         self.longest = self.granted = 0
 
     def _grow(self, parent: Node, quota: int, groups: int) -> None:
@@ -246,10 +254,9 @@ class TreeHistory:
     def _ask_for_one(self, at: int) -> None:
         if at % EVENTS == 0:
             self.held = [self.random.choice(HELD) for _ in self.leaves]
+        opened = Counter(entry[0] for entry in (*self.waiting.values(), *self.live.values()))
         for n in range(len(self.leaves)):
-            open_now = sum(entry[0] == n for entry in self.waiting.values())
-            open_now += sum(lease[0] == n for lease in self.live.values())
-            if open_now < self.held[n]:
+            if opened[n] < self.held[n]:
                 self._ask(n, self.random.choice((ANY, 0)))
 
     def _ask_for_pools(self, at: int) -> None:
@@ -288,19 +295,20 @@ class TreeHistory:
             self.now_ns, self.flow_of[n], b"%d" % self.serial, prompt, output, target,
             reports_progress=True,
         )  # fmt: skip
-        for node in leaf.path():
+        for node in leaf.path:
             for pool in self.pools if target == ANY else (target,):
                 if not node.waits(pool):
                     node.lift(pool, self.credit)
         leaf.queued[self.serial] = target, handle
         leaf.changed()
-        self._bring_back(leaf.path())
+        self._bring_back(leaf.path)
         self.waiting[handle] = n, prompt, output, self.serial
         self.longest = max(self.longest, prompt)
 
     def _bring_back(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            node.bring_back(self.lead)
+        if len(self.pools) > 1:  # with one there is no service elsewhere
+            for node in nodes:
+                node.bring_back(self.lead)
 
     def _poll(self) -> None:
         for decision in self.core.poll(self.now_ns):
@@ -315,7 +323,7 @@ class TreeHistory:
             if picked is not self.leaves[n] or seq != first:
                 raise BrokenError(f"request {seq} of f{n} was granted out of turn in pool {pool}")
             self.granted += 1
-            for node in picked.path():
+            for node in picked.path:
                 assert node.parent is not None
                 node.parent.raise_level(pool)
             self._leave(n, seq)
@@ -340,33 +348,34 @@ class TreeHistory:
         leaf, pool = self.leaves[lease[0]], lease[5]
         before, after = lease[3], (lease[1] * INPUT + lease[4] * OUTPUT) * 1000 // leaf.weight
         lease[3] = after
-        for node in leaf.path():
+        for node in leaf.path:
             more = after * leaf.weight // node.weight - before * leaf.weight // node.weight
             node.charge(pool, more)
-        leaf.changed()
-        self._bring_back(leaf.path())
+        self._bring_back(leaf.path)
 
     def _hold(self) -> None:
         for line in (self.root, *self.nodes):
-            weight = min((child.weight for child in line.children), default=1_000)
-            bound = 2 * max(self.longest * INPUT, CAPACITY * OUTPUT) * 1000 // weight
-            for g in line.children if len(line.children) > 1 else ():
+            if line.moved and len(line.children) > 1:
+                weight = min(child.weight for child in line.children)
+                bound = 2 * max(self.longest * INPUT, CAPACITY * OUTPUT) * 1000 // weight
                 for pool in self.pools:
-                    self._hold_beside(g, line.children, pool, bound + self.credit + self.lead)
+                    self._hold_in(pool, line.children, bound + self.credit + self.lead)
+            line.moved = False
 
-    def _hold_beside(self, g: Node, siblings: list[Node], pool: int, allowed: int) -> None:
-        waits, its = g.waits(pool), sum(g.served.values())
-        for f in siblings:
-            place = id(f), id(g), pool
-            if not waits:
-                self.least.pop(place, None)
+    def _hold_in(self, pool: int, siblings: list[Node], allowed: int) -> None:
+        served = [f.served[pool] for f in siblings]
+        for g in siblings:
+            if not g.waits(pool):
+                g.least.pop(pool, None)
                 continue
-            lead = f.served.get(pool, 0) - its
-            least = self.least[place] = min(lead, self.least.get(place, lead))
-            if f is not g and lead - least > allowed:
+            its = g.served_in_all
+            more = [other - its for other in served]
+            least = g.least[pool] = list(map(min, more, g.least.get(pool, more)))
+            most = max(lead - before for lead, before in zip(more, least, strict=True))
+            if most > allowed:
                 raise BrokenError(
-                    f"a sibling got {lead - least} micro-tokens more in pool {pool} than one that"
-                    f" waited there got in all: allowed {allowed}"
+                    f"a sibling got {most} micro-tokens more in pool {pool} than one that waited"
+                    f" there got in all: allowed {allowed}"
                 )
 
 
