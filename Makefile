@@ -94,7 +94,7 @@ test-fuzz: build ## Every parser with hostile input, the core watching its memor
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6 --seed $(FRESH_SEED)
 	$(BIN)/python -m tests.clients.exchanges --count 20000 --seed $(FRESH_SEED)
 
-cluster-shares: build ## Weights 4:1 at two schedulers, for three ways of ingress: four minutes.
+cluster-shares: build ## Weights 4:1 at two and four schedulers, by several ingresses: six minutes.
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/cluster/test_shares.py
 
 cluster-seeds: build ## 20,000 seeds of two to five schedulers in virtual time; hours, goes on.
@@ -112,7 +112,7 @@ advise-bars: build ## Drafts of `advise` beside 200 random configurations: half 
 	nice -n 19 $(BIN)/python -m tests.lab.advise.bars --traces ../shared/data/traces \
 		--out out/advise-bars
 
-tree-proof: build ## A million random trees over one pool, and over three: nine hours, goes on.
+tree-proof: build ## A million random trees over one pool, and over three: seven hours, goes on.
 	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 \
 		--totals out/tree-proof.json
 	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 --pools \

@@ -1,4 +1,4 @@
-"""Two tenants of weights 4 and 1 at two schedulers, whichever of them their requests go to.
+"""Two tenants of weights 4 and 1 at two or four schedulers, whichever their requests go to.
 
 The experiment of Dynamo's issue 15187, where two routers with skewed ingress served 163 to 162.
 """
@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 FAIR = 0.8
 WITHIN = 0.02
 WARM_S, MEASURED_S = 6, 16
-# Places of the pools, then loops by tenant and pool. A pool is always full, and 4 to 1 is possible.
+# Places of the pools, one pool at each scheduler, then loops by tenant and pool. A pool is always
+# full, and 4 to 1 is possible.
 EVEN, UNEVEN = {"big": 8, "small": 8}, {"big": 18, "small": 2}
 INGRESS = {
     "balanced": (
@@ -35,13 +36,25 @@ INGRESS = {
     ),
     "skewed": (UNEVEN, {("heavy", "big"): 40, ("light", "big"): 40, ("light", "small"): 12}),
     "swapped": (UNEVEN, {("heavy", "big"): 40, ("heavy", "small"): 12, ("light", "big"): 40}),
+    "four": (
+        {"first": 12, "second": 6, "third": 4, "last": 2},
+        {
+            ("heavy", "first"): 24,
+            ("heavy", "second"): 14,
+            ("heavy", "third"): 10,
+            ("light", "first"): 24,
+            ("light", "second"): 14,
+            ("light", "third"): 10,
+            ("light", "last"): 6,
+        },
+    ),
 }
 
 
 async def measured(folder: Path, ingress: str, store: StoreServer | None, *, one: bool) -> float:
-    """The heavy tenant's part with one scheduler or two, and with two with or without a store."""
+    """The heavy tenant's part with one scheduler for all pools, or with one for each."""
     places, floods = INGRESS[ingress]
-    where = dict.fromkeys(places, "a") if one else {"big": "a", "small": "b"}
+    where = dict.fromkeys(places, "a") if one else dict(zip(places, "abcd", strict=False))
     schedulers = [
         SchedulerProcess(folder, name, {p: n for p, n in places.items() if where[p] == name}, store)
         for name in sorted(set(where.values()))
@@ -64,6 +77,7 @@ async def ready(store: StoreServer) -> Address:
         pytest.param("balanced", marks=pytest.mark.proof),
         "skewed",
         pytest.param("swapped", marks=pytest.mark.proof),
+        pytest.param("four", marks=pytest.mark.proof),
     ],
 )
 async def test_shares_are_those_of_one_scheduler(
@@ -73,10 +87,10 @@ async def test_shares_are_those_of_one_scheduler(
     shared = await measured(tmp_path, ingress, store, one=False)
     one = await measured(tmp_path, ingress, None, one=True)
     alone = await measured(tmp_path, ingress, None, one=False)
-    print(f"\n{ingress}: one {one:.3f}, two with a store {shared:.3f}, without {alone:.3f}")
+    print(f"\n{ingress}: one {one:.3f}, several with a store {shared:.3f}, without {alone:.3f}")
     assert one == pytest.approx(FAIR, abs=WITHIN)
     assert shared == pytest.approx(FAIR, abs=WITHIN)
-    if ingress == "skewed":
+    if ingress in ("skewed", "four"):
         assert abs(alone - FAIR) > 2 * WITHIN, "the experiment shows nothing"
 
 

@@ -33,9 +33,10 @@ CREDITS = (0, 3 * INPUT, 200 * INPUT)
 LEADS = (0, 20 * INPUT, 100 * INPUT)
 WEIGHTS = (500, 1_000, 1_000, 3_000)
 ANY = -1
+NEVER = 1 << 62
 PACES = (10, 3, 1)  # of several pools
+POOLS = len(PACES)
 SAVED_EVERY = 10  # histories
-POOLS = 3
 WAITING = 4  # requests that a flow keeps waiting for each of its targets
 
 
@@ -70,8 +71,8 @@ class Node:
     #: With several pools the heads of a tenant in a group enter the line at the next dispatch.
     asks: bool = False
     asked: set[int] = field(default_factory=set)  # heads that have done so
-    #: `arrival()` and `waits()` keep here their findings since the last change here or below.
-    arrivals: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    #: `heads()` and `waits()` keep here their findings since the last change here or below.
+    found: dict[int, tuple[int, int]] = field(default_factory=dict)
     waiting: dict[int, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class Node:
         """Forget what was found here and above."""
         node: Node | None = self
         while node is not None:
-            node.arrivals.clear()
+            node.found.clear()
             node.waiting.clear()
             node.moved = True
             node = node.parent
@@ -113,7 +114,7 @@ class Node:
 
     def stands(self, pool: int) -> bool:
         """Whether a head of a tenant here or below is in the line of a pool."""
-        return self.arrival(ANY, pool) is not None or self.arrival(pool, pool) is not None
+        return self.heads(pool) != (NEVER, NEVER)
 
     def raise_level(self, pool: int) -> None:
         """Let the level in a pool follow the least counter of the children that stand there."""
@@ -130,7 +131,7 @@ class Node:
     def charge(self, served_in: int, more: int) -> None:
         """Count service in a pool, in all pools: the order above may be another now."""
         assert self.parent is not None
-        self.parent.arrivals.clear()
+        self.parent.found.clear()
         self.parent.moved = True
         self.served[served_in] += more
         self.served_in_all += more
@@ -150,23 +151,33 @@ class Node:
                     place.key -= ahead
                     self.parent.changed()
 
-    def arrival(self, target: int, pool: int) -> int | None:
-        """The arrival of the first head for a target in the order of a pool; None: no head."""
-        place = target, pool
-        if place not in self.arrivals:
-            self.arrivals[place] = self._arrival(target, pool)
-        return self.arrivals[place]
+    def heads(self, pool: int) -> tuple[int, int]:
+        """The arrivals of the first heads in the order of a pool: for any pool, and for this one
+        alone; NEVER: no head."""
+        found = self.found.get(pool)
+        if found is None:
+            found = self.found[pool] = self._below(pool) if self.children else self._own(pool)
+        return found
 
-    def _arrival(self, target: int, pool: int) -> int | None:
-        if not self.children:
-            head = next((seq for seq, (to, _) in self.queued.items() if to == target), None)
-            return None if self.asks and head not in self.asked else head
-        found = [
-            (child.places[pool].key, at)
-            for child in self.children
-            if (at := child.arrival(target, pool)) is not None
-        ]
-        return min(found)[1] if found else None
+    def _own(self, pool: int) -> tuple[int, int]:
+        first: dict[int, int] = {}
+        for seq, (target, _) in self.queued.items():  # in the order of arrival
+            first.setdefault(target, seq)
+        any_pool, here = first.get(ANY, NEVER), first.get(pool, NEVER)
+        if self.asks:
+            any_pool = any_pool if any_pool in self.asked else NEVER
+            here = here if here in self.asked else NEVER
+        return any_pool, here
+
+    def _below(self, pool: int) -> tuple[int, int]:
+        first_any = first_here = NEVER, NEVER  # counter and arrival
+        for child in self.children:
+            at_any, at_here = child.heads(pool)
+            if at_any != NEVER:
+                first_any = min(first_any, (child.places[pool].key, at_any))
+            if at_here != NEVER:
+                first_here = min(first_here, (child.places[pool].key, at_here))
+        return first_any[1], first_here[1]
 
     def pick(self, pool: int) -> "Node":
         """The tenant that goes next in a pool."""
@@ -175,8 +186,7 @@ class Node:
         found = [
             (child.places[pool].key, at, i)
             for i, child in enumerate(self.children)
-            for target in (ANY, pool)
-            if (at := child.arrival(target, pool)) is not None
+            if (at := min(child.heads(pool))) != NEVER
         ]
         return self.children[min(found)[2]].pick(pool)
 
@@ -399,7 +409,7 @@ def main(count: int, seed: int, pools: bool, totals: Path | None) -> None:
             raise click.BadParameter(f"{totals} holds other histories", param_hint="--totals")
         done, granted = kept["histories"], kept["granted"]
     for number in range(done, count):
-        history = TreeHistory(seed + number, 3 if pools else 1)
+        history = TreeHistory(seed + number, POOLS if pools else 1)
         try:
             history.play()
         except BrokenError as broken:
