@@ -111,6 +111,7 @@ class Campaign:
                             return
             except (StoreError, TimeoutError) as error:
                 await self._failed(error)
+                await self._keep()  # what the followed leader stated
             await self._pause(_TRY_S)
 
     def _may_take(self) -> bool:
@@ -127,7 +128,12 @@ class Campaign:
                 await self._pause(pause_s)
             try:
                 async with asyncio.timeout(_RENEW_ATTEMPT_S):
-                    found = await self._terms.renew(await self._connected())
+                    link = await self._connected()
+                    is_over = boot_ns() >= self._leading.until_ns
+                    if is_over and not await self._terms.is_known(link):
+                        self._lose("the term is over, and the store has lost its data")
+                        return
+                    found = await self._terms.renew(link)
             except (StoreError, TimeoutError) as error:
                 await self._failed(error, _RENEW_ATTEMPT_S)
                 self._extend()
@@ -166,11 +172,14 @@ class Campaign:
                 term = await self._terms.look(link, may_lead=False)
         except StoreError:
             return ""
+        finally:
+            await self._keep()
         self._note(term)
         return term.target
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up, once the highest term is on the disk."""
+        await self._keep()
         await self._drop()
 
     def promise(self) -> bool:

@@ -220,6 +220,15 @@ class Terms:
             replaced = detail
         raise StoreError(f"store {link.address.text}: another program writes the rows of terms")
 
+    async def is_known(self, link: StoreConnection) -> bool:
+        """Whether the store knows a term of the set.
+
+        A leader asks if its term is over by its own clock. A store that lost its data would renew
+        that term, although another member may have led since.
+        """
+        await self.look(link, may_lead=False)
+        return self.last is not None
+
     async def release(self, link: StoreConnection) -> None:
         """End the own term, so that another member can take the next one at once."""
         await link.call("schedsvc_term_release", self._keys, self._set, self._mine[0])

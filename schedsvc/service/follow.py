@@ -81,6 +81,8 @@ class FollowService(ServicerBase):
             Leadership() if leading is None else Leadership(term=leading.term, leader=leading.me)
         )
         self._followers: dict[str, int] = {}
+        if leading is not None:
+            leading.followers = ()
         #: Set when the leader ends its term, and (the second) once the store knows it.
         self.ending, self.ended = asyncio.Event(), asyncio.Event()
         self._flushed, self._all_flushed = 0, asyncio.Event()
@@ -174,5 +176,6 @@ class FollowService(ServicerBase):
     def _count(self, name: str, step: int) -> None:
         self._followers[name] = self._followers.get(name, 0) + step
         leading = self._driver.leading
-        if leading is not None:
+        # A stream of an earlier term may end late, in the next one.
+        if leading is not None and not self._driver.broken:
             leading.followers = tuple(sorted(n for n, k in self._followers.items() if n and k))

@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -11,11 +11,14 @@ from schedsvc_client.v1 import follow_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2
 from schedsvc_client.v1.follow_pb2_grpc import FollowServiceStub
 
-from schedsvc.clock import boot_ns
+from schedsvc.clock import SteadyClock, boot_ns
 from schedsvc.config.cluster import ClusterLeader
+from schedsvc.driver import Driver, Leading, new_core
 from schedsvc.server.cluster import set_fingerprint
 from schedsvc.server.led import LedServer
-from tests.server.conftest import failure, open_channel, until
+from schedsvc.service import Authenticator, Credentials, FollowService
+from schedsvc.service.follow import Rows
+from tests.server.conftest import config_of, failure, open_channel, until
 
 from .members import PEER_TOKEN, TOKEN, ask, calling, member, proof, ready_store, running
 from .store_server import StoreServer
@@ -121,6 +124,31 @@ async def test_a_leader_notes_a_promise(store_url: str, tmp_path: Path, store: S
             await until(lambda: a.leading.until_ns > end_ns, "it goes on")
             assert a._is_leading
             assert not b._is_leading
+
+
+async def test_a_stream_of_an_earlier_term_counts_for_no_other() -> None:
+    """It ends late if its follower reads nothing; then the next term of the leader may run."""
+    leading, services = Leading("main", "a/1"), []
+    authenticator, rows = Authenticator(Credentials(), "none"), cast(Rows, None)
+    for term in (1, 2):
+        clock = SteadyClock()
+        driver = Driver(new_core(config_of(), clock.now_ns()), clock)
+        driver.leading, driver.is_under_term, leading.term = leading, True, term
+        service = FollowService(
+            driver, rows, "", lambda member, asked_ns: None, authenticator=authenticator,
+            write_stall_s=5.0,
+        )  # fmt: skip
+        assert leading.followers == ()
+        service._count("b", 1)
+        assert leading.followers == ("b",)
+        services.append(service)
+        if term == 1:
+            driver.close()
+    services[0]._count("b", -1)
+    assert leading.followers == ("b",)
+    services[1]._count("b", -1)
+    assert leading.followers == ()
+    services[1]._driver.close()
 
 
 async def test_a_cold_leader_waits_for_the_gate(store_url: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc.cli import main
 from schedsvc.clock import boot_ns
 from schedsvc.cluster.library import term_keys_of
+from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import TERM_MS, Term
 from schedsvc.server.led import LedServer
 from tests.server.conftest import failure, open_channel, until
@@ -148,7 +149,9 @@ async def test_stats_and_metrics_show_who_leads(store: StoreServer, tmp_path: Pa
         assert (await asyncio.to_thread(series, b))["terms_unknown"] == 1
 
 
-async def test_a_drained_leader_hands_over(pair: tuple[LedServer, LedServer]) -> None:
+async def test_a_drained_leader_hands_over(
+    pair: tuple[LedServer, LedServer], tmp_path: Path
+) -> None:
     a, b = pair
     async with running(a, b):
         await leads(a)
@@ -158,6 +161,7 @@ async def test_a_drained_leader_hands_over(pair: tuple[LedServer, LedServer]) ->
             await call.read()
             await until(lambda: a.leading.followers == ("b",), "b follows")
             await a.drain()
+            assert TermFile(tmp_path / "a.db", POOL_SET).number == 2, "its next life knows of it"
             error = await failure(call.read())
             assert error.code() == grpc.StatusCode.UNAVAILABLE
             assert trailer(error) == b.targets[0]

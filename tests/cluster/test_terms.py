@@ -182,6 +182,19 @@ async def test_a_lost_term_is_written_again(store: StoreServer, link: StoreConne
     assert not b.lost_data
 
 
+async def test_a_leader_asks_whether_its_term_is_lost(
+    store: StoreServer, link: StoreConnection
+) -> None:
+    a, b = terms_of("a"), terms_of("b")
+    await led(a, link)
+    assert await a.is_known(link)
+    await a.release(link)
+    await led(b, link)
+    assert await a.is_known(link)  # a renewal would name the other leader
+    store.ask("FLUSHALL")
+    assert not await a.is_known(link)
+
+
 async def test_no_term_repeats_after_lost_data(store: StoreServer, link: StoreConnection) -> None:
     a, b = terms_of("a"), terms_of("b", known=41)
     await led(a, link)

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from schedsvc.lab.faults.cluster_options import CLUSTER, SETS
+from schedsvc.lab.faults.cluster_options import CLUSTER, STRICT
 from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST, NO_TREES, TREES
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
@@ -206,7 +206,7 @@ def _cluster_seed(seed: int | None, minutes: float | None) -> int:
     if find_spec("redis") is None:
         raise click.UsageError("--cluster needs the package redis: pip install 'schedsvc[cluster]'")
     if seed is None:
-        return SETS + (0 if minutes is None else secrets.randbelow(CLUSTER))
+        return STRICT + (0 if minutes is None else secrets.randbelow(CLUSTER))
     return seed if seed >= CLUSTER else CLUSTER + seed
 
 
@@ -256,7 +256,7 @@ def _list_faults() -> None:
 @click.option(
     "--cluster",
     is_flag=True,
-    help="Several schedulers with one store: seeds from 2^55 + 2^54; --seed counts from 2^54.",
+    help="Several schedulers with one store: seeds from 7 * 2^53; --seed counts from 2^54.",
 )
 @click.option("--regressions", is_flag=True, help="Run the seeds that have failed once.")
 @click.option(

@@ -9,6 +9,9 @@ ENDED = 1 << 55
 SETS = ENDED + (1 << 54)
 """Seeds from here on also draw CLUSTER_SETS."""
 
+STRICT = SETS + (1 << 53)
+"""From here on nothing passes a request that does not fit: so books on fair shares are exact."""
+
 CLUSTER_ENDED, CLUSTER_SETS = "member-ended", "other-set-led"
 
 CLUSTER_FAULTS = {

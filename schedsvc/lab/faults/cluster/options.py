@@ -10,6 +10,7 @@ from schedsvc.lab.faults.cluster_options import (
     CLUSTER_SETS,
     ENDED,
     SETS,
+    STRICT,
 )
 
 __all__ = ["PHASE_S", "ClusterOptions", "Tenant", "draw_cluster"]
@@ -55,6 +56,7 @@ class ClusterOptions:
     has_quotas: bool
     #: The members lead one set, one at a time; else each has a pool of its own.
     is_set: bool
+    dispatch: str
     lead_tokens: int
     credit_tokens: int
     input_max: int
@@ -98,6 +100,7 @@ class ClusterOptions:
             "scheduler": {
                 "headroom": 0, "queue_ttl_ms": 3_600_000, "lease_ttl_ms": 60_000,
                 "lead_max": self.lead_tokens, "credit_max": self.credit_tokens,
+                "dispatch": self.dispatch,
             },
             "tenants": tenants,
             "pools": [{"name": f"pool-{member}", "capacity_tokens": self.capacity_tokens,
@@ -136,6 +139,7 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
         capacity_tokens=10_000_000 if has_quotas else rnd.choice((300, 800)),
         has_quotas=has_quotas,
         is_set=is_set,
+        dispatch="strict" if seed >= STRICT and not is_set else "backfill",
         lead_tokens=rnd.choice((0, 100, 1_000)),
         credit_tokens=rnd.choice((0, 50)),
         input_max=rnd.choice((20, 100)),

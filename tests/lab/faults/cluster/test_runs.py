@@ -15,6 +15,7 @@ from schedsvc.lab.faults.cluster_options import (
     CLUSTER_SETS,
     ENDED,
     SETS,
+    STRICT,
 )
 from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
 
@@ -32,14 +33,14 @@ def test_seeds_hold() -> None:
 
 
 def test_seeds_with_ends_and_other_sets_hold() -> None:
-    faults = held(SETS, 6).faults
+    faults = held(STRICT, 6).faults
     assert min(faults[CLUSTER_ENDED], faults[CLUSTER_SETS]) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hundred_seeds_hold_and_every_fault_happens() -> None:
-    tally = held(SETS + 1_000, 200)
+    tally = held(STRICT, 200)
     assert {name for name in CLUSTER_FAULTS if not tally.faults[name]} == set()
 
 
@@ -61,6 +62,15 @@ def test_only_later_seeds_draw_an_end() -> None:
     assert not any(CLUSTER_SETS in options.faults for options in before + drawn)
     with_sets = [draw_cluster(SETS + seed, 2_000, None) for seed in range(200)]
     assert 80 < sum(CLUSTER_SETS in options.faults for options in with_sets) < 160
+    assert {options.dispatch for options in with_sets} == {"backfill"}
+
+
+def test_books_on_shares_are_kept_where_nothing_passes() -> None:
+    drawn = [draw_cluster(STRICT + seed, 2_000, None) for seed in range(200)]
+    assert {(options.is_set, options.dispatch) for options in drawn} == {
+        (True, "backfill"),
+        (False, "strict"),
+    }
 
 
 @pytest.mark.parametrize(("seed", "events"), [(CLUSTER + 3, 500), (CLUSTER + 7, 2_000)])
