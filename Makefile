@@ -137,8 +137,8 @@ $(INTEROP_VENV)/.installed: $(wildcard tests/clients/sdks/*)
 		--ignore-scripts --prefix $(INTEROP_VENV)/node
 	touch $@
 
-vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 20 minutes.
-	$(BIN)/python -m tests.vllm.pairs --pairs 7 --null 2 --alone 2 --seconds 30 --out out/vllm
+vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 25 minutes.
+	$(BIN)/python -m tests.vllm.pairs --pairs 7 --null 2 --alone 7 --seconds 30 --out out/vllm
 
 vllm-cost: build $(VLLM_VENV)/.installed ## The gate's cost in CPU of the API server.
 	$(BIN)/python -m tests.vllm.cost --rounds 30 --out out/vllm/cost.json

@@ -7,11 +7,11 @@
 Open loop: `hog` sends 20 requests a second of 512/256 tokens, `quiet` 2 of 64/64. Two servers run
 side by side, one plain and one behind the gate; only one of them is busy at a time. A null pair is
 the plain server twice: what differs there is noise. With `--large` quiet's requests are as large
-as the hog's; `--alone` adds runs of quiet behind the gate without the hog. TTFT is taken at the
-client and at the server's edge, by the same code in both arms. A run whose client was late is void,
-and repeated. With `--gpu` both servers share a GPU, with a model of 13 G parameters in each (random
-weights, 53 GB in all); ENVIRONMENT is a virtual environment with vLLM and `clients/*` in it, into
-which the model's configuration is written.
+as the hog's; `--alone` adds runs of quiet behind the gate without the hog, one after each pair.
+TTFT is taken at the client and at the server's edge, by the same code in both arms. A run whose
+client was late is void, and repeated. With `--gpu` both servers share a GPU, with a model of 13 G
+parameters in each (random weights, 53 GB in all); ENVIRONMENT is a virtual environment with vLLM
+and `clients/*` in it, into which the model's configuration is written.
 """
 
 from __future__ import annotations
@@ -160,17 +160,15 @@ def measure(
     alone: int = 0,
     keep: Callable[[Report], None] = lambda made: None,
 ) -> Report:
-    """Run all pairs. The order within a pair alternates; null pairs go between the others.
+    """Run all pairs. The order within a pair alternates; the other runs go between the pairs.
 
-    `keep` is called after each pair, so that an interruption costs no more than one.
+    A run alone has the arrivals of quiet in the pair before it. `keep` is called after each pair,
+    so that an interruption costs no more than one.
     """
     made: Report = {"pairs": [], "null": [], "alone": []}
     started = time.monotonic()
     programs.go_first()  # its children are started already, in sessions of their own
-    for number in range(alone):
-        made["alone"].append(run_sound(arms.gated, seed + 2 * number, replace(load, hog_per_s=0.0)))
-        _tell(f"alone {number + 1} of {alone}", {"with": made["alone"][-1]}, started)
-    for number in range(max(pairs, null)):
+    for number in range(max(pairs, null, alone)):
         if number < pairs:
             sides = [("plain", arms.plain), ("with", arms.gated)]
             pair = {
@@ -180,6 +178,11 @@ def measure(
             made["pairs"].append(pair)
             keep(made)
             _tell(f"pair {number + 1} of {pairs}", pair, started)
+        if number < alone:
+            of_quiet = run_sound(arms.gated, seed + 2 * number, replace(load, hog_per_s=0.0))
+            made["alone"].append(of_quiet)
+            keep(made)
+            _tell(f"alone {number + 1} of {alone}", {"with": of_quiet}, started)
         if number < null:
             of_null = {
                 name: run_sound(arms.plain, seed + 2 * number + 1, load) for name in ("a", "b")
