@@ -236,17 +236,13 @@ def vllm(
     `edge`: with the clock of edge.py around everything; `switch`: with switch.py in the gate's
     place. The launcher can add neither. `target`: of the schedulers; else the socket `folder/s`.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
     target = target or f"unix:{folder / 's'}"
     own = {"SCHEDSVC_TARGET": target, "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}
     launched = gated and not (edge or switch)
     name = "schedsvc-vllm" if launched else "vllm"
     machine = machine or on_cpu()
     command = [str(machine.environment / "bin" / name), "serve", str(machine.model), *ENGINE]
-    command += ["--host", "127.0.0.1", "--port", str(port), *machine.arguments, *arguments]
+    command += ["--host", "127.0.0.1", *machine.arguments, *arguments]
     if launched:
         command += ["--schedsvc-target", target]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
@@ -263,8 +259,24 @@ def vllm(
         **(variables or {}),
     }
     log = folder / f"{name}.log"
-    with program(command, log, lambda: _answers(url), environment) as process:
-        yield Server(url, process, log)
+    with held_port() as port:
+        command += ["--port", str(port)]
+        url = f"http://127.0.0.1:{port}"
+        with program(command, log, lambda: _answers(url), environment) as process:
+            yield Server(url, process, log)
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """Hold a TCP port for a program that listens there much later; the kernel gives it to no other.
+
+    vLLM needs a minute to its first call of listen(). Meanwhile a second server, or a connection,
+    could get a port that was only looked for. A socket with SO_REUSEADDR may bind a held port.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def _path(folder: Path) -> str:
