@@ -84,9 +84,10 @@ class Terms:
         #: Rows that were not sealed with the secret, or older than one that was seen.
         self.forged = 0
         #: Whether the last look found a lower counter than the one before it, or none, or that the
-        #: store had forgotten this member.
+        #: store may have forgotten a term.
         self.lost_data = False
-        self._stands_until_ns = 0  # for how long the store counts it among those that may lead
+        #: For how long the store counts it among those that may lead; None: it has not asked yet.
+        self._stands_until_ns: int | None = None
         self._counted = 0  # the counter that the last look found
         #: The last term of the set, also if it is over.
         self.last: Term | None = None
@@ -134,9 +135,14 @@ class Terms:
         self.last = self._read(last) if last else None
         found = self._open(_COUNTER, counter) if counter else None
         number = found[0] if found else 0
-        # A term that was lost before this member saw it leaves no other trace. The functions of the
-        # version before do not say whether the member is new.
-        is_forgotten = new == [1] and began_ns < self._stands_until_ns
+        # A term that was lost before this member saw it leaves no other trace. A member that was
+        # away longer, or led, sees that only if the store has no row of the set: the counter may be
+        # another set's. The functions of the version before do not say whether the member is new.
+        is_forgotten = (
+            new == [1]
+            and self._stands_until_ns is not None
+            and (began_ns < self._stands_until_ns or self.last is None)
+        )
         self.lost_data, self._counted = is_forgotten or number < self._counted, number
         if may_lead:
             self._stands_until_ns = began_ns + _STANDBY_MS * 1_000_000

@@ -396,6 +396,23 @@ async def test_a_member_that_the_store_forgot_knows_of_the_loss(
     assert not b.lost_data
 
 
+async def test_a_member_that_was_away_cannot_rule_out_a_loss(
+    monkeypatch: pytest.MonkeyPatch, store: StoreServer, link: StoreConnection
+) -> None:
+    """After the loss another set began a term of the same number, so the counter looked whole."""
+    monkeypatch.setattr("schedsvc.cluster.terms._STANDBY_MS", 0)
+    a, b = terms_of("a"), terms_of("b")
+    assert await b.look(link, may_lead=True) is None
+    assert (await led(a, link)).number == 1
+    store.ask("FLUSHALL")
+    assert (await led(terms_of("c", "other"), link)).number == 1
+    for away in (a, b):
+        assert await away.look(link, may_lead=True) is None
+        assert away.lost_data
+        assert await away.look(link, may_lead=True) is None
+        assert not away.lost_data
+
+
 async def test_who_leads_is_known_from_the_last_row_too(link: StoreConnection) -> None:
     a, b = terms_of("a"), terms_of("b")
     term = await led(a, link)
