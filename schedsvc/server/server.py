@@ -1,7 +1,6 @@
 """Puts core, driver, service, listeners and metrics together, and takes them apart again."""
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,7 +64,7 @@ _HEARTBEAT_S = HEARTBEAT_NS / 1e9
 _DRAIN_LOOK_S = 0.050
 _LIMITED_LOOK_S = 60.0
 _FLUSH_S = 1.0
-_FLUSH_LOOK_S = 0.005
+_LOOK_S = 0.005
 _STOP_GRACE_S = 1.0
 #: For streams to end at a member that leads no more.
 _LEAVE_S = 0.05
@@ -175,7 +174,7 @@ class Server:
         self.driver.end_term()
         error = self.driver.not_leading()
         self._end_streams(not_leading_failure(str(error), error.target))
-        await _until(lambda: not any(s.streams for s in self._services), _LEAVE_S, _FLUSH_LOOK_S)
+        await self._wait(lambda: not any(s.streams for s in self._services), _LEAVE_S)
 
     async def start(self) -> None:
         """Listen on every address, and begin to record.
@@ -329,11 +328,11 @@ class Server:
         evicted = 0
         try:
             self.driver.drain()
-            await _until(self._is_idle, self._config.limits.drain_ms / 1_000, _DRAIN_LOOK_S)
+            await self._wait(self._is_idle, self._config.limits.drain_ms / 1_000, _DRAIN_LOOK_S)
             evicted = self.driver.evict_queued()
             # The last decisions reach their callers.
             await asyncio.sleep(0)
-            await _until(self._is_flushed, _FLUSH_S, _FLUSH_LOOK_S)
+            await self._wait(self._is_flushed, _FLUSH_S)
         except Broken:
             _log.error("drain_cut_short", reason=self.driver.broken)
         self._end_streams(Failure(grpc.StatusCode.UNAVAILABLE, _STOPPED))
@@ -362,6 +361,14 @@ class Server:
         self.driver.close()
         if self._recording is not None:
             await asyncio.to_thread(self._recording.close)
+
+    async def _wait(self, done: Callable[[], bool], most_s: float, look_s: float = _LOOK_S) -> None:
+        """Wait until `done()` is true, or that time has passed by the server's clock."""
+        end_ns = self._clock.now_ns() + round(most_s * 1e9)
+        left_s = most_s
+        while left_s > 0 and not done():
+            await asyncio.sleep(min(look_s, left_s))
+            left_s = (end_ns - self._clock.now_ns()) / 1e9
 
     def _is_idle(self) -> bool:
         totals = self.driver.stats(0, pools=False)["totals"]
@@ -490,11 +497,3 @@ async def _nothing_to_save() -> None: ...
 def _on_recording_stopped(reason: str) -> None:
     """Say that serving goes on without being recorded."""
     _log.error("recording_stopped", reason=reason)
-
-
-async def _until(holds: Callable[[], bool], at_most_s: float, look_every_s: float) -> None:
-    """Wait until `holds()` is true, for at most `at_most_s`."""
-    for _ in range(math.ceil(at_most_s / look_every_s)):
-        if holds():
-            return
-        await asyncio.sleep(look_every_s)

@@ -270,8 +270,8 @@ def vllm(
 def held_port() -> Iterator[int]:
     """Hold a TCP port for a program that listens there much later; the kernel gives it to no other.
 
-    vLLM needs a minute to its first call of listen(). Meanwhile a second server, or a connection,
-    could get a port that was only looked for. A socket with SO_REUSEADDR may bind a held port.
+    vLLM needs a minute until it listens. If the port were free meanwhile, a second server or a
+    connection could take it. A socket with SO_REUSEADDR may bind a held port.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
