@@ -16,7 +16,7 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
     -1: none. O(1)."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
     cdef Heap free = free_line(core.flows, pool).heap(cls)
-    cdef int32_t shared = NONE
+    cdef int32_t shared = NONE, i
     if free.count:
         shared = first_head(core.flows, free, pool)
         if not core.ledger.can_hold(pool, &core.requests.items[shared]):
@@ -25,7 +25,12 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
         return shared
     if shared == NONE:
         return first_head(core.flows, own, pool)
-    return first_of_two(core.flows, cls, pool, shift_of(core.flows, cls, pool))
+    i = first_of_two(core.flows, cls, pool, shift_of(core.flows, cls, pool))
+    if i != shared and core.requests.items[i].target == NONE:
+        # Below a node that is level with that of `shared`, and comes first by what must run here.
+        if not core.ledger.can_hold(pool, &core.requests.items[i]):
+            return first_head(core.flows, own, pool)
+    return i
 
 
 cdef int32_t next_in_class(
