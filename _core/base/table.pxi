@@ -2,10 +2,11 @@
 # the run back, so there are no tombstones and the load stays what it is.
 #
 # It grows without a pause. When a table is full, a new one of twice the size is made beside it.
-# Every insertion and removal then moves the next STEP places of the former table, which is empty
-# long before the new one is full. Meanwhile a key is in one of the two. Entries that were moved
-# stay in the former table, and no longer count. An entry that is removed from it leaves a tombstone
-# there.
+# Every insertion of a new key and every removal then moves the next STEP places of the former
+# table, which is empty long before the new one is full. Meanwhile a key is in one of the two.
+# Entries that were moved stay in the former table, and no longer count. An entry that is removed
+# from it leaves a tombstone there. So its runs of places that are not empty stay as they are, and
+# no key whose home lies before the run that is being moved can be in it any more.
 #
 # If callers choose the keys (lease ids, tags), a secret key decides their places: 3,500 colliding
 # keys held the event loop for 110 ms. Keys that are keyed hashes already, or numbers that the core
@@ -31,6 +32,7 @@ cdef class Table:
     cdef size_t count
     cdef Entry* former  # NULL: none
     cdef size_t former_mask, moved  # places of it that are done
+    cdef size_t open_from  # of these, where the run begins that the next place may belong to
     cdef int64_t moves  # entries that were moved to another table, ever
     cdef bint is_keyed
     cdef uint64_t k0, k1
@@ -67,8 +69,11 @@ cdef class Table:
         return <size_t>((spread >> 20) & ~<uint64_t>7 | (hi & 7))
 
     cdef inline void prefetch(self, uint64_t hi, uint64_t lo) noexcept:
-        """Fetch the slot that is looked at soon."""
-        prefetch_line(&self.slots[self._home(hi, <uint32_t>lo) & self.mask])
+        """Fetch the slots that are looked at soon."""
+        cdef size_t home = self._home(hi, <uint32_t>lo)
+        prefetch_line(&self.slots[home & self.mask])
+        if self._may_be_former(home):
+            prefetch_line(&self.former[home & self.former_mask])
 
     cdef inline size_t _find(self, uint64_t hi, uint32_t lo) noexcept:
         cdef size_t i = self._home(hi, lo) & self.mask
@@ -78,9 +83,15 @@ cdef class Table:
             i = (i + 1) & self.mask
         return i
 
+    cdef inline bint _may_be_former(self, size_t home) noexcept:
+        return self.former != NULL and (home & self.former_mask) >= self.open_from
+
     cdef Entry* _find_former(self, uint64_t hi, uint32_t lo) noexcept:
         # NULL: it is not there.
-        cdef size_t i = self._home(hi, lo) & self.former_mask
+        cdef size_t i = self._home(hi, lo)
+        if not self._may_be_former(i):
+            return NULL
+        i &= self.former_mask
         while self.former[i].held != 0:
             if self.former[i].hi == hi and self.former[i].lo == lo:
                 return &self.former[i] if i >= self.moved and self.former[i].held > 0 else NULL
@@ -98,22 +109,24 @@ cdef class Table:
 
     cdef int put(self, uint64_t hi, uint64_t lo, int32_t value) except -1:
         """Insert or replace. Expected O(1)."""
+        cdef Entry* entry = &self.slots[self._find(hi, <uint32_t>lo)]
+        if entry.held == 0:
+            entry = self._find_former(hi, <uint32_t>lo)
+            if entry == NULL:
+                return self.put_new(hi, lo, value)
+        entry.held = value + 1
+        return 0
+
+    cdef int put_new(self, uint64_t hi, uint64_t lo, int32_t value) except -1:
+        """Insert a key that was looked up and is not here. Expected O(1)."""
         cdef Entry* entry
-        cdef size_t i
         if self.former != NULL:
             self._move()
-        i = self._find(hi, <uint32_t>lo)
-        if self.slots[i].held == 0:
-            entry = NULL if self.former == NULL else self._find_former(hi, <uint32_t>lo)
-            if entry != NULL:
-                entry.held = value + 1
-                return 0
-            if (self.count + 1) * 10 > (self.mask + 1) * 7:
-                self._grow()
-                i = self._find(hi, <uint32_t>lo)
-            self.count += 1
-            self.slots[i].hi, self.slots[i].lo = hi, <uint32_t>lo
-        self.slots[i].held = value + 1
+        if (self.count + 1) * 10 > (self.mask + 1) * 7:
+            self._grow()
+        entry = &self.slots[self._find(hi, <uint32_t>lo)]
+        self.count += 1
+        entry.hi, entry.lo, entry.held = hi, <uint32_t>lo, value + 1
         return 0
 
     cdef int _grow(self) except -1:
@@ -124,6 +137,7 @@ cdef class Table:
         if slots == NULL:
             raise MemoryError()
         self.former, self.former_mask, self.moved = self.slots, self.mask, 0
+        self.open_from = 0
         self.slots, self.mask = slots, size - 1
         return 0
 
@@ -137,6 +151,8 @@ cdef class Table:
                 self.slots[self._find(entry.hi, entry.lo)] = entry[0]
                 self.moves += 1
             self.moved += 1
+            if entry.held == 0:
+                self.open_from = self.moved
         if self.moved > self.former_mask:
             free(self.former)
             self.former = NULL
@@ -149,7 +165,7 @@ cdef class Table:
             self._move()
         i = j = self._find(hi, <uint32_t>lo)
         if self.slots[i].held == 0:
-            entry = NULL if self.former == NULL else self._find_former(hi, <uint32_t>lo)
+            entry = self._find_former(hi, <uint32_t>lo)
             if entry != NULL:
                 entry.held = HELD_GONE
                 self.count -= 1

@@ -38,7 +38,10 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
         return 0
     forget_engine_excess(core, pool)
     core.ledger.expire_prefill_budget(pool, core.now_ns)
-    plan = plan_for(core, pool, r)
+    p.reason = core.ledger.shut_to(pool, r)
+    if p.reason != WAIT_NONE:
+        return 0  # a full pool is asked at each event: its size would change nothing
+    plan = plan_unless(core, pool, r, WAIT_NONE)
     p.reason = plan.reason
     if plan.reason != WAIT_NONE:
         wake_for(core, pool, plan.reason)

@@ -103,8 +103,9 @@ cdef bint evict_head(Core core, int32_t i, int32_t pool) except -1:
         return True
     if core.requests.rare_of(r).deadline_ns and shed_head(core, i, pool):
         return True
-    # The pool has shrunk below what it had accepted. One that names no pool waits for another.
-    if not core.ledger.can_hold(pool, r) and (r.target != NONE or is_unholdable(core, i, pool)):
+    # The pool has shrunk below what it had accepted. One that names no pool is next only where a
+    # pool can hold it, see first_in_class().
+    if r.target != NONE and not core.ledger.can_hold(pool, r):
         evict(core, i, OUT_EVICTED_TOO_LARGE)
         return True
     return False

@@ -55,12 +55,12 @@ cdef int32_t find_request(Core core, Ask* ask) noexcept:
 
 
 cdef int put_id(Core core, int32_t i, const Ask* ask) except -1:
-    """Let a request be found by its id. O(1)."""
+    """Let a request be found by its id, which find_request() has not found. O(1)."""
     cdef Request* r = &core.requests.items[i]
     r.key_hi, r.key_lo = ask.key.hi, ask.key.lo
     r.has_own_key = ask.has_own_key
     core.own_ids += ask.has_own_key
-    return core.ids.put(r.key_hi, r.key_lo, i)
+    return core.ids.put_new(r.key_hi, r.key_lo, i)
 
 
 cdef void drop_id(Core core, int32_t i) noexcept:

@@ -231,15 +231,11 @@ cdef class Ledger:
         set_growth(&run, (held + run.width - 1) // run.width, p.block_size)
         return run
 
-    cdef int verdict(
-        self, int32_t pool, const Request* r, int64_t blocks, int64_t output, int64_t kept_tokens
-    ) noexcept:
-        """Why the request cannot be granted now beside the tokens kept for others; WAIT_NONE if it
-        can. O(1), in the peak form O(leases of the pool)."""
+    cdef int shut_to(self, int32_t pool, const Request* r) noexcept:
+        """Why the request cannot be granted now, however few tokens it would reserve; WAIT_NONE if
+        they decide. O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
-        cdef int64_t load, more, room, allowance = self.allowance(pool)
-        cdef int32_t adapter
-        cdef GrowingLease run
+        cdef int64_t allowance = self.allowance(pool)
         if p.attached == 0 or p.awaits_replays:
             return WAIT_DETACHED
         if not self.serves(pool):
@@ -248,6 +244,17 @@ cdef class Ledger:
             return WAIT_OVERDRAWN
         if p.max_running and p.running_sequences + r.sequences > p.max_running:
             return WAIT_MAX_RUNNING
+        return WAIT_NONE
+
+    cdef int verdict(
+        self, int32_t pool, const Request* r, int64_t blocks, int64_t output, int64_t kept_tokens
+    ) noexcept:
+        """Why a request that the pool is not shut to cannot be granted now beside the tokens kept
+        for others; WAIT_NONE if it can. O(1), in the peak form O(leases of the pool)."""
+        cdef const Pool* p = &self.pools[pool]
+        cdef int64_t load, more, room, allowance = self.allowance(pool)
+        cdef int32_t adapter
+        cdef GrowingLease run
         adapter = self.requests.rare_of(r).adapter
         if adapter != NONE and not lora_is_active(&p.loras, adapter):
             if is_above(p.limits.max_loras, p.loras.active + 1):

@@ -19,8 +19,13 @@ ctypedef struct Plan:
     int64_t pacing_gap_ns  # its grant keeps the next of its kind away, see grant_pacing.pxi
 
 
-cdef Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
+cdef inline Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
     """O(1), in the peak form O(leases of the pool)."""
+    return plan_unless(core, pool, r, core.ledger.shut_to(pool, r))
+
+
+cdef Plan plan_unless(Core core, int32_t pool, const Request* r, int32_t shut) noexcept:
+    """The same where it is known why the pool is shut to the request: see Ledger.shut_to()."""
     cdef Plan plan
     cdef Asked asked
     cdef Pool* p = &core.ledger.pools[pool]
@@ -34,13 +39,16 @@ cdef Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
     plan.blocks = core.ledger.need(pool, r, plan.output_tokens)
     plan.tokens = plan.blocks * p.block_size + core.ledger.lora_more(pool, r, False)
     plan.above = not exempt and is_above_share(core, pool, r.flow, plan.blocks)
+    plan.pacing_gap_ns = 0
+    plan.reason = shut
+    if shut != WAIT_NONE:
+        return plan
     plan.reason = core.ledger.verdict(
         pool, r, plan.blocks, plan.output_tokens,
         kept_tokens(p, core.now_ns) if plan.above else 0,
     )
     if exempt and plan.reason == WAIT_HEADROOM:
         plan.reason = WAIT_NONE
-    plan.pacing_gap_ns = 0
     if plan.reason == WAIT_NONE:
         plan.pacing_gap_ns = pacing_gap_ns(core, p, r, plan.blocks, plan.above, promise)
         if plan.pacing_gap_ns and core.now_ns < p.paced_until_ns < r.due_ns:

@@ -98,6 +98,9 @@ cdef class ProbeTable:
     def __setitem__(self, key, int32_t value):
         self.table.put(key[0], key[1], value)
 
+    def put_new(self, key, int32_t value):
+        self.table.put_new(key[0], key[1], value)
+
     def __getitem__(self, key):
         return self.table.get(key[0], key[1])
 

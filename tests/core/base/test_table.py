@@ -44,7 +44,8 @@ def test_it_grows_without_a_pause_and_loses_nothing(key):
     for n in range(60_000):
         before = table.moves
         key = (rnd.getrandbits(64), rnd.getrandbits(32))
-        table[key] = model[key] = n
+        table.put_new(key, n)
+        model[key] = n
         if rnd.random() < 0.3:
             gone = rnd.choice(list(model)) if n < 2_000 else key
             del table[gone]
@@ -60,6 +61,31 @@ def test_it_grows_without_a_pause_and_loses_nothing(key):
         del table[key]
     assert len(table) == 0
     assert all(table[key] == -1 for key in model)
+
+
+@pytest.mark.parametrize("key", [None, (3, 2**64 - 1)])
+@given(
+    first=st.integers(0, 1 << 40),
+    step=st.sampled_from((1, 3, 8, 1 << 20)),
+    gone=st.sets(st.integers(0, 99)),
+)
+def test_each_key_is_found_at_each_step_while_it_grows(key, first, step, gone):
+    """Ids in a row fill runs of places, which the moves cut anywhere."""
+    table, model = probe().ProbeTable(key), {}
+    was_moving = 0
+    for n in range(400):
+        table[first + n * step, 0] = model[first + n * step, 0] = n
+        if n % 100 in gone:
+            other = first + n * 37 % (n + 1) * step, 0
+            del table[other]
+            model.pop(other, None)
+        was_moving += table.is_moving
+        if table.is_moving:
+            assert all(
+                table[first + k * step, 0] == model.get((first + k * step, 0), -1)
+                for k in range(n + 1)
+            )
+    assert was_moving > 40
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, (1 << 32) - 1))
