@@ -84,3 +84,28 @@ def test_a_change_of_order_displaces_heads_of_two_flows(twins: Twins) -> None:
     admit(twins, *asks, polls=True)
     twins.reorder(order="deadline")
     twins.teardown()
+
+
+def test_a_restart_leaves_room_for_replays_of_what_its_pools_owe() -> None:
+    """A replay of before the restart counted against the leases after it, as if it came again."""
+    state = Twins()
+    modes = BEGIN["modes"] | {"lift": "active"}
+    state.begin(**(BEGIN | {"classes": 0, "modes": modes}))
+    lease = {
+        "adapter": b"", "flow": 0, "index": 0, "output": 1, "pool": 1, "produced": 0,
+        "prompt": 1, "request_class": b"", "request_id": 0, "sequences": 1, "stale": 0,
+        "whole_answer": False,
+    }  # fmt: skip
+    state.drain_pool(draining=False, pool=0)
+    state.replay(reserved=57, **lease)
+    for _ in range(15):
+        state.wait_until_due()
+    state.resize(block=0, percent=40, pool=1, restart=0)
+    for _ in range(5):
+        state.wait_until_due()
+    admit(state, (0, 0), (0, 0), (0, 0))
+    state.wait_until_due()
+    state.limit(seed=0)
+    state.restart(told=[], wait=0)
+    state.replay(reserved=0, **lease)
+    state.teardown()

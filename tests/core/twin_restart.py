@@ -72,6 +72,7 @@ class Restart:
             state.flows[r.flow].owed += r.charged
         for i, p in enumerate(state.pools):
             p.owed_tokens += state.promised(i) * p.block_size
+            p.replay_debt, p.replayed = p.owed_tokens, (0, 0)
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
             p.served = 0
             p.replays_until_ns = state.replays_until()

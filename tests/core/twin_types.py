@@ -194,6 +194,7 @@ class Pool:
     preemptions: int = 0
     foreign_tokens: int = 0
     owed_tokens: int = 0  # to leases of before a restart
+    replay_debt: int = 0  # that, as the restart found it
     last_prefill_ns: int = 0
     opened_ns: int = -1
     saturated: bool = False
@@ -217,7 +218,8 @@ class Pool:
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
         """Whether leases of the sum and number of the replays, with this one, can be granted."""
-        tokens, sequences = tokens + self.replayed[0], sequences + self.replayed[1]
+        tokens += self.replayed[0] - self.replay_debt
+        sequences += self.replayed[1]
         most = self.engine_tokens + self.engine_tokens * max(0, -headroom_min_ppm) // 1_000_000
         most *= 1 + (sequences - 1).bit_length()
         return tokens <= most + (sequences + 1) * (self.block_size + 1)
