@@ -40,7 +40,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
     core.ledger.expire_prefill_budget(pool, core.now_ns)
     p.reason = core.ledger.shut_to(pool, r)
     if p.reason != WAIT_NONE:
-        return 0  # a full pool is asked at each event: its size would change nothing
+        return 0  # whatever the request would reserve; a full pool is asked at each event
     plan = plan_unless(core, pool, r, WAIT_NONE)
     p.reason = plan.reason
     if plan.reason != WAIT_NONE:

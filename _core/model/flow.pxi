@@ -14,7 +14,7 @@ ctypedef struct Flow:
     int32_t first_queue
     int64_t queued_tokens, queued_work  # of input; of what they will be charged
     int64_t linger_until_ns  # 0: it does not linger
-    int64_t held_tokens  # of input of the following
+    int64_t held_tokens  # of input, of the requests that `held` counts
     int32_t held  # requests that wait for a cap of sessions, and are in no queue
     int32_t cls  # its class
     int32_t default_class  # of requests that name none; here and below, of the base

@@ -87,7 +87,7 @@ def test_a_change_of_order_displaces_heads_of_two_flows(twins: Twins) -> None:
 
 
 def test_a_restart_leaves_room_for_replays_of_what_its_pools_owe() -> None:
-    """A replay of before the restart counted against the leases after it, as if it came again."""
+    """The twin counted replays of before the restart against those after it."""
     state = Twins()
     modes = BEGIN["modes"] | {"lift": "active"}
     state.begin(**(BEGIN | {"classes": 0, "modes": modes}))
