@@ -8,8 +8,16 @@ ctypedef packed struct Node:
     int32_t id
 
 
-cdef inline bint less(Node* a, Node* b) noexcept nogil:
+cdef inline bint less(const Node* a, const Node* b) noexcept nogil:
     return a.key < b.key or (a.key == b.key and a.tie < b.tie)
+
+
+cdef inline bint is_less(int64_t key, int64_t tie, const Node* b) noexcept nogil:
+    return key < b.key or (key == b.key and tie < b.tie)
+
+
+cdef inline bint is_greater(int64_t key, int64_t tie, const Node* b) noexcept nogil:
+    return key > b.key or (key == b.key and tie > b.tie)
 
 
 cdef inline bint less_by(Node* a, Node* b, int64_t shift) noexcept nogil:
@@ -40,21 +48,20 @@ cdef class Heap:
         """The entry of an id that it has. O(1)."""
         return &self.nodes[self.places[id] - 1]
 
+    cdef inline void prefetch(self, int32_t id) noexcept:
+        """Fetch the place of an id that is put soon."""
+        if 0 <= id < self.ids_max:
+            prefetch_line(&self.places[id])
+
     cdef void rekey_first(self, int64_t key) noexcept:
         """Give the first entry a greater key. O(log n)."""
-        cdef Node node = self.nodes[0]
-        node.key = key
-        self._down(0, node)
+        self._down(0, self.nodes[0].id, key, self.nodes[0].tie)
 
     cdef int put(self, int32_t id, int64_t key, int64_t tie) except -1:
         """Insert id, or give it another key. O(log n)."""
-        cdef Node node
         cdef int32_t at, size
         if id >= self.ids_max:
             self._reach(id)
-        node.key = key
-        node.tie = tie
-        node.id = id
         at = self.places[id] - 1
         if at < 0:
             if self.count == self.nodes_max:
@@ -63,11 +70,11 @@ cdef class Heap:
                 self.nodes_max = size
             at = self.count
             self.count += 1
-            self._up(at, node)
-        elif less(&node, &self.nodes[at]):
-            self._up(at, node)
+            self._up(at, id, key, tie)
+        elif is_less(key, tie, &self.nodes[at]):
+            self._up(at, id, key, tie)
         else:
-            self._down(at, node)
+            self._down(at, id, key, tie)
         return 0
 
     cdef int _reach(self, int32_t id) except -1:
@@ -84,7 +91,7 @@ cdef class Heap:
     cdef void remove(self, int32_t id) noexcept:
         """Remove id if it is there. O(log n)."""
         cdef int32_t at
-        cdef Node last
+        cdef const Node* last
         if not self.has(id):
             return
         at = self.places[id] - 1
@@ -92,27 +99,34 @@ cdef class Heap:
         self.count -= 1
         if at == self.count:
             return
-        last = self.nodes[self.count]
-        if less(&last, &self.nodes[at]):
-            self._up(at, last)
+        last = &self.nodes[self.count]
+        if less(last, &self.nodes[at]):
+            self._up(at, last.id, last.key, last.tie)
         else:
-            self._down(at, last)
+            self._down(at, last.id, last.key, last.tie)
 
-    cdef inline void _set(self, int32_t at, Node node) noexcept:
-        self.nodes[at] = node
-        self.places[node.id] = at + 1
+    # The fields of an entry go by value and not as a Node: a packed struct that was just written
+    # field by field is read back only when all of it has left the processor's store buffer.
 
-    cdef void _up(self, int32_t at, Node node) noexcept:
+    cdef inline void _set(self, int32_t at, int32_t id, int64_t key, int64_t tie) noexcept:
+        self.nodes[at].key, self.nodes[at].tie, self.nodes[at].id = key, tie, id
+        self.places[id] = at + 1
+
+    cdef inline void _shift(self, int32_t at, int32_t source) noexcept:
+        self.nodes[at] = self.nodes[source]
+        self.places[self.nodes[source].id] = at + 1
+
+    cdef void _up(self, int32_t at, int32_t id, int64_t key, int64_t tie) noexcept:
         cdef int32_t parent
         while at > 0:
             parent = (at - 1) >> 2
-            if not less(&node, &self.nodes[parent]):
+            if not is_less(key, tie, &self.nodes[parent]):
                 break
-            self._set(at, self.nodes[parent])
+            self._shift(at, parent)
             at = parent
-        self._set(at, node)
+        self._set(at, id, key, tie)
 
-    cdef void _down(self, int32_t at, Node node) noexcept:
+    cdef void _down(self, int32_t at, int32_t id, int64_t key, int64_t tie) noexcept:
         cdef int32_t child, best, end
         while True:
             child = (at << 2) + 1
@@ -125,11 +139,11 @@ cdef class Heap:
                 if less(&self.nodes[child], &self.nodes[best]):
                     best = child
                 child += 1
-            if not less(&self.nodes[best], &node):
+            if not is_greater(key, tie, &self.nodes[best]):
                 break
-            self._set(at, self.nodes[best])
+            self._shift(at, best)
             at = best
-        self._set(at, node)
+        self._set(at, id, key, tie)
 
     cdef bint valid(self) noexcept:
         """Whether order and places hold. O(n)."""

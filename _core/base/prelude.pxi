@@ -57,6 +57,13 @@ cdef int64_t NS_PER_S = 1_000_000_000
 cdef int64_t NEVER = <int64_t>1 << 62
 
 
+cdef inline void prefetch_record(const void* record, size_t size) noexcept nogil:
+    """Fetch the lines of a record that is looked at soon."""
+    cdef size_t at
+    for at in range(0, size, 64):
+        prefetch_line(<const uint8_t*>record + at)
+
+
 cdef inline object new_row(type cls, Py_ssize_t fields):
     """A named tuple, every field of which `put_item()` has to fill: without its own Python frame,
     and without another tuple before it."""

@@ -1,15 +1,40 @@
 # From an Admit to a queued request, a refusal or a stored answer.
 
 cdef inline void fetch(Core core, const Ask* ask) noexcept:
-    """Fetch what an Admit and its grant look at, while its id is hashed: among many flows, leases,
-    answers and pools none of it is in the processor's cache. O(1)."""
-    if ask.flow != NONE:
-        core.flows.prefetch(ask.flow)
-        core.predictor.prefetch(ask.flow)
-        if core.flows.one_line:
-            fetch_pool(core, ask)
+    """Fetch what an Admit looks at besides its flow, while its id is looked up: among many flows,
+    leases, answers and pools none of it is in the processor's cache. O(1)."""
     core.requests.prefetch()
+    core.deadlines.prefetch(core.requests.first_free)
+    if ask.flow == NONE:
+        return
+    if core.flows.one_line:
+        fetch_pool(core, ask)
+    fetch_places(core.flows, ask.flow, ask.target + 1)
+    if core.flows.items[ask.flow].queued:
+        return
+    # It becomes the first of its queue, and may be granted at once.
+    core.requests.head_state_slab.prefetch()
+    core.predictor.prefetch(ask.flow)
     core.leases.prefetch(<uint64_t>lease_id_ahead(core), 0)
+
+
+cdef inline void fetch_places(Flows flows, int32_t flow, int32_t target) noexcept:
+    """Fetch where a flow, which is being fetched, leads: to its queue, and if nothing waits there,
+    to its places in the order, its idle neighbours and what a grant looks at."""
+    cdef const Flow* f = &flows.items[flow]
+    if f.first_queue != NONE:
+        prefetch_line(&flows.queues[f.first_queue])
+    if f.queued:
+        return
+    prefetch_record(&f.interval_ns, <const uint8_t*>(f + 1) - <const uint8_t*>&f.interval_ns)
+    if f.parent == NONE:
+        (<Heap>flows.active_at[f.cls]).prefetch(flow)
+        (<Heap>(<Line>flows.candidates[target]).heap_at[f.cls]).prefetch(f.first_queue)
+    if f.linger_until_ns:
+        if f.linger_prev != NONE:
+            prefetch_line(&flows.items[f.linger_prev].linger_next)
+        if f.linger_next != NONE:
+            prefetch_line(&flows.items[f.linger_next].linger_prev)
 
 
 cdef void fetch_pool(Core core, const Ask* ask) noexcept:
@@ -32,9 +57,11 @@ cdef void identify(
     # (principal, tenant, request_id) names a request; what was asked, without its deadlines, is its
     # payload. `tenant` separates those that share the flow of the unknown. Payload 0: any.
     cdef uint64_t h = prompts
-    fetch(core, ask)
+    if ask.flow != NONE:
+        core.flows.prefetch(ask.flow)
     ask.key = tenant_key(core, ask.flow, tenant, request_id, size)
     core.ids.prefetch(ask.key.hi, ask.key.lo)
+    fetch(core, ask)
     h = mix(h, ask.prompt_tokens)
     h = mix(h, ask.prompt_max_tokens)
     h = mix(h, ask.output_max_tokens)
@@ -220,8 +247,6 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     f.received += 1
     core.received += 1
     fade(core, ask.flow)
-    if f.first_queue != NONE:
-        prefetch_line(&core.flows.queues[f.first_queue])
     i = record_of(core, ask)
     r = &core.requests.items[i]
     lacks_adapter = ask.adapter.size > 0 and core.requests.rare_of(r).adapter == NONE
@@ -256,6 +281,8 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         core.save_rest = True
     if f.queued:  # the last in line gets a neighbour
         prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
+    else:
+        core.predictor.prefetch_sketch(ask.flow)
     put_id(core, i, ask)
     core.deadlines.put(i, r.due_ns, r.seq)
     if f.dry_runs or (f.refuses and not core.quotas.asks_store):

@@ -186,7 +186,7 @@ cdef int name_flow(Core core, int32_t flow, bytes name) except -1:
     cdef Slice key
     core.flow_names[name] = flow
     key.at, key.size = <const uint8_t*><const char*>name, len(name)
-    core.flows.items[flow].salt = name_salt(core, &key)
+    core.flows.items[flow].salt, core.flows.has_salts = name_salt(core, &key), True
     if own != NONE:
         core.quota_keys[own] = TENANT_QUOTA_ROW + name
     while flow != NONE:

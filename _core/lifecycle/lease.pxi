@@ -224,10 +224,9 @@ cdef inline bint has_all_answers(Core core, int32_t principal) noexcept:
 
 cdef void fetch_oldest(Core core) noexcept:
     # Answers are forgotten in the order of this chain, long after they were last touched. So this
-    # prefetches the next one's places in the tables, what the second one holds, and the record of
-    # the third.
+    # prefetches the next one's places in the tables, what the second one holds and its flow, and
+    # the record of the third.
     cdef int32_t i = core.answers.head
-    cdef size_t at
     cdef Request* r
     if i == NONE:
         return
@@ -237,12 +236,11 @@ cdef void fetch_oldest(Core core) noexcept:
     if r.next == NONE:
         return
     r = &core.requests.items[r.next]
-    for at in range(0, sizeof(Lease), 64):
-        prefetch_line(<uint8_t*>r.lease + at)
+    prefetch_record(r.lease, sizeof(Lease))
     prefetch_line(r.head_state)
+    prefetch_line(&core.flows.items[r.flow].answers)
     if r.next != NONE:
-        for at in range(0, sizeof(Request), 64):
-            prefetch_line(<uint8_t*>&core.requests.items[r.next] + at)
+        prefetch_record(&core.requests.items[r.next], sizeof(Request))
 
 
 cdef int forget(Core core, int32_t i) except -1:

@@ -8,7 +8,8 @@ cdef Hash128 tenant_key(
     Core core, int32_t flow, uint64_t tenant, const uint8_t* request_id, size_t size
 ) noexcept:
     """The key of an id of a tenant; `tenant` separates those that share a flow."""
-    tenant ^= core.flows.items[flow].salt
+    if core.flows.has_salts:  # else the hash need not wait until the flow is in the cache
+        tenant ^= core.flows.items[flow].salt
     return sip128(core.k0, core.k1 ^ <uint64_t>flow ^ tenant, request_id, size)
 
 

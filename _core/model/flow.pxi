@@ -14,6 +14,7 @@ ctypedef struct Flow:
     int32_t first_queue
     int64_t queued_tokens, queued_work  # of input; of what they will be charged
     int64_t linger_until_ns  # 0: it does not linger
+    int32_t linger_next, linger_prev  # among the flows that were active lately
     int64_t held_tokens  # of input, of the requests that `held` counts
     int32_t held  # requests that wait for a cap of sessions, and are in no queue
     int32_t cls  # its class
@@ -45,7 +46,6 @@ ctypedef struct Flow:
     int64_t granted, completed, cancelled, expired
     FlowTimes* times  # where its times are counted: its own, or its class's other_times
     FlowTimes* own_times  # NULL until its tenant is shown, see histograms.pxi
-    int32_t linger_next, linger_prev  # among the flows that were active lately
     int64_t wait_lift, throttled_lift  # of the node, and of the desk, when it began to wait there
     int64_t open_charged  # what the counter carries for its leases
     int64_t owed  # what it carries for those of before a restart, see restore

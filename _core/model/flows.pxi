@@ -65,6 +65,7 @@ cdef class Flows:
     cdef bint by_deadline  # the order inside a queue that is asked for, see order
     cdef bint keeps_places  # requests may come with a place that they had at an earlier leader
     cdef int32_t unsorted  # the number of first queues that may still have the former order
+    cdef bint has_salts  # some flow has, or had, a `salt`
     cdef Requests requests
     cdef Quotas quotas
     cdef Classes classes
@@ -238,10 +239,9 @@ cdef class Flows:
             self.active(flow).remove(self.place_of(flow))
 
     cdef inline void prefetch(self, int32_t flow) noexcept:
-        """Fetch a flow that is looked at soon."""
-        cdef size_t at
-        for at in range(0, sizeof(Flow), 64):
-            prefetch_line(<uint8_t*>&self.items[flow] + at)
+        """Fetch what an Admit looks at of a flow."""
+        cdef const Flow* f = &self.items[flow]
+        prefetch_record(f, <const uint8_t*>&f.interval_ns - <const uint8_t*>f)
 
     cdef inline int32_t find_queue(self, int32_t flow, int32_t target) noexcept:
         # A flow has as many queues as targets it has used: one or two.

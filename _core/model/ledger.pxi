@@ -142,9 +142,7 @@ cdef class Ledger:
 
     cdef inline void prefetch(self, int32_t pool, int32_t flow) noexcept:
         """Fetch a pool that is looked at soon, and what a flow holds there."""
-        cdef size_t at
-        for at in range(0, sizeof(Pool), 64):
-            prefetch_line(<uint8_t*>&self.pools[pool] + at)
+        prefetch_record(&self.pools[pool], sizeof(Pool))
         if flow < self.pools[pool].held_count:
             prefetch_line(&self.pools[pool].held[flow])
 
@@ -156,6 +154,7 @@ cdef class Ledger:
     cdef bint can_hold(self, int32_t pool, const Request* r) noexcept:
         """Whether the request could ever run in the pool, all its output counted."""
         cdef const Pool* p = &self.pools[pool]
+        cdef int64_t tokens, room
         if p.max_model_tokens and r.prompt_max_tokens + r.output_max_tokens > p.max_model_tokens:
             return False
         if p.max_running and r.sequences > p.max_running:
@@ -165,10 +164,12 @@ cdef class Ledger:
             r.prompt_tokens + <int64_t>r.output_max_tokens * r.sequences,
         ):
             return False
-        return (
-            self.need(pool, r, r.output_max_tokens) * p.block_size + self.lora_more(pool, r, True)
-            <= p.capacity_blocks * p.block_size
-        )
+        tokens = sized_tokens(r, r.output_max_tokens)
+        room = (p.capacity_blocks - r.sequences + 1) * p.block_size
+        if self.requests.rare_of(r).adapter == NONE:
+            return tokens <= room  # which spares the division: each Admit asks three times
+        tokens = (tokens + p.block_size - 1) // p.block_size * p.block_size
+        return tokens + self.lora_more(pool, r, True) <= room
 
     cdef int64_t lora_more(self, int32_t pool, const Request* r, bint alone) noexcept:
         """Tokens that the request's adapter takes in the pool beside those that are active there;
@@ -181,11 +182,7 @@ cdef class Ledger:
 
     cdef int64_t need(self, int32_t pool, const Request* r, int64_t output_tokens) noexcept:
         """Blocks for so much output of each sequence, and a copy of its prompt for each."""
-        return blocks_for(
-            &self.pools[pool],
-            <int64_t>r.prompt_tokens * r.n + output_tokens * r.sequences,
-            r.sequences,
-        )
+        return blocks_for(&self.pools[pool], sized_tokens(r, output_tokens), r.sequences)
 
     cdef int64_t load(self, int32_t pool, const GrowingLease* one_more) noexcept:
         """Tokens that the pool has to hold at worst, with one more lease where it is given.

@@ -98,6 +98,11 @@ cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences)
     return (tokens + p.block_size - 1) // p.block_size + sequences - 1
 
 
+cdef inline int64_t sized_tokens(const Request* r, int64_t output_tokens) noexcept nogil:
+    """Tokens of so much output of each sequence, and of a copy of its prompt for each."""
+    return <int64_t>r.prompt_tokens * r.n + output_tokens * r.sequences
+
+
 cdef inline bint is_above(int64_t limit, int64_t value) noexcept nogil:
     # 0: no limit.
     return limit != 0 and value > limit

@@ -90,10 +90,13 @@ cdef class Predictor:
 
     cdef inline void prefetch(self, int32_t flow) noexcept:
         """Fetch the lengths of a flow, which are looked at soon."""
-        cdef size_t at
         if flow < self.flows_max:
-            for at in range(0, sizeof(FlowLengths), 64):
-                prefetch_line(<uint8_t*>&self.lengths_of[flow] + at)
+            prefetch_record(&self.lengths_of[flow], sizeof(FlowLengths))
+
+    cdef inline void prefetch_sketch(self, int32_t flow) noexcept:
+        """Fetch the sketch to which the lengths of a flow, once they are here, lead."""
+        if flow < self.flows_max:
+            prefetch_line(self.lengths_of[flow].own.sketch)
 
     cdef FlowLengths* _flow(self, int32_t flow) except NULL:
         cdef int32_t size

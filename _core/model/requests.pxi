@@ -141,10 +141,8 @@ cdef class Requests:
 
     cdef inline void prefetch(self) noexcept:
         """Fetch the record that is given out next."""
-        cdef size_t at
         if self.first_free != NONE:
-            for at in range(0, sizeof(Request), 64):
-                prefetch_line(<uint8_t*>&self.items[self.first_free] + at)
+            prefetch_record(&self.items[self.first_free], sizeof(Request))
 
     cdef int32_t allocate(self) except -1:
         """A zeroed record. O(1)."""
