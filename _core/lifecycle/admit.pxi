@@ -379,6 +379,8 @@ cdef int64_t admit_message(
     cdef Ask ask
     cdef int64_t handle
     m.flow = ask.flow = flow_of(core, &m.tenant, &m.key)
+    if ask.flow != NONE:
+        core.flows.prefetch(ask.flow)
     ask.target = target_of(core, &m.pool)
     ask.owner = owner
     ask.principal = principal
