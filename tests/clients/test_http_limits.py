@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import uvicorn
@@ -47,15 +47,18 @@ class _App:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, protocol: Any) -> AsyncIterator[tuple[int, uvicorn.Server]]:
-    config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical")
+async def serving(
+    app: Any, protocol: Any, *, lifespan: Literal["on", "off"] = "off"
+) -> AsyncIterator[tuple[int, uvicorn.Server]]:
+    config = uvicorn.Config(app, http=protocol, lifespan=lifespan, log_level="critical")
     server = uvicorn.Server(config)
     bound = socket.create_server(("127.0.0.1", 0))
     running = asyncio.create_task(server.serve([bound]))
     try:
         yield bound.getsockname()[1], server
     finally:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
+        server.force_exit = lifespan == "off"
         await running
 
 

@@ -1,23 +1,29 @@
-"""Bounds what one HTTP connection can make uvicorn hold before it calls the application.
+"""Decides which bytes of a connection become which request, within limits.
 
 `bounded()` makes a subclass of uvicorn's httptools protocol. The proxy serves with it. The gate
 puts it into the server that it runs in, if the application names the server in `app.state.server`,
 as vLLM's does.
 
-uvicorn itself collects headers without a limit, and one read can hold thousands of pipelined
-requests. Nor does it say what it knows of a client's certificate: `bounded()` adds that to each
-scope, for the gate's certificates.py.
+- The parser reads the client's bytes as they came. No code edits them, and no second reader looks
+  at them first: two readers of one stream can disagree about where a request ends.
+- A trailer is never a header (RFC 9110, 6.5.1). uvicorn appends trailers to the headers of the
+  scope, so a client could add a header behind a front that overwrites it.
+- An offer to upgrade is ignored (RFC 9110, 7.8), but for WebSocket on a GET. The parser stops at
+  each offer, so that the request would seem to have no body.
+- uvicorn collects headers without a limit, and one read can hold thousands of pipelined requests.
+- The certificate of a client goes into each scope, for the gate's certificates.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import ssl
+from collections.abc import Iterable
 from typing import Any
 
 from schedsvc_vllm.asgi import App, Scope
 from schedsvc_vllm.certificates import EXTENSION
-from schedsvc_vllm.h2c import without_h2c
 
 #: Bytes of a head, and bytes in sequence of which none is a body: trailers, extensions of chunks.
 HEAD_BYTES_MAX = 64 << 10
@@ -30,8 +36,20 @@ PIPELINED_MAX = 16
 # The parser gets a larger read in parts, and the limits hold after each: a callback for each header
 # would cost every request more.
 _PART_BYTES = 16 << 10
-_TOO_LARGE_TEXT = f"a request's headers have at most {HEAD_BYTES_MAX} bytes, {HEADERS_MAX} fields\n"
-_TOO_LARGE = _TOO_LARGE_TEXT.encode()
+
+
+def _refusal(status: str, text: str) -> bytes:
+    return (
+        f"HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+        f"content-length: {len(text) + 1}\r\n\r\n{text}\n"
+    ).encode()
+
+
+_TOO_LARGE = _refusal(
+    "431 Request Header Fields Too Large",
+    f"a request's headers have at most {HEAD_BYTES_MAX} bytes, {HEADERS_MAX} fields",
+)
+_NO_TUNNEL = _refusal("501 Not Implemented", "CONNECT is not served: this server is no tunnel")
 
 
 class _BeyondError(Exception):
@@ -45,13 +63,16 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
     is_bounded = True
     head_s: float
     connections_max: int
-    drops_h2c: bool
+    httptools: Any
+    parser: Any
 
     def connection_made(self, transport: Any) -> None:
         self._held = 0
         # The bytes of this part, and at least those of the message that are no body.
         self._part = self._read = 0
-        self._has_progressed = self._is_in_head = self._is_too_large = False
+        self._has_progressed = self._is_in_head = self._is_offer = False
+        self._refusal = b""
+        self._head: list[tuple[bytes, bytes]] = []
         self._late: asyncio.TimerHandle | None = None
         self._cycles: list[Any] = []
         self.url = b""
@@ -70,17 +91,15 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.drops_h2c:
-            data = without_h2c(data)
         parts = (data,) if len(data) <= _PART_BYTES else _parts(data)
         for part in parts:
             size = self._part = len(part)
             self._read += size
             self._has_progressed = False
-            super().data_received(part)
+            self._feed(part)
             self._held = 0 if self._has_progressed else self._held + size
             if self._held > HEAD_BYTES_MAX or self._is_beyond():
-                self._is_too_large = True
+                self._refusal = _TOO_LARGE
                 if not self.transport.is_closing():
                     self.send_400_response("")
             if len(parts) > 1 and not self._reads_on():
@@ -88,9 +107,44 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         if self._is_in_head and self._late is None:
             self._wait_for_head()
 
+    def _feed(self, data: bytes) -> None:
+        """Parse bytes as uvicorn's `data_received()` does, and go on behind offers to upgrade."""
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except self.httptools.HttpParserUpgrade as upgrade:
+                    if not self._is_offer:
+                        self.handle_websocket_upgrade()
+                        return
+                    data = data[upgrade.args[0] :]
+                    self._take_head_without_offer()
+        except self.httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _take_head_without_offer(self) -> None:
+        """Have a fresh parser read the head that was parsed, without its offer to upgrade.
+
+        Only the parser's state is made again: the body's bytes go to it as they came. O(head).
+        """
+        self._is_offer = False
+        head = head_without_offer(
+            self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers
+        )
+        self.parser = self.httptools.HttpRequestParser(self)
+        self.parser.feed_data(head)
+
+    def _should_upgrade(self) -> bool:
+        is_get = self.parser.get_method() == b"GET"  # the only method of WebSocket (RFC 6455, 4.1)
+        return is_get and bool(super()._should_upgrade())
+
     def on_message_begin(self) -> None:
         self._read = self._part
         self._is_in_head = True
+        self._head = []
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -99,13 +153,24 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self._stop_waiting()
         self._has_progressed = True
         if self._is_beyond():
-            self._is_too_large = True
+            self._refusal = _TOO_LARGE
             raise _BeyondError
         if len(self.pipeline) >= PIPELINED_MAX:
             raise _BeyondError
+        is_upgrade = self.parser.should_upgrade()
+        if is_upgrade and self.parser.get_method() == b"CONNECT":
+            self._refusal = _NO_TUNNEL
+            raise _BeyondError
+        if is_upgrade and not self._should_upgrade():
+            self._is_offer = True
+            return
         if self._certificate:
             self.scope.setdefault("extensions", {})[EXTENSION] = self._certificate
         super().on_headers_complete()
+        if is_upgrade:
+            return
+        # The parser reports trailers as headers: from here on they go to a list of their own.
+        self._head, self.headers = self.headers, []
         if self.pipeline:
             self._cycles = [each for each in self._cycles if not each.response_complete]
             self._cycles.append(self.cycle)
@@ -119,8 +184,10 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
 
     def on_message_complete(self) -> None:
         self._has_progressed = True
+        if self._is_offer:
+            return  # the message comes again, without its offer
         if self._is_beyond():  # by its trailers
-            self._is_too_large = True
+            self._refusal = _TOO_LARGE
             raise _BeyondError
         super().on_message_complete()
 
@@ -129,24 +196,23 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         return not self.transport.is_closing() and self.transport.get_protocol() is self
 
     def _is_beyond(self) -> bool:
-        """Whether a head has more than it may. O(1), O(headers) once so much has been read."""
-        if len(self.headers) > HEADERS_MAX:
+        """Whether a request has more headers and trailers than it may.
+
+        O(1); O(headers) once more than HEAD_BYTES_MAX have been read.
+        """
+        if len(self._head) + len(self.headers) > HEADERS_MAX:
             return True
         if self._read <= HEAD_BYTES_MAX:
             return False
-        sizes = (len(name) + len(value) for name, value in self.headers)
+        sizes = (len(name) + len(value) for name, value in self._head + self.headers)
         return len(self.url) + sum(sizes) > HEAD_BYTES_MAX
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # a second answer would be read as part of the first one
             self._disconnect_all()
-        elif self._is_too_large:
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-                b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(_TOO_LARGE), _TOO_LARGE)
-            )
+        elif self._refusal:
+            self.transport.write(self._refusal)
             self.transport.close()
         else:
             super().send_400_response(msg)
@@ -171,16 +237,29 @@ def _parts(data: bytes) -> list[bytes]:
     return [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
 
 
-def bounded(
-    base: Any, *, head_s: float = HEAD_S_MAX, connections_max: int = 0, drops_h2c: bool = False
-) -> Any:
+def head_without_offer(
+    method: bytes, target: bytes, version: str, fields: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    """Return the bytes of a parsed head without its Upgrade fields. O(head).
+
+    `fields`: as the parser reported them, so none of them holds the end of a line.
+    """
+    kept = (name + b": " + value + b"\r\n" for name, value in fields if name != b"upgrade")
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), b"".join(kept))
+
+
+def bounded(base: Any, *, head_s: float = HEAD_S_MAX, connections_max: int = 0) -> Any:
     """Make a protocol of uvicorn's `HttpToolsProtocol` that has the limits above.
 
     `head_s`: seconds for a head. `connections_max`: the server closes each new connection beyond
-    this number at once; 0: no limit. `drops_h2c`: offers of HTTP/2 are taken out (h2c.py).
+    this number at once; 0: no limit.
     """
-    limits = {"head_s": head_s, "connections_max": connections_max, "drops_h2c": drops_h2c}
-    return type("Bounded", (_Bounded, base), limits)
+    attributes = {
+        "head_s": head_s,
+        "connections_max": connections_max,
+        "httptools": importlib.import_module("httptools"),
+    }
+    return type("Bounded", (_Bounded, base), attributes)
 
 
 def _config_of(scope: Scope, app: App | None) -> Any:

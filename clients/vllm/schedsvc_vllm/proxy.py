@@ -44,6 +44,7 @@ SCRAPE_S_MAX = 5.0
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-authorization",

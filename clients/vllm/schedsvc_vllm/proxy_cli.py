@@ -188,9 +188,9 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
 
 
 def http_protocol(connections_max: int = CONNECTIONS_MAX) -> Any:
-    """Make uvicorn's HTTP/1.1 with limits, which does not trip over an offer of HTTP/2."""
+    """Make uvicorn's HTTP/1.1 with limits."""
     base: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
-    return bounded(base, connections_max=connections_max, drops_h2c=True)
+    return bounded(base, connections_max=connections_max)
 
 
 def server_for(gate: Gate, options: argparse.Namespace) -> Any:

@@ -1,0 +1,288 @@
+"""Bytes of a connection become the requests that a strict reader finds in them, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import h11
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedsvc_vllm.asgi import Receive, Scope, Send
+from schedsvc_vllm.certificates import XFCC, CertificateSettings, read_patterns
+from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.http_limits import PIPELINED_MAX
+from schedsvc_vllm.proxy import Upstream
+from schedsvc_vllm.proxy_cli import http_protocol
+from schedsvc_vllm.settings import Settings
+
+from .asgi import ask
+from .fake_scheduler import FakeScheduler
+from .test_gate_certificates import App
+from .test_http_limits import answer_to, serving
+from .test_vllm_proxy import Server, behind
+
+__all__ = ["behind"]
+
+Read = tuple[str, str, list[tuple[bytes, bytes]], bytes]
+#: What a reader that looks for heads in bodies, or edits them, trips over.
+OFFER = (
+    b"GET /x HTTP/1.1\r\nUpgrade: h2c\r\nConnection:\r\nConnection: \r\nHTTP2-Settings: A\r\n\r\n"
+)
+NASTY = [
+    b"",
+    b"x",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"0\r\n\r\n",
+    OFFER,
+    OFFER[:-2],
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-tenant-id: victim\r\ncontent-length: 0\r\n\r\n",
+    bytes(range(256)),
+]
+OFFERS = ["h2c", "H2C", "HTTP/2.0", "TLS/1.2", "websocket", "WebSocket", "h2c, websocket", "x"]
+
+
+class Recorder:
+    """Answers each request once it has read it whole, and keeps what it read."""
+
+    def __init__(self) -> None:
+        self.read: list[Read] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            assert message["type"] == "http.request"
+            body, more = body + message["body"], message["more_body"]
+        kept = [pair for pair in scope["headers"] if pair[0] != b"upgrade"]
+        self.read.append((scope["method"], scope["raw_path"].decode(), kept, body))
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+def read_by_h11(stream: bytes) -> list[Read]:
+    """Return the requests that h11, a reader of its own, finds in a stream."""
+    reader = h11.Connection(h11.SERVER)
+    reader.receive_data(stream)
+    found: list[Read] = []
+    body = b""
+    head: h11.Request | None = None
+    while True:
+        event = reader.next_event()
+        if isinstance(event, h11.Request):
+            head, body = event, b""
+        elif isinstance(event, h11.Data):
+            body += event.data
+        elif isinstance(event, h11.EndOfMessage):
+            assert head is not None
+            kept = [(name, value) for name, value in head.headers if name != b"upgrade"]
+            found.append((head.method.decode(), head.target.decode(), kept, body))
+            if reader.our_state is h11.SEND_RESPONSE:
+                reader.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+                reader.send(h11.EndOfMessage())
+        elif event is h11.PAUSED and reader.our_state is h11.DONE:
+            if reader.their_state is not h11.DONE:
+                return found
+            reader.start_next_cycle()
+        else:
+            return found
+
+
+async def read_at(port: int, recorder: Recorder, stream: bytes, cuts: list[int]) -> list[Read]:
+    """Return the requests that a server passes on of a stream that comes in pieces."""
+    recorder.read = []
+    edges = [0, *cuts, len(stream)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for start, end in pairwise(edges):
+        writer.write(stream[start:end])
+        await writer.drain()
+        await asyncio.sleep(0)
+    await reader.read()  # the last request asks for the end of the connection
+    writer.close()
+    return recorder.read
+
+
+@st.composite
+def requests(draw: st.DrawFn, is_last: bool) -> bytes:
+    """Draw the bytes of a request: offers to upgrade, both framings, trailers, nasty bodies."""
+    method = draw(st.sampled_from([b"POST", b"PUT", b"GET"]))
+    body = b"".join(draw(st.lists(st.sampled_from(NASTY), max_size=3)))
+    lines = [b"Host: x", b"X-Tenant-Id: own"]
+    words = ["close"] if is_last else draw(st.sampled_from([[], ["keep-alive"]]))
+    offers = (
+        OFFERS if method != b"GET" else [each for each in OFFERS if each.lower() != "websocket"]
+    )
+    if draw(st.booleans()):
+        lines.append(b"Upgrade: " + draw(st.sampled_from(offers)).encode())
+        words = draw(st.permutations([*words, "Upgrade", "HTTP2-Settings"]))
+    if words:
+        lines.append(b"Connection: " + ", ".join(words).encode())
+    end = b""
+    if draw(st.booleans()):
+        lines.append(b"Content-Length: %d" % len(body))
+        end = body
+    elif method != b"GET" or body:
+        lines.append(b"Transfer-Encoding: chunked")
+        size = draw(st.integers(1, 40))
+        for at in range(0, len(body), size):
+            piece = body[at : at + size]
+            end += b"%x\r\n%b\r\n" % (len(piece), piece)
+        trailers = draw(st.lists(st.sampled_from([b"X-Tenant-Id: b", b"Host: b", b"x: y"])))
+        end += b"0\r\n" + b"".join(each + b"\r\n" for each in trailers) + b"\r\n"
+    head = b"\r\n".join([method + b" /a HTTP/1.1", *draw(st.permutations(lines))])
+    return head + b"\r\n\r\n" + end
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, list[int]]:
+    count = draw(st.integers(1, 4))
+    stream = b"".join(draw(requests(number == count - 1)) for number in range(count))
+    cuts = draw(st.lists(st.integers(0, len(stream)), max_size=6))
+    return stream, sorted(cuts)
+
+
+def test_any_split_of_any_requests_is_read_as_by_h11() -> None:
+    recorder = Recorder()
+    with asyncio.Runner() as runner:
+        server = serving(recorder, http_protocol())
+        port, _ = runner.run(server.__aenter__())
+
+        @settings(max_examples=150, deadline=None)
+        @given(streams())
+        def check(drawn: tuple[bytes, list[int]]) -> None:
+            expected = read_by_h11(drawn[0])
+            assert expected
+            assert runner.run(read_at(port, recorder, *drawn)) == expected
+
+        check()
+        runner.run(server.__aexit__(None, None, None))
+
+
+async def test_a_body_that_looks_like_a_head_is_not_edited() -> None:
+    head = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    recorder = Recorder()
+    async with serving(recorder, http_protocol()) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head % (2 * len(OFFER)))
+        await writer.drain()
+        await asyncio.sleep(0.1)  # the body comes in a read of its own
+        writer.write(OFFER + OFFER)
+        assert (await reader.read()).count(b" 200 OK") == 1
+        writer.close()
+    assert [each[3] for each in recorder.read] == [OFFER + OFFER]
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("place", ["first", "second", "cut"])
+async def test_a_request_with_an_offer_to_upgrade_is_served(
+    offer: str, framing: str, place: str
+) -> None:
+    lines = f"Upgrade: {offer}\r\nConnection: Upgrade, HTTP2-Settings\r\n".encode()
+    end = b"content-length: 3\r\n\r\nabc"
+    if framing == "chunks":
+        end = b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    request = b"POST /a HTTP/1.1\r\nhost: x\r\n" + lines + end
+    before = request if place == "second" else b""
+    cut = len(before) + request.index(b"pgrade") if place == "cut" else 0
+    last = b"GET /b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    recorder = Recorder()
+    async with serving(recorder, http_protocol()) as (port, _):
+        got = await read_at(port, recorder, before + request + last, [cut])
+    assert [(path, body) for _, path, _, body in got] == [
+        *([("/a", b"abc")] * (2 if before else 1)),
+        ("/b", b""),
+    ]
+
+
+async def test_pipelined_offers_have_the_limit_of_other_requests() -> None:
+    request = b"GET /a HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
+    held = asyncio.Event()
+
+    async def app(_: Scope, __: Receive, ___: Send) -> None:
+        await held.wait()
+
+    async with serving(app, http_protocol()) as (port, server):
+        assert await answer_to(port, request * (PIPELINED_MAX + 2)) == b""
+        assert server.server_state.total_requests == 0
+        held.set()
+
+
+@pytest.mark.parametrize("target", [b"/x", b"x:80"])
+async def test_connect_is_refused(target: bytes) -> None:
+    recorder = Recorder()
+    async with serving(recorder, http_protocol()) as (port, _):
+        request = b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\n\r\n" % target
+        answer = await answer_to(port, request)
+    assert answer.startswith(b"HTTP/1.1 501 ")
+    assert recorder.read == []
+
+
+# Trailers.
+
+
+def chunked(body: bytes, trailer: bytes, *headers: bytes) -> bytes:
+    """Write a completion whose trailer names a tenant."""
+    lines = [b"host: x", b"connection: close", b"content-type: application/json", *headers]
+    head = b"POST /v1/completions HTTP/1.1\r\n" + b"".join(each + b"\r\n" for each in lines)
+    chunk = b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(body), body, trailer)
+    return head + b"transfer-encoding: chunked\r\n\r\n" + chunk
+
+
+@pytest.fixture(params=["gate", "proxy"])
+def front(request: pytest.FixtureRequest) -> str:
+    """Name what stands before the engine."""
+    return str(request.param)
+
+
+def app_of(front: str, given: Settings, upstream: str) -> Any:
+    """Return the engine's own app with the gate in it, or the proxy's."""
+    if front == "gate":
+        return App(given)
+    return Gate(Upstream(upstream), given)
+
+
+async def test_a_trailer_names_no_tenant(
+    front: str, fake: FakeScheduler, behind: tuple[Server, str]
+) -> None:
+    given = Settings(target=fake.target, client_id="g", tenant_headers=("x-tenant-id",))
+    app = app_of(front, given, behind[1])
+    async with serving(app, http_protocol(), lifespan="on") as (port, _):
+        for headers in ([b"x-tenant-id: a"], []):
+            answer = await answer_to(port, chunked(ask(), b"X-Tenant-Id: b", *headers))
+            assert b" 200 OK" in answer
+    assert [each.tenant for each in fake.admits] == ["a", ""]
+
+
+async def test_a_trailer_is_no_certificate(
+    front: str, fake: FakeScheduler, behind: tuple[Server, str]
+) -> None:
+    patterns = read_patterns("spiffe://corp.test/sa/{tenant}")
+    certificates = CertificateSettings(patterns, set_by="haproxy")
+    given = Settings(target=fake.target, certificates=certificates)
+    app = app_of(front, given, behind[1])
+    trailer = f"{XFCC}: URI=spiffe://corp.test/sa/victim".encode()
+    async with serving(app, http_protocol(), lifespan="on") as (port, _):
+        answer = await answer_to(port, chunked(ask(), trailer))
+        assert b" 401 " in answer.split(b"\r\n")[0]
+        assert (
+            json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_certificate"
+        )
+    assert fake.admits == []
+
+
+async def test_a_trailer_is_not_forwarded(fake: FakeScheduler, behind: tuple[Server, str]) -> None:
+    server, url = behind
+    given = Settings(target=fake.target, client_id="g", tenant_headers=("x-tenant-id",))
+    app = app_of("proxy", given, url)
+    async with serving(app, http_protocol(), lifespan="on") as (port, _):
+        trailer = b"x-tenant-id: b\r\nx-own: 1\r\nauthorization: Bearer k"
+        assert b" 200 OK" in await answer_to(port, chunked(ask(), trailer, b"x-tenant-id: a"))
+    headers: dict[str, Any] = server.seen[-1][2]
+    assert headers["x-tenant-id"] == "a"
+    assert not {"x-own", "authorization", "trailer"} & set(headers)
