@@ -28,7 +28,7 @@ from .test_vllm_proxy import Server, behind
 __all__ = ["behind"]
 
 Read = tuple[str, str, list[tuple[bytes, bytes]], bytes]
-#: What a reader that looks for heads in bodies, or edits them, trips over.
+#: Bytes that mislead a reader which looks for heads in bodies, or edits them.
 OFFER = (
     b"GET /x HTTP/1.1\r\nUpgrade: h2c\r\nConnection:\r\nConnection: \r\nHTTP2-Settings: A\r\n\r\n"
 )
