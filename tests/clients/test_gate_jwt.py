@@ -186,6 +186,14 @@ async def test_known_keys_stay_while_the_key_server_is_away(
     assert (await asked(bench, ED.token())).status == 200
 
 
+@pytest.mark.parametrize("claim", ["exp", "nbf", "iat"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e400, "9" * 400])
+async def test_a_time_beyond_any_clock_is_refused(bench: Bench, claim: str, value: object) -> None:
+    refused = await asked(bench, RSA.token(**{claim: value}))
+    assert refused.status == 401
+    assert bench.fake.admits == []
+
+
 async def test_a_new_key_is_fetched_when_it_is_first_used(bench: Bench, keys: KeyServer) -> None:
     assert (await asked(bench, RSA.token())).status == 200
     newer = Signer("ES256", "newer")

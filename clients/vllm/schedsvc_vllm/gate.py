@@ -390,6 +390,7 @@ class Gate:
                 )
             )
         self._identifier.start()
+        self._runtime.counts.key_set = self._identifier.key_set
         if self._settings.tenant_headers and not self._settings.header_set_by:
             _log.warning(
                 "SCHEDSVC_TENANT_HEADERS: any client that reaches this server can set %s; make a"

@@ -95,6 +95,11 @@ class Identifier:
         if self._tokens is not None:
             self._tokens.source.start()
 
+    @property
+    def key_set(self) -> JwksSource | None:
+        """The key set by which tokens are verified; None: none are."""
+        return None if self._tokens is None else self._tokens.source
+
     async def close(self) -> None:
         """Stop that."""
         if self._tokens is not None:

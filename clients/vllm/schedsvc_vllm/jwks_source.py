@@ -1,7 +1,9 @@
 """Fetches a JSON Web Key Set in the background, from a file or a URL, and keeps the last good one.
 
 `JwksSource` hands each new text to `take`, which raises ValueError if it is no key set. A text that
-cannot be fetched or taken changes nothing: known keys stay.
+cannot be fetched or taken changes nothing: known keys stay, until they are older than `age_s_max`.
+An issuer withdraws a key by leaving it out, so keys that cannot be fetched again must not verify
+tokens for ever. The loop ends by `close()` alone: no server's answer can end it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import urllib.request
 from collections.abc import Callable
@@ -30,10 +33,24 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JwksSource:
-    """One key set. `place`: a path, or a URL; fetched again every `period_s`."""
+    """One key set. `place`: a path, or a URL; fetched again every `period_s`.
 
-    def __init__(self, place: str, period_s: float, take: Callable[[bytes], None]) -> None:
+    `age_s_max`: seconds since the last good fetch after which its keys verify no token.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        period_s: float,
+        take: Callable[[bytes], None],
+        *,
+        age_s_max: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.place = place
+        self._age_s_max = age_s_max
+        self._clock = clock
+        self._taken_s = -math.inf
         self._is_url = place.startswith(("http://", "https://"))
         self._period_s = period_s if self._is_url else min(period_s, FILE_PERIOD_S)
         self._take = take
@@ -42,8 +59,23 @@ class JwksSource:
         self._task: asyncio.Task[None] | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._hurried_s = -HURRY_PERIOD_S
-        #: Whether a key set has been taken.
-        self.is_known = False
+        #: Fetches that gave no key set.
+        self.failures = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a key set has been taken."""
+        return self._taken_s > -math.inf
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the key set was fetched; infinite before the first time."""
+        return self._clock() - self._taken_s
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the keys are too old to verify tokens."""
+        return self.is_known and self.age_s > self._age_s_max
 
     def start(self) -> None:
         """Begin to fetch, inside the event loop. Idempotent."""
@@ -63,7 +95,7 @@ class JwksSource:
     async def hurry(self) -> None:
         """Fetch now, unless that was done a moment ago; wait for a fetch that is under way."""
         if self._fetching is None:
-            now_s = time.monotonic()
+            now_s = self._clock()
             if now_s - self._hurried_s < HURRY_PERIOD_S:
                 return
             self._hurried_s = now_s
@@ -92,13 +124,16 @@ class JwksSource:
             text = await asyncio.to_thread(self._read)
             if text != self._last or not self.is_known:
                 self._take(text)
-                self._last, self.is_known = text, True
-        except (OSError, ValueError) as error:
+                self._last = text
+        except Exception as error:  # of any kind: a server's answer must not end the loop
             level = logging.DEBUG if self._failed else logging.WARNING
             kept = "the known keys stay" if self.is_known else "no token can be verified yet"
-            _log.log(level, "%s: no key set: %s; %s", self.place, error, kept)
+            reason = str(error) or type(error).__name__
+            _log.log(level, "%s: no key set: %s; %s", self.place, reason, kept)
             self._failed = True
+            self.failures += 1
         else:
+            self._taken_s = self._clock()
             if self._failed:
                 _log.warning("%s: the key set is there again", self.place)
             self._failed = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -59,7 +60,10 @@ class Proof(NamedTuple):
 
 def read_keys(text: bytes) -> list[Key]:
     """Read a JSON Web Key Set; keys of other types are left out. Raises ValueError."""
-    parsed = json.loads(text)
+    try:
+        parsed = json.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     listed = parsed.get("keys") if isinstance(parsed, dict) else None
     if not isinstance(listed, list):
         raise ValueError("is not a JSON Web Key Set: an object with a list named keys")
@@ -70,17 +74,19 @@ def read_keys(text: bytes) -> list[Key]:
 
 
 def _key(entry: object) -> Key | None:
-    if not isinstance(entry, dict) or entry.get("kty") not in _TYPES:
+    kind = entry.get("kty") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(kind, str) or kind not in _TYPES:
         return None
-    algorithm, curve, fields = _TYPES[entry["kty"]]
-    verifies = entry.get("use", "sig") == "sig" and "verify" in entry.get("key_ops", ("verify",))
+    algorithm, curve, fields = _TYPES[kind]
+    uses = entry.get("key_ops", ["verify"])
+    verifies = entry.get("use", "sig") == "sig" and isinstance(uses, list) and "verify" in uses
     if not verifies or entry.get("alg", algorithm) != algorithm or entry.get("crv") != curve:
         return None
     kid = entry.get("kid")
-    given = {"kty": entry["kty"], **{name: entry.get(name) for name in fields}}
+    given = {"kty": kind, **{name: entry.get(name) for name in fields}}
     try:
         public = jwt.PyJWK(given, algorithm=algorithm).key
-    except (jwt.PyJWTError, ValueError, TypeError) as error:
+    except Exception as error:  # of any kind: one key must not keep the others away
         _log.warning("the key set has a key that cannot be read (kid %r): %s", kid, error)
         return None
     if getattr(public, "key_size", RSA_BITS_MIN) < RSA_BITS_MIN and algorithm == "RS256":
@@ -103,7 +109,9 @@ class TokenVerifier:
         self._settings = settings
         self._keys: list[Key] = []
         self._proofs: OrderedDict[bytes, Proof] = OrderedDict()
-        self.source = JwksSource(settings.jwks, settings.refresh_s, self._take)
+        self.source = JwksSource(
+            settings.jwks, settings.refresh_s, self._take, age_s_max=settings.keys_age_s_max
+        )
 
     def __len__(self) -> int:
         return len(self._proofs)
@@ -111,8 +119,13 @@ class TokenVerifier:
     async def prove(self, token: str) -> Proof:
         """Return what a token proves. O(1) while it is remembered, else a signature's check.
 
-        Raises BadRequestError: 401 for a token that does not verify, 503 before there are keys.
+        Raises BadRequestError: 401 for a token that does not verify, 503 before there are keys and
+        while they are too old.
         """
+        if self.source.is_stale:
+            await self.source.hurry()
+            if self.source.is_stale:
+                raise _keys_unavailable()
         digest = hashlib.sha256(token.encode()).digest()
         proof = self._proofs.get(digest)
         if proof is not None:
@@ -160,7 +173,7 @@ class TokenVerifier:
             if not is_last:
                 await self.source.hurry()
         if not self.source.is_known:
-            raise BadRequestError("the keys of the token's issuer cannot be fetched", status=503)
+            raise _keys_unavailable()
         raise _refused(f"it was signed with a key that the issuer does not list (kid {kid!r:.60})")
 
     def _verify(self, token: str, keys: list[Key]) -> Proof:
@@ -200,8 +213,14 @@ class TokenVerifier:
         request_class = ""
         if settings.class_claim and settings.class_claim in claims:
             request_class = _name(claims, settings.class_claim, _CLASS_BYTES_MAX)
-        from_s = max(float(claims.get(claim, 0)) for claim in ("nbf", "iat")) - settings.leeway_s
-        until_s = float(claims["exp"]) + settings.leeway_s
+        try:
+            from_s = max(float(claims.get(claim, 0)) for claim in ("nbf", "iat"))
+            until_s = float(claims["exp"])
+            if not math.isfinite(from_s) or not math.isfinite(until_s):
+                raise OverflowError
+        except (ArithmeticError, TypeError, ValueError):
+            raise _refused("its times are no numbers that a clock can reach") from None
+        from_s, until_s = from_s - settings.leeway_s, until_s + settings.leeway_s
         return Proof(tenant, request_class, from_s, until_s, key.fingerprint)
 
 
@@ -215,6 +234,10 @@ def _name(claims: Mapping[str, Any], claim: str, bytes_max: int) -> str:
     ):
         raise _refused(f"its claim {claim} has to be a text of 1 to {bytes_max} printable bytes")
     return value
+
+
+def _keys_unavailable() -> BadRequestError:
+    return BadRequestError("the keys of the token's issuer cannot be fetched", status=503)
 
 
 def _refused(problem: str) -> BadRequestError:

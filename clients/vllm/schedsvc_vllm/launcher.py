@@ -50,6 +50,7 @@ OPTIONS = {
     "jwt-class-claim": "the claim that names the priority class (none)",
     "jwt-leeway": "seconds by which clocks may differ (30)",
     "jwt-refresh": "seconds between two fetches of the key set (300)",
+    "jwt-keys-age-max": "seconds after which keys that cannot be fetched verify nothing (86400)",
     "certificate-tenants": "names of client certificates that stand for tenants, comma-separated:"
     " spiffe://DOMAIN/ns/*/sa/{tenant}, {tenant}.clients.example",
     "xfcc-set-by": "name of the proxy that ends TLS and overwrites x-forwarded-client-cert",

@@ -5,10 +5,12 @@ The page is asked for as plain text, without compression, so that lines can be a
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Protocol
 
 from schedsvc_vllm.asgi import Message, Scope, Send
 
@@ -30,6 +32,16 @@ class _Times:
         self.sum_s = 0.0
 
 
+class KeySet(Protocol):
+    """The keys that verify tokens. `failures`: fetches that gave no key set."""
+
+    failures: int
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the keys were fetched; infinite before the first time."""
+
+
 class Counts:
     """The gate's own counts. `connected` and `running` are called when the page is read.
 
@@ -42,6 +54,8 @@ class Counts:
     ) -> None:
         self.enforced = 0
         self.fail_open = 0
+        #: The key set by which the gate verifies tokens; None: it verifies none.
+        self.key_set: KeySet | None = None
         self._times = {OTHER: _Times()}
         self._tenants_max = tenants_max
         self._connected = connected
@@ -81,15 +95,31 @@ class Counts:
         """Write the lines. Each API process of a server reports its own."""
         label = f'{{process="{os.getpid()}"}}'
         lines = self._histogram()
-        for name, kind, meaning, value in (
+        rows: list[tuple[str, str, str, float]] = [
             ("connected", "gauge", "1 while the scheduler answers.", int(self._connected())),
             ("running", "gauge", "Requests that run behind the gate.", self._running()),
             ("enforced_total", "counter", "Requests the scheduler let run.", self.enforced),
             ("fail_open_total", "counter", "Requests run without the scheduler.", self.fail_open),
-        ):
+        ]
+        if (keys := self.key_set) is not None:
+            age, failures = (
+                "Seconds since the key set was fetched.",
+                "Fetches that gave no key set.",
+            )
+            rows.append(("jwks_age_seconds", "gauge", age, keys.age_s))
+            rows.append(("jwks_failures_total", "counter", failures, keys.failures))
+        for name, kind, meaning, value in rows:
             full = f"schedsvc_gate_{name}"
-            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", f"{full}{label} {value}"]
+            lines += [
+                f"# HELP {full} {meaning}",
+                f"# TYPE {full} {kind}",
+                f"{full}{label} {_number(value)}",
+            ]
         return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return "+Inf" if value == math.inf else str(value)
 
 
 def _escaped(value: str) -> str:

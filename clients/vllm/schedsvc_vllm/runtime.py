@@ -123,6 +123,7 @@ class Runtime:
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._scraping: asyncio.Task[None] | None = None
+        self._is_unreadable = False
         if engine.offers_telemetry:
             self._tell_engine()
         elif engine.metrics is not None:
@@ -249,20 +250,15 @@ class Runtime:
             self._telling = None
         try:
             self._tell(self.engine.telemetry())
-        except Exception:
-            _unreadable()
-            return
+        except Exception:  # of any kind: the engine's next figures may be readable
+            self._unreadable()
+        else:
+            self._is_unreadable = False
         loop = asyncio.get_running_loop()
         self._telling = loop.call_later(_IDLE_PERIOD_S, self._tell_engine)
 
     async def _scrape(self, fetch: Fetch) -> None:
-        try:
-            await self._scrape_on(fetch)
-        except Exception:
-            _unreadable()
-
-    async def _scrape_on(self, fetch: Fetch) -> None:
-        """Read the engine's `/metrics`; ever more seldom while it fails."""
+        """Read the engine's `/metrics`; ever more seldom while it fails, whatever it answers."""
         failures, runs = 0, False
         while True:
             try:
@@ -271,9 +267,13 @@ class Runtime:
                 reading = parse(page, self.pool.capacity_tokens)
                 self._tell(reading)
                 failures, runs = 0, reading.running > 0
+                self._is_unreadable = False
             except (ScrapeError, OSError, asyncio.TimeoutError) as error:
                 level = logging.DEBUG if failures else logging.WARNING
                 _log.log(level, "no telemetry: %s", error or type(error).__name__)
+                failures, runs = failures + 1, False
+            except Exception:
+                self._unreadable()
                 failures, runs = failures + 1, False
             if failures:
                 await asyncio.sleep(min(SCRAPE_PERIOD_S * 2**failures, SCRAPE_PERIOD_S_MAX))
@@ -285,6 +285,15 @@ class Runtime:
                 # process runs, or others that share the engine.
                 await asyncio.sleep(TELEMETRY_PERIOD_S)
 
+    def _unreadable(self) -> None:
+        """Log an error of ours, once until a reading succeeds.
+
+        Telemetry is a hint: the scheduler's own ledger goes on without it.
+        """
+        if not self._is_unreadable:
+            _log.exception("the engine's telemetry cannot be read; the gate tries again")
+        self._is_unreadable = True
+
     def _tell(self, reading: Reading | None) -> None:
         if reading is not None:
             self.session.telemetry(
@@ -295,11 +304,6 @@ class Runtime:
                 used_tokens=reading.used_tokens,
                 preemptions=reading.preemptions,
             )
-
-
-def _unreadable() -> None:
-    # Telemetry is a hint: the scheduler's own ledger goes on without it.
-    _log.exception("the engine's telemetry cannot be read; it is not reported any more")
 
 
 def asking_delay_s(sequences: int) -> float:

@@ -33,7 +33,7 @@ _JWT = tuple(
     f"SCHEDSVC_JWT_{name}"
     for name in (
         *("ISSUER", "AUDIENCE", "JWKS_FILE", "JWKS_URL"),
-        *("TENANT_CLAIM", "CLASS_CLAIM", "LEEWAY", "REFRESH"),
+        *("TENANT_CLAIM", "CLASS_CLAIM", "LEEWAY", "REFRESH", "KEYS_AGE_MAX"),
     )
 )
 _JWKS_URL = re.compile(r"https://[^/@]+|http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?(/|$)")
@@ -79,6 +79,7 @@ class JwtSettings:
     class_claim: str = ""
     leeway_s: float = 30.0
     refresh_s: float = 300.0
+    keys_age_s_max: float = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -366,6 +367,7 @@ class _Reader:
             class_claim=self.text("SCHEDSVC_JWT_CLASS_CLAIM", ""),
             leeway_s=self.seconds("SCHEDSVC_JWT_LEEWAY", 30.0),
             refresh_s=self.seconds("SCHEDSVC_JWT_REFRESH", 300.0),
+            keys_age_s_max=self.seconds("SCHEDSVC_JWT_KEYS_AGE_MAX", 86_400.0),
         )
 
     def certificates(self) -> CertificateSettings | None:
