@@ -277,16 +277,6 @@ async def test_date_and_server_are_sent_once(proxy: Gate, raw: Raw) -> None:
     assert not {"date", "server"} & set(answered.answer_headers)  # the proxy's own server adds them
 
 
-async def test_a_kept_connection_that_the_server_has_closed_is_asked_again(
-    proxy: Gate, raw: Raw, fake: FakeScheduler
-) -> None:
-    raw.answers = [whole(), None, whole()]
-    assert (await through(proxy)).status == 200
-    assert (await through(proxy)).status == 200
-    assert len(raw.requests) == 3
-    assert [book.end.output_tokens for book in fake.books.values()] == [3, 3]
-
-
 async def test_a_new_connection_that_the_server_closes_is_not_asked_again(
     proxy: Gate, raw: Raw
 ) -> None:

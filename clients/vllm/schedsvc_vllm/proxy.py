@@ -7,12 +7,11 @@ that leaves closes the connection to the upstream server, which ends its generat
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import re
+import select
 import time
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -76,12 +75,12 @@ _KEEPALIVE_S = 4.0
 # By the HTTP client, where the caller sent none.
 _NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Reported without being asked for: errors and the end of both directions.
+_CLOSED = getattr(select, "POLLRDHUP", select.POLLHUP)
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _STARTED = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
-# Of the request that runs in this task.
-_IS_KEPT: ContextVar[bool] = ContextVar("is_kept", default=False)
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -232,23 +231,17 @@ class Upstream:
         query = scope.get("query_string") or b""
         target = self.url + (path + b"?" + query if query else path).decode("latin-1")
         passing = _Passing(send)
-        for is_last in (False, True):
-            try:
-                async with self._session().request(
-                    scope["method"],
-                    URL(target, encoded=True),
-                    data=body,
-                    headers=_headers_for(scope),
-                    allow_redirects=False,
-                ) as response:
-                    await passing.all_of(response)
-                return
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-                # A server may close a connection that it kept, in the moment it is used again.
-                if _IS_KEPT.get() and not (is_last or passing.begun) and _has_hung_up(error):
-                    continue
-                await self._broke(error, passing)
-                return
+        try:
+            async with self._session().request(
+                scope["method"],
+                URL(target, encoded=True),
+                data=body,
+                headers=_headers_for(scope),
+                allow_redirects=False,
+            ) as response:
+                await passing.all_of(response)
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            await self._broke(error, passing)
 
     async def _broke(self, error: Exception, passing: _Passing) -> None:
         """Answer for an upstream that did not, or end a stream with a reason; else raise."""
@@ -398,10 +391,10 @@ class _Request(aiohttp.ClientRequest):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Notes for each request whether its connection was kept from an earlier one.
+    """Hands out no kept connection that the server has closed.
 
-    aiohttp's tracing reports that too, but each request pays for it. If a version of aiohttp gets
-    its connections elsewhere, none counts as kept, and no request is sent again.
+    The proxy sends no request twice: a server that reads a request and hangs up may have run it.
+    So a dead connection has to be found before the request is written to it.
     """
 
     def __init__(self) -> None:
@@ -409,21 +402,28 @@ class _Connector(aiohttp.TCPConnector):
         self._known: WeakSet[object] = WeakSet()
 
     async def connect(self, *arguments: Any, **options: Any) -> Connection:
-        """Return a connection for a request."""
-        _IS_KEPT.set(False)
-        connection = await super().connect(*arguments, **options)
-        protocol = connection.protocol
-        _IS_KEPT.set(protocol in self._known)
-        if protocol is not None:
-            self._known.add(protocol)
-        return connection
+        """Return a connection for a request: a kept one that lives, else a new one."""
+        while True:
+            connection = await super().connect(*arguments, **options)
+            if connection.protocol is None:
+                return connection
+            if connection.protocol not in self._known:
+                self._known.add(connection.protocol)
+                return connection
+            if not _is_dead(connection):
+                return connection
+            connection.close()
 
 
-def _has_hung_up(error: Exception) -> bool:
-    hung_up = (errno.ECONNRESET, errno.EPIPE)
-    return isinstance(error, aiohttp.ServerDisconnectedError) or (
-        isinstance(error, OSError) and error.errno in hung_up
-    )
+def _is_dead(connection: Connection) -> bool:
+    """Whether the server has closed the connection; asyncio may not have noticed it yet. O(1)."""
+    transport = connection.transport
+    opened = transport.get_extra_info("socket") if transport is not None else None
+    if opened is None or opened.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(opened.fileno(), _CLOSED)
+    return bool(poll.poll(0))
 
 
 def _started_ns(page: str) -> int:
