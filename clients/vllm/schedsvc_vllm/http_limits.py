@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from schedsvc_vllm.asgi import App, Scope
@@ -49,11 +49,36 @@ _TOO_LARGE = _refusal(
     "431 Request Header Fields Too Large",
     f"a request's headers have at most {HEAD_BYTES_MAX} bytes, {HEADERS_MAX} fields",
 )
+_NO_HOST = _refusal("400 Bad Request", "a request of HTTP/1.1 has exactly one Host header")
+_NO_FRAMING = _refusal("400 Bad Request", "HTTP/1.0 has no Transfer-Encoding")
+_NO_CODING = _refusal("501 Not Implemented", "Transfer-Encoding can only be chunked")
+_NO_VERSION = _refusal("400 Bad Request", "the request line has no version of HTTP")
+_OTHER_VERSION = _refusal(
+    "505 HTTP Version Not Supported", "the version of HTTP has to be 1.1 or 1.0"
+)
 _NO_TUNNEL = _refusal("501 Not Implemented", "CONNECT is not served: this server is no tunnel")
 
 
 class _BeyondError(Exception):
-    """The request exceeds a limit. Raised in a callback, it stops the parser."""
+    """The request is beyond a limit or has a wrong head. In a callback, it stops the parser."""
+
+
+class _AnyLength:
+    """A length that no answer exceeds or falls short of: the end of the connection is its end."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> _AnyLength:
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment] # compared, never kept
 
 
 _Base: Any = object
@@ -63,6 +88,8 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
     is_bounded = True
     head_s: float
     connections_max: int
+    #: Kept connections without a request, the one that has waited longest first.
+    idle: dict[Any, None]
     httptools: Any
     parser: Any
 
@@ -80,12 +107,27 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         # Empty unless the server asked for one and has verified it.
         self._certificate: dict[str, Any] | None = transport.get_extra_info("peercert")
         super().connection_made(transport)
-        if 0 < self.connections_max < len(self.connections):
+        if 0 < self.connections_max < len(self.connections) and not self._make_room():
             transport.abort()
             return
         self._wait_for_head()
 
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle longest; whether there was one. O(1)."""
+        oldest = next(iter(self.idle), None)
+        if oldest is None:
+            return False
+        del self.idle[oldest]
+        oldest.transport.abort()
+        return True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self.idle[self] = None
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
         self._stop_waiting()
         self._disconnect_all()
         super().connection_lost(exc)
@@ -110,6 +152,7 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
     def _feed(self, data: bytes) -> None:
         """Parse bytes as uvicorn's `data_received()` does, and go on behind offers to upgrade."""
         self._unset_keepalive_if_required()
+        self.idle.pop(self, None)
         try:
             while data:
                 try:
@@ -157,10 +200,11 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             raise _BeyondError
         if len(self.pipeline) >= PIPELINED_MAX:
             raise _BeyondError
-        is_upgrade = self.parser.should_upgrade()
-        if is_upgrade and self.parser.get_method() == b"CONNECT":
-            self._refusal = _NO_TUNNEL
+        version = self.parser.get_http_version()
+        if refusal := head_refusal(self.parser.get_method(), version, self.headers):
+            self._refusal = refusal
             raise _BeyondError
+        is_upgrade = self.parser.should_upgrade()
         if is_upgrade and not self._should_upgrade():
             self._is_offer = True
             return
@@ -169,6 +213,8 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         super().on_headers_complete()
         if is_upgrade:
             return
+        if version == "1.0":
+            self._close_delimit(self.cycle)
         # The parser reports trailers as headers: from here on they go to a list of their own.
         self._head, self.headers = self.headers, []
         if self.pipeline:
@@ -176,6 +222,11 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self._cycles.append(self.cycle)
         elif self.cycle is not None:
             self._cycles = [self.cycle]
+
+    @staticmethod
+    def _close_delimit(cycle: Any) -> None:
+        """Have uvicorn end an answer without a length by closing, as HTTP/1.0 has no chunks."""
+        cycle.chunked_encoding, cycle.expected_content_length = False, _AnyLength()
 
     def on_body(self, body: bytes) -> None:
         self._read -= len(body)
@@ -237,6 +288,30 @@ def _parts(data: bytes) -> list[bytes]:
     return [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
 
 
+def head_refusal(method: bytes, version: str, fields: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the answer to a head that two servers could read differently; b"": it is sound.
+
+    `fields`: with lower-case names. O(fields). Sources: RFC 9112, 2.3, 3.2 and 6.1.
+    """
+    if version not in ("1.1", "1.0"):
+        return _NO_VERSION if version == "0.9" else _OTHER_VERSION
+    if method == b"CONNECT":
+        return _NO_TUNNEL
+    hosts = codings = 0
+    for name, value in fields:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings += 1
+            if value.strip().lower() != b"chunked":
+                return _NO_CODING
+    if hosts > 1 or (not hosts and version == "1.1"):
+        return _NO_HOST
+    if codings and version == "1.0":
+        return _NO_FRAMING
+    return b"" if codings < 2 else _NO_CODING
+
+
 def head_without_offer(
     method: bytes, target: bytes, version: str, fields: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
@@ -251,12 +326,13 @@ def head_without_offer(
 def bounded(base: Any, *, head_s: float = HEAD_S_MAX, connections_max: int = 0) -> Any:
     """Make a protocol of uvicorn's `HttpToolsProtocol` that has the limits above.
 
-    `head_s`: seconds for a head. `connections_max`: the server closes each new connection beyond
-    this number at once; 0: no limit.
+    `head_s`: seconds for a head. `connections_max`: for a new connection beyond this number the
+    server closes the one that has been idle longest, else the new one, at once; 0: no limit.
     """
     attributes = {
         "head_s": head_s,
         "connections_max": connections_max,
+        "idle": {},
         "httptools": importlib.import_module("httptools"),
     }
     return type("Bounded", (_Bounded, base), attributes)

@@ -31,43 +31,14 @@ from schedsvc_vllm.asgi import (
     Scope,
     Send,
     disconnected,
-    header,
 )
 from schedsvc_vllm.bodies import Bodies, BodiesFullError
+from schedsvc_vllm.proxy_headers import Fields, answer_headers, asked_headers
 from schedsvc_vllm.scrape import ScrapeError
 
 PROBE_PERIOD_S = 1.0
 CONNECT_S_MAX = 10.0
 SCRAPE_S_MAX = 5.0
-# Of one connection, and what must not be passed on as it is.
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"http2-settings",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-# By these some servers take another method or path than the request's.
-_OVERRIDES = frozenset(
-    {
-        b"x-http-method",
-        b"x-http-method-override",
-        b"x-method-override",
-        b"x-original-url",
-        b"x-rewrite-url",
-    }
-)
-# The server in front of this app writes its own date and server.
-_NOT_ANSWERED = _HOP_BY_HOP | {b"date", b"server"}
-# The HTTP client writes its own host and length.
-_NOT_ASKED = _HOP_BY_HOP | _OVERRIDES | {b"host", b"content-length"}
 # As common servers have them.
 _HEADER_BYTES_MAX = 1 << 16
 # Servers close a connection that is idle for 5 s (uvicorn's default): it must not be used then.
@@ -103,7 +74,7 @@ class _Passing:
 
     async def all_of(self, response: aiohttp.ClientResponse) -> None:
         """Pass on an answer. Raises aiohttp.ClientError where it breaks off."""
-        headers = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_ANSWERED]
+        headers = answer_headers(response.raw_headers, str(response.url))
         self.begun = True
         is_stream = response.content_type == "text/event-stream"
         send, content = self.send, response.content
@@ -125,12 +96,13 @@ class _Passing:
 class Upstream:
     """Forwards every HTTP request to one server. `url` is its root, without a path.
 
-    `wait_s`: how long its start waits for a server that does not answer yet.
+    `wait_s`: how long its start waits for a server that does not answer yet. `kept_headers`: those
+    that a setting names, so that a client's `Connection` field cannot drop them.
     """
 
     def __init__(
         self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20,
-        bodies_bytes_max: int = 48 << 20,
+        bodies_bytes_max: int = 48 << 20, kept_headers: frozenset[bytes] = frozenset(),
     ) -> None:  # fmt: skip
         self.url = url.rstrip("/")
         # Under vLLM's names: the gate reads the engine's sizes here.
@@ -141,6 +113,7 @@ class Upstream:
         #: Whether the server has to stop; it does not check that itself while it starts.
         self.stopping: Callable[[], bool] = lambda: False
         self._wait_s = wait_s
+        self._kept_headers = kept_headers
         self._bodies = Bodies(body_bytes_max, bodies_bytes_max)
         self._http: aiohttp.ClientSession | None = None
 
@@ -180,19 +153,24 @@ class Upstream:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = None
-        if not _path_of(scope).startswith(b"/"):
-            # `http://other/` or `@other/`: put behind the upstream's address, it names another.
-            text = "the request target has to be a path that begins with /"
-            await answers.bad_request(BadRequestError(text), "-").send(send)
+        try:
+            if not _path_of(scope).startswith(b"/"):
+                # `http://other/` or `@other/`: put behind the upstream's address, it names another.
+                raise BadRequestError("the request target has to be a path that begins with /")
+            headers = asked_headers(scope, self._kept_headers)
+        except BadRequestError as error:
+            await answers.bad_request(error, "-").send(send)
             return
         if isinstance(receive, Mailbox) and (body := receive.take_body()) is not None:
-            await self._pass_on(scope, body, receive, send)  # the gate has read and counted it
+            # The gate has read and counted it.
+            await self._pass_on(scope, headers, body, receive, send)
             return
         held = self._bodies.open(scope)
         try:
-            if scope["method"] not in _BODILESS or header(scope, b"content-length"):
+            # A server that reads no body of a GET would take it for the next request.
+            if scope["method"] not in _BODILESS:
                 body = await held.read(scope, receive)
-            await self._pass_on(scope, body, receive, send)
+            await self._pass_on(scope, headers, body, receive, send)
         except ClientLeftError:
             return
         except BodyTooLargeError:
@@ -206,10 +184,10 @@ class Upstream:
             held.release()
 
     async def _pass_on(
-        self, scope: Scope, body: bytes | None, receive: Receive, send: Send
+        self, scope: Scope, headers: Fields, body: bytes | None, receive: Receive, send: Send
     ) -> None:
         # In a task of its own: each piece wakes fewer coroutines than stand above this one.
-        answering = asyncio.ensure_future(self._answer(scope, body, send))
+        answering = asyncio.ensure_future(self._answer(scope, headers, body, send))
         leaving = asyncio.ensure_future(disconnected(receive))
         # The end of `answering` closes the connection, by which the upstream learns of it.
         leaving.add_done_callback(lambda _: answering.cancel())
@@ -221,7 +199,7 @@ class Upstream:
         finally:
             leaving.cancel()
 
-    async def _answer(self, scope: Scope, body: bytes | None, send: Send) -> None:
+    async def _answer(self, scope: Scope, headers: Fields, body: bytes | None, send: Send) -> None:
         """Ask the upstream, and pass its answer on as it comes.
 
         Raises aiohttp.ClientError if the upstream breaks off: the client's connection then does
@@ -236,7 +214,7 @@ class Upstream:
                 scope["method"],
                 URL(target, encoded=True),
                 data=body,
-                headers=_headers_for(scope),
+                headers=headers,
                 allow_redirects=False,
             ) as response:
                 await passing.all_of(response)
@@ -363,19 +341,6 @@ def _is_cancelled() -> bool:
 
 def _path_of(scope: Scope) -> bytes:
     return scope.get("raw_path") or str(scope["path"]).encode()
-
-
-def _headers_for(scope: Scope) -> list[tuple[str, str]]:
-    """Return the caller's headers, but those of its connection."""
-    headers = [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in scope["headers"]
-        if name not in _NOT_ASKED
-    ]
-    client = scope.get("client")
-    if client:
-        headers.append(("x-forwarded-for", str(client[0])))
-    return headers
 
 
 class _Request(aiohttp.ClientRequest):

@@ -15,6 +15,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.http_limits import bounded
 from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split
@@ -24,6 +25,9 @@ EXIT_FAILED = 1
 WAIT_S_MAX = 86_400
 #: Each holds at most about 0.5 MB; requests that wait hold one each.
 CONNECTIONS_MAX = 4_096
+#: Longer than the 60 s for which nginx and AWS keep a connection to a server behind them.
+KEEP_ALIVE_S = 75
+BACKLOG = 2_048
 _log = logging.getLogger("schedsvc_vllm")
 EXTRA = "pip install 'schedsvc-vllm[proxy]'"
 
@@ -67,13 +71,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="Wait up to SECONDS for the server behind it (600).",
     )
-    made.add_argument(
-        "--connections-max",
-        type=int,
-        default=CONNECTIONS_MAX,
-        metavar="N",
-        help=f"Close connections beyond N at once ({CONNECTIONS_MAX}).",
-    )  # fmt: skip
+    _add_connections(made)
     made.add_argument(
         "--log-level",
         default="info",
@@ -81,6 +79,38 @@ def parser() -> argparse.ArgumentParser:
         help="Least severe lines of the log (info).",
     )
     return made
+
+
+def _add_connections(made: argparse.ArgumentParser) -> None:
+    """Describe the options about clients' connections."""
+    made.add_argument(
+        "--connections-max",
+        type=int,
+        default=CONNECTIONS_MAX,
+        metavar="N",
+        help=f"For a connection beyond N ({CONNECTIONS_MAX}) close the one idle longest, or it.",
+    )  # fmt: skip
+    made.add_argument(
+        "--keep-alive-s",
+        type=int,
+        default=KEEP_ALIVE_S,
+        metavar="SECONDS",
+        help=f"Keep a connection without a request for SECONDS ({KEEP_ALIVE_S}); more than the"
+        " load balancer in front does.",
+    )
+    made.add_argument(
+        "--graceful-s",
+        type=int,
+        metavar="SECONDS",
+        help="Wait up to SECONDS for running requests at the stop (without end).",
+    )
+    made.add_argument(
+        "--backlog",
+        type=int,
+        default=BACKLOG,
+        metavar="N",
+        help=f"Connections that may wait to be accepted ({BACKLOG}).",
+    )
 
 
 def prepare(
@@ -101,8 +131,13 @@ def prepare(
         raise LaunchError(f"--port {options.port}: must be from 0 to 65535")
     if not 0 <= options.wait_s <= WAIT_S_MAX:
         raise LaunchError(f"--wait-s {options.wait_s:g}: must be from 0 to {WAIT_S_MAX}")
-    if options.connections_max < 1:
-        raise LaunchError(f"--connections-max {options.connections_max}: must be at least 1")
+    for name in ("connections_max", "backlog"):
+        if (given := getattr(options, name)) < 1:
+            raise LaunchError(f"--{name.replace('_', '-')} {given}: must be at least 1")
+    for name in ("keep_alive_s", "graceful_s"):
+        given = getattr(options, name)
+        if given is not None and not 0 <= given <= WAIT_S_MAX:
+            raise LaunchError(f"--{name.replace('_', '-')} {given}: must be from 0 to {WAIT_S_MAX}")
     if options.uds is not None:
         check_socket(options.uds)
     check_tls(options)
@@ -183,6 +218,9 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
         wait_s=options.wait_s,
         body_bytes_max=settings.body_bytes_max,
         bodies_bytes_max=settings.bodies_bytes_max,
+        kept_headers=frozenset(
+            name.encode() for name in (XFCC, *settings.tenant_headers, *settings.request_headers)
+        ),
     )
     return Gate(upstream, settings)
 
@@ -208,6 +246,11 @@ def server_for(gate: Gate, options: argparse.Namespace) -> Any:
         access_log=False,
         http=http_protocol(options.connections_max),
         lifespan="on",
+        # A client could state any address; the upstream gets what it stated, and the peer's.
+        proxy_headers=False,
+        timeout_keep_alive=options.keep_alive_s,
+        timeout_graceful_shutdown=options.graceful_s,
+        backlog=options.backlog,
         ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,
         ssl_ca_certs=options.ssl_ca_certs,

@@ -1,0 +1,115 @@
+"""Which headers the proxy passes on: to the upstream, and back to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit, urlunsplit
+
+from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.asgi import Scope
+
+Fields = list[tuple[str, str]]
+_PORTS = {"http": 80, "https": 443}
+# Of one connection, and what must not be passed on as it is.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_FORWARDED = b"x-forwarded-for"
+# Both may be the upstream's own address, which clients cannot reach.
+_LOCATIONS = frozenset({b"location", b"content-location"})
+# By these some servers take another method or path than the request's.
+_OVERRIDES = frozenset(
+    {
+        b"x-http-method",
+        b"x-http-method-override",
+        b"x-method-override",
+        b"x-original-url",
+        b"x-rewrite-url",
+    }
+)
+# The server in front of this app writes its own date and server.
+_NOT_ANSWERED = _HOP_BY_HOP | {b"date", b"server"}
+# The HTTP client writes its own host and length. The proxy has taken the body already, so that
+# it needs no "100 Continue" of the upstream.
+_NOT_ASKED = _HOP_BY_HOP | _OVERRIDES | {b"host", b"content-length", b"expect", _FORWARDED}
+
+
+def _named_by_connection(fields: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Return the fields that belong to one connection because `Connection` names them. O(fields).
+
+    Source: RFC 9110, 7.6.1.
+    """
+    words = [value for name, value in fields if name.lower() == b"connection"]
+    if not words:
+        return frozenset()
+    return frozenset(word.strip().lower() for word in b",".join(words).split(b","))
+
+
+def asked_headers(scope: Scope, kept: frozenset[bytes] = frozenset()) -> Fields:
+    """Return the headers for the upstream: the caller's, but those of its connection. O(headers).
+
+    `kept`: headers that a setting names, so that no caller can have them dropped on the way. The
+    client's address is appended to x-forwarded-for. Raises BadRequestError for a value that is not
+    UTF-8: the HTTP client writes nothing else.
+    """
+    fields = scope["headers"]
+    dropped = _NOT_ASKED | (_named_by_connection(fields) - kept)
+    forwarded = [value for name, value in fields if name == _FORWARDED]
+    if client := scope.get("client"):
+        forwarded.append(str(client[0]).encode())
+    headers = [pair for pair in fields if pair[0] not in dropped]
+    if forwarded:
+        headers.append((_FORWARDED, b", ".join(forwarded)))
+    return [(name.decode("latin-1"), _text(name, value)) for name, value in headers]
+
+
+def _text(name: bytes, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        text = name.decode("latin-1")
+        raise BadRequestError(f"{text}: the header has to be UTF-8", text) from None
+
+
+def answer_headers(fields: Sequence[tuple[bytes, bytes]], origin: str) -> list[tuple[bytes, bytes]]:
+    """Return an answer's headers, but those of its connection. O(headers).
+
+    `origin`: a URL of the upstream. A location there becomes a path, which holds for the client.
+    """
+    dropped = _NOT_ANSWERED | _named_by_connection(fields)
+    headers = [pair for pair in fields if pair[0].lower() not in dropped]
+    if any(name.lower() in _LOCATIONS for name, _ in headers):
+        return [
+            (name, _outside(value, origin) if name.lower() in _LOCATIONS else value)
+            for name, value in headers
+        ]
+    return headers
+
+
+def _outside(location: bytes, origin: str) -> bytes:
+    text = location.decode("latin-1")
+    try:
+        is_inner = _address(text) == _address(origin)
+    except ValueError:
+        return location
+    if not is_inner:
+        return location
+    path = urlunsplit(("", "", *urlsplit(text)[2:]))
+    return (path if path.startswith("/") else f"/{path}").encode("latin-1")
+
+
+def _address(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port. Raises ValueError for a port that is none."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
