@@ -12,7 +12,8 @@ from urllib.parse import quote, unquote
 
 import pytest
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.paths import FREE_PATHS, canonical
+from schedsvc_vllm.operator_paths import OPERATOR_PATHS, is_operator_path
+from schedsvc_vllm.paths import TENANT_PATHS, canonical
 from schedsvc_vllm.routes import GATED_PATHS
 from schedsvc_vllm.settings import Settings, SettingsError
 
@@ -150,6 +151,25 @@ async def test_no_spelling_of_a_path_gets_round_the_gate(fake: FakeScheduler, pa
         await gate._close()
 
 
+async def test_no_spelling_of_an_operator_path_reaches_the_engine(fake: FakeScheduler) -> None:
+    app = App()
+    gate = Gate(app, Settings(target=fake.target, refuse_ungated=False))
+    passed = 0
+    for path in sorted(OPERATOR_PATHS):
+        rnd = random.Random(path)
+        for _ in range(VARIANTS // 5):
+            raw, method = spellings(path, rnd), rnd.choice((*METHODS, "OPTIONS"))
+            app.reached.clear()
+            await send(gate, raw, method, b"{}")
+            passed += len(app.reached)
+            for _, reached in app.reached:
+                taken_for = {server(reached).encode() for server in SERVERS}
+                acts = [taken for taken in taken_for if is_operator_path(taken)]
+                assert not acts, f"{method} {raw} reached the engine as {reached}"
+    assert passed  # a spelling that no server takes for an operator path is another path
+    await gate._close()
+
+
 @pytest.mark.parametrize(
     "raw",
     ["//v1/completions", "/v1/completions/", "/v1//completions", "/v1/x/../completions",
@@ -233,7 +253,7 @@ async def test_a_websocket_is_refused_unless_everything_passes(fake: FakeSchedul
 
 
 def test_a_canonical_path_is_canonical() -> None:
-    for path in itertools.chain(GATED_PATHS, FREE_PATHS):
+    for path in itertools.chain(GATED_PATHS, TENANT_PATHS):
         assert canonical(path.encode()) == path
     assert canonical(b"/") == canonical(b"//") == canonical(b"/x/..") == "/"
     assert canonical(b"v1/completions") is None
@@ -241,7 +261,7 @@ def test_a_canonical_path_is_canonical() -> None:
 
 
 @pytest.mark.parametrize("key", [None, "Bearer wrong"])
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/load_lora_adapter", "/generative_scoring"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/responses/render", "/generative_scoring"])
 async def test_with_keys_what_is_free_needs_one_too(
     fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, path: str, key: str | None
 ) -> None:
@@ -265,7 +285,7 @@ def test_a_wrong_list_of_open_paths_is_named(value: str) -> None:
         Settings.from_environment({"SCHEDSVC_TARGET": "x:1", "SCHEDSVC_UNGATED": value})
 
 
-@pytest.mark.parametrize("path", sorted(FREE_PATHS | GATED_PATHS))
+@pytest.mark.parametrize("path", sorted(TENANT_PATHS | GATED_PATHS))
 def test_table_of_spellings_agrees_with_the_rules(path: str) -> None:
     # With another slash it is not in the table, so the rules decide.
     assert canonical(path.encode()) == canonical(b"/" + path.encode()) == path

@@ -98,7 +98,7 @@ async def test_proxy_refuses_paths_that_it_does_not_know(
 @pytest.mark.parametrize("proxy", [{"VLLM_API_KEY": "right"}], indirect=True)
 @pytest.mark.parametrize(
     "path",
-    ["/v1/completions", "/v1/embeddings", "/v1/load_lora_adapter", "/tokenize", "//tokenize/"],
+    ["/v1/completions", "/v1/embeddings", "/v1/messages/render", "/tokenize", "//tokenize/"],
 )
 async def test_proxy_with_keys_forwards_nothing_without_one(
     server: tuple[Server, str], proxy: Gate, path: str

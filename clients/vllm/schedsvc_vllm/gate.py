@@ -40,8 +40,8 @@ from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.http_limits import bound_server, certificates_unseen
 from schedsvc_vllm.idempotency import Replays
-from schedsvc_vllm.identity import Identifier
-from schedsvc_vllm.paths import SAFE_METHODS, asks_in_vain, place_of, with_path
+from schedsvc_vllm.identity import Identifier, check_operator
+from schedsvc_vllm.paths import SAFE_METHODS, is_operators, passes_as_written, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import Call, parse_json, size_call
 from schedsvc_vllm.routes import FORM_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
@@ -79,10 +79,12 @@ class Gate:
         self._replays = Replays()
         self._tracing: Tracing | None = None
         self._bodies = Bodies(0, 0)  # of no settings, none is read
+        self._operator_keys_sha256: frozenset[bytes] = frozenset()  # of wrong settings, none counts
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
             self._bodies = Bodies(self._settings.body_bytes_max, self._settings.bodies_bytes_max)
+            self._operator_keys_sha256 = self._settings.operator_keys_sha256
             self._terms = TermsReader(
                 self._settings.request_headers,
                 class_from_service_tier=self._settings.class_from_service_tier,
@@ -94,10 +96,10 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one scope."""
         kind = scope["type"]
-        if kind == "http" and (scope["method"] not in SAFE_METHODS or asks_in_vain(scope)):
-            await self._unsafe(scope, receive, send)
+        if kind == "http" and not (scope["method"] in SAFE_METHODS and passes_as_written(scope)):
+            await self._checked(scope, receive, send)
             return
-        if kind == "websocket" and self._refuses_ungated:
+        if kind == "websocket" and (self._refuses_ungated or is_operators(scope)):
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "not gated"})
             return
@@ -125,7 +127,7 @@ class Gate:
     def _refuses_ungated(self) -> bool:
         return self._settings is None or self._settings.refuse_ungated
 
-    async def _unsafe(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that may cost the engine something, by its canonical path."""
         if self._broken is None:
             self._start(scope)
@@ -137,7 +139,7 @@ class Gate:
             await self._refuse(error, scope, send)
             return
         scope = with_path(scope, place.path)
-        if scope["method"] in SAFE_METHODS:
+        if scope["method"] in SAFE_METHODS and not place.operators:
             error = BadRequestError(f"{place.path}: the method must be POST", status=405)
             await self._refuse(error, scope, send)
             return
@@ -158,7 +160,10 @@ class Gate:
             await self._refuse(error, scope, send)
             return
         try:
-            await self._identifier.prove(scope)
+            if place.operators:
+                check_operator(scope, self._operator_keys_sha256)
+            else:
+                await self._identifier.prove(scope)
         except BadRequestError as error:
             await self._refuse(error, scope, send)
             return
@@ -374,11 +379,18 @@ class Gate:
             self._runtime = Runtime(self._settings, engine, self._started_ns)
         except SettingsError as error:
             self._broken = error
+            self._operator_keys_sha256 = frozenset()
             _log.error("the gate cannot work: %s", error)
             return
         self._engine_origins = engine.allowed_origins
         keys = {api_key_hash(key) for key in engine.api_keys}
         self._identifier.api_keys_sha256 |= keys
+        if self._operator_keys_sha256 & keys:
+            _log.error(
+                "SCHEDSVC_OPERATOR_KEYS_FILE: holds a key of --api-key, with which tenants call;"
+                " it opens nothing"
+            )
+            self._operator_keys_sha256 -= keys
         if self._settings.asks_for_keys:
             self._identifier.keys = SchedulerKeys(
                 AsyncScheduler(

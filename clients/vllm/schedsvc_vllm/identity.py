@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from schedsvc_client import TenantProof, api_key_hash
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.asgi import Scope, header
+from schedsvc_vllm.asgi import Scope, header, path_of
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.jwks_source import JwksSource
 from schedsvc_vllm.scheduler_keys import SchedulerKeys
@@ -225,6 +225,28 @@ def bearer(scope: Scope) -> str:
     if scheme.lower() == "bearer":
         return key.strip()
     return once(scope, b"x-api-key").decode("latin-1").strip()
+
+
+def check_operator(scope: Scope, keys_sha256: frozenset[bytes]) -> None:
+    """Check that a request carries an operator's key.
+
+    Raises BadRequestError: 501 if the gate has no such keys, 401 without a key, 403 with another
+    one, and as `bearer()`.
+    """
+    path = path_of(scope)
+    if not keys_sha256:
+        raise BadRequestError(
+            f"{path} is for operators of this engine, and is closed (its operator can open it, to"
+            " keys of its own, with SCHEDSVC_OPERATOR_KEYS_FILE)",
+            status=501,
+            code="operator_endpoint",
+        )
+    if not key_is_known(scope, keys_sha256):
+        raise BadRequestError(
+            f"{path} is for operators of this engine: send an operator's key as the bearer token",
+            status=403 if bearer(scope) else 401,
+            code="operator_key_required",
+        )
 
 
 def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:

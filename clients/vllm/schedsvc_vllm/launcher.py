@@ -61,13 +61,16 @@ OPTIONS = {
     "trust-request-id": "on or off: x-request-id is unique, since a proxy sets it",
     "api-keys-file": "file with the API keys that callers may use, one on each line",
     "api-keys-from": "gate, or scheduler: keys that stand for its tenants may call (gate)",
+    "operator-keys-file": "file with the keys that open endpoints such as /sleep and"
+    " /v1/load_lora_adapter, one on each line; without it they return 501",
     "unreachable": "open or closed: what to do while the scheduler is away",
     "unreachable-after": "seconds without an answer until an open connection counts as that (3;"
     " 1.5 with several targets)",
     "failover-wait": "seconds that requests wait for the next leader, with several targets (5)",
     "fence": "file that the processes of one engine share; made by schedsvc-vllm if needed",
     "unreachable-concurrency-min": "requests that always run while it is away",
-    "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size",
+    "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size;"
+    " endpoints of operators stay closed",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
     "body-bytes-max": "largest body of a request",
     "bodies-bytes-max": "most bytes of all bodies together that are read, wait or run",

@@ -3,7 +3,10 @@
 A server behind the gate may take several spellings for one path: with two slashes, a slash at the
 end, dots, or percent signs. So the gate brings each path that can cost the engine anything to one
 canonical form, decides by that, and hands only that on. A path that is not known is refused: a list
-of what is free cannot miss what another server adds.
+of what tenants may call cannot miss what another server adds.
+
+GET, HEAD and OPTIONS pass as they were written, because a page may depend on its spelling; so an
+operator's path is looked for in each form that a server could read in it.
 """
 
 from __future__ import annotations
@@ -13,55 +16,45 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from schedsvc_vllm.asgi import Scope, path_of
+from schedsvc_vllm.operator_paths import is_operator_path
 from schedsvc_vllm.routes import GATED_PATHS, OPENABLE_PATHS
 
-# They only look, in every server; a preflight has to pass for a browser to ask at all.
+# They only look, in most servers; a preflight has to pass for a browser to ask at all.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Of vLLM 0.32, and none of them runs the model: text to tokens and back, an operator's own.
-FREE_PATHS = frozenset(
+#: Endpoints of vLLM 0.32 that tenants may call without a place in the queue: none runs the model,
+#: and none acts on the engine.
+TENANT_PATHS = frozenset(
     {
-        "/abort_requests",
         "/detokenize",
-        "/fault_tolerance/apply",
-        "/is_scaling_elastic_ep",
-        "/pause",
         "/ping",
-        "/release_kv_cache_memory",
-        "/reset_encoder_cache",
-        "/reset_mm_cache",
-        "/reset_prefix_cache",
-        "/resume",
-        "/scale_elastic_ep",
-        "/sleep",
-        "/start_profile",
-        "/stop_profile",
         "/tokenize",
         "/v1/chat/completions/derender",
         "/v1/chat/completions/render",
         "/v1/completions/derender",
         "/v1/completions/render",
-        "/v1/load_lora_adapter",
         "/v1/messages/count_tokens",
         "/v1/messages/render",
         "/v1/responses/render",
-        "/v1/unload_lora_adapter",
-        "/wake_up",
     }
 )
 # All of them are canonical: most requests come with one of these spellings.
-_CANONICAL = {path.encode(): path for path in FREE_PATHS | GATED_PATHS}
-_FREE = re.compile(r"/v1/responses/[\w-]+/cancel")
+_CANONICAL = {path.encode(): path for path in TENANT_PATHS | GATED_PATHS}
+_CANCEL = re.compile(r"/v1/responses/[\w-]+/cancel")
 # After all decoding: letters, digits and what names of paths are made of.
 _PLAIN = re.compile(rb"[\w.~!$&'()*+,:=@/-]*", re.ASCII)
 _DECODINGS_MAX = 5
 
 
 class Place(NamedTuple):
-    """Where a request goes: its canonical path, whether it has to be admitted, or is refused."""
+    """Where a request goes: its canonical path, whether it has to be admitted, or is refused.
+
+    `operators`: only with an operator's key.
+    """
 
     path: str
     gated: bool = False
     known: bool = True
+    operators: bool = False
 
 
 _ALWAYS_GATED = {path.encode(): Place(path, gated=True) for path in GATED_PATHS - OPENABLE_PATHS}
@@ -75,25 +68,21 @@ def canonical(path: bytes) -> str | None:
     """
     if (known := _CANONICAL.get(path)) is not None:
         return known
-    for _ in range(_DECODINGS_MAX):
-        decoded = unquote_to_bytes(path)
-        if decoded == path:
-            break
-        path = decoded
+    path = _decodings(path)[-1]
     if not path.startswith(b"/") or not _PLAIN.fullmatch(path):
         return None
-    parts: list[bytes] = []
-    for part in path.split(b"/"):
-        if part == b"..":
-            del parts[-1:]
-        elif part not in (b"", b"."):
-            parts.append(part)
-    return "/" + b"/".join(parts).decode()
+    return _resolved(path).decode()
 
 
-def asks_in_vain(scope: Scope) -> bool:
-    """Whether a request only looks at what generates: no server needs that but for a preflight."""
-    return scope["method"] != "OPTIONS" and canonical(_told(scope)) in GATED_PATHS
+def passes_as_written(scope: Scope) -> bool:
+    """Return whether a GET, HEAD or OPTIONS may reach the server as it is.
+
+    It may not if its path is gated (a preflight is), an operator's, or has no canonical form.
+    """
+    path = canonical(told := _told(scope))
+    if path is None or _is_operators(told):
+        return False
+    return scope["method"] == "OPTIONS" or path not in GATED_PATHS
 
 
 def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
@@ -107,10 +96,42 @@ def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
     path = canonical(told)
     if path is None:
         return None
+    if _is_operators(told):
+        return Place(path, operators=True)
     if path in GATED_PATHS and not (path in OPENABLE_PATHS and path in open_paths):
         return Place(path, gated=True)
-    is_known = path in FREE_PATHS or path in open_paths or _FREE.fullmatch(path) is not None
+    is_known = path in TENANT_PATHS or path in open_paths or _CANCEL.fullmatch(path) is not None
     return Place(path, known=is_known)
+
+
+def is_operators(scope: Scope) -> bool:
+    """Return whether a path is an operator's, however it is written."""
+    return _is_operators(_told(scope))
+
+
+def _is_operators(path: bytes) -> bool:
+    """Look at each form: servers differ in how often they decode, and whether they resolve dots."""
+    forms = _decodings(path)
+    return any(is_operator_path(form) or is_operator_path(_resolved(form)) for form in forms)
+
+
+def _decodings(path: bytes) -> list[bytes]:
+    """Return a path as it was written, and after each decoding of its percent signs."""
+    forms = [path]
+    while len(forms) <= _DECODINGS_MAX and (decoded := unquote_to_bytes(forms[-1])) != forms[-1]:
+        forms.append(decoded)
+    return forms
+
+
+def _resolved(path: bytes) -> bytes:
+    """Merge slashes, resolve dots, and drop a slash at the end."""
+    parts: list[bytes] = []
+    for part in path.split(b"/"):
+        if part == b"..":
+            del parts[-1:]
+        elif part not in (b"", b"."):
+            parts.append(part)
+    return b"/" + b"/".join(parts)
 
 
 def _told(scope: Scope) -> bytes:

@@ -16,6 +16,7 @@ from schedsvc_client.targets import check_targets
 from schedsvc_vllm.certificates import XFCC, CertificateSettings, read_patterns
 from schedsvc_vllm.files import read_bytes, read_text
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
+from schedsvc_vllm.operator_paths import is_operator_path
 from schedsvc_vllm.paths import canonical
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -102,6 +103,7 @@ class Settings:
     request_headers: tuple[str, ...] = REQUEST_HEADERS_DEFAULT
     trust_request_id: bool = False
     api_keys_sha256: frozenset[bytes] = frozenset()
+    operator_keys_sha256: frozenset[bytes] = frozenset()
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
     unreachable_after_s: float = 3.0
@@ -163,6 +165,7 @@ class Settings:
             request_headers=read.request_headers("SCHEDSVC_REQUEST_HEADERS"),
             trust_request_id=read.flag("SCHEDSVC_TRUST_REQUEST_ID", False),
             api_keys_sha256=read.api_keys(),
+            operator_keys_sha256=read.operator_keys(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
             unreachable_after_s=read.seconds("SCHEDSVC_UNREACHABLE_AFTER", 1.5 if several else 3.0),
@@ -252,6 +255,11 @@ class _Reader:
             if canonical(path.encode()) != path:
                 raise SettingsError(
                     f"{name}: must be refuse, pass, or paths such as /v1/embeddings, not {path}"
+                )
+            if is_operator_path(path.encode()):
+                raise SettingsError(
+                    f"{name}: {path} acts on the engine or reveals its state, so it stays"
+                    " closed to tenants; SCHEDSVC_OPERATOR_KEYS_FILE opens it to keys of operators"
                 )
         return frozenset(paths)
 
@@ -386,11 +394,26 @@ class _Reader:
 
     def api_keys(self) -> frozenset[bytes]:
         """Return the SHA-256 of each API key a caller may use; empty: the gate checks none."""
-        keys = [self.raw("VLLM_API_KEY")]
-        file = self.file("SCHEDSVC_API_KEYS_FILE")
-        if file is not None:
-            text = self.file_text("SCHEDSVC_API_KEYS_FILE", file)
-            keys += [line.strip() for line in text.splitlines()]
-            if not any(keys[1:]):
-                raise SettingsError(f"SCHEDSVC_API_KEYS_FILE: {file} holds no key")
+        listed = self.keys("SCHEDSVC_API_KEYS_FILE")
+        key = self.raw("VLLM_API_KEY")
+        return listed | {api_key_hash(key)} if key else listed
+
+    def operator_keys(self) -> frozenset[bytes]:
+        """Return the SHA-256 of each key that may call operators' endpoints; empty: none may."""
+        keys = self.keys("SCHEDSVC_OPERATOR_KEYS_FILE")
+        if keys & self.api_keys():
+            raise SettingsError(
+                "SCHEDSVC_OPERATOR_KEYS_FILE: holds a key of SCHEDSVC_API_KEYS_FILE or"
+                " VLLM_API_KEY, with which tenants call; give operators keys of their own"
+            )
+        return keys
+
+    def keys(self, name: str) -> frozenset[bytes]:
+        """Return the SHA-256 of each key in the file that a variable names, one on each line."""
+        file = self.file(name)
+        if file is None:
+            return frozenset()
+        keys = [line.strip() for line in self.file_text(name, file).splitlines()]
+        if not any(keys):
+            raise SettingsError(f"{name}: {file} holds no key")
         return frozenset(api_key_hash(key) for key in keys if key)
