@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from aiohttp import web
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.operator_paths import OPERATOR_PATHS, is_operator_path
+from schedsvc_vllm.operator_paths import OPERATOR_PATHS
 from schedsvc_vllm.paths import TENANT_PATHS, canonical
 from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.proxy_cli import http_protocol
@@ -32,6 +32,7 @@ from schedsvc.lab.engine import load_profile
 
 from .asgi import Exchange, owner, start
 from .fake_scheduler import FakeScheduler
+from .path_lists import READ_PATHS, UNSIZED_PATHS, lists_of
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("POST", "GET", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "get")
@@ -317,24 +318,23 @@ async def test_proxy_passes_an_operator_path_to_an_operator_alone(
                 assert seen.reached == passed, (method, raw, caller)
 
 
-READ_PATHS = {"/health", "/load", "/metrics", "/v1/models", "/version"}
-
-
-def lists_of(path: str) -> list[str]:
-    """Return the lists that a path is in."""
-    lists = {
-        "gated": path in GATED_PATHS,
-        "tenants": path in TENANT_PATHS,
-        "operators": is_operator_path(path.encode()),
-        "reads": path in READ_PATHS,
-    }
-    return [name for name, is_in in lists.items() if is_in]
-
-
 def test_every_path_is_canonical_and_in_one_list() -> None:
-    for path in GATED_PATHS | TENANT_PATHS | OPERATOR_PATHS | READ_PATHS:
+    for path in GATED_PATHS | TENANT_PATHS | OPERATOR_PATHS | READ_PATHS | UNSIZED_PATHS:
         assert canonical(path.encode()) == path
         assert len(lists_of(path)) == 1, (path, lists_of(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "lists"),
+    [
+        ("/v1/responses/{response_id}/cancel", ["tenants"]),
+        ("/v1/responses/{response_id}", ["reads"]),
+        ("/adapters/{adapter_name}", ["operators"]),
+        ("/stop_everything", []),
+    ],
+)
+def test_a_new_endpoint_is_in_no_list(path: str, lists: list[str]) -> None:
+    assert lists_of(path) == lists
 
 
 def test_every_endpoint_of_the_emulator_is_in_one_list() -> None:

@@ -127,16 +127,17 @@ def settings_of(name: str, value: Path) -> Settings:
     return Settings.from_environment({"SCHEDSVC_TARGET": "unix:/s", name: str(value)})
 
 
-@pytest.mark.parametrize(
-    "name", ["SCHEDSVC_API_KEYS_FILE", "SCHEDSVC_TOKEN_FILE", "SCHEDSVC_TLS_CA_FILE"]
-)
+KEYS_FILES = ["SCHEDSVC_API_KEYS_FILE", "SCHEDSVC_OPERATOR_KEYS_FILE"]
+
+
+@pytest.mark.parametrize("name", [*KEYS_FILES, "SCHEDSVC_TOKEN_FILE", "SCHEDSVC_TLS_CA_FILE"])
 def test_pipe_in_place_of_a_file_is_named(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SettingsError, match=f"{name}: cannot read .*not a regular file"):
         settings_of(name, tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("name", ["SCHEDSVC_API_KEYS_FILE", "SCHEDSVC_TOKEN_FILE"])
+@pytest.mark.parametrize("name", [*KEYS_FILES, "SCHEDSVC_TOKEN_FILE"])
 def test_file_that_is_not_utf_8_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes("schlüssel".encode("latin-1"))
     with pytest.raises(SettingsError, match=f"{name}: cannot read .*not UTF-8"):

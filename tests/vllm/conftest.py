@@ -49,16 +49,18 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="session")
 def stack(folder: Path, collector: Collector) -> Iterator[Stack]:
     """The scheduler, and vLLM behind the gate. Only traces that a client samples have spans."""
-    exports = {
+    variables = {
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_TRACES_SAMPLER": "parentbased_always_off",
         "OTEL_BSP_SCHEDULE_DELAY": "20",
+        # Serves the endpoints that only operators may reach.
+        "VLLM_SERVER_DEV_MODE": "1",
     }
     options = ("--enable-scale-out", "--otlp-traces-endpoint", collector.url)
     with (
         programs.Scheduler(folder, TENANTS) as scheduler,
-        programs.vllm(folder, gated=True, arguments=options, variables=exports) as server,
+        programs.vllm(folder, gated=True, arguments=options, variables=variables) as server,
     ):
         made = Stack(server, scheduler)
         made.connected()
