@@ -59,6 +59,8 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda path: f"/%25{ord(path[1]):02x}{path[2:]}",
     lambda path: path.upper(),
     lambda path: path + "/below",
+    lambda path: "/prefix" + path,  # which a server strips that runs with --root-path
+    lambda path: path + "/../x",  # which Starlette hands to an application mounted there
     # A server that decodes once and resolves dots reads the path; one that decodes twice does not.
     lambda path: path + "/%252e%252e/..",
     lambda path: path + "?reset_external=true",

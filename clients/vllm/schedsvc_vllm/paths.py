@@ -71,7 +71,13 @@ def canonical(path: bytes) -> str | None:
     path = _decodings(path)[-1]
     if not path.startswith(b"/") or not _PLAIN.fullmatch(path):
         return None
-    return _resolved(path).decode()
+    parts: list[bytes] = []
+    for part in path.split(b"/"):
+        if part == b"..":
+            del parts[-1:]
+        elif part not in (b"", b"."):
+            parts.append(part)
+    return "/" + b"/".join(parts).decode()
 
 
 def passes_as_written(scope: Scope) -> bool:
@@ -110,9 +116,8 @@ def is_operators(scope: Scope) -> bool:
 
 
 def _is_operators(path: bytes) -> bool:
-    """Look at each form: servers differ in how often they decode, and whether they resolve dots."""
-    forms = _decodings(path)
-    return any(is_operator_path(form) or is_operator_path(_resolved(form)) for form in forms)
+    """Look at each form, because servers differ in how often they decode."""
+    return any(map(is_operator_path, _decodings(path)))
 
 
 def _decodings(path: bytes) -> list[bytes]:
@@ -121,17 +126,6 @@ def _decodings(path: bytes) -> list[bytes]:
     while len(forms) <= _DECODINGS_MAX and (decoded := unquote_to_bytes(forms[-1])) != forms[-1]:
         forms.append(decoded)
     return forms
-
-
-def _resolved(path: bytes) -> bytes:
-    """Merge slashes, resolve dots, and drop a slash at the end."""
-    parts: list[bytes] = []
-    for part in path.split(b"/"):
-        if part == b"..":
-            del parts[-1:]
-        elif part not in (b"", b"."):
-            parts.append(part)
-    return b"/" + b"/".join(parts)
 
 
 def _told(scope: Scope) -> bytes:
