@@ -231,12 +231,6 @@ POOL_ROWS = (
         60,
     ),
     Row(
-        "pool_drain_tokens_per_minute",
-        False,
-        "drain_tokens_per_minute",
-        "Deprecated: use schedsvc_pool_drain_tokens_per_second, the same for a second.",
-    ),
-    Row(
         "pool_prefill_tokens_per_second",
         False,
         "prefill_tokens_per_s",

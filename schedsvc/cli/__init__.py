@@ -71,9 +71,6 @@ _OUTPUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _INSTALL_LAB = "pip install 'schedsvc[lab]'"
 
-#: Former names of commands, which still work.
-_RENAMED = {"front": "edge"}
-
 _EPILOG = """\b
 Example:
   schedsvc check schedsvc.yaml && schedsvc serve --config schedsvc.yaml
@@ -142,14 +139,6 @@ class _Root(click.Group):
             if name.startswith(incomplete)
         ]
         return names + click.Command.shell_complete(self, ctx, incomplete)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; one that is asked for by its former name warns."""
-        if cmd_name in _RENAMED:
-            click.echo(
-                f"schedsvc {cmd_name} is deprecated; use schedsvc {_RENAMED[cmd_name]}", err=True
-            )
-        return super().get_command(ctx, _RENAMED.get(cmd_name, cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""

@@ -8,8 +8,8 @@ import sys
 
 __all__ = ["hung_up"]
 
-#: `serve` reloads on SIGHUP, `edge` (formerly `front`) lives on. An option may precede them.
-_COMMANDS = {"serve", "edge", "front"}
+#: `serve` reloads on SIGHUP, `edge` lives on. An option may precede them.
+_COMMANDS = {"serve", "edge"}
 _hangups: list[int] = []
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import click
-from schedsvc_client.operator import MODES, MODES_RENAMED, Operator
+from schedsvc_client.operator import MODES, Operator
 
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
@@ -26,19 +26,9 @@ shows the modes in force.
 NAMES = {number: name for name, number in MODES.items()}
 
 
-class _ModeChoice(click.Choice[str]):
-    """A mode; its former name works too, with a warning."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return today's name of a mode."""
-        if value in MODES_RENAMED:
-            click.echo(f"mode {value!r} is deprecated; use {MODES_RENAMED[value]!r}", err=True)
-        return super().convert(MODES_RENAMED.get(value, value), param, ctx)
-
-
 @click.command(epilog=_EPILOG)
 @connects
-@click.argument("mode", required=False, type=_ModeChoice(list(MODES)))
+@click.argument("mode", required=False, type=click.Choice(list(MODES)))
 @click.option(
     "--tenant",
     default="",

@@ -15,7 +15,6 @@ from schedsvc.config.apply import (
     reconfigure,
 )
 from schedsvc.config.apply_tenant import change_tenant
-from schedsvc.config.deprecated import RENAMED_MODES, modernise, modernise_setting
 from schedsvc.config.explain import explain
 from schedsvc.config.export import tenants_yaml
 from schedsvc.config.in_force import in_force, needs_restart, with_pools_kept
@@ -42,7 +41,6 @@ from schedsvc.config.yaml_positions import Place, Problem, YamlText, path_text, 
 from schedsvc.printable import printable
 
 __all__ = [
-    "RENAMED_MODES",
     "UNKNOWN_TENANT",
     "ApiKey",
     "Budget",
@@ -66,7 +64,6 @@ __all__ = [
     "in_force",
     "load",
     "load_version",
-    "modernise_setting",
     "needs_restart",
     "path_text",
     "problem_text",
@@ -169,13 +166,11 @@ def _check(
     problems = list(source.problems)
     config = None
     data = {} if source.data is None else source.data
-    former = modernise(data)
 
     def found(path: YamlPath, message: str, *, key: bool = False) -> Problem:
         if files is not None and (problem := files.located(path, message, file, key=key)):
             return problem
-        written = former.as_written(path)
-        return Problem(source.place(written, key=key), written, message)
+        return Problem(source.place(path, key=key), path, message)
 
     if files is not None:
         problems += files.add_to(data)
@@ -192,10 +187,9 @@ def _check(
             if details["type"] == "missing":
                 path = path[:-1]
             problems.append(found(path, message, key=about_key))
-    rules = [*former.problems, *broken_rules(data, file.absolute(), environ)]
+    rules = broken_rules(data, file.absolute(), environ)
     problems += [found(path, message) for path, message in rules]
     unique = {(problem.file, problem.place, problem.message): problem for problem in problems}
     ordered = sorted(unique.values(), key=lambda problem: (str(problem.file or ""), problem.place))
-    warnings = [found(path, message, key=True) for path, message in former.warnings]
-    warnings += [found(path, message) for path, message in advice(data, folder)]
+    warnings = [found(path, message) for path, message in advice(data, folder)]
     return Reading(None if ordered else config, ordered, warnings)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from schedsvc.config.deprecated import RENAMED_MODES
 from schedsvc.config.models import Config, Mode, Tenant
 
 __all__ = ["ModeOverlay"]
@@ -67,12 +66,7 @@ class ModeOverlay:
             return ModeOverlay()
         told = json.loads(saved)
         if isinstance(told, dict) and isinstance(told.get("tenants"), dict):
-            # A state file of an earlier version has former names.
-            everyone: Any = told.get("everyone")
-            everyone = RENAMED_MODES.get(everyone, everyone)
-            tenants: dict[str, Any] = {
-                name: RENAMED_MODES.get(mode, mode) for name, mode in told["tenants"].items()
-            }
+            everyone, tenants = told.get("everyone"), told["tenants"]
             version, origin = told.get("version", 0), told.get("origin", "")
             is_valid = everyone in (None, *_MODES) and all(m in _MODES for m in tenants.values())
             if is_valid and type(version) is int and version >= 0 and isinstance(origin, str):

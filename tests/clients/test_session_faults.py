@@ -96,13 +96,17 @@ async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves(until
     """The real scheduler, and a shim that starts with a new token before the old one is gone."""
     with tempfile.TemporaryDirectory(prefix="own-") as name:
         folder = Path(name)
-        tokens = [
-            {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest()}
+        principals = [
+            {
+                "name": name,
+                "sha256": hashlib.sha256(name.encode()).hexdigest(),
+                "pools": ["*"],
+            }
             for name in ("old", "new")
         ]
         listener = {"unix": f"{folder}/s", "auth": "token"}
         config = folder / "c.yaml"
-        config.write_text(json.dumps({"auth": {"tokens": tokens}, "listeners": [listener]}))
+        config.write_text(json.dumps({"auth": {"principals": principals}, "listeners": [listener]}))
         programs = Programs(folder)
         try:
             programs.start("scheduler", "serve", "--config", str(config))

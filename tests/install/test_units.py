@@ -118,7 +118,7 @@ def traced(folder: Path, *command: str) -> Iterator[tuple[int, Path]]:
     config.write_text(
         f"listeners: [{{unix: {folder}/run/s.sock, auth: token}},"
         " {tcp: '127.0.0.1:0', auth: none}]\n"
-        f"auth: {{tokens: [{{name: t, sha256: {'ab' * 32}}}]}}\nedge: {{tcp: '127.0.0.1:0'}}\n"
+        f"auth: {{principals: [{{name: t, sha256: {'ab' * 32}}}]}}\nedge: {{tcp: '127.0.0.1:0'}}\n"
         f"state: {{file: {folder}/state/state.db, every_ms: 20}}\nlimits: {{drain_ms: 0}}\n"
         "metrics: {listen: '127.0.0.1:0'}\npools: [{name: p, capacity_tokens: 1600}]\n"
         "tenants: [{name: a}]\n"

@@ -46,10 +46,10 @@ def settings(**limits: int) -> dict[str, Any]:
     """A socket for the shim beside the engine, and a port for callers with a token."""
     whole = config(**PATIENT)
     whole["limits"] |= limits
-    tokens = [{"name": "other", "sha256": sha256(b"secret").hexdigest()}]
+    other = {"name": "other", "sha256": sha256(b"secret").hexdigest(), "pools": ["*"]}
     return whole | {
         "listeners": [{"tcp": "127.0.0.1:0", "auth": "token"}],
-        "auth": {"tokens": tokens},
+        "auth": {"principals": [other | {"stats": "all"}]},
         "pools": [{"name": "pool", "capacity_tokens": 100_000}],
     }
 

@@ -221,7 +221,6 @@ async def page_lines(server: Server, start: str) -> list[str]:
 
 
 async def test_names_and_help_texts_follow_prometheus_conventions() -> None:
-    deprecated = ["schedsvc_pool_drain_tokens_per_minute"]
     async with serving(**counting(1, 1, 1)) as server:
         types = [line.split() for line in await page_lines(server, "# TYPE ")]
         helps = {
@@ -234,11 +233,7 @@ async def test_names_and_help_texts_follow_prometheus_conventions() -> None:
         if kind == "histogram":
             assert name.endswith("_seconds"), name
     units = ("_ms", "_us", "_minutes", "_hours", "_ppm", "_milli", "_percent", "_per_minute")
-    found = [name for name in helps if name.endswith(units)]
-    assert found == deprecated
-    for name in deprecated:
-        assert helps[name].startswith("Deprecated: use schedsvc_")
-        assert helps[name].split()[2].strip(",") in helps
+    assert [name for name in helps if name.endswith(units)] == []
     for name, text in helps.items():
         if name.endswith("_seconds") and "timestamp" not in name:
             assert "in seconds" in text, name

@@ -163,7 +163,7 @@ def test_edge_reports_ready_watchdog_and_stop(manager: Manager) -> None:
     token = "{name: t, sha256: " + "ab" * 32 + "}"
     text = (
         "listeners: [{unix: s.sock, auth: token}]\n"
-        f"auth: {{tokens: [{token}]}}\nedge: {{tcp: '127.0.0.1:0'}}\ntenants: [{{name: a}}]\n"
+        f"auth: {{principals: [{token}]}}\nedge: {{tcp: '127.0.0.1:0'}}\ntenants: [{{name: a}}]\n"
     )
     with program(manager, "edge", text) as process:
         assert [manager.hear() for _ in range(3)] == ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]

@@ -35,7 +35,7 @@ def started(folder: Path, module: str, command: str) -> Iterator[subprocess.Pope
     (folder / "token").write_text(TOKEN)
     file.write_text(
         "listeners: [{unix: s.sock, auth: token}]\nedge: {tcp: '127.0.0.1:0'}\n"
-        "auth: {tokens: [{name: shim, file: token}]}\n"
+        "auth: {principals: [{name: shim, token_file: token}]}\n"
     )
     arguments = [command, "--config", str(file), "--ready-file", str(ready)]
     process = subprocess.Popen(

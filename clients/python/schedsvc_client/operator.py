@@ -18,7 +18,7 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-__all__ = ["MODES", "MODES_RENAMED", "ORIGINS", "Operator"]
+__all__ = ["MODES", "ORIGINS", "Operator"]
 
 #: Names of modes, and their numbers.
 MODES = {
@@ -26,8 +26,6 @@ MODES = {
     "dry_run": mode_pb2.MODE_AUDIT,
     "configured": mode_pb2.MODE_CONFIGURED,
 }
-#: Former names of modes, which still work.
-MODES_RENAMED = {"audit": "dry_run"}
 #: Origins of a tenant's settings.
 ORIGINS = {
     "operator": pb.TENANT_ORIGIN_OPERATOR,
@@ -199,7 +197,6 @@ class Operator:
 
     def set_mode(self, mode: str, tenant: str = "") -> mode_pb2.ModeStats:
         """Say one of MODES for a tenant, or (`""`) for all."""
-        mode = MODES_RENAMED.get(mode, mode)
         if mode not in MODES:
             raise ValueError(f"mode {mode!r} must be one of {', '.join(MODES)}")
         request = pb.SetModeRequest(mode=MODES[mode], tenant=tenant)

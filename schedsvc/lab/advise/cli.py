@@ -16,7 +16,6 @@ import click
 import yaml
 
 from schedsvc.config import Config, problem_text, read
-from schedsvc.config.deprecated import modernise
 from schedsvc.lab.advise.draft import (
     Draft,
     all_enforced,
@@ -330,5 +329,4 @@ def _write_draft(
 def _file_data(path: Path) -> dict[str, Any]:
     """Return the plain data of a configuration file that `config_of` has loaded."""
     data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    modernise(data)
     return data

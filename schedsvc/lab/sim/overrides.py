@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from schedsvc.config import Config, modernise_setting
+from schedsvc.config import Config
 from schedsvc.config.models import Scheduler
 from schedsvc.lab.engine import Profile
 from schedsvc.lab.engine.profile import CostFields, EngineFields
@@ -65,8 +65,7 @@ def known() -> list[str]:
 
 def override(profile: Profile, config: Config, settings: dict[str, Any]) -> tuple[Profile, Config]:
     """Return profile and configuration with some settings changed. Raises OverrideError."""
-    for written, value in settings.items():
-        name, value = modernise_setting(written, value)
+    for name, value in settings.items():
         section, _, field = name.partition(".")
         if section in _PARTS:
             profile = _part(profile, section, field, value)

@@ -79,7 +79,7 @@ def convert(tmp_path: Path, text: str, *options: str) -> Result:
     path = tmp_path / "in"
     path.write_text(text)
     out = str(tmp_path / "out.jsonl")
-    return CliRunner().invoke(workload, ["convert", str(path), "--out", out, *options])
+    return CliRunner().invoke(workload, ["convert", "--trace", str(path), "--out", out, *options])
 
 
 def test_converted_files_read_alike(tmp_path: Path) -> None:
@@ -96,7 +96,9 @@ def test_converted_files_read_alike(tmp_path: Path) -> None:
 def test_output_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n0,a,1,1\n")
-    result = CliRunner().invoke(workload, ["convert", str(path), "--out", f"{tmp_path}/no/o.jsonl"])
+    result = CliRunner().invoke(
+        workload, ["convert", "--trace", str(path), "--out", f"{tmp_path}/no/o.jsonl"]
+    )
     assert result.exit_code == 2
     assert f"--out: the folder {tmp_path}/no does not exist; make it" in result.output
 
@@ -105,7 +107,9 @@ def test_output_folder_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_trace_that_is_empty_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    result = CliRunner().invoke(workload, ["convert", str(path), "--out", f"{tmp_path}/o.jsonl"])
+    result = CliRunner().invoke(
+        workload, ["convert", "--trace", str(path), "--out", f"{tmp_path}/o.jsonl"]
+    )
     assert result.exit_code == 1
     assert "begins with no header and no JSON; is it empty?" in result.output
 

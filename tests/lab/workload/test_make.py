@@ -278,7 +278,7 @@ def test_wrong_options(tmp_path: Path, options: tuple[object, ...], message: str
 def test_scaling_by_100_changes_times_and_nothing_else(tmp_path: Path) -> None:
     trace, out = tmp_path / "in", tmp_path / "out"
     synth(trace)
-    assert run("scale", trace, "--speed", 100, "--out", out).exit_code == 0
+    assert run("scale", "--trace", trace, "--speed", 100, "--out", out).exit_code == 0
     before, after = list(TraceReader(trace)), list(TraceReader(out))
     assert [replace(record, arrival_s=None) for record in after] == [
         replace(record, arrival_s=None) for record in before
@@ -286,9 +286,9 @@ def test_scaling_by_100_changes_times_and_nothing_else(tmp_path: Path) -> None:
     for one, other in zip(before, after, strict=True):
         assert one.arrival_s is not None
         assert other.arrival_s == one.arrival_s / 100
-    result = run("scale", trace, "--rate", 2.5, "--out", out, "--json")
+    result = run("scale", "--trace", trace, "--rate", 2.5, "--out", out, "--json")
     assert json.loads(result.stdout)["rate_per_s"] == pytest.approx(2.5)
-    assert "give one of --speed and --rate" in run("scale", trace, "--out", out).output
+    assert "give one of --speed and --rate" in run("scale", "--trace", trace, "--out", out).output
 
 
 def test_scaling_leaves_what_has_no_time() -> None:
@@ -301,7 +301,7 @@ def test_scaling_leaves_what_has_no_time() -> None:
 def test_what_has_one_time_has_no_rate(tmp_path: Path) -> None:
     trace = tmp_path / "in"
     trace.write_text(lines({"arrival_s": 1, "input_tokens": 1}))
-    result = run("scale", trace, "--rate", 1, "--out", tmp_path / "out")
+    result = run("scale", "--trace", trace, "--rate", 1, "--out", tmp_path / "out")
     assert "at least two different times" in result.output
 
 
@@ -362,16 +362,21 @@ def test_sticky_conversations_stay_and_spread() -> None:
 def test_label_changes_tenants_alone(tmp_path: Path) -> None:
     trace, out = tmp_path / "in", tmp_path / "out"
     synth(trace)
-    result = run("label", trace, "--tenants", 3, "--rule", "adversarial", "--out", out, "--json")
+    result = run(
+        "label", "--trace", trace, "--tenants", 3, "--rule", "adversarial", "--out", out, "--json"
+    )
     assert json.loads(result.stdout)["tenants"] == 3
     first, other = (
         [replace(record, tenant=None) for record in TraceReader(path)] for path in (trace, out)
     )
     assert first == other
     trace.write_text(json.dumps(SHAREGPT))
-    result = run("label", trace, "--tenants", 3, "--rule", "adversarial", "--out", out)
+    result = run("label", "--trace", trace, "--tenants", 3, "--rule", "adversarial", "--out", out)
     assert "needs a trace with token counts" in result.output
-    assert run("label", trace, "--tenants", 3, "--rule", "sticky", "--out", out).exit_code == 0
+    assert (
+        run("label", "--trace", trace, "--tenants", 3, "--rule", "sticky", "--out", out).exit_code
+        == 0
+    )
     assert all(record.tenant for record in TraceReader(out))
 
 

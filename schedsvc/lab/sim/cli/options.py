@@ -9,7 +9,6 @@ import click
 
 from schedsvc.config import Config
 from schedsvc.lab.engine import profile_names
-from schedsvc.lab.options import renamed_option
 from schedsvc.lab.sim.cli.inputs import TOKENS_MAX, config_of, profile_of, requests_of
 from schedsvc.lab.sim.overrides import OverrideError, override, parse
 from schedsvc.lab.sim.requests import Requests
@@ -58,7 +57,6 @@ _WORLD = (
         metavar="NAME",
         help=f"Costs and capacity of an engine: {', '.join(profile_names())}, or a .yaml file.",
     ),
-    renamed_option("--engine", "--profile", "profile_name"),
     click.option(
         "--engines",
         type=WholeRange(1, 64),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from schedsvc.lab.options import renamed_option
 from schedsvc.lab.workload.cli.common import told, write_own
 from schedsvc.lab.workload.record import TraceError
 from schedsvc.lab.workload.servegen import draw, read_pool
@@ -30,7 +29,6 @@ Example:
     metavar="SECONDS",
     help="Second of the pool's time at which the trace begins.",
 )
-@renamed_option("--from", "--start", "from_s", type=FiniteRange(min=0))
 @click.option(
     "--duration",
     "duration_s",
