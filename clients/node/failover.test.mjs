@@ -207,14 +207,6 @@ for (const [name, leadership] of [
   });
 }
 
-test('a scheduler that states its term with grants alone ends leases', async () => {
-  a.leadership = { term: '5', leader: 'a/1' };
-  const admission = await client({ failoverWaitMs: 60_000 }).admit(request);
-  a.leadership = undefined;
-  assert.equal((await admission.complete()).outcome, 'OUTCOME_COMPLETED');
-  assert.deepEqual([a.ends, b.ends], [1, 0]);
-});
-
 test('an answer about the caller is final', async () => {
   a.code = status.UNAUTHENTICATED;
   await assert.rejects(client().stats(), { name: 'CallFailed', code: 16 });

@@ -104,8 +104,6 @@ function isLocal(target) {
 export class Scheduler {
   #targets;
   #fence;
-  // The leadership that each target stated last, in an answer that had an effect.
-  #stated = new Map();
   #clients = new Map();
   #credentials;
   #channel;
@@ -258,22 +256,12 @@ export class Scheduler {
 
   // Drop an answer of a scheduler that leads no more.
   #check(target, method, response) {
-    if (FENCED.has(method) && !this.#isObeyed(target, method, response)) {
+    if (FENCED.has(method) && !this.#fence.obeys(response.leadership)) {
       const term = response.leadership?.term ?? 0;
       const details = `${target} answers under term ${term}, but ${this.#fence.term} is known`;
       throw new CallFailed(method, { code: status.UNAVAILABLE, details });
     }
     this.#targets.answered();
-  }
-
-  // Whether an answer has an effect, because no later leader is known.
-  #isObeyed(target, method, { leadership }) {
-    const states = BigInt(leadership?.term ?? 0) > 0n;
-    // A scheduler of the version before states its term with a grant alone.
-    const stated = states || method === 'Admit' ? leadership : this.#stated.get(target);
-    const isObeyed = this.#fence.obeys(stated);
-    if (isObeyed && states) this.#stated.set(target, leadership);
-    return isObeyed;
   }
 
   #attempt(service, target, method, request, signal, endsMs) {
@@ -320,7 +308,7 @@ export class Scheduler {
         const untilMs = Date.now() + stepMs;
         const found = await this.#attempt(service, target, 'Progress', nothing, undefined, untilMs);
         // An answer under a term that is over is none.
-        const isObeyed = this.#isObeyed(target, 'Progress', found);
+        const isObeyed = this.#fence.obeys(found.leadership);
         probe.missed = isObeyed ? 0 : probe.missed + 1;
       } catch (error) {
         probe.missed = error.code === status.DEADLINE_EXCEEDED ? probe.missed + 1 : 0;

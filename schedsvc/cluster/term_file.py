@@ -5,7 +5,6 @@ it notices if the store gave its set's last term to another member, while it was
 
     9 7 a/00000000000000a1 main     the highest term; the highest one of the set main, its leader
     9                               no term of the member's set is known
-    7 a/00000000000000a1            earlier versions: the highest term, which is of the set
 """
 
 import os
@@ -23,7 +22,7 @@ __all__ = ["TermFile"]
 _log = structlog.get_logger("schedsvc.cluster")
 _NUMBER_MAX = 1 << 62
 _NO_TERM = 0, ""
-_CONTENT = re.compile(r"(\d{1,19})(?: (\S{1,300})| (\d{1,19}) (\S{1,300}) (\S{1,300}))?\n?")
+_CONTENT = re.compile(r"(\d{1,19})(?: (\d{1,19}) (\S{1,300}) (\S{1,300}))?\n?")
 
 
 class TermFile:
@@ -40,8 +39,8 @@ class TermFile:
         try:
             found = _CONTENT.fullmatch(read_file(self.path).decode())
             if found is None:
-                raise ValueError("neither a term, nor terms and a leader")
-            number, of_set = int(found[1]), int(found[3] or found[1])
+                raise ValueError("neither a term, nor two terms with a leader and its set")
+            number, of_set = int(found[1]), int(found[2] or found[1])
             if not of_set <= number <= _NUMBER_MAX:
                 raise ValueError("out of range")
         except FileNotFoundError:
@@ -54,8 +53,8 @@ class TermFile:
                 effect="terms count from those in the store",
             )
             return 0, _NO_TERM
-        leader = found[2] or (found[4] if found[5] == self._set else "")
-        return number, (of_set, leader) if leader else _NO_TERM
+        is_own = found[4] == self._set
+        return number, (of_set, found[3]) if is_own else _NO_TERM
 
     def lacks(self, number: int, led: tuple[int, str]) -> bool:
         """Whether one of the terms is above the one in the file."""

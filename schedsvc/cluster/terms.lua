@@ -24,8 +24,7 @@ local function version()
     return VERSION
 end
 
--- ARGV: set, member that may take the next term ('' for none), for how many ms it counts, and any
--- word to be answered whether it is new.
+-- ARGV: set, member that may take the next term ('' for none), and for how many ms it counts.
 -- Returns {hold, counter, last row of the set}, '' for what is missing, and 1 if the member did not
 -- count before, else 0.
 local function look(keys, args)
@@ -36,14 +35,10 @@ local function look(keys, args)
     if redis.call('PTTL', keys[1]) > TERM_MS then
         redis.call('PEXPIRE', keys[1], TERM_MS)  -- the clock was set back since
     end
-    local rows = {
+    return {
         redis.call('GET', keys[1]) or '', redis.call('HGET', keys[2], 'counter') or '',
-        redis.call('HGET', keys[2], 'set:' .. args[1]) or '',
+        redis.call('HGET', keys[2], 'set:' .. args[1]) or '', is_new,
     }
-    if args[4] then
-        rows[4] = is_new
-    end
-    return rows
 end
 
 -- ARGV: set, hold and counter as `look` returned them, the new ones, TTL in ms, the member.
@@ -60,8 +55,7 @@ local function take(keys, args)
     return 'taken'
 end
 
--- ARGV: set, own hold, own counter, TTL in ms, a row to replace ('' for none), and any word to be
--- answered the counter.
+-- ARGV: set, own hold, own counter, TTL in ms, and a row to replace ('' for none).
 -- Returns {'held', members that may take the next term, counter}, or {'other', row}: a call that
 -- comes after its leader has released the term renews nothing.
 local function renew(keys, args)
@@ -89,11 +83,7 @@ local function renew(keys, args)
             redis.call('HDEL', keys[3], all[i])
         end
     end
-    local answer = {'held', table.concat(names, ' ')}
-    if args[6] then
-        answer[3] = redis.call('HGET', keys[2], 'counter')
-    end
-    return answer
+    return {'held', table.concat(names, ' '), redis.call('HGET', keys[2], 'counter')}
 end
 
 -- ARGV: set, own hold. Ends the term, so that another member can take the next one at once.

@@ -128,8 +128,8 @@ class Terms:
         """
         name = self._member if may_lead else ""
         began_ns = boot_ns()
-        hold, counter, last, *new = await link.call(
-            "schedsvc_term_look", self._keys, self._set, name, _STANDBY_MS, "new"
+        hold, counter, last, is_new = await link.call(
+            "schedsvc_term_look", self._keys, self._set, name, _STANDBY_MS
         )
         self._seen = hold, counter
         self.last = self._read(last) if last else None
@@ -137,9 +137,9 @@ class Terms:
         number = found[0] if found else 0
         # A term that was lost before this member saw it leaves no other trace. A member that was
         # away longer, or led, sees that only if the store has no row of the set: the counter may be
-        # another set's. The functions of the version before do not say whether the member is new.
+        # another set's.
         is_forgotten = (
-            new == [1]
+            is_new == 1
             and self._stands_until_ns is not None
             and (began_ns < self._stands_until_ns or self.last is None)
         )
@@ -208,9 +208,8 @@ class Terms:
         for _ in range(3):
             began_ns = boot_ns()
             what, detail, *counter = await link.call(
-                "schedsvc_term_renew", self._keys, self._set, *self._mine, TERM_MS, replaced,
-                "counter",
-            )  # fmt: skip
+                "schedsvc_term_renew", self._keys, self._set, *self._mine, TERM_MS, replaced
+            )
             if what == b"held":
                 self._count(*counter)
                 return term_end_ns(began_ns), tuple(detail.decode(errors="replace").split())
@@ -239,13 +238,12 @@ class Terms:
         """End the own term, so that another member can take the next one at once."""
         await link.call("schedsvc_term_release", self._keys, self._set, self._mine[0])
 
-    def _count(self, row: bytes = b"") -> None:
+    def _count(self, row: bytes) -> None:
         """Note the highest term of the cluster, so that none of another set looks like a jump.
 
-        A leader goes on whatever the row says. The store's functions of the version before state
-        none.
+        A leader goes on whatever the row says.
         """
-        found = self._open(_COUNTER, row) if row else None
+        found = self._open(_COUNTER, row)
         if found is not None and found[0] <= self.highest + JUMP_MAX:
             self.highest = max(self.highest, found[0])
 

@@ -46,15 +46,12 @@ _TABLES = (
     " groups TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, pool TEXT NOT NULL,"
     " adapter TEXT NOT NULL, class TEXT NOT NULL, input_tokens INTEGER NOT NULL,"
     " cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL)",
-)
-#: Tables that a ledger of an earlier version lacks, which that version ignores.
-_LATER_TABLES = (
-    "CREATE TABLE IF NOT EXISTS carried (lease_id INTEGER PRIMARY KEY, slot_s INTEGER NOT NULL,"
+    "CREATE TABLE carried (lease_id INTEGER PRIMARY KEY, slot_s INTEGER NOT NULL,"
     " groups TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, pool TEXT NOT NULL,"
     " adapter TEXT NOT NULL, class TEXT NOT NULL, estimated INTEGER NOT NULL,"
     " input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,"
     " output_tokens INTEGER NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS last_ids (lease_id INTEGER PRIMARY KEY, ended_s INTEGER NOT NULL)",
+    "CREATE TABLE last_ids (lease_id INTEGER PRIMARY KEY, ended_s INTEGER NOT NULL)",
 )
 _ADD = """
     INSERT INTO usage VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET
@@ -153,8 +150,6 @@ class Ledger:
             ask(f"PRAGMA user_version = {_FORM}")
             ask("COMMIT")
         check_form(self._connection, self.path)
-        for statement in _LATER_TABLES:
-            ask(statement)
 
     def add(self, leases: Sequence[UsedLease]) -> list[UsedLease]:
         """Add leases in one transaction; return those that the file had already.

@@ -75,29 +75,23 @@ def _make_view(connection: sqlite3.Connection, count: int) -> None:
     ask = connection.execute
     ask(_of("CREATE TABLE twice (COLUMNS)", 0))
     if count > 1:
-        _find_twice(connection, [n for n in range(count) if _has_carried(connection, n)], count)
+        _find_twice(connection, count)
     parts = [_of("SELECT COLUMNS FROM LEDGER.usage", n) for n in range(count)]
     parts.append(_of("SELECT COLUMNS FROM main.twice", 0))
     ask("CREATE TEMP VIEW usage AS " + " UNION ALL ".join(parts))
 
 
-def _has_carried(connection: sqlite3.Connection, number: int) -> bool:
-    """Whether a ledger has the tables; one that an earlier version wrote lacks them."""
-    query = "SELECT count(*) FROM LEDGER.sqlite_master WHERE name = 'last_ids'"
-    return bool(connection.execute(_of(query, number)).fetchone()[0])
-
-
-def _find_twice(connection: sqlite3.Connection, with_carried: list[int], count: int) -> None:
+def _find_twice(connection: sqlite3.Connection, count: int) -> None:
     """Put what has to be taken out of the sums into `twice`."""
     carried: dict[int, list[_Carried]] = {}
-    for n in with_carried:
+    for n in range(count):
         query = _of("SELECT lease_id, estimated FROM LEDGER.carried", n)
         for lease_id, estimated in connection.execute(query):
             carried.setdefault(lease_id, []).append(_Carried(lease_id, n, bool(estimated)))
     for lease_id, found in carried.items():
         carriers = {each.ledger for each in found}
         others = [n for n in range(count) if n not in carriers]
-        owner = next((n for n in others if _has(connection, lease_id, n, with_carried)), None)
+        owner = next((n for n in others if _has(connection, lease_id, n)), None)
         best = min(found, key=lambda each: each.is_estimate)
         if owner is not None and best.is_estimate < _is_estimate(connection, lease_id, owner):
             _take_out(connection, _ESTIMATE, owner, lease_id)
@@ -107,12 +101,11 @@ def _find_twice(connection: sqlite3.Connection, with_carried: list[int], count: 
                 _take_out(connection, _LEASE, each.ledger, lease_id)
 
 
-def _has(
-    connection: sqlite3.Connection, lease_id: int, number: int, with_carried: list[int]
-) -> bool:
-    queries = ["SELECT 1 FROM LEDGER.leases WHERE lease_id = ?"]
-    if number in with_carried:
-        queries.append("SELECT 1 FROM LEDGER.last_ids WHERE lease_id = ?")
+def _has(connection: sqlite3.Connection, lease_id: int, number: int) -> bool:
+    queries = (
+        "SELECT 1 FROM LEDGER.leases WHERE lease_id = ?",
+        "SELECT 1 FROM LEDGER.last_ids WHERE lease_id = ?",
+    )
     return any(connection.execute(_of(q, number), (lease_id,)).fetchone() for q in queries)
 
 

@@ -60,8 +60,6 @@ class FakeScheduler:
         self.token: str | None = None
         # Under which it leads, in its Welcomes and the answers to Admit, Progress and Complete.
         self.leadership: leader_pb2.Leadership | None = None
-        #: As a scheduler of the version before that stated it also with reports.
-        self.states_with_grants_alone = False
         # The target that it names to every caller, as a scheduler that does not lead.
         self.leader: str | None = None
         # The value of `schedsvc-term` of each call; "" without one.
@@ -214,14 +212,10 @@ class FakeScheduler:
             self._cancel(request.request_id)
             raise
 
-    @property
-    def _reported(self) -> leader_pb2.Leadership | None:
-        return None if self.states_with_grants_alone else self.leadership
-
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
         await self._authenticate(context)
         leases = [self._progress(report) for report in request.leases]
-        return pb.ProgressResponse(leases=leases, leadership=self._reported)
+        return pb.ProgressResponse(leases=leases, leadership=self.leadership)
 
     def _progress(self, report: pb.LeaseProgress) -> pb.LeaseStatus:
         book = self.books.get(report.lease_id)
@@ -239,7 +233,7 @@ class FakeScheduler:
         if book is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
         book.completes.append(request)
-        return pb.CompleteResponse(outcome=request.outcome, leadership=self._reported)
+        return pb.CompleteResponse(outcome=request.outcome, leadership=self.leadership)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._authenticate(context)

@@ -204,7 +204,7 @@ async def test_a_gate_that_stood_still_does_not_fail_open(
     assert "did not answer" not in caplog.text
 
 
-async def test_a_scheduler_of_the_version_before_is_sent_no_beat(
+async def test_a_scheduler_that_takes_no_beats_is_sent_none(
     fake: FakeScheduler, gated: Gating, until: Until
 ) -> None:
     gate = gated(fake.target, 0.02)

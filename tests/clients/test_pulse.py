@@ -100,7 +100,7 @@ def test_a_new_stream_alone_does_not_end_the_silence() -> None:
     driven.pulse.end()
     driven.pulse.begin(driven.now_ns, beats=True)
     assert driven.pulse.is_silent
-    # A scheduler of the version before acknowledges no beats: its Welcome is all that it gives.
+    # A scheduler that acknowledges no beats gives its Welcome alone.
     driven.pulse.begin(driven.now_ns, beats=False)
     assert not driven.pulse.is_silent
     assert not driven.pulse.runs

@@ -168,17 +168,6 @@ async def test_reports_to_a_stale_leader_have_no_effect(
 
 
 @either
-async def test_an_older_leader_ends_leases(pair: Pair, ask: Ask) -> None:
-    """It states its term with grants alone, and the client repeated its Completes for ever."""
-    a, b = pair
-    a.leadership, a.states_with_grants_alone = Leadership(term=5, leader="a/1"), True
-    async with asyncio.timeout(SOON_S):
-        assert await ask(both(pair), PATIENT) == 100
-    assert len(a.books[100].completes) == 1
-    assert not b.terms
-
-
-@either
 async def test_held_call_leaves_a_stale_leader(pair: Pair, until: Until, ask: Ask) -> None:
     a, b = pair
     a.decide = lambda request: None

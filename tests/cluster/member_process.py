@@ -42,8 +42,8 @@ async def until(condition: Callable[[], object | Awaitable[object]], what: str) 
 class MemberProcess:
     """A member at an address of this host, or of a network of its own.
 
-    `run_in`: a command that runs its arguments there, which must not fork. `module`: what runs as
-    the command `schedsvc`. `keys`: of the configuration, in place of those here.
+    `run_in`: a command that runs its arguments there, which must not fork. `keys`: of the
+    configuration, in place of those here.
     """
 
     def __init__(
@@ -53,14 +53,13 @@ class MemberProcess:
         urls: str | Sequence[str],
         host: str = "127.0.0.1",
         run_in: Sequence[str] = (),
-        module: str = "schedsvc",
         pool_set: str = POOL_SET,
         **keys: Any,
     ) -> None:
         port = free_port()
         self.target, self._ready = f"{host}:{port}", folder / f"{name}.ready"
         self._config, self._log = folder / f"{name}.yaml", folder / f"{name}.log"
-        self._run_in, self._module = run_in, module
+        self._run_in = run_in
         data = settings(folder, name, urls, port, advertise=self.target, set=pool_set) | {
             "listeners": [{"tcp": self.target}],
             # It grants without an engine's stream, which a leader that stands still loses.
@@ -80,7 +79,7 @@ class MemberProcess:
 
     async def start(self) -> None:
         self._ready.unlink(missing_ok=True)  # of a life that was killed
-        command = [sys.executable, "-m", self._module, "serve", "--config", str(self._config)]
+        command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(self._config)]
         self._begin([*command, "--ready-file", str(self._ready)])
         await until(self._ready.exists, "the member listens")
 

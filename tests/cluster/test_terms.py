@@ -161,7 +161,7 @@ async def test_many_terms_of_other_sets_are_no_jump(
     later = await led(b, link)
     assert later.number == 2 * JUMP_MAX + 1
     assert await a.renew(link) == later
-    # Functions of the version before do not state it, and a leader goes on after a real jump.
+    # A leader goes on after a real jump.
     far = seal_row(SECRET, b"terms", 9 * JUMP_MAX, b"").decode()
     store.ask("HSET", TERMS, "counter", far)
     assert not isinstance(await b.renew(link), Term)
@@ -267,17 +267,9 @@ def test_a_member_of_another_set_keeps_the_number_alone(tmp_path: Path) -> None:
     assert (file.number, file.led) == (9, (0, ""))
 
 
-@pytest.mark.parametrize(("text", "led"), [("7\n", (0, "")), ("7 a/61\n", (7, "a/61"))])
-def test_a_file_of_earlier_versions_is_read(
-    tmp_path: Path, text: str, led: tuple[int, str]
-) -> None:
-    (tmp_path / "state.db.term").write_text(text)
-    file = TermFile(tmp_path / "state.db", "main")
-    assert (file.number, file.led) == (7, led)
-
-
 @pytest.mark.parametrize(
-    "text", ["", "seven", "-1", "7\n8", "7 ", "7 a/1 b", "7 a/1\nb", "7 8 a/1 main", str(1 << 63)]
+    "text",
+    ["", "seven", "-1", "7\n8", "7 ", "7 a/1", "7 a/1 b", "7 a/1\nb", "7 8 a/1 main", str(1 << 63)],
 )
 def test_damaged_term_file_is_loud_and_counts_for_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.db.term").write_text(text)

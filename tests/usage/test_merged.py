@@ -88,17 +88,6 @@ def test_a_ledger_knows_its_last_leases_for_good(tmp_path: Path) -> None:
     assert merged(a, b) == [(False, 2, 10)]
 
 
-def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    a, b = write(tmp_path, "a.db", lease(1)), write(tmp_path, "b.db", carried(1))
-    with sqlite3.connect(a) as connection:
-        connection.execute("DROP TABLE carried")
-        connection.execute("DROP TABLE last_ids")
-    assert merged(a, b) == [(False, 1, 5)]
-    assert merged(a) == [(False, 1, 5)]
-    write(tmp_path, "a.db", carried(9))  # a later version opens it, and goes on
-    assert merged(a) == [(False, 2, 10)]
-
-
 def test_old_carried_leases_go(tmp_path: Path) -> None:
     path = write(tmp_path, "a.db", carried(1))
     ledger = Ledger(path, 1, lambda: 0)

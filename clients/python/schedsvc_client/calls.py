@@ -11,7 +11,7 @@ import grpc
 from schedsvc_client.attempts import Attempts, Method
 from schedsvc_client.channel import ClientOptions, Token, bearer_metadata, open_channel
 from schedsvc_client.errors import CallError, SchedulerUnavailable, from_rpc_error
-from schedsvc_client.fence import Fence, Rank, fence_of, rank_of
+from schedsvc_client.fence import Fence, fence_of, rank_of
 from schedsvc_client.targets import Targets
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -29,8 +29,6 @@ class CallContext:
         self.targets = Targets(target)
         self.fence = fence or fence_of(self.targets.all)
         self._token = token
-        # The rank that each target stated last, in an answer that had an effect.
-        self._stated: dict[str, Rank] = {}
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call. Raises SchedulerUnavailable without a token."""
@@ -50,14 +48,7 @@ class CallContext:
     def _wrong(self, target: str, response: Any) -> SchedulerUnavailable | None:
         if not isinstance(response, _FENCED):
             return None
-        rank = rank_of(response.leadership)
-        if not rank.term and not isinstance(response, pb.AdmitResponse):
-            # A scheduler of the version before states its term with a grant alone.
-            rank = self._stated.get(target, rank)
-        wrong = self.fence.check(rank, target)
-        if wrong is None and rank.term:
-            self._stated[target] = rank
-        return wrong
+        return self.fence.check(rank_of(response.leadership), target)
 
 
 class Calls:

@@ -201,7 +201,7 @@ ROUTES = {
     )
 }
 GATED_PATHS = frozenset(ROUTES) | {INVOCATIONS}
-#: Gated paths that an operator may let through: earlier versions of the gate could not size them.
+#: Gated paths that an operator may let through without a size.
 OPENABLE_PATHS = frozenset(route.path for route in (*POOLING_ROUTES, *AUDIO_ROUTES))
 #: Gated paths whose bodies are forms.
 FORM_PATHS = frozenset(path for path, route in ROUTES.items() if route.is_form)

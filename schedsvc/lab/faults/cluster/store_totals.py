@@ -177,7 +177,7 @@ def _look(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
         data.expire(keys[0], _TERM_MS)
     rows = data.table(keys[1])
     found = [data.get(keys[0]) or b"", rows.get(b"counter", b""), rows.get(b"set:" + args[0], b"")]
-    return [*found, int(is_new)] if len(args) > 3 else found
+    return [*found, int(is_new)]
 
 
 def _take(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
@@ -210,8 +210,7 @@ def _renew(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
             names.append(name)
         else:
             data.drop(keys[2], name)
-    counter = [data.table(keys[1])[b"counter"]] if len(args) > 5 else []
-    return [b"held", b" ".join(names), *counter]
+    return [b"held", b" ".join(names), data.table(keys[1])[b"counter"]]
 
 
 def _release(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:

@@ -85,8 +85,7 @@ class Calls:
         kind = rnd.randrange(6)
         if kind < 2:
             member = rnd.choice(("", *_MEMBERS))
-            words = ["new"] if rnd.random() < 0.7 else []
-            return self._call("schedsvc_term_look", keys, "main", member, 3_000, *words)
+            return self._call("schedsvc_term_look", keys, "main", member, 3_000)
         if kind < 4:
             seen = self._rows if rnd.random() < 0.8 else [b"", b""]
             return self._call("schedsvc_term_take", keys, "main", *seen, *mine, 2_000, "a")
