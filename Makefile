@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# How the core is compiled, for all but wheels and measurements (_core/flags.toml).
+DEVELOPMENT := SCHEDSVC_CORE=development
 STUBS := clients/python
 # Their .proto files have messages only.
 NO_RPCS := cluster leader mode pool quota tenants usage
@@ -30,7 +32,7 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help env build proto check test test-slow test-browser test-faults test-fuzz \
+.PHONY: help env build build-release proto check test test-slow test-browser test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
@@ -46,11 +48,14 @@ $(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml 
 		{ echo 'schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) pip setuptools cython
-	$(PIP) --no-build-isolation -e clients/python -e clients/vllm -e '.[dev]'
+	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e '.[dev]'
 	touch $@
 
-build: $(STAMP) ## Rebuild the compiled core after a change in _core/.
-	$(BIN)/python setup.py --quiet build_ext --inplace
+build: $(STAMP) ## Rebuild the core after a change in _core/, for development: not optimised.
+	$(DEVELOPMENT) $(BIN)/python setup.py --quiet build_ext --inplace
+
+build-release: $(STAMP) ## Rebuild the core as wheels have it, for what measures its speed.
+	SCHEDSVC_CORE=release $(BIN)/python setup.py --quiet build_ext --inplace
 
 proto: $(STAMP) ## Generate the stubs of proto/ anew.
 	rm -rf build/stubs && mkdir -p build/stubs
@@ -137,10 +142,10 @@ $(INTEROP_VENV)/.installed: $(wildcard tests/clients/sdks/*)
 		--ignore-scripts --prefix $(INTEROP_VENV)/node
 	touch $@
 
-vllm-pairs: build $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 25 minutes.
+vllm-pairs: build-release $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 25 minutes.
 	$(BIN)/python -m tests.vllm.pairs --pairs 7 --null 2 --alone 7 --seconds 30 --out out/vllm
 
-vllm-cost: build $(VLLM_VENV)/.installed ## The gate's cost in CPU of the API server.
+vllm-cost: build-release $(VLLM_VENV)/.installed ## The gate's cost in CPU of the API server.
 	$(BIN)/python -m tests.vllm.cost --rounds 30 --out out/vllm/cost.json
 
 $(VLLM_VENV)/.installed: tests/vllm/install.sh tests/vllm/make_model.py tests/vllm/sched_yield.c \
@@ -157,7 +162,7 @@ demo-failover: build ## The leader of two schedulers is killed under load; a min
 demo-cluster: build ## Four schedulers share one fairness; their store is killed; a minute.
 	$(BIN)/schedsvc demo --cluster --out out/demo-cluster
 
-bench: build ## Admission latency at every rung, each beside its reference.
+bench: build-release ## Admission latency at every rung, each beside its reference.
 	$(BIN)/python -m bench --out out/bench
 
 dist: dist/.built ## Build and check the packages in dist/: wheels and source distributions.

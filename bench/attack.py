@@ -383,6 +383,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Measure what attackers cost a conforming tenant."""
+    machine.need_release_core()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

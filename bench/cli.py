@@ -54,6 +54,8 @@ that it measured: a missed target is shown, not hidden.
 def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
     """Measure what an admission costs at every rung, each beside its reference."""
     make_folder(out)
+    if sizes != SMOKE.name:
+        machine.need_release_core()
     about, commit = machine.describe(), machine.commit()
     measured, written = out / "pytest-benchmark.json", out / "report.json"
     # Nothing of an earlier run is taken for this one's.

@@ -11,10 +11,10 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLAGS", "load"]
+from bench.machine import FLAGS
 
-#: Those that setup.py compiles the core with.
-FLAGS = ["-O3", "-fno-strict-aliasing", "-fwrapv"]
+__all__ = ["load"]
+
 _ROOT = Path(__file__).resolve().parents[1]
 _CORE = _ROOT / "_core"
 _LOOPS = Path(__file__).with_name("loops.pxi")

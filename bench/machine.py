@@ -10,17 +10,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
+import tomllib
+
+from schedsvc._core import BUILD_FLAGS
+
 __all__ = [
+    "FLAGS",
     "commit",
     "cpu_ns",
     "describe",
     "generator_cores",
+    "need_release_core",
     "pinned",
     "run_delay_ns",
     "server_cores",
 ]
 
 _ROOT = Path(__file__).resolve().parents[1]
+#: Those that the C compiler builds the core of a release with.
+FLAGS: list[str] = tomllib.loads((_ROOT / "_core/flags.toml").read_text())["release"]
 
 
 def _cores() -> list[int]:
@@ -82,8 +91,18 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: version(name) for name in ("grpcio", "uvloop", "protobuf")},
+        "core_flags": BUILD_FLAGS,
         "load_1_min": round(os.getloadavg()[0], 2),
     }
+
+
+def need_release_core() -> None:
+    """Raise ClickException if the core is built for development: its times would mean nothing."""
+    if " ".join(FLAGS) != BUILD_FLAGS:
+        built = f"with {BUILD_FLAGS}" if BUILD_FLAGS else "with unknown flags"
+        raise click.ClickException(
+            f"the core was built {built}; run `make build-release` before you measure it"
+        )
 
 
 def _cpu_model() -> str:

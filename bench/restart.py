@@ -162,6 +162,7 @@ def _count(found: int, wanted: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(leases: int, as_json: bool) -> None:
     """Measure a restart with many leases in flight, until the scheduler serves again."""
+    machine.need_release_core()
     configure_logs("json", "error")
     core, server = of_core(leases), of_server(leases)
     holds = server["cpu_s"] <= SERVING_S_MAX

@@ -206,6 +206,7 @@ def main(
     members: int, tenants: int, places: int, rate: float, seconds: float, as_json: bool
 ) -> None:
     """Measure what sharing one fairness costs the store and each member."""
+    machine.need_release_core()
     if places > members:
         raise click.UsageError(f"--places {places} is more than --members {members}")
     configure_logs("console", "error")

@@ -22,6 +22,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from bench.machine import need_release_core
 from bench.memory import resident_mb
 from bench.peers import edge, serving
 
@@ -229,6 +230,7 @@ def _answers(port: int) -> bool:
 )  # fmt: skip
 def main(minutes: float, connections: int, names: tuple[str, ...]) -> None:
     """Show the memory of each process; exit with status 1 if all together have more than 512 MB."""
+    need_release_core()
     attacks = [ATTACKS[name] for name in names] or list(ATTACKS.values())
     with (
         tempfile.TemporaryDirectory(prefix="siege-") as name,

@@ -30,6 +30,7 @@ from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from bench.machine import need_release_core
 from schedsvc.config import Config
 from schedsvc.server import Server
 
@@ -306,6 +307,7 @@ async def measure(features: str, tenants: int, rounds: int) -> list[Stall]:
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def main(tenants: int, rounds: int, features: str | None, as_json: bool) -> None:
     """Show the longest turn of each input; exit with status 1 if one exceeds its bound."""
+    need_release_core()
     stalls = [
         stall
         for each in ([features] if features else BOUNDS_MS)

@@ -209,6 +209,7 @@ def measure(
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(states: tuple[str, ...], rounds: int, calls: int, as_json: bool) -> None:
     """Measure what a store costs Admit while it works, and while it does not."""
+    machine.need_release_core()
     found = measure(states, rounds, calls, lambda text: click.echo(text, err=True))
     holds = all(row["holds"] for row in found.values())
     if as_json:

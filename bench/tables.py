@@ -244,6 +244,7 @@ def _holds(figures: dict[bool, dict[str, float]]) -> bool:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(tables: tuple[str, ...], seconds: float, loop_share: float, as_json: bool) -> None:
     """Measure what a flood of each bounded table costs another caller."""
+    machine.need_release_core()
     measured = []
     for table in tables or FLOODS:
         click.echo(f"{table} ...", err=True)

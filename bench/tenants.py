@@ -17,6 +17,7 @@ from typing import Any
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import tenants_pb2
 
+from bench.machine import need_release_core
 from schedsvc import _core as core
 
 NAMES, LISTED, OPEN = 1_000_000, 100_000, 100_000
@@ -57,6 +58,7 @@ def made(own: bool) -> core.Scheduler:
 
 def main(own: bool) -> None:
     """Run the load and print the figures."""
+    need_release_core()
     scheduler = made(own)
     running: deque[tuple[int, int]] = deque()
     took_ns: list[int] = []

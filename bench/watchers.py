@@ -154,6 +154,7 @@ def _measured(tenants: int, seconds: float) -> Iterator[tuple[str, float, int]]:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(tenants: int, seconds: float, *, as_json: bool) -> None:
     """Show what watchers cost the scheduler; exit with status 1 if that is 2 % of its core."""
+    machine.need_release_core()
     rows = list(_measured(tenants, seconds))
     if as_json:
         found = [{"watch": who, "share": share, "seen": seen} for who, share, seen in rows]

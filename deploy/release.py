@@ -5,6 +5,7 @@
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -121,7 +122,7 @@ def build() -> None:
     shutil.rmtree(ROOT / "deploy/man", ignore_errors=True)
     _run(str(ROOT / "deploy/man.py"), str(ROOT / "deploy/man"))
     for folder in PROJECTS.values():
-        # The compiled wheel comes from the tree, which has what `make build` has compiled.
+        # The compiled wheel comes from the tree, which keeps what it has compiled.
         kinds = ("--sdist", "--wheel") if folder == ROOT else ()
         # This environment has the versions of constraints.txt, so the build needs none of its own.
         command = ("-m", "build", "--quiet", "--no-isolation", "--outdir", str(DIST))
@@ -157,6 +158,7 @@ def _run(*arguments: str, capture: bool = False) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
+        env={**os.environ, "SCHEDSVC_CORE": "release"},
         text=True,
         stdout=subprocess.PIPE if capture else None,
     )

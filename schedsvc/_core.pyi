@@ -43,6 +43,7 @@ QUOTA_LIMIT_MAX: int  # the largest limit of a quota
 QUOTA_LEVELS_MAX: int  # a tenant's own limits and the groups above it
 
 LIVE_SETTINGS: frozenset[str]  # that set_options() can change
+BUILD_FLAGS: str  # how the C compiler built it (_core/flags.toml); empty if built otherwise
 TOTAL_TOKENS_MAX: int  # the largest total that a report may give
 REQUEST_BYTES: int  # of the record that each request has while it is known
 

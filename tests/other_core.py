@@ -6,7 +6,11 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+import tomllib
+
 CORE = Path(__file__).resolve().parents[1] / "_core"
+#: Those of `make build`: the core compiles fast, and its speed means nothing.
+FLAGS: list[str] = tomllib.loads((CORE / "flags.toml").read_text())["development"]
 
 
 def core_sources() -> dict[str, Path]:

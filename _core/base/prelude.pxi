@@ -18,11 +18,15 @@ cdef extern from *:
     #define prefetch_line(p) ((void)(p))
     #endif
     typedef __int128 wide;
+    #ifndef SCHEDSVC_CORE_FLAGS
+    #define SCHEDSVC_CORE_FLAGS ""
+    #endif
     """
     ctypedef long long wide  # 128 bits
     void prefetch_line(const void* p) noexcept nogil
     # As C has it: Cython's own declaration takes any object, of which compilers complain.
     object PyType_GenericAlloc(type cls, Py_ssize_t count)
+    const char* SCHEDSVC_CORE_FLAGS
 
 cdef enum:
     NONE = -1
@@ -40,6 +44,7 @@ cdef enum:
     ID_BYTES_MAX = 128
 
 TOTAL_TOKENS_MAX = TOKENS_MAX
+BUILD_FLAGS = SCHEDSVC_CORE_FLAGS.decode()
 cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
 
 # Names of flows and adapters, and ids of requests, have the same key, as different kinds.

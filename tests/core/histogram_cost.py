@@ -8,7 +8,6 @@ and is completed, so two of its times are counted. It exits with status 1 if a t
 60 instructions (callgrind) or the requests take more than 1.02 of their time.
 """
 
-import ast
 import gc
 import re
 import subprocess
@@ -22,6 +21,7 @@ import click
 
 from bench.compare import abba, compare
 from bench.instructions import Counter, under_callgrind
+from bench.machine import FLAGS, need_release_core
 from tests.other_core import compile_extension, core_sources, load
 from tests.tidy.sources import ROOT
 
@@ -31,7 +31,6 @@ INSTRUCTIONS_MAX, RATIO_MAX = 60.0, 1.02
 #: Times that are counted of a request: its wait and that to its first output.
 _TIMES = 2
 _TENANTS = 64
-_FLAGS = re.compile(r"extra_compile_args=(\[[^]]*\])")
 _OBSERVE = re.compile(
     r'(cdef inline void observe\(.*?\) noexcept nogil:\n    """[^"]*"""\n).*?(?=\n\n\n)', re.DOTALL
 )
@@ -48,10 +47,7 @@ def _without_histograms(folder: Path) -> Path:
         copy = folder / "source" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
-    flags = _FLAGS.search((ROOT / "setup.py").read_text())
-    if flags is None:
-        raise click.ClickException("setup.py: names no extra_compile_args")
-    compile_extension(folder / "source" / "core.pyx", folder, ast.literal_eval(flags[1]))
+    compile_extension(folder / "source" / "core.pyx", folder, FLAGS)
     return next(folder.glob("lib/_core*"))
 
 
@@ -160,6 +156,7 @@ def main(rounds: int, requests: int, *, counts: bool, counted_in: Path | None) -
     """Measure what the histograms of times cost; exit with status 1 if that is too much."""
     if counted_in is not None:
         sys.exit(not _instructions(next(counted_in.glob("lib/_core*")), counted_in, requests))
+    need_release_core()
     with tempfile.TemporaryDirectory() as name:
         path = _without_histograms(Path(name))
         if not counts:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from deploy.release import DIST, PROJECTS, ROOT
 
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
 
 # The packages that only the extra `lab` needs.
 LAB_PACKAGES = {"httptools", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn"}
+RELEASE_FLAGS = " ".join(tomllib.loads((ROOT / "_core/flags.toml").read_text())["release"]) + "\n"
 START_S_MAX = 60.0
 PYTHONS = ("3.11", "3.12", "3.13")
 # dist/ holds a compiled wheel for the Python that built it alone.
@@ -79,6 +81,8 @@ def test_packages_install_serve_and_show_the_demo(
     assert ours == dict.fromkeys(PROJECTS, VERSION)
     assert environment.run([environment.command, "--version"]) == f"schedsvc {VERSION}\n"
     assert "--config" in environment.run([environment.command, "serve", "--help"])
+    show = "from schedsvc._core import BUILD_FLAGS; print(BUILD_FLAGS)"
+    assert environment.run([str(environment.folder / "bin/python"), "-c", show]) == RELEASE_FLAGS
     for file in ("man/man1/schedsvc-serve.1", "schedsvc/systemd/schedsvc.service"):
         assert (environment.folder / "share" / file).exists()
     out = tmp_path / "demo"

@@ -13,7 +13,6 @@ from schedsvc._core import Scheduler
 
 from .test_ladder import measure
 
-ROOT = Path(__file__).resolve().parents[2]
 # It takes a minute to compile, once for all.
 slow, alone = pytest.mark.slow, pytest.mark.alone
 
@@ -21,11 +20,6 @@ slow, alone = pytest.mark.slow, pytest.mark.alone
 @pytest.fixture(scope="module")
 def core() -> Any:
     return inside.load()
-
-
-def test_its_flags_are_those_of_the_core() -> None:
-    written = ", ".join(f'"{flag}"' for flag in inside.FLAGS)
-    assert f"extra_compile_args=[{written}]" in (ROOT / "setup.py").read_text()
 
 
 @slow

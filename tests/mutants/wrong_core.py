@@ -11,9 +11,8 @@ from bugs import MUTANTS, NUMBERS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.other_core import compile_extension, core_sources  # noqa: E402 - a program
+from tests.other_core import FLAGS, compile_extension, core_sources  # noqa: E402 - a program
 
-FLAGS = ["-O1", "-fno-strict-aliasing", "-fwrapv", "-w"]
 VARIABLE = "SCHEDSVC_MUTANT"
 SWITCH = f'''
 from os import environ
@@ -60,5 +59,5 @@ def build() -> Path:
         for name, text in texts.items():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_text(text)
-        compile_extension(source / "core.pyx", folder, FLAGS)
+        compile_extension(source / "core.pyx", folder, [*FLAGS, "-w"])
         return next(folder.glob("lib/_core*"))

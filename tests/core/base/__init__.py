@@ -14,11 +14,10 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from tests.other_core import CORE, compile_extension, core_sources
+from tests.other_core import CORE, FLAGS, compile_extension, core_sources
 
 _PROBE = Path(__file__).with_name("base_probe.pyx")
-# Compiled quickly, with the arithmetic of setup.py.
-_FLAGS = ("-O1", "-g0", "-w", "-fno-strict-aliasing", "-fwrapv")
+_FLAGS = (*FLAGS, "-w")
 
 T = TypeVar("T")
 
