@@ -26,6 +26,8 @@ from schedsvc_client import ClientOptions
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from tests import forked
+
 LOOK_S = 0.02
 TRIES = 5
 CONFIG = {
@@ -52,7 +54,7 @@ class Programs:
         ready = self.folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
+            self.running[name] = forked.Popen(
                 [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", str(ready)],
                 env=os.environ | environment,
                 stdout=log,

@@ -29,6 +29,7 @@ from schedsvc_vllm.settings import Settings, SettingsError
 
 from schedsvc.config import Config
 from schedsvc.server import Server as Scheduler
+from tests import forked
 from tests.server.certificates import Authority, Pair
 
 from .asgi import Engine, ask, owner
@@ -359,7 +360,7 @@ def test_the_command_ends_tls(upstream: str, folder: Path, authority: Authority)
     """With the event loop that it runs with."""
     words = [*PROXY, "--upstream", upstream, "--uds", str(folder / "p"), *files_of(authority)]
     environment = os.environ | POOL | variables(f"unix:{folder}/none")
-    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+    process = forked.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
     acme = context_of(authority, authority.issue("acme", "acme.clients.test"))
     unnamed = context_of(authority, authority.issue("unnamed"))
     try:

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,8 @@ from schedsvc_client.aio import AsyncScheduler, SchedulerSession, SessionState
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import PoolSettings, Settings
+
+from tests import forked
 
 from .asgi import Engine, Exchange, ask, owner
 from .bench import TRUST
@@ -55,7 +56,7 @@ class Scheduler:
         command = [sys.executable, str(program), "serve", "--config", str(config)]
         self.log = folder / "log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [*command, "--ready-file", str(ready)], stdout=log, stderr=log
             )
         deadline_s = time.monotonic() + 60

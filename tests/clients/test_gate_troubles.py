@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 from schedsvc_client.aio import AsyncScheduler
 
+from tests import forked
+
 from .test_gate_silence import Gated
 
 # The longest time of a request, with any trouble beside it.
@@ -44,9 +46,7 @@ class Scheduler:
         }
         config.write_text(json.dumps(settings))
         command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(config)]
-        self.process = subprocess.Popen(
-            [*command, "--ready-file", str(ready)], stderr=subprocess.PIPE
-        )
+        self.process = forked.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE)
         deadline_s = time.monotonic() + 60
         while not ready.exists():
             assert self.process.poll() is None

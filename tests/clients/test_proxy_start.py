@@ -22,6 +22,8 @@ from schedsvc_vllm import proxy_cli
 from schedsvc_vllm.launcher import LaunchError
 from schedsvc_vllm.settings import Settings, SettingsError
 
+from tests import forked
+
 PROXY = (sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()")
 POOL = {"SCHEDSVC_POOL_CAPACITY_TOKENS": "4096", "SCHEDSVC_POOL_BLOCK_SIZE_TOKENS": "16"}
 
@@ -92,9 +94,7 @@ def test_proxy_keeps_its_socket_and_survives_a_hangup(
     at = [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)]
     assert at == [os.devnull] * 3
     before = path.stat().st_ino
-    second = subprocess.run(
-        command, env=os.environ | POOL, capture_output=True, text=True, timeout=60
-    )
+    second = forked.run(command, env=os.environ | POOL, capture_output=True, text=True, timeout=60)
     assert second.returncode == 2
     assert f"--uds {path}: another server answers there; stop it first" in second.stderr
     assert path.stat().st_ino == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -16,6 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 from schedsvc_client.aio import Admission, AsyncScheduler
+
+from tests import forked
 
 from .test_end_to_end import CONFIG
 from .test_vllm_proxy_emulator import Proxied
@@ -103,7 +104,7 @@ async def queued(scheduler: AsyncScheduler, count: int) -> None:
 def why(programs: Both, request_id: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "schedsvc", "why", request_id]
     command += ["--target", programs.target, "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = forked.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (story,) = json.loads(done.stdout)["requests"]
     return dict(story)

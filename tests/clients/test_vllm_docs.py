@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import pytest
 import yaml
 from schedsvc_vllm.launcher import OPTION_PREFIX, OPTIONS
 from schedsvc_vllm.routes import GATED_PATHS
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "vllm.md"
@@ -52,5 +53,5 @@ def test_the_manifest_holds_a_configuration_that_the_scheduler_takes(tmp_path: P
         text = text.replace(str(Path(path).parent), str(tmp_path))
     file.write_text(text)
     command = [sys.executable, "-m", "schedsvc", "check", str(file)]
-    checked = subprocess.run(command, check=False, capture_output=True, text=True)
+    checked = forked.run(command, check=False, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,8 @@ from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.launcher import LaunchError
 from schedsvc_vllm.proxy import Told, Upstream
 from schedsvc_vllm.settings import PoolSettings, Settings, SettingsError
+
+from tests import forked
 
 from .asgi import Exchange, ask
 from .conftest import Until
@@ -455,10 +456,10 @@ def test_a_wrong_command_line_is_named(arguments: list[str], named: str) -> None
 
 def test_the_command_explains_itself_and_fails_with_two() -> None:
     command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
-    shown = subprocess.run([*command, "--help"], check=True, capture_output=True, text=True)
+    shown = forked.run([*command, "--help"], check=True, capture_output=True, text=True)
     assert "--schedsvc-tenant-headers" in shown.stdout
     assert "Example:" in shown.stdout
-    failed = subprocess.run(
+    failed = forked.run(
         [*command, "--upstream", "nonsense"], check=False, capture_output=True, text=True
     )
     assert failed.returncode == 2

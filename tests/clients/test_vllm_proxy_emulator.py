@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,8 @@ from typing import Any
 import aiohttp
 import pytest
 from schedsvc_client.aio import AsyncScheduler
+
+from tests import forked
 
 from .test_end_to_end import CAPACITY_TOKENS, CONTEXT_TOKENS, TRIES, Programs
 
@@ -49,7 +50,7 @@ class Proxied(Programs):
         command += ["--upstream", self.engine_url, "--port", str(port)]
         command += ["--schedsvc-target", self.target, "--schedsvc-tenant-headers=x-tenant-id"]
         with (self.folder / "proxy.log").open("wb") as log:
-            self.running["proxy"] = subprocess.Popen(
+            self.running["proxy"] = forked.Popen(
                 command, stdout=log, stderr=log, env=os.environ | environment
             )
         deadline_s = time.monotonic() + 30
@@ -244,7 +245,7 @@ def test_a_signal_ends_it_while_it_waits_for_its_upstream(tmp_path: Path) -> Non
     command += ["--upstream", "http://127.0.0.1:9", "--port", "0"]
     command += ["--schedsvc-target", f"unix:{tmp_path}/s"]
     log = tmp_path / "log"
-    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+    with log.open("wb") as file, forked.Popen(command, stdout=file, stderr=file) as process:
         deadline_s = time.monotonic() + 30
         while "waiting for the upstream" not in log.read_text():
             assert time.monotonic() < deadline_s, log.read_text()

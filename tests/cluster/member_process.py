@@ -18,6 +18,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from tests import forked
 
 from .members import POOL_SET, proof, settings
 from .store_server import free_port
@@ -86,7 +87,7 @@ class MemberProcess:
     def _begin(self, command: Sequence[str]) -> None:
         with self._log.open("ab") as log:
             words = [*DIES_WITH_PARENT, *self._run_in, *command]
-            self.process = subprocess.Popen(words, stdout=log, stderr=log)
+            self.process = forked.Popen(words, stdout=log, stderr=log)
 
     @property
     def metrics_url(self) -> str:

@@ -21,6 +21,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from tests import forked
 
 from .store_server import ADMIN_PASSWORD, StoreServer
 
@@ -79,7 +80,7 @@ class SchedulerProcess:
             "--config",
             str(self._config),
         ]
-        self._process = subprocess.Popen([*command, "--ready-file", str(self._ready)])
+        self._process = forked.Popen([*command, "--ready-file", str(self._ready)])
         end_s = time.monotonic() + 60
         while not self._ready.exists():
             assert self._process.poll() is None, "the scheduler has ended"

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import forked
+
 START_S = 30.0
 STOP_S = 15.0
 
@@ -24,7 +26,7 @@ def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     program = str(Path(sys.executable).parent / "schedsvc")
     with log.open("w") as out:
         command = [program, *arguments, "--ready-file", str(ready)]
-        process = subprocess.Popen(command, stdout=out, stderr=out)
+        process = forked.Popen(command, stdout=out, stderr=out)
     try:
         deadline = time.monotonic() + START_S
         while not ready.exists():

@@ -28,6 +28,8 @@ from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from tests import forked
+
 START_S_MAX = 60.0
 LOOK_S = 0.02
 TENANTS = ("a", "b", "c")
@@ -211,9 +213,7 @@ class Programs:
         ready.unlink(missing_ok=True)
         is_up = is_up or (lambda: ready.exists() and bool(ready.read_text()))
         with self._log(name).open("ab") as log:
-            process = subprocess.Popen(
-                command, env=os.environ | environment, stdout=log, stderr=log
-            )
+            process = forked.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
         self._running[name] = process
         deadline_s = time.monotonic() + START_S_MAX
         while not is_up():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,8 @@ from typing import Any
 
 from schedsvc_client import ClientOptions
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession
+
+from tests import forked
 
 from .conftest import Stand
 from .programs import PATIENT, TENANTS, EngineSizes, at_rest, config, eventually, stream
@@ -110,14 +113,15 @@ def proxy() -> Iterator[Proxy]:
 async def command(environment: dict[str, str], *words: str) -> tuple[int, str]:
     """Run `schedsvc`; its exit status, and what it says."""
     inherited = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "schedsvc", *words),
+    done = await asyncio.to_thread(
+        forked.run,
+        [sys.executable, "-m", "schedsvc", *words],
         env=inherited | environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    said, _ = await process.communicate()
-    return process.returncode or 0, said.decode()
+    return done.returncode, done.stdout
 
 
 async def test_commands_reach_a_scheduler_here_without_the_proxy(stand: Stand) -> None:

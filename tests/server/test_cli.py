@@ -22,6 +22,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.cli import main
+from tests import forked
 
 from .certificates import Authority
 from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals, until
@@ -329,7 +330,7 @@ def scheduler(
     """
     ready = config_file.parent / "ready.json"
     command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(config_file), *options]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True
     )
     try:

@@ -1,7 +1,6 @@
 """The configuration file: what it means, and how wrong ones are named."""
 
 import hashlib
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from schedsvc.config import ConfigError, Reading, load, path_text, problem_text, read
 from schedsvc.driver import new_core
+from tests import forked
 
 from .certificates import Authority
 
@@ -332,7 +332,7 @@ def test_a_short_file_cannot_become_large(tmp_path: Path) -> None:
 def test_deep_nesting_is_an_error_and_not_the_end_of_the_process(text: str, tmp_path: Path) -> None:
     (tmp_path / "deep.yaml").write_text(text)
     command = [sys.executable, "-m", "schedsvc", "check", str(tmp_path / "deep.yaml")]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = forked.run(command, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "nested deeper than 32 levels" in ended.stderr
 

@@ -19,6 +19,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.server.notify import Notifier
+from tests import forked
 
 from .conftest import serving
 
@@ -82,7 +83,7 @@ def program(manager: Manager, command: str, text: str) -> Iterator[subprocess.Po
     """Run a command of ours under the manager; the configuration is c.yaml beside its socket."""
     file = manager.path.with_name("c.yaml")
     file.write_text(text)
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-m", "schedsvc", command, "--config", str(file)],
         env=os.environ | environ(manager, WATCHDOG_USEC=str(WATCHDOG_USEC)),
         stderr=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ damaged state file replaced whatever stood at their path.
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from schedsvc.config import read
+from tests import forked
 
 from .test_auth import TOKEN
 from .test_cli import scheduler
@@ -110,9 +110,7 @@ def test_ready_file_replaces_no_other_file(name: str, said: str, tmp_path: Path)
     file = written(tmp_path, with_token() | {"state": {"file": "state.db"}})
     before = (tmp_path / name).stat().st_ino
     command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(file), "--ready-file"]
-    done = subprocess.run(
-        [*command, str(tmp_path / name)], capture_output=True, text=True, timeout=60
-    )
+    done = forked.run([*command, str(tmp_path / name)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert (tmp_path / name).stat().st_ino == before

@@ -21,6 +21,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.config.models import Limits
+from tests import forked
 
 from .conftest import ask
 from .test_cli import events_of, scheduler
@@ -143,7 +144,7 @@ def open_stream(stub: stubs.SchedulerServiceStub) -> threading.Event:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "schedsvc", *words], capture_output=True, text=True, timeout=60
     )
 

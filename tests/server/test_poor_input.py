@@ -1,10 +1,11 @@
 """Newcomers mistype: messages name the option or key, the value, and what to do."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 from .test_cli import run
 from .test_config import MINIMAL, found
@@ -109,6 +110,6 @@ def test_check_breaks_no_path_where_it_is_piped(tmp_path: Path) -> None:
     file = folder / "c.yaml"
     file.write_text("listeners: [{tcp: '127.0.0.1:0'}]\nstate: {file: state.db}\n")
     command = [sys.executable, "-m", "schedsvc", "check", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = forked.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert f"{folder}/state.db, every" in done.stdout

@@ -1,7 +1,6 @@
 """A second process on the files of a first one: it refuses, and the first loses nothing."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from schedsvc.server.ready import ReadyFile, ReadyFileError
+from tests import forked
 
 from .test_cli import scheduler
 
@@ -27,7 +27,7 @@ def second_start(folder: Path, config: dict[str, Any], ready: Path, command: str
     file = folder.parent / "second.yaml"
     file.write_text(json.dumps(config))
     command_line = [sys.executable, "-m", "schedsvc", command, "--config", str(file)]
-    done = subprocess.run(
+    done = forked.run(
         [*command_line, "--ready-file", str(ready)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1, done.stderr

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc.config import load
 from schedsvc.server import Server
 from schedsvc.state import Store
+from tests import forked
 
 from .conftest import calling, open_channel, serving, until
 from .test_cli import scheduler
@@ -151,7 +151,7 @@ HOLD = "import sys, pathlib; from schedsvc.state import Store; Store(pathlib.Pat
 
 def try_to_hold(file: Path) -> str:
     """Open the file in another process; what that says."""
-    done = subprocess.run([sys.executable, "-c", HOLD, str(file)], capture_output=True, text=True)
+    done = forked.run([sys.executable, "-c", HOLD, str(file)], capture_output=True, text=True)
     return done.stderr
 
 

@@ -20,6 +20,8 @@ from urllib.request import urlopen
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from tests import forked
+
 from .books import compare
 from .clients import TENANTS, Clients
 
@@ -136,9 +138,7 @@ class Proof:
         command = getattr(self, f"_{name}")()
         variables = os.environ | self._variables()
         with (self._folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                command, cwd=self._folder, stdout=log, stderr=log, env=variables
-            )
+            return forked.Popen(command, cwd=self._folder, stdout=log, stderr=log, env=variables)
 
     def _variables(self) -> dict[str, str]:
         return {

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from schedsvc.lab.emulator.cli import emulate
 from schedsvc.lab.engine import profile_names
+from tests import forked
 
 LAYER = """
 class Layer:
@@ -109,7 +110,7 @@ def start_process(*args, **options):
         "from schedsvc.lab.emulator.cli import emulate; emulate()",
         *args,
     ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+    return forked.Popen(command, stdout=subprocess.PIPE, text=True, **options)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -157,7 +158,7 @@ class Layer:
 
 def test_a_layer_that_refuses_to_start_is_an_error_and_no_traceback(tmp_path):
     (tmp_path / "refusing_layer.py").write_text(REFUSAL)
-    done = subprocess.run(
+    done = forked.run(
         [
             *(sys.executable, "-m", "schedsvc", "emulate"),
             *("--uds", str(tmp_path / "e.sock"), "--middleware", "refusing_layer.Layer"),

@@ -19,6 +19,7 @@ from schedsvc.lab.load.generator import LoadRun, Pace, RunResult
 from schedsvc.lab.load.samples import Fate
 from schedsvc.lab.load.target import Target
 from schedsvc.lab.workload import TraceRequest, rescale
+from tests import forked
 
 from .fake import DONE, TICK_S, Answer, Fake, serving, stream, token, usage
 from .test_cli import Thread, server
@@ -143,7 +144,7 @@ def test_a_signal_leaves_a_partial_result(
     rows = [f"{index / 20},a,2,1\n" for index in range(2000)]
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n" + "".join(rows))
     command = [sys.executable, "-m", "schedsvc", "load", "--url", fake.url, "--trace", str(path)]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [*command, "--out", str(out), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     deadline = time.monotonic() + 20

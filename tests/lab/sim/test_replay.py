@@ -16,6 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording, ReplayError
+from tests import forked
 
 from .replay_traffic import CONFIG, drive
 
@@ -26,7 +27,7 @@ def recording_server(folder, config=CONFIG):
     (folder / "c.yaml").write_text(config)
     ready = folder / "ready.json"
     command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(folder / "c.yaml")]
-    process = subprocess.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE)
+    process = forked.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE)
     try:
         until = time.monotonic() + 20
         while not ready.exists():

@@ -22,6 +22,7 @@ from schedsvc.lab.workload.fields import Fields
 from schedsvc.lab.workload.json_forms import own_line, own_record
 from schedsvc.lab.workload.order import in_order_of_arrival
 from schedsvc.lab.workload.record import block_count
+from tests import forked
 
 from .test_forms import DATA, SHAREGPT, lines, wildchat
 
@@ -183,7 +184,7 @@ def test_control_c_reports_the_partial_file(tmp_path: Path) -> None:
         "--out",
         out,
     ]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = forked.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdin is not None
     process.stdin.write('{"input_tokens": 1}\n' * 10_000)
     process.stdin.flush()
