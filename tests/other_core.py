@@ -1,7 +1,10 @@
 """Builds the core otherwise than production does, and lets a process use it."""
 
+import fcntl
+import hashlib
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -35,6 +38,25 @@ def compile_extension(
     command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
     command.ensure_finalized()
     command.run()
+
+
+def built(kind: str, made_of: object, make: Callable[[Path], None]) -> Path:
+    """Return an extension below build/, which `make` compiles into a folder unless it is there.
+
+    A process that wants it while another one compiles waits, and does not compile it too.
+    """
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+    folder = CORE.parent / "build" / kind / digest
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not list(folder.glob("lib/*.so")):
+            for earlier in folder.parent.iterdir():
+                if earlier.is_dir():
+                    shutil.rmtree(earlier)
+            folder.mkdir()
+            make(folder)
+        return next(folder.glob("lib/*.so"))
 
 
 def load(path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.other_core import CORE, compile_extension, core_sources, load
+from tests.other_core import CORE, built, compile_extension, core_sources, load
 
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "SCHEDSVC_SANITISED_CORE"
@@ -32,17 +32,16 @@ def _library(name: str) -> str:
 def _build() -> Path:
     """Build the core under build/, where that has not been done."""
     texts = [path.read_bytes() for path in (*core_sources().values(), _COVERAGE)]
-    digest = hashlib.sha256(repr((texts, FLAGS)).encode()).hexdigest()[:16]
-    folder = ROOT / "build" / "sanitised" / digest
-    if not list(folder.glob("lib/_core*")):
-        shutil.rmtree(folder.parent, ignore_errors=True)
-        shutil.copytree(CORE, folder / "source", ignore=shutil.ignore_patterns("*.c"))
-        counter = folder / "coverage.o"
-        command = ["gcc", "-O2", "-fPIC", "-c", "-o", str(counter), str(_COVERAGE)]
-        subprocess.run(command, check=True)
-        links = ["-fsanitize=address,undefined", str(counter)]
-        compile_extension(folder / "source" / "core.pyx", folder, FLAGS, links)
-    return next(folder.glob("lib/_core*"))
+    return built("sanitised", (texts, FLAGS), _compile)
+
+
+def _compile(folder: Path) -> None:
+    shutil.copytree(CORE, folder / "source", ignore=shutil.ignore_patterns("*.c"))
+    counter = folder / "coverage.o"
+    command = ["gcc", "-O2", "-fPIC", "-c", "-o", str(counter), str(_COVERAGE)]
+    subprocess.run(command, check=True)
+    links = ["-fsanitize=address,undefined", str(counter)]
+    compile_extension(folder / "source" / "core.pyx", folder, FLAGS, links)
 
 
 def run_again(arguments: list[str]) -> int:

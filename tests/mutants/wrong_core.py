@@ -1,8 +1,5 @@
 """Builds the core with every bug of the table in it, behind a number from the environment."""
 
-import fcntl
-import hashlib
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +8,7 @@ from bugs import MUTANTS, NUMBERS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.other_core import FLAGS, compile_extension, core_sources  # noqa: E402 - a program
+from tests.other_core import FLAGS, built, compile_extension, core_sources  # noqa: E402 - a program
 
 VARIABLE = "SCHEDSVC_MUTANT"
 SWITCH = f'''
@@ -44,20 +41,12 @@ def edited() -> dict[str, str]:
 def build() -> Path:
     """Build it, where that has not been done, under build/. Returns the extension's file."""
     texts = edited()
-    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:16]
-    folder = ROOT / "build" / "mutants" / digest
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two tests that run at once would build into each other's files.
-    with (folder.parent.parent / "mutants.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        found = list(folder.glob("lib/_core*"))
-        if found:
-            return found[0]
-        shutil.rmtree(folder.parent, ignore_errors=True)
+
+    def make(folder: Path) -> None:
         source = folder / "source"
-        source.mkdir(parents=True)
         for name, text in texts.items():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_text(text)
         compile_extension(source / "core.pyx", folder, [*FLAGS, "-w"])
-        return next(folder.glob("lib/_core*"))
+
+    return built("mutants", sorted(texts.items()), make)

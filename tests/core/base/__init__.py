@@ -1,8 +1,6 @@
 """The structures below the core, tested without a scheduler around them."""
 
-import hashlib
 import shutil
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
@@ -14,10 +12,12 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from tests.other_core import CORE, FLAGS, compile_extension, core_sources
+from tests.other_core import CORE, FLAGS, built, compile_extension, core_sources
 
 _PROBE = Path(__file__).with_name("base_probe.pyx")
 _FLAGS = (*FLAGS, "-w")
+# Those that the probe includes.
+_LAYERS = ("base", "wire", "model")
 
 T = TypeVar("T")
 
@@ -44,17 +44,13 @@ def probe() -> ModuleType:
 
 
 def _built() -> Path:
-    texts = [path.read_bytes() for path in (*core_sources().values(), _PROBE)]
-    digest = hashlib.sha256(repr((texts, _FLAGS)).encode()).hexdigest()[:16]
-    folder = CORE.parent / "build" / "base_probe" / digest
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Aside, and moved when it is whole: another process may build it at the same time.
-        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-            source = Path(aside, "source")
-            shutil.copytree(CORE, source, ignore=shutil.ignore_patterns("*.c", "core.pyx"))
-            shutil.copy(_PROBE, source)
-            compile_extension(source / _PROBE.name, Path(aside), _FLAGS)
-            if not folder.exists():
-                Path(aside, "lib").rename(folder)
-    return next(folder.glob("base_probe*"))
+    below = {name: path for name, path in core_sources().items() if name.startswith(_LAYERS)}
+    texts = [path.read_bytes() for path in (*below.values(), _PROBE)]
+    return built("base_probe", (texts, _FLAGS), _compile)
+
+
+def _compile(folder: Path) -> None:
+    source = folder / "source"
+    shutil.copytree(CORE, source, ignore=shutil.ignore_patterns("*.c", "core.pyx"))
+    shutil.copy(_PROBE, source)
+    compile_extension(source / _PROBE.name, folder, _FLAGS)
