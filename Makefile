@@ -13,8 +13,8 @@ VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop
 TESTS_AT_ONCE ?= 2
-# The house rules: make check runs them, in a tenth of the time of the rest.
-NO_TIDY := --ignore tests/tidy
+# Folders that other targets run: the house rules, and what needs the real vLLM.
+ELSEWHERE := --ignore tests/tidy --ignore tests/vllm
 # The files with tests of a mark: to collect all others for a few takes longer than to run these. A
 # conftest.py that gives the mark to tests of its folder stands for the folder.
 MARKED = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py' --include=conftest.py \
@@ -25,7 +25,7 @@ LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 --durations=12 --durati
 	-m $(1) $(3)
 AGAIN = test $$? -eq 1 && echo 'Once more, by themselves:' && $(LOOK) --lf --lfnf none
 RUN = $(LOOK) $(2) || { $(AGAIN); }
-# Without its cache each process of the tests compiles all 500 modules of them again: 10 s.
+# Without its cache each process of the tests compiles all 500 modules of them again: 12 s.
 unexport PYTHONDONTWRITEBYTECODE
 # Fresh with each change, and yet the same for all who run it.
 FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | cut -c1-11))))
@@ -80,7 +80,7 @@ check: build ## Lint, types, contract drift, house rules.
 
 test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser',\
-		-n $(TESTS_AT_ONCE),$(NO_TIDY))
+		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
 	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
 test-slow: build ## What is too slow for every change.

@@ -1,7 +1,12 @@
 """Fixtures and hooks of all tests."""
 
+import fcntl
+import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +25,24 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let one worker compile all tests, if that was not done before; the other then loads them.
+
+    Compiling them takes 12 s of CPU, and two workers that start at once would both do it.
+    """
+    with Path(__file__).open() as lock:
+        last = Path(__file__).parent / "usage/__pycache__"
+        if not (sys.dont_write_bytecode or any(last.glob("*-pytest-*.pyc"))):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.enable()
+            gc.freeze()  # modules and tests stay, so no collection has to look at them
 
 
 CRASHED = pytest.StashKey[bool]()

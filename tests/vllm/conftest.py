@@ -26,7 +26,7 @@ TENANTS = [
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs the real vLLM."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/vllm/"):
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.timeout(240))
 
