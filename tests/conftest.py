@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The same examples on every machine and run; HYPOTHESIS_PROFILE=fresh draws others.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("fresh", derandomize=False)
+# The same examples on every machine and run; HYPOTHESIS_PROFILE=fresh draws others. No clock judges
+# an example: another process may take the core while it runs.
+_NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **_NO_CLOCK)
+settings.register_profile("fresh", derandomize=False, **_NO_CLOCK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

@@ -21,6 +21,8 @@ from schedsvc_vllm.launcher import (
 from schedsvc_vllm.proxy_cli import parser
 from schedsvc_vllm.settings import SettingsError
 
+from tests import forked
+
 TARGET = ["--schedsvc-target", "unix:/run/s.sock"]
 
 
@@ -133,7 +135,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     fake = folder / "vllm"
     fake.write_text(FAKE_VLLM.format(python=sys.executable))
     fake.chmod(0o755)
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-c", "from schedsvc_vllm.launcher import main; main()", *arguments],
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
         capture_output=True,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 SCHEDSVC = (sys.executable, "-m", "schedsvc")
 
 
@@ -89,7 +91,7 @@ def test_number_without_a_size_is_a_wrong_option(
     arguments: tuple[str, ...], value: str, tmp_path: Path
 ) -> None:
     config_in(tmp_path)
-    done = subprocess.run(
+    done = forked.run(
         [*SCHEDSVC, *arguments, value], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2, done.stderr
