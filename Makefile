@@ -25,6 +25,9 @@ LOOK = $(BIN)/python -m pytest -q --max-worker-restart 0 --durations=12 --durati
 	-m $(1) $(3)
 AGAIN = test $$? -eq 1 && echo 'Once more, by themselves:' && $(LOOK) --lf --lfnf none
 RUN = $(LOOK) $(2) || { $(AGAIN); }
+# The same for the tests of a lane, which a file lists. That none has the mark (status 5) is fine.
+LANE = test ! -s $(3) || $(call LOOK,$(1),,@$(3)) $(2) || \
+	{ code=$$?; test $$code -eq 5 || { (exit $$code); $(call AGAIN,$(1),,@$(3)); }; }
 # Without its cache each process of the tests compiles all 500 modules of them again: 12 s.
 unexport PYTHONDONTWRITEBYTECODE
 # Fresh with each change, and yet the same for all who run it.
@@ -32,7 +35,8 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help env build build-release proto check test test-slow test-browser test-faults test-fuzz \
+.PHONY: help env build build-release proto check test test-slow mutants lane-slow lane-mutants \
+	test-browser test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
@@ -83,9 +87,22 @@ test: build ## All but slow tests and house rules: no GPU, no network. Two at a 
 		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
 	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
-test-slow: build ## What is too slow for every change.
-	$(call RUN,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE),$(call MARKED,slow))
+test-slow: build ## All that is too slow for every change, but for the mutants.
+	$(call RUN,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE),\
+		$(filter-out tests/mutants/%,$(call MARKED,slow)))
 	$(call RUN,'alone and slow and not vllm and not proof',,$(call MARKED,alone))
+
+mutants: build ## All known bugs: each is put into the core, and a test has to catch it.
+	$(call RUN,slow,-n $(TESTS_AT_ONCE),tests/mutants)
+
+lane-slow: build ## In CI: the slow tests whose subject changed, and a quarter of the others.
+	$(BIN)/python -m tests.lanes --slow > build/lane-slow
+	$(call LANE,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE),build/lane-slow)
+	$(call LANE,'alone and slow and not vllm and not proof',,build/lane-slow)
+
+lane-mutants: build ## In CI: the known bugs in files that changed, or with tests that changed.
+	$(BIN)/python -m tests.lanes --mutants > build/lane-mutants
+	$(call LANE,slow,-n $(TESTS_AT_ONCE),build/lane-mutants)
 
 test-browser: build ## The web console in a real Chromium; its screens go to out/console/.
 	$(call RUN,browser,-n $(TESTS_AT_ONCE),tests/browser)

@@ -1,0 +1,113 @@
+"""Stated rules for what the import graph cannot see: files that are not Python, and the lanes.
+
+A rule maps files to what a change of them stands for. All rules that match a file hold. A file
+that no rule matches, and that no Python file names, stands for everything.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: The command `schedsvc`, whose table names modules by text.
+CLI = "schedsvc/cli/__init__.py"
+#: Folders whose files are no product: what they name, they test or run.
+TESTS_SIDE = ("tests/", "bench/", "deploy/", "schedsvc/lab/demo/")
+#: The interface of the compiled core, and the generated stubs of the contract.
+COMPILED = ("schedsvc/_core", "clients/python/schedsvc_client/v1/")
+#: The parts of the product that drive the core in virtual time.
+_DRIVERS = ("schedsvc/lab/sim/", "schedsvc/lab/faults/", "schedsvc/lab/advise/")
+
+#: The tests that a change of the core or of the contract runs whole.
+CORE_TESTS = ("tests/core/", "tests/lab/faults/", "tests/cluster/", "tests/recording/")
+
+
+def drives_core(path: str) -> bool:
+    """Whether a file's use of the core makes its tests judge the core.
+
+    Every program of the service leads to the core. So a change of the core would run every test
+    of a process, which sees little of it. The tests of CORE_TESTS, of the simulators, and those
+    that call the core themselves judge it.
+    """
+    return path.startswith((*TESTS_SIDE, *_DRIVERS)) or not path.startswith(
+        ("schedsvc/", "clients/")
+    )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Files by a pattern, and what a change of one stands for."""
+
+    pattern: str
+    why: str
+    tests: tuple[str, ...] = ()  # folders or files of tests
+    files: tuple[str, ...] = ()  # Python files, of which this counts as a change
+    lanes: tuple[str, ...] = ()
+    all: bool = False
+    alone: bool = False  # it says all: what names such a file does not depend on what is in it
+
+    def matches(self, path: str) -> bool:
+        """Whether the rule is about this file."""
+        return re.match(self.pattern, path) is not None
+
+
+_PACKAGES = ("test-dist", "test-image")
+
+RULES = (
+    Rule(r"_core/|schedsvc/_core\w*\.pyi$", "the core", CORE_TESTS, ("schedsvc/_core.pyi",)),
+    Rule(r"setup\.py$", "builds the core", CORE_TESTS, ("schedsvc/_core.pyi",), _PACKAGES),
+    Rule(
+        r"proto/|clients/python/schedsvc_client/v1/",
+        "the contract",
+        (*CORE_TESTS, "tests/conformance/", "tests/vllm/"),
+    ),
+    Rule(r"(Makefile|constraints\.txt|pyproject\.toml|\.ci/.*|\.gitignore)$", "runs CI", all=True),
+    Rule(r"tests/(lanes|tidy/sources)\b", "chooses what runs", all=True),
+    Rule(
+        r"clients/(python|vllm)/(pyproject\.toml|README\.md|LICENSE)$|MANIFEST\.in$|LICENSE$"
+        r"|README\.md$|schedsvc/py\.typed$|clients/\w+/\w+/py\.typed$",
+        "is in the packages",
+        lanes=_PACKAGES,
+    ),
+    Rule(
+        r"(schedsvc|clients/\w+/schedsvc_\w+)/.*(?<!\.py)(?<!\.pyi)$",
+        "is data of a package",
+        lanes=("test-dist",),
+    ),
+    Rule(r"deploy/(release|man|image|__init__)\.py$", "builds packages", lanes=_PACKAGES),
+    Rule(r"docs/install\.md$", "is followed to the letter", lanes=_PACKAGES),
+    Rule(r"deploy/systemd/|deploy/alerts/|deploy/grafana/", "is installed", lanes=_PACKAGES),
+    Rule(r"deploy/(Containerfile$|container/|compose)", "is in the images", lanes=("test-image",)),
+    Rule(r"deploy/(chart|kustomize|compose|alerts)", "is deployed", lanes=("test-chart",)),
+    Rule(r"tests/install/", "tests packages", lanes=("test-dist",)),
+    Rule(r"tests/box/", "tests images and charts", lanes=("test-image", "test-chart")),
+    Rule(
+        r"schedsvc/data/console/",
+        "the console's page",
+        ("tests/browser/", "tests/server/"),
+        alone=True,
+    ),
+    Rule(r"schedsvc/lab/engine/profiles/", "engines", files=("schedsvc/lab/engine/__init__.py",)),
+    Rule(r"clients/conformance/", "the scripts of every client", ("tests/conformance/",)),
+    Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
+    Rule(r"(docs/|SECURITY|CHANGELOG|CONTRIBUTING|STYLE|ARCHITECTURE)|.*\.md$", "for readers"),
+    Rule(r"proto/buf\.yaml$|clients/node/package-lock\.json$", "make check reads it"),
+)
+
+#: The lanes beside the slow tests, each with the tests whose needs are its subject.
+LANES = {
+    "test-browser": ("tests/browser/",),
+    "test-dist": (),
+    "test-image": (),
+    "test-chart": (
+        "tests/box/test_chart", "tests/box/test_kustomize.py", "tests/box/test_compose.py",
+    ),
+    "test-vllm": ("tests/vllm/",),
+}  # fmt: skip
+#: The stages of CI in their order. Those that are no lane run for every change.
+STAGES = (
+    "check", "test", "test-browser", "lane-slow", "lane-mutants", "test-dist", "test-image",
+    "test-chart", "test-faults", "test-fuzz", "test-vllm",
+)  # fmt: skip
+#: The oracles of a mutant that the fault simulator has to catch.
+ORACLES = ("schedsvc/lab/faults/",)
