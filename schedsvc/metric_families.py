@@ -154,6 +154,14 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
         yield from _cluster(taken.sharing, taken.unsynced_ns, taken.forgiven_micro)
     if taken.leading is not None:
         yield from _leading(taken.leading, leads=taken.leads)
+    parts = [part for part in (taken.sharing, taken.leading) if part is not None]
+    if parts:
+        refuses = GaugeMetricFamily(
+            "schedsvc_cluster_store_refuses_writes",
+            "1 while the store answers, and refuses writes.",
+        )
+        refuses.add_metric((), int(any(part.refuses_writes for part in parts)))
+        yield refuses
     yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
     yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
     yield from _rows(TOTAL_ROWS, "", {"": taken.totals})

@@ -73,6 +73,8 @@ class Sharing:
     synced_ns: int
     #: Why there is no exchange; empty while there is.
     problem: str = "not connected yet"
+    #: The last exchange failed because the store answers and refuses writes.
+    refuses_writes: bool = False
     #: Names of those that were alive at the last exchange, this one included.
     members: tuple[str, ...] = ()
     #: How many totals of others this member keeps, and how many of its own.
@@ -124,6 +126,8 @@ class Leading:
     forged: int = 0
     #: Why terms cannot be asked for; empty while they can.
     problem: str = ""
+    #: The store answers, and refuses to write terms.
+    refuses_writes: bool = False
     #: Names of the members that follow this leader.
     followers: tuple[str, ...] = ()
     #: Requests that wait at the followed leader, and would keep their places here.

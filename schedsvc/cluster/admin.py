@@ -62,7 +62,7 @@ async def init_store(
     connection = await connect(address)
     try:
         info = (await connection.command("INFO")).decode(errors="replace")
-        if problem := info_problem(info, may_follow=True):
+        if problem := info_problem(info):
             raise StoreRefusedError(f"store {address.text} {problem}")
         follows = is_replica(info)
         for source in () if follows else _SOURCES:

@@ -1,6 +1,6 @@
 """How an exchange with the store can fail."""
 
-__all__ = ["StoreError", "StoreRefusedError"]
+__all__ = ["StoreError", "StoreRefusedError", "WritesRefusedError"]
 
 
 class StoreError(Exception):
@@ -9,3 +9,7 @@ class StoreError(Exception):
 
 class StoreRefusedError(StoreError):
     """The store cannot be used as it is; the message says what an operator has to change."""
+
+
+class WritesRefusedError(StoreRefusedError):
+    """The store answers and refuses writes, so it counts as away."""

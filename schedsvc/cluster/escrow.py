@@ -11,6 +11,8 @@ Rules, beside those of escrow.lua:
 - A chunk's end counts from before the call, less 2 %.
 - Once the store has been away for _AWAY_S, and the configuration says `share`, time fills the
   buckets at a part of their limits.
+- The store is away until it has answered writes: a new connection begins with some (see store.py).
+  It was not back if a later call of the same exchange fails.
 """
 
 import asyncio
@@ -54,7 +56,8 @@ _PAUSE_S, _PAUSE_MIN_S = 0.25, 0.01
 _IDLE_NS = 1_000 * _MS
 #: Books are kept for longer than the store keeps what they are about.
 _BOOK_NS = 60_000 * _MS
-_AWAY_S = 1.0
+#: With the pause before the next try, the members' parts are in force within a second.
+_AWAY_S = 0.75
 _END_S = 1.0
 _BUCKETS_MAX = 100
 _ZEROS: Amounts = (0,) * KINDS
@@ -80,6 +83,13 @@ class _Wanted:
     path: list[tuple[bytes, Amounts, Amounts]]
     due_ns: int
     waits_at: bytes | None = None
+
+
+async def _check_versions(link: StoreConnection) -> None:
+    """Raise StoreRefusedError if the store has other functions for limits than this schedsvc."""
+    await check_escrow_version(link)
+    what = "functions for concurrency and budgets"
+    await check_version(link, "schedsvc_limits_version", what, LIMITS_VERSION)
 
 
 class Escrow:
@@ -112,7 +122,6 @@ class Escrow:
             driver, who, settings.set if settings.role else None, sharing, replay_ns
         )
         self._budgets = SharedBudgets(driver, who.cluster, who.member, sharing)
-        self._checked: StoreConnection | None = None
         self._is_away = False  # as the core knows it
         self._lost_ns = 0  # since when the store is away, by boot_ns(); 0: it is not
 
@@ -189,7 +198,6 @@ class Escrow:
         link = self._link or await self._connect()
         self._fill(0)
         self._say_away(away=False)
-        self._lost_ns, self._sharing.quota_problem = 0, ""
         now_ns = self._driver.clock.now_ns()
         wants = dict(self._wants())
         drawn = self._driver.change(lambda core, _: core.escrow_drawn(10_000))
@@ -222,6 +230,7 @@ class Escrow:
             if not wants and not stated:
                 break
         await self._exchange_limits(link, drawn)
+        self._well()
         self._forget(now_ns)
         return self._pause_s()
 
@@ -230,10 +239,6 @@ class Escrow:
         forgiven = self._sharing.forgiven
         if not (forgiven or self._slots.has_some(drawn) or self._budgets.has_some()):
             return
-        if link is not self._checked:
-            what = "functions for concurrency and budgets"
-            await check_version(link, "schedsvc_limits_version", what, LIMITS_VERSION)
-            self._checked = link
         if forgiven:
             buckets = [b"t" + tenant for tenant in forgiven]
             keys = escrow_keys_of(self._cluster, self._origin, buckets)[1:]
@@ -346,10 +351,13 @@ class Escrow:
             self._sharing.buckets += book.holds or book.due_ns > now_ns
 
     async def _connect(self) -> StoreConnection:
-        self._link = await open_any(
-            self._settings.store, self._resolve, check_escrow_version, self._servers
-        )
+        self._link = await open_any(self._settings, self._resolve, _check_versions, self._servers)
         return self._link
+
+    def _well(self) -> None:
+        if self._lost_ns:
+            _log.info("cluster_quotas_back")
+        self._lost_ns, self._sharing.quota_problem = 0, ""
 
     async def _failed(self, error: Exception) -> None:
         reason = str(error) or f"no answer within {CALL_S:g} s"
@@ -365,12 +373,12 @@ class Escrow:
         self._sharing.quota_problem = reason
         self._asked.clear()
         self._slots.forget_asks()
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
         self._lost_ns = self._lost_ns or boot_ns()
         if not hold and self._share == 0 and boot_ns() - self._lost_ns >= _AWAY_S * 1e9:
             self._fill(max(1, len(self._sharing.members)))
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
 
     async def _end(self) -> None:
         link = self._link
@@ -383,8 +391,7 @@ class Escrow:
                 for at in range(0, len(held), _BUCKETS_MAX):
                     batch = dict.fromkeys(held[at : at + _BUCKETS_MAX])
                     await self._ask(link, batch, {}, list(self._asked))
-                if link is self._checked:
-                    await self._slots.exchange(link, (), ends=True)
+                await self._slots.exchange(link, (), ends=True)
         except (StoreError, Broken, TimeoutError):
             pass  # the chunks end by themselves
         await link.close()

@@ -22,10 +22,11 @@
 -- An answer empties the inbox. A member that loses an answer, or its connection, writes all its
 -- totals again with ARGV 7 set, and so reads all rows of others again.
 
-local VERSION = '2'
+local VERSION = '3'
 local ROW_MINUTES = 60  -- so long a total is kept after its last change
 local KEPT_MS = 7200000  -- and all of them, once no member is left
 local PRUNED_MAX = 400
+local PROBE_MS = 1000
 local PUT_MAX = 2000  -- arguments of one ZADD, an even number
 local TTL_MAX_MS = 18000  -- as no member asks for more
 -- A value of `members`: the time (ms) at which the member counts as gone, its incarnation, the
@@ -43,6 +44,25 @@ end
 
 local function version()
     return VERSION
+end
+
+-- Write by each command with which the functions of all libraries write, and leave nothing. A member
+-- calls it on each new connection: the store may answer, and refuse all writes or some.
+-- KEYS: a key that no other function uses.
+local function probe(keys)
+    local key = keys[1]
+    redis.call('DEL', key)
+    redis.call('SET', key, '0', 'PX', PROBE_MS)
+    redis.call('INCR', key)
+    redis.call('PEXPIRE', key, PROBE_MS)
+    redis.call('DEL', key)
+    redis.call('HSET', key, 'field', '')
+    redis.call('HSETNX', key, 'field', '')
+    redis.call('HDEL', key, 'field')
+    redis.call('ZADD', key, 0, 'a', 0, 'b')
+    redis.call('ZREM', key, 'a')
+    redis.call('ZPOPMIN', key)
+    return 'written'
 end
 
 -- Members and what they said last, by turns. What is due later than anything can be was written
@@ -295,6 +315,7 @@ end
 
 redis.register_function{
     function_name = 'schedsvc_version', callback = version, flags = {'no-writes'}}
+redis.register_function('schedsvc_probe', probe)
 redis.register_function('schedsvc_join', join)
 redis.register_function('schedsvc_leave', leave)
 redis.register_function('schedsvc_sync', sync)

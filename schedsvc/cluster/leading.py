@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from schedsvc.clock import boot_ns
-from schedsvc.cluster.errors import StoreError
+from schedsvc.cluster.errors import StoreError, WritesRefusedError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.store import StoreConnection, open_any
 from schedsvc.cluster.term_file import TermFile
@@ -249,7 +249,10 @@ class Campaign:
             await asyncio.to_thread(self._file.keep, *known)
 
     def _well(self) -> None:
+        if self._leading.problem:
+            _log.info("cluster_terms_known")
         self._leading.forged, self._leading.problem = self._terms.forged, ""
+        self._leading.refuses_writes = False
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the next try; a hurried one waits too, so that no client causes a flood."""
@@ -263,7 +266,7 @@ class Campaign:
         if self._link is not None:
             return self._link
         self._link = await open_any(
-            self._settings.store, self._resolve, check_terms_version, self._servers
+            self._settings, self._resolve, check_terms_version, self._servers
         )
         self._unsure_ns = boot_ns() + _TERM_NS
         return self._link
@@ -273,6 +276,7 @@ class Campaign:
         if reason != self._leading.problem:
             _log.warning("cluster_terms_unknown", reason=reason)
         self._leading.problem = reason
+        self._leading.refuses_writes = isinstance(error, WritesRefusedError)
         self._leading.forged = self._terms.forged
         await self._drop()
 

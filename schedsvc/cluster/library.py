@@ -17,6 +17,7 @@ __all__ = [
     "is_replica",
     "keys_of",
     "limits_source",
+    "probe_key_of",
     "settings_keys_of",
     "settings_source",
     "slot_keys_of",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 #: As in functions.lua; a change of what a function takes or returns raises both.
-FUNCTIONS_VERSION = "2"
+FUNCTIONS_VERSION = "3"
 #: As in terms.lua.
 TERMS_VERSION = "1"
 #: As in escrow.lua.
@@ -100,6 +101,11 @@ def term_keys_of(cluster: str, pool_set: str) -> list[str]:
     return [f"{{schedsvc:{cluster}}}:{name}" for name in names]
 
 
+def probe_key_of(cluster: str) -> str:
+    """Return the key that schedsvc_probe writes and removes."""
+    return f"{{schedsvc:{cluster}}}:probe"
+
+
 def keys_of(cluster: str) -> list[str]:
     """Return the keys of a cluster, all in one hash slot."""
     return [f"{{schedsvc:{cluster}}}:{key}" for key in _KEYS]
@@ -120,11 +126,8 @@ def is_replica(info: str) -> bool:
     return _fields(info).get("role") == "slave"
 
 
-def info_problem(info: str, *, may_follow: bool = False) -> str:
-    """Return why a server with this answer to INFO cannot be a store; empty if it can.
-
-    `may_follow`: a replica is none of the reasons.
-    """
+def info_problem(info: str) -> str:
+    """Return why a server with this answer to INFO cannot be a store; empty if it can."""
     found = _fields(info)
     version = found.get("redis_version", "")
     parts = [int(part) if part.isdecimal() else 0 for part in version.split(".")[:2]]
@@ -132,8 +135,6 @@ def info_problem(info: str, *, may_follow: bool = False) -> str:
         return f"runs version {version or 'unknown'}; use Valkey, or Redis 7.0 or newer"
     if found.get("cluster_enabled") == "1":
         return "runs as Redis Cluster, which is not supported; use a single server"
-    if is_replica(info) and not may_follow:
-        return "is a read-only replica; name its primary in cluster.store.urls"
     policy = found.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         return f"may evict keys (maxmemory-policy {policy}); set maxmemory-policy to noeviction"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.errors import StoreError, StoreRefusedError, WritesRefusedError
 from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
 from schedsvc.cluster.rows import Key, pack_row, pack_totals, split_rows, unpack_row, unpack_totals
@@ -145,7 +145,7 @@ class Member:
 
     async def _connect(self) -> StoreConnection:
         link = await open_any(
-            self._settings.store,
+            self._settings,
             self._resolve,
             lambda link: join(link, self._who, self._fingerprint, self._ttl_ms),
             self._servers,
@@ -197,6 +197,7 @@ class Member:
         self._again = False
         self.sharing.members = tuple(members)
         self.sharing.synced_ns, self.sharing.problem = self._driver.clock.now_ns(), ""
+        self.sharing.refuses_writes = False
         return True
 
     async def _take(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -232,6 +233,7 @@ class Member:
             event = "cluster_refused" if isinstance(error, StoreRefusedError) else "cluster_lost"
             _log.warning(event, reason=str(error), effect="this scheduler serves alone")
         self.sharing.problem = str(error)
+        self.sharing.refuses_writes = isinstance(error, WritesRefusedError)
         await self._drop()
 
     async def _drop(self) -> None:

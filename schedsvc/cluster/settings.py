@@ -146,10 +146,12 @@ class SettingsSync:
         is_done = False
         while not is_done:
             is_done = await self._sync(link)
+        if self.state.problem:
+            _log.info("cluster_settings_shared")
         self.state.problem, self.state.rows = "", len(self._versions)
 
     async def _connect(self) -> StoreConnection:
-        link = await open_any(self._cluster.store, self._resolve, check_settings_version)
+        link = await open_any(self._cluster, self._resolve, check_settings_version)
         self._link = link
         self._read_again()
         return link

@@ -17,9 +17,9 @@ from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from schedsvc.cluster.errors import StoreError, StoreRefusedError
-from schedsvc.cluster.library import FUNCTIONS_VERSION, info_problem
-from schedsvc.config.cluster import ClusterStore
+from schedsvc.cluster.errors import StoreError, StoreRefusedError, WritesRefusedError
+from schedsvc.cluster.library import FUNCTIONS_VERSION, info_problem, is_replica, probe_key_of
+from schedsvc.config.cluster import Cluster, ClusterStore
 from schedsvc.config.files import read_file
 
 __all__ = [
@@ -37,6 +37,9 @@ CALL_S = 1.0
 _PORT = 6_379
 #: Of a function that calls a command which its user must not: in Valkey and Redis 7.2, and before.
 _ACL_FAILURES = ("ACL failure in script", "The user executing the script can't run this command")
+#: What a server that answers every read says to a write, for which the library has no class.
+_WRITE_FAILURES = ("MISCONF", "NOREPLICAS")
+_REPLICA = "is a read-only replica; name its primary in cluster.store.urls"
 _INIT = "run `schedsvc cluster init` with an operator's credentials"
 
 
@@ -144,19 +147,26 @@ class StoreConnection:
                 return await work
         except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
             user = self.address.user or "default"
-            raise StoreRefusedError(
+            is_known = isinstance(error, redis.exceptions.NoPermissionError)
+            raise (WritesRefusedError if is_known else StoreRefusedError)(
                 f"{where} refuses user {user}: {error}; check cluster.store.password_file, or"
                 f" {_INIT}"
             ) from None
         except redis.exceptions.ReadOnlyError:
-            raise StoreRefusedError(
-                f"{where} is a read-only replica; name its primary in cluster.store.urls"
+            raise WritesRefusedError(f"{where} {_REPLICA}") from None
+        except redis.exceptions.OutOfMemoryError as error:
+            raise WritesRefusedError(
+                f"{where} refuses writes: OOM {error}; raise maxmemory of the store"
             ) from None
         except redis.exceptions.ResponseError as error:
+            if str(error).startswith(_WRITE_FAILURES):
+                raise WritesRefusedError(f"{where} refuses writes: {error}") from None
             if any(words in str(error) for words in _ACL_FAILURES):
                 user = self.address.user or "default"
-                raise StoreRefusedError(
-                    f"{where} gives user {user} no write permission: {error}; {_INIT}"
+                # The place in the script differs from call to call, and the reason does not.
+                reason = str(error).partition(" script: ")[0]
+                raise WritesRefusedError(
+                    f"{where} gives user {user} no write permission: {reason}; {_INIT}"
                 ) from None
             if "unction not found" in str(error):
                 raise StoreRefusedError(f"{where} has no functions of schedsvc; {_INIT}") from None
@@ -179,14 +189,16 @@ async def connect(address: Address) -> StoreConnection:
 
 
 async def open_checked(address: Address) -> StoreConnection:
-    """Return a connection to a server that a cluster can use.
+    """Return a connection to a server that a cluster can read.
 
     Raises StoreError, and StoreRefusedError with what has to be changed.
     """
     connection = await connect(address)
     try:
-        problem = info_problem((await connection.command("INFO")).decode(errors="replace"))
-        if problem:
+        info = (await connection.command("INFO")).decode(errors="replace")
+        if is_replica(info):
+            raise WritesRefusedError(f"store {address.text} {_REPLICA}")
+        if problem := info_problem(info):
             raise StoreRefusedError(f"store {address.text} {problem}")
         await check_version(connection, "schedsvc_version", "functions", FUNCTIONS_VERSION)
     except BaseException:
@@ -205,28 +217,41 @@ async def check_version(link: StoreConnection, function: str, what: str, needed:
         )
 
 
+async def _open_written(address: Address, cluster: str) -> StoreConnection:
+    """Return a connection to a server that has answered writes. Raises as open_checked()."""
+    connection = await open_checked(address)
+    try:
+        await connection.call("schedsvc_probe", [probe_key_of(cluster)])
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
 async def open_any(
-    store: ClusterStore,
+    cluster: Cluster,
     resolve: Callable[[str], Path],
     prepare: Callable[[StoreConnection], Awaitable[object]],
     order: list[str] | None = None,
 ) -> StoreConnection:
-    """Return a connection to the first server of a list that a cluster can use, prepared.
+    """Return a connection to the first server of a list that answers writes, prepared.
 
+    An answered read says nothing: a store may answer each of them and refuse all writes.
     `order` holds the servers' URLs between the calls: the one used last comes first, and one tried
     without success last. So if a server hangs, and the caller cancels the call, the next one begins
     with another server. Raises StoreError, with the problem of each server, and what `prepare`
     raises.
     """
-    problems = []
+    problems: dict[str, StoreError] = {}
+    store = cluster.store
     order = list(store.urls) if order is None else order
     for url in tuple(order):
         order.remove(url)
         order.append(url)
         try:
-            link = await open_checked(Address.of(url, store, resolve))
+            link = await _open_written(Address.of(url, store, resolve), cluster.name)
         except StoreError as error:
-            problems.append(error)
+            problems[url] = error
             continue
         try:
             await prepare(link)
@@ -236,5 +261,7 @@ async def open_any(
         order.remove(url)
         order.insert(0, url)
         return link
-    refused = any(isinstance(problem, StoreRefusedError) for problem in problems)
-    raise (StoreRefusedError if refused else StoreError)("; ".join(map(str, problems)))
+    kinds = (WritesRefusedError, StoreRefusedError, StoreError)
+    kind = next(k for k in kinds if any(isinstance(each, k) for each in problems.values()))
+    # In one order, so that the same reason reads the same at each try.
+    raise kind("; ".join(str(problems[url]) for url in store.urls if url in problems))

@@ -51,9 +51,9 @@ async def test_functions_of_another_version_are_refused(
     store: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await init_store(admin_of(store), "prod", None, None)
-    monkeypatch.setattr("schedsvc.cluster.store.FUNCTIONS_VERSION", "3")
+    monkeypatch.setattr("schedsvc.cluster.store.FUNCTIONS_VERSION", "4")
     problem = await refusal_of(admin_of(store))
-    assert "functions of version 2, and this schedsvc needs version 3" in problem
+    assert "functions of version 3, and this schedsvc needs version 4" in problem
 
 
 async def test_an_evicting_store_is_refused(store: StoreServer) -> None:

@@ -20,7 +20,8 @@ def capped(concurrency: int, **more: Any) -> list[dict[str, Any]]:
 class Running:
     """Requests that run until the test ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str = "t") -> None:
+        self._tenant = tenant
         self.leases: list[tuple[Sharer, pb.Grant]] = []
         self.most = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -29,7 +30,7 @@ class Running:
         self._tasks += [asyncio.create_task(self._one(sharer)) for _ in range(count)]
 
     async def _one(self, sharer: Sharer) -> None:
-        answer = await sharer.ask("t")
+        answer = await sharer.ask(self._tenant)
         assert answer.outcome == GRANTED, answer
         self.leases.append((sharer, answer.grant))
         self.most = max(self.most, len(self.leases))

@@ -169,6 +169,11 @@ def _sync(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     return [b"%d" % number, data.get(keys[1]), state, rows, _alive(all_, now)]
 
 
+def _probe(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+    data.delete(keys[0])
+    return b"written"
+
+
 def _look(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     is_new = bool(args[1]) and args[1] not in data.table(keys[2])
     if args[1]:
@@ -220,7 +225,12 @@ def _release(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     return b"released"
 
 
-TOTALS_FUNCTIONS = {"schedsvc_join": _join, "schedsvc_leave": _leave, "schedsvc_sync": _sync}
+TOTALS_FUNCTIONS = {
+    "schedsvc_probe": _probe,
+    "schedsvc_join": _join,
+    "schedsvc_leave": _leave,
+    "schedsvc_sync": _sync,
+}
 TERM_FUNCTIONS = {
     "schedsvc_term_look": _look,
     "schedsvc_term_take": _take,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedsvc.cluster.library import escrow_keys_of, keys_of, term_keys_of
+from schedsvc.cluster.library import escrow_keys_of, keys_of, probe_key_of, term_keys_of
 from schedsvc.lab.faults.cluster.store import VirtualStore
 from tests.cluster.store_server import StoreServer, running_store
 from tests.cluster.timed_store import TimedStore
@@ -43,6 +43,8 @@ class Calls:
         kind = self._rnd.random()
         if kind < 0.1:
             return self._entry()
+        if kind < 0.13:
+            return self._call("schedsvc_probe", [probe_key_of("prod")])
         if kind < 0.4:
             return self._sync()
         return self._terms() if kind < 0.6 else self._escrow()
@@ -160,5 +162,5 @@ async def test_the_store_answers_as_the_real_one(server: StoreServer) -> None:
                 kinds[words[1]] = kinds.get(words[1], 0) + 1
     finally:
         await real.close()
-    assert len(kinds) == 8
+    assert len(kinds) == 9
     assert min(kinds.values()) > 100
