@@ -121,7 +121,7 @@ cluster-shares: build ## Weights 4:1 at two and four schedulers, by several ingr
 
 cluster-seeds: build ## 20,000 seeds of two to five schedulers in virtual time; hours, goes on.
 	mkdir -p out
-	nice -n 19 $(BIN)/schedsvc simtest --cluster --seed 63050394783186944 --seeds 20000 \
+	nice -n 19 $(BIN)/schedsvc simtest --cluster --seed 67553994410557440 --seeds 20000 \
 		--totals out/cluster-seeds.json
 
 failovers: build ## 400 failovers under load, of four kinds; an hour as root, goes on.

@@ -41,7 +41,7 @@ from schedsvc.cluster.escrow_store import (
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import LIMITS_VERSION, escrow_keys_of
 from schedsvc.cluster.slots import Slots
-from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, open_any
+from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, check_writes, open_any
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Broken, Driver, EscrowWatch, Sharing
 
@@ -216,8 +216,10 @@ class Escrow:
         for name in gone:
             self._clear_due(gone[name])
         # Also without news from time to time, so that a store that is away is missed.
-        is_due = now_ns - self._called_ns >= _IDLE_NS
-        while wants or stated or self._holds or is_due:
+        if not (wants or stated or self._holds) and now_ns - self._called_ns >= _IDLE_NS:
+            await check_writes(link, self._cluster)
+            self._called_ns = now_ns
+        while wants or stated or self._holds:
             buckets: dict[bytes, None] = {}
             asks = {}
             while wants and len(buckets) < _BUCKETS_MAX:

@@ -62,8 +62,8 @@ async def join(connection: StoreConnection, who: Identity, fingerprint: str, ttl
     if what == b"name":
         raise StoreRefusedError(
             f"another scheduler is member {who.member} of cluster {who.cluster}; set cluster.member"
-            " to another name, or, if that one was killed, wait"
-            f" {max(1, -(-int(detail) // 1_000))} s until its entry expires"
+            " to another name, or, if that one was killed, wait until its entry expires, for at"
+            " most 18 s"
         )
     if what == b"fingerprint":
         raise StoreRefusedError(

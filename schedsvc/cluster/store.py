@@ -27,6 +27,7 @@ __all__ = [
     "Address",
     "StoreConnection",
     "check_version",
+    "check_writes",
     "connect",
     "open_any",
     "open_checked",
@@ -217,11 +218,16 @@ async def check_version(link: StoreConnection, function: str, what: str, needed:
         )
 
 
+async def check_writes(link: StoreConnection, cluster: str) -> None:
+    """Raise WritesRefusedError if the store refuses one of the commands that write."""
+    await link.call("schedsvc_probe", [probe_key_of(cluster)])
+
+
 async def _open_written(address: Address, cluster: str) -> StoreConnection:
     """Return a connection to a server that has answered writes. Raises as open_checked()."""
     connection = await open_checked(address)
     try:
-        await connection.call("schedsvc_probe", [probe_key_of(cluster)])
+        await check_writes(connection, cluster)
     except BaseException:
         await connection.close()
         raise

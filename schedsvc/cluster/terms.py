@@ -89,6 +89,7 @@ class Terms:
         #: For how long the store counts it among those that may lead; None: it has not asked yet.
         self._stands_until_ns: int | None = None
         self._counted = 0  # the counter that the last look found
+        self._refused = 0  # the term that was logged as a jump
         #: The last term of the set, also if it is over.
         self.last: Term | None = None
         self._seen = b"", b""  # hold and counter of the last look
@@ -282,4 +283,7 @@ class Terms:
             )
 
     def _refuse(self, number: int) -> None:
+        if number == self._refused:
+            return  # each look finds it
+        self._refused = number
         _log.critical("cluster_term_jump", term=number, known=self.highest, effect="refused")

@@ -140,6 +140,16 @@ async def test_a_member_that_starts_while_writes_are_refused_serves(
             await late.stop()
 
 
+async def test_an_idle_member_notices_that_writes_are_refused(store: StoreServer) -> None:
+    """It holds nothing and wants nothing, and a store without permissions answers all reads."""
+    async with sharing(store, 1, tenants=TENANTS) as (member,):
+        known = member.member.sharing
+        await until(lambda: not known.quota_problem, "it shares")
+        await asyncio.to_thread(REFUSALS["acl"].begin, store)
+        await until(lambda: REFUSALS["acl"].reason in known.quota_problem, "it has noticed", 60)
+        assert member.member.escrow._books == {}
+
+
 async def test_limits_of_another_version_are_no_store_that_is_back(store: StoreServer) -> None:
     """Buckets could be drawn, and slots not: the members' parts stay in force."""
     grants = Grants()

@@ -237,9 +237,12 @@ async def test_a_jump_of_terms_is_refused(store: StoreServer, link: StoreConnect
     a = terms_of("a", known=5)
     far = 5 + JUMP_MAX + 1
     store.ask("HSET", TERMS, "counter", seal_row(SECRET, b"terms", far, b"").decode())
-    with pytest.raises(StoreRefusedError, match=r"states term 1006.*known term is 5"):
-        await a.look(link, may_lead=True)
-    assert not a.follow(far, "b/1")
+    with capture_logs() as logs:
+        for _ in range(3):
+            with pytest.raises(StoreRefusedError, match=r"states term 1006.*known term is 5"):
+                await a.look(link, may_lead=True)
+        assert not a.follow(far, "b/1")
+    assert [log["event"] for log in logs] == ["cluster_term_jump"]
     assert a.highest == 5
 
 

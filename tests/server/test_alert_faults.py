@@ -23,6 +23,9 @@ import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from tests.cluster.members import ready_store
+from tests.cluster.store_refusals import REFUSALS
+from tests.cluster.store_server import ADMIN_PASSWORD, StoreServer, running_store
 from tests.processes.programs import EngineSizes, Programs, config, stream
 
 from .conftest import ask, open_channel
@@ -59,6 +62,7 @@ EXPECTED = {
     "killed": {"SchedsvcDown"},
     "starved": {"SchedsvcLoopLags"},
     "broken": {"SchedsvcBroken"},
+    "sharing": {"SchedsvcStoreRefusesWrites"},
     "tenant evicted": {"SchedsvcRequestsEvicted"},
     "tenant slow": {"SchedsvcFirstTokenSlow"},
 }
@@ -84,7 +88,7 @@ def faster_rules() -> dict[str, Any]:
     return rules
 
 
-def settings_of(name: str) -> dict[str, Any]:
+def settings_of(name: str, store: StoreServer) -> dict[str, Any]:
     own: dict[str, Any] = {"metrics": {"listen": "127.0.0.1:0"}}
     if name == "troubled":
         own["pools"] = POOLS
@@ -92,20 +96,24 @@ def settings_of(name: str) -> dict[str, Any]:
         own["state"] = {"file": "state/state.db", "every_ms": 100}
     if name == "overrun":
         own["mode"] = "dry_run"
+    if name == "sharing":
+        (store.folder / "password").write_text(ADMIN_PASSWORD)
+        reached = {"urls": [store.url], "password_file": str(store.folder / "password")}
+        own["cluster"] = {"name": "prod", "member": "a", "store": reached}
     # A lease that is reported each half second must not expire while the machine is busy.
     return config(lease_ttl_ms=4_000, lease_grace_ms=4_000) | own
 
 
 @contextmanager
-def schedulers() -> Iterator[dict[str, Programs]]:
+def schedulers(store: StoreServer) -> Iterator[dict[str, Programs]]:
     """Run a scheduler in a folder of its own for each kind of fault, two with an engine."""
     made: dict[str, Programs] = {}
     with ExitStack() as stack:
-        for name in ("troubled", "overrun", "killed", "starved", "broken"):
+        for name in ("troubled", "overrun", "killed", "starved", "broken", "sharing"):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="al-")))
             (folder / "state").mkdir()
             sizes = EngineSizes(kv_tokens=1_024, context_tokens=1_024)
-            made[name] = Programs(folder, settings_of(name), sizes)
+            made[name] = Programs(folder, settings_of(name, store), sizes)
             stack.callback(made[name].stop)
             made[name].start_scheduler((BREAKING,) if name == "broken" else ("-m", "schedsvc"))
             if name in ("troubled", "overrun"):
@@ -187,7 +195,8 @@ class Callers:
 
 
 async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
-    with schedulers() as programs:
+    with running_store(tmp_path / "store") as store, schedulers(store) as programs:
+        await ready_store(store)
         pages = {page_of(each): name for name, each in programs.items()}
         async with AsyncExitStack() as stack:
             prometheus = await stack.enter_async_context(
@@ -213,6 +222,7 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
             programs["killed"].kill("scheduler")
             await break_invariant(programs["broken"])
             break_things(programs["troubled"])
+            REFUSALS["memory"].begin(store)
             watch = asyncio.ensure_future(until_all_fire(prometheus, pages))
             tasks = [asyncio.ensure_future(ever(one)) for one in (*work, starve, *[flood] * 8)]
             try:

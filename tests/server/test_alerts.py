@@ -56,6 +56,7 @@ PROVOKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "SchedsvcLeasesExpire": (TENANT, {"schedsvc_requests_expired_total{}": "0+1x99"}),
     "SchedsvcEnginePreempts": (POOL, {"schedsvc_engine_preemptions_total{}": "0+60x99"}),
     "SchedsvcReportsLimited": (ONE, {"schedsvc_reports_limited_total{}": "0+30x99"}),
+    "SchedsvcStoreRefusesWrites": (ONE, {"schedsvc_cluster_store_refuses_writes{}": "1x99"}),
     "SchedsvcLoopLags": (
         ONE,
         {
@@ -170,6 +171,7 @@ async def test_rules_name_metrics_that_exist(tmp_path: Path) -> None:
         config_of(
             metrics={"listen": "127.0.0.1:0"},
             state={"file": str(tmp_path / "state.db")},
+            cluster={"name": "c", "member": "a", "store": {"urls": ["redis://127.0.0.1:1"]}},
         )
     )
     page = (await server.metrics.page(""))[0].decode()

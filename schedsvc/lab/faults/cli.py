@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from schedsvc.lab.faults.cluster_options import CLUSTER, STRICT
+from schedsvc.lab.faults.cluster_options import CLUSTER, REFUSING
 from schedsvc.lab.faults.marathon import Marathon, run_marathon
 from schedsvc.lab.faults.options import FAULTS, NEWEST, NO_TREES, TREES
 from schedsvc.lab.faults.run import EVENTS, Case, Tally, run_cases, shrink
@@ -206,7 +206,7 @@ def _cluster_seed(seed: int | None, minutes: float | None) -> int:
     if find_spec("redis") is None:
         raise click.UsageError("--cluster needs the package redis: pip install 'schedsvc[cluster]'")
     if seed is None:
-        return STRICT + (0 if minutes is None else secrets.randbelow(CLUSTER))
+        return REFUSING + (0 if minutes is None else secrets.randbelow(CLUSTER))
     return seed if seed >= CLUSTER else CLUSTER + seed
 
 

@@ -12,7 +12,11 @@ SETS = ENDED + (1 << 54)
 STRICT = SETS + (1 << 53)
 """From here on nothing passes a request that does not fit: so books on fair shares are exact."""
 
+REFUSING = STRICT + (1 << 52)
+"""Seeds from here on also draw CLUSTER_REFUSES."""
+
 CLUSTER_ENDED, CLUSTER_SETS = "member-ended", "other-set-led"
+CLUSTER_REFUSES = "store-refuses-writes"
 
 CLUSTER_FAULTS = {
     "store-killed": (3, "the store dies, with the last second of its writes or without, and starts"
@@ -21,6 +25,8 @@ CLUSTER_FAULTS = {
     "store-stopped": (2, "the store's process stands still for seconds, then reads what came"),
     "store-black-hole": (2, "no message passes to or from the store for seconds"),
     "store-fails-over": (2, "a replica takes over, without the last second"),
+    CLUSTER_REFUSES: (3, "the store answers, and refuses writes for seconds, for one of five"
+        " reasons"),
     "store-clock-step": (1, "the store's clock jumps by up to an hour"),
     "store-link-cut": (4, "a member does not reach the store for seconds; messages may come late"),
     "store-link-slow": (2, "messages between a member and the store take up to a second"),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from schedsvc.lab.faults.cluster.refused_writes import RefusedWrites
 from schedsvc.lab.faults.cluster.world import World
 from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
 
@@ -19,6 +20,7 @@ class ClusterFaults:
         names = sorted(world.options.faults)
         self._names = names
         self._weights = [CLUSTER_FAULTS[name][0] for name in names]
+        self._refused = RefusedWrites(world)
         self.counts = dict.fromkeys(CLUSTER_FAULTS, 0)
         self._acts: dict[str, Callable[[], Any]] = {
             "store-killed": self._kill_store,
@@ -26,6 +28,7 @@ class ClusterFaults:
             "store-stopped": self._stop_store,
             "store-black-hole": self._black_hole,
             "store-fails-over": self._fail_over,
+            "store-refuses-writes": self._refuse,
             "store-clock-step": self._step_clock,
             "store-link-cut": self._cut,
             "store-link-slow": self._slow,
@@ -75,6 +78,10 @@ class ClusterFaults:
     def _black_hole(self) -> None:
         store = self._world.store
         store.hole_until_ns = max(store.hole_until_ns, self._until_ns())
+
+    def _refuse(self) -> None:
+        if self._world.store.store.refusal is None:
+            self._refused.begin(self._until_ns())
 
     def _fail_over(self) -> None:
         store = self._world.store
@@ -129,6 +136,7 @@ class ClusterFaults:
         store = world.store
         store.start()
         store.stopped_until_ns = store.hole_until_ns = now_ns
+        self._refused.end()
         for place, process in enumerate(world.processes):
             if process.is_dead:
                 world.restart(place)

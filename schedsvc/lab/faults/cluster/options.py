@@ -7,8 +7,10 @@ from typing import Any
 from schedsvc.lab.faults.cluster_options import (
     CLUSTER_ENDED,
     CLUSTER_FAULTS,
+    CLUSTER_REFUSES,
     CLUSTER_SETS,
     ENDED,
+    REFUSING,
     SETS,
     STRICT,
 )
@@ -19,6 +21,8 @@ PHASE_S = 20
 """Virtual seconds of the phase with faults."""
 
 _S, _MS = 1_000_000_000, 1_000_000
+#: Faults that only later seeds draw, so that earlier ones stay the runs that they are.
+_LATER = (ENDED, CLUSTER_ENDED), (SETS, CLUSTER_SETS), (REFUSING, CLUSTER_REFUSES)
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
             requests = rnd.choice((0, 10, 60, 600))
             tokens = rnd.choice((0, 0, 10_000, 60_000))
         tenants.append(Tenant(f"t{k}", weight, requests, tokens))
-    names = sorted(CLUSTER_FAULTS.keys() - {CLUSTER_ENDED, CLUSTER_SETS})
+    names = sorted(CLUSTER_FAULTS.keys() - {base[1] for base in _LATER})
     faults = frozenset(n for n in names if rnd.random() < 0.6)
     found = ClusterOptions(
         seed=seed,
@@ -149,7 +153,7 @@ def draw_cluster(seed: int, events: int, only: frozenset[str] | None) -> Cluster
         interval_ns=rnd.choice((100, 300)) * _MS,
         fault_ns=rnd.choice((300, 1_000, 3_000)) * _MS,
     )
-    for base, name in ((ENDED, CLUSTER_ENDED), (SETS, CLUSTER_SETS)):
+    for base, name in _LATER:
         if only is None and seed >= base and rnd.random() < 0.6:
             found = replace(found, faults=found.faults | {name})
     return found

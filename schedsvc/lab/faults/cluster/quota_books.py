@@ -62,6 +62,10 @@ class QuotaBooks:
         for tenant in self._limits:
             self._own.pop((life, tenant), None)
 
+    def share_of(self, life: int) -> int:
+        """Return by how much a core divides each limit; 0: it spends chunks of the store."""
+        return self._shares[life]
+
     def lost(self) -> None:
         """Note that a bucket may begin full again."""
         for buckets in self._buckets.values():

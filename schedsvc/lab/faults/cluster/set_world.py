@@ -168,7 +168,7 @@ class SetWorld(World):
 
     def lead_other_set(self) -> None:
         """Let a member of another set take the next term, as far as it knows the last one."""
-        if not self.store.is_up:
+        if not self.store.is_up or self.store.store.refusal is not None:
             return
         keys, call = term_keys_of("sim", _OTHER), self.store.store.command
         held, counter, *_ = call(("FCALL", "schedsvc_term_look", 3, *keys, _OTHER, "", 0))

@@ -17,7 +17,7 @@ from schedsvc.lab.faults.cluster.store_escrow import ESCROW_FUNCTIONS
 from schedsvc.lab.faults.cluster.store_limits import LIMITS_FUNCTIONS, SETTINGS_FUNCTIONS
 from schedsvc.lab.faults.cluster.store_totals import TERM_FUNCTIONS, TOTALS_FUNCTIONS
 
-__all__ = ["VirtualStore"]
+__all__ = ["ACL", "REFUSALS", "VirtualStore"]
 
 _INFO = (
     b"redis_version:7.2.4\r\nrole:master\r\nmaxmemory_policy:noeviction\r\ncluster_enabled:0\r\n"
@@ -32,6 +32,18 @@ _VERSIONS = {
 _FUNCTIONS = (
     TOTALS_FUNCTIONS | TERM_FUNCTIONS | ESCROW_FUNCTIONS | LIMITS_FUNCTIONS | SETTINGS_FUNCTIONS
 )
+ACL = redis.exceptions.ResponseError(
+    "ACL failure in script: User m has no permissions to run the 'set' command script: on"
+    " @user_function:1."
+)
+#: How a server refuses a write, in the words of Valkey 9.1.
+REFUSALS = (
+    redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
+    redis.exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
+    ACL,
+    redis.exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left"),
+    redis.exceptions.ReadOnlyError("You can't write against a read only replica."),
+)
 
 
 class VirtualStore:
@@ -39,6 +51,8 @@ class VirtualStore:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._data = Keyspace(now_ms)
+        #: Its answer to each write; None: it takes them.
+        self.refusal: redis.exceptions.ResponseError | None = None
         #: The data of a replica or a file, which `fail_over()` takes.
         self._kept = self._data.copy()
 
@@ -59,8 +73,21 @@ class VirtualStore:
             return _VERSIONS[function].encode()
         if function not in _FUNCTIONS:
             raise redis.exceptions.ResponseError("Function not found")
+        keys, args = rest[2 : 2 + count], rest[2 + count :]
+        if self.refusal is not None and not self._only_reads(function, keys, args):
+            raise self.refusal
         self._data.forget_expired()
-        return _FUNCTIONS[function](self._data, rest[2 : 2 + count], rest[2 + count :])
+        return _FUNCTIONS[function](self._data, keys, args)
+
+    def _only_reads(self, function: str, keys: list[bytes], args: list[bytes]) -> bool:
+        """Whether a call succeeds while writes are refused.
+
+        A server looks at a function's flags, and at permissions only when a command is called.
+        """
+        if self.refusal is not ACL:
+            return False
+        is_look = function == "schedsvc_term_look" and not args[1]
+        return is_look or (function == "schedsvc_escrow" and len(keys) == 1)
 
     def keep(self) -> None:
         """Let a replica or a file have everything up to now. O(fields)."""

@@ -131,7 +131,11 @@ class VirtualConnection:
             return
         if self._process.is_dead and queue.rnd.random() < _LATE:
             return  # it died before the message left its host
-        found = host.store.command(words)
+        try:
+            found = host.store.command(words)
+        except redis.exceptions.ResponseError as error:
+            self._deliver(answer, None, error, words, host.busy_ns(words))
+            return
         self._world.store_took(self._process, words, found)
         self._deliver(answer, found, None, words, host.busy_ns(words))
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.leading import Campaign
 from schedsvc.cluster.terms import Terms
 from schedsvc.cluster.totals import SeenTotals
 from schedsvc.driver_calls import Records
 from schedsvc.lab.faults.cluster.options import draw_cluster
 from schedsvc.lab.faults.cluster.store_escrow import Bucket
-from schedsvc.lab.faults.cluster_options import CLUSTER, ENDED, SETS
+from schedsvc.lab.faults.cluster_options import CLUSTER, CLUSTER_REFUSES, ENDED, REFUSING, SETS
 from schedsvc.lab.faults.run import Case, run_case
 
 
@@ -83,6 +84,16 @@ BUGS = {
     "escrow-grants-twice": Bug(
         Bucket, "draw", "self.level[k] -= amount", "pass",
         "more was granted than a shared quota allows", "has_quotas",
+    ),
+    "refused-writes-are-no-outage": Bug(
+        Escrow, "_failed", "self._lost_ns or boot_ns()", "boot_ns()",
+        "a member takes a store for back that refuses writes", "has_quotas", REFUSING,
+        frozenset({CLUSTER_REFUSES}),
+    ),
+    "store-that-takes-writes-is-not-back": Bug(
+        Escrow, "exchange", "self._fill(0)", "pass",
+        "a member does not take a store for back that takes writes", "has_quotas", REFUSING,
+        frozenset({CLUSTER_REFUSES}),
     ),
 }  # fmt: skip
 #: Seeds of a bug's kind among which one at least catches it.

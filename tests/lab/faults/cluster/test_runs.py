@@ -12,8 +12,10 @@ from schedsvc.lab.faults.cluster_options import (
     CLUSTER,
     CLUSTER_ENDED,
     CLUSTER_FAULTS,
+    CLUSTER_REFUSES,
     CLUSTER_SETS,
     ENDED,
+    REFUSING,
     SETS,
     STRICT,
 )
@@ -37,10 +39,14 @@ def test_seeds_with_ends_and_other_sets_hold() -> None:
     assert min(faults[CLUSTER_ENDED], faults[CLUSTER_SETS]) > 0
 
 
+def test_seeds_whose_store_refuses_writes_hold() -> None:
+    assert held(REFUSING, 6).faults[CLUSTER_REFUSES] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hundred_seeds_hold_and_every_fault_happens() -> None:
-    tally = held(STRICT, 200)
+    tally = held(REFUSING, 200)
     assert {name for name in CLUSTER_FAULTS if not tally.faults[name]} == set()
 
 
@@ -60,6 +66,10 @@ def test_only_later_seeds_draw_an_end() -> None:
     before = [draw_cluster(CLUSTER + seed, 2_000, None) for seed in range(200)]
     assert not any(CLUSTER_ENDED in options.faults for options in before)
     assert not any(CLUSTER_SETS in options.faults for options in before + drawn)
+    strict = [draw_cluster(STRICT + seed, 2_000, None) for seed in range(200)]
+    assert not any(CLUSTER_REFUSES in options.faults for options in before + drawn + strict)
+    refusing = [draw_cluster(REFUSING + seed, 2_000, None) for seed in range(200)]
+    assert 80 < sum(CLUSTER_REFUSES in options.faults for options in refusing) < 160
     with_sets = [draw_cluster(SETS + seed, 2_000, None) for seed in range(200)]
     assert 80 < sum(CLUSTER_SETS in options.faults for options in with_sets) < 160
     assert {options.dispatch for options in with_sets} == {"backfill"}
