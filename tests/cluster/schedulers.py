@@ -70,7 +70,8 @@ class SchedulerProcess:
     def config_file(self) -> Path:
         return self._config
 
-    def start(self) -> None:
+    def start(self, log: Path | None = None) -> None:
+        """Start it, and wait until it listens; `log`: where its lines go."""
         command = [
             *DIES_WITH_PARENT,
             sys.executable,
@@ -80,7 +81,12 @@ class SchedulerProcess:
             "--config",
             str(self._config),
         ]
-        self._process = forked.Popen([*command, "--ready-file", str(self._ready)])
+        words = [*command, "--ready-file", str(self._ready)]
+        if log is None:
+            self._process = forked.Popen(words)
+        else:
+            with log.open("ab") as file:
+                self._process = forked.Popen(words, stderr=file)
         end_s = time.monotonic() + 60
         while not self._ready.exists():
             assert self._process.poll() is None, "the scheduler has ended"
