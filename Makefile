@@ -159,7 +159,7 @@ $(INTEROP_VENV)/.installed: $(wildcard tests/clients/sdks/*)
 		--ignore-scripts --prefix $(INTEROP_VENV)/node
 	touch $@
 
-vllm-pairs: build-release $(VLLM_VENV)/.installed ## The noisy neighbour on the real vLLM: 25 minutes.
+vllm-pairs: build-release $(VLLM_VENV)/.installed ## The noisy neighbour on vLLM: 25 minutes.
 	$(BIN)/python -m tests.vllm.pairs --pairs 7 --null 2 --alone 7 --seconds 30 --out out/vllm
 
 vllm-cost: build-release $(VLLM_VENV)/.installed ## The gate's cost in CPU of the API server.

@@ -21,7 +21,7 @@ from typing import Any
 
 from schedsvc.cli.streams import escape_unprintable
 
-#: What the programs of the tests import, the command line first: it prepares what others read.
+#: The imports of the tests' programs, the command line first: it prepares what others read.
 MODULES = (
     "schedsvc.cli",
     "schedsvc.cli.check",

@@ -38,7 +38,7 @@ CALL_S = 1.0
 _PORT = 6_379
 #: Of a function that calls a command which its user must not: in Valkey and Redis 7.2, and before.
 _ACL_FAILURES = ("ACL failure in script", "The user executing the script can't run this command")
-#: What a server that answers every read says to a write, for which the library has no class.
+#: Refusals of a write for which the library has no class; the server still answers reads.
 _WRITE_FAILURES = ("MISCONF", "NOREPLICAS")
 _REPLICA = "is a read-only replica; name its primary in cluster.store.urls"
 _INIT = "run `schedsvc cluster init` with an operator's credentials"

@@ -39,7 +39,6 @@ def select(*paths: str, tree: int = 0) -> Selection:
         ("clients/vllm/schedsvc_vllm/sse.py", ("clients/test_interop.py",)),
         ("schedsvc/server/reload.py", ("processes/test_kills.py", "server/test_watch.py")),
         ("tests/processes/programs.py", ("processes/test_kills.py",)),
-        ("tests/cluster/previous.binpb", ("cluster/test_previous.py",)),
         ("deploy/grafana/schedsvc.json", ("server/test_dashboard.py",)),
         ("bench/loops.pxi", ("ladder/test_inside.py",)),
     ],
