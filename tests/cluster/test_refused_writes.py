@@ -78,7 +78,7 @@ async def test_members_spend_their_parts_while_writes_are_refused(
             assert each.member.sharing.refuses_writes
         once = Counter((log["event"], log.get("reason")) for log in logs)
         assert max(once.values()) <= len(members), once
-        # What was held, and one request of each member, beside the parts.
+        # The bound adds to the parts the requests that were held, and one of each member.
         assert grants.overspent(LIMIT, began_s) <= len(members) + EARLY
         await asyncio.to_thread(refusal.end, store)
         for each in members:
