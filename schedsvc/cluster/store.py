@@ -148,8 +148,8 @@ class StoreConnection:
                 return await work
         except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
             user = self.address.user or "default"
-            is_known = isinstance(error, redis.exceptions.NoPermissionError)
-            raise (WritesRefusedError if is_known else StoreRefusedError)(
+            is_unknown = isinstance(error, redis.exceptions.AuthenticationError)
+            raise (StoreRefusedError if is_unknown else WritesRefusedError)(
                 f"{where} refuses user {user}: {error}; check cluster.store.password_file, or"
                 f" {_INIT}"
             ) from None

@@ -65,7 +65,7 @@ BUGS = {
     ),
     "repeated-term-goes-on": Bug(
         Terms, "renew", "term.number >= self.led[0]", "term.number > self.led[0]",
-        "without faults, not one member leads", "is_set", CLUSTER + 2_000_874,
+        "without faults, not one member leads", "is_set", CLUSTER + 2_000_070,
         frozenset({"store-fails-over", "store-link-cut", "member-killed"}),
     ),
     "another-set-deposes": Bug(
