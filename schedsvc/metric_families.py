@@ -179,14 +179,19 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
 
 def _ledgering(ledgering: Ledgering) -> Iterator[Metric]:
     for name, text, value in (
-        ("saved", "Ended leases that the usage ledger has saved.", ledgering.saved_rows),
+        ("rows_saved", "Ended leases that the usage ledger has saved.", ledgering.saved_rows),
         (
-            "lost",
+            "rows_lost",
             "Ended leases that the usage ledger lost, because it could not be written for long.",
             ledgering.lost_rows,
         ),
+        (
+            "files_lost",
+            "Times another program deleted, replaced or truncated the usage ledger.",
+            ledgering.files_lost,
+        ),
     ):
-        counter = CounterMetricFamily(f"schedsvc_usage_rows_{name}", text)
+        counter = CounterMetricFamily(f"schedsvc_usage_{name}", text)
         counter.add_metric((), value)
         yield counter
     for name, text, value in (

@@ -45,6 +45,8 @@ class Ledgering:
     lost_rows: int = 0
     #: Why the file cannot be written; empty while it can.
     problem: str = ""
+    #: How often another program deleted, replaced or truncated the file.
+    files_lost: int = 0
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
 """The core's snapshot as a StatsResponse."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from schedsvc_client.v1 import (
@@ -166,7 +165,13 @@ def _state(driver: Driver) -> mode_pb2.StateStats | None:
 def _usage(driver: Driver) -> usage_pb2.UsageStats | None:
     if driver.ledgering is None:
         return None
-    return usage_pb2.UsageStats(**asdict(driver.ledgering))
+    kept = driver.ledgering
+    return usage_pb2.UsageStats(
+        waiting_rows=kept.waiting_rows,
+        lost_rows=kept.lost_rows,
+        saved_rows=kept.saved_rows,
+        problem=kept.problem,
+    )
 
 
 def _cluster(driver: Driver) -> cluster_pb2.ClusterStats | None:

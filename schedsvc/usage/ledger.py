@@ -10,15 +10,17 @@ holder never heard so. So a ledger also keeps each lease that an earlier process
 and the ids of the last leases before it was opened (`last_ids`); see merged.py.
 """
 
-import fcntl
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from schedsvc.usage import held_file
 
 __all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "check_form"]
 
@@ -30,7 +32,6 @@ IDS_KEPT_S = 86_400
 _IN_DOUBT_S = 600
 _PRUNE_S = 60
 _BUSY_S = 2.0
-_MODE = 0o600
 _FORM = 1
 _APPLICATION_ID = 0x73637573
 _KEY = "slot_s, groups, tenant, model, pool, adapter, class, estimated"
@@ -112,30 +113,76 @@ class Ledger:
         self._ahead_s = time.time() - steady_s()
         self._prune_at_s = steady_s()
         self._is_first = True  # nothing was added since it was opened
+        #: Called in the thread of the caller when another program took the file away or cut it
+        #: off: with the reason, and whether the rows that were saved before are safe.
+        self.on_file_lost: Callable[[str, bool], None] = lambda reason, is_kept: None
+        #: Called when the path has a whole ledger again, with the path of what was moved aside.
+        self.on_file_written: Callable[[Path | None], None] = lambda aside: None
+        self._lost = ""
+        self._in_doubt: frozenset[int] = frozenset()
+        self._reopening = threading.Lock()
         with self._failing("open"):
-            self._lock = self._locked()
-            self._connection = sqlite3.connect(
-                path, isolation_level=None, check_same_thread=False, timeout=_BUSY_S
-            )
+            self._lock = held_file.lock(path)
             try:
-                self._prepare()
+                self._connect()
             except BaseException:
                 self.close()
                 raise
 
-    def _locked(self) -> int:
-        # SQLite's own locks are of another kind, so readers are not kept out.
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, _MODE)
+    def _connect(self) -> None:
+        self._connection = sqlite3.connect(
+            self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_S
+        )
+        self._is_open = False
+        self._prepare()
+        self._left = held_file.look(self.path)
+        self._is_open = True
+
+    def find_file(self) -> None:
+        """Compare the path with the file that is open; write a lost file again, with all its rows.
+
+        O(1) if the file is as it was left, O(file) otherwise. Raises UsageError, also if another
+        process holds the file at the path by now; then call this again.
+        """
+        with self._failing("write"), self._reopening:
+            if not self._is_open:
+                self._relock()
+                self._connect()
+        reason = held_file.difference(self.path, self._left, held_file.look(self.path))
+        if reason or self._lost:
+            with self._failing("write again"):
+                self._write_again(reason or self._lost)
+
+    def _relock(self) -> None:
+        """Lock what is at the path now, if it is not the file that was published last."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._lock), self.path.stat()):
+                return
+        fresh = held_file.lock(self.path)
+        os.close(self._lock)
+        self._lock = fresh
+
+    def _write_again(self, reason: str) -> None:
+        copy = held_file.copy_of(self._connection, self.path)
+        if not self._lost:
+            self._lost = reason
+            self.on_file_lost(reason, copy is not None)
+        new = self.path.with_name(self.path.name + ".new")
+        lock = held_file.lock(new)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(file, _MODE)
-        except BlockingIOError:
-            os.close(file)
-            raise UsageError(
-                f"{self.path} is held by another process; stop that scheduler, or name another file"
-                " in usage.path"
-            ) from None
-        return file
+            aside = held_file.move_aside(self.path, self._left)
+            held_file.publish(new, self.path)
+        except BaseException:
+            os.close(lock)
+            raise
+        with self._reopening:
+            # Before the new connection: at the end of the old one SQLite deletes the log's name.
+            self._is_open = False
+            self._connection.close()
+            os.close(self._lock)
+            self._lock, self._lost = lock, ""
+            self._connect()
+        self.on_file_written(aside)
 
     def _prepare(self) -> None:
         ask = self._connection.execute
@@ -154,19 +201,31 @@ class Ledger:
     def add(self, leases: Sequence[UsedLease]) -> list[UsedLease]:
         """Add leases in one transaction; return those that the file had already.
 
-        Raises UsageError, and then none is added. O(leases * log n).
+        Raises UsageError, and then none is saved. O(leases * log n).
         """
         known: list[UsedLease] = []
+        self.find_file()
         with self._failing("write"), self._transaction():
             if self._is_first:
                 self._keep_last_ids()
             for lease in leases:
-                if not self._add(lease):
+                if not self._add(lease) and lease.lease_id not in self._in_doubt:
                     known.append(lease)
             if leases and self._steady_s() >= self._prune_at_s:
                 self._prune(leases[-1].ended_s)
         self._is_first = False
+        # They are in the file that is open. Until the path has it they are not saved, and the
+        # caller brings them again.
+        self._in_doubt |= {lease.lease_id for lease in leases}
+        self._left = self._looked_again()
+        self.find_file()
+        self._in_doubt = frozenset()
         return known
+
+    def _looked_again(self) -> held_file.Look:
+        """Return the look to compare with from now on: of a file that is still at the path."""
+        now = held_file.look(self.path)
+        return self._left if held_file.difference(self.path, self._left, now) else now
 
     def _keep_last_ids(self) -> None:
         """Keep the ids of the leases that ended last, for as long as their usage. O(these).
@@ -234,7 +293,7 @@ class Ledger:
         query = "SELECT groups, class, input_tokens + output_tokens FROM usage WHERE slot_s >= ?"
         query += " AND slot_s < ?" + (" AND tenant = ?" if groups is None else "")
         arguments = (begin_s, end_s) if groups is not None else (begin_s, end_s, tenant)
-        with self._failing("read"):
+        with self._failing("read"), self._reopening:
             return sum(
                 tokens
                 for path, request_class, tokens in self._connection.execute(query, arguments)
@@ -284,6 +343,11 @@ class Ledger:
             raise UsageError(f"cannot {what} the usage ledger {self.path}: {error}") from error
         except UsageError:
             raise
+        except held_file.FileHeldError:
+            raise UsageError(
+                f"{self.path} is held by another process; stop that scheduler, or name another file"
+                " in usage.path"
+            ) from None
         except OSError as error:
             what = f"cannot {what} the usage ledger {self.path}: {error.strerror}"
             raise UsageError(what) from error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,6 +31,8 @@ QUEUE_MAX = 131_072
 _BATCH_MAX = 4_096
 _GATHER_S = 0.05
 _RETRY_S = 1.0
+#: Without usage to write, the file is looked at this often.
+_LOOK_S = 1.0
 
 
 class UsageWriter:
@@ -56,6 +59,7 @@ class UsageWriter:
         self._figures = Ledgering()
         #: Gets the leases of each batch that the ledger had already.
         self.on_known: Callable[[list[UsedLease]], None] = lambda leases: None
+        ledger.on_file_lost, ledger.on_file_written = self._file_lost, self._file_written
         driver.keep_usage(self._figures, self.put)
 
     def configure(self, config: Config) -> None:
@@ -94,7 +98,12 @@ class UsageWriter:
     async def run(self) -> None:
         """Write until it is cancelled, or the core is broken."""
         while True:
-            await self._filled.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._filled.wait()
+            if not self._filled.is_set():
+                await self._look()
+                continue
             await asyncio.sleep(_GATHER_S)
             self._filled.clear()
             try:
@@ -103,6 +112,27 @@ class UsageWriter:
                         await asyncio.sleep(_RETRY_S)
             except Broken:
                 return
+
+    async def _look(self) -> None:
+        """Write the file again if it is lost, before another scheduler starts with its path."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, self._ledger.find_file)
+        except UsageError as error:
+            self._tell(str(error))
+        else:
+            self._tell("")
+
+    def _file_lost(self, reason: str, is_kept: bool) -> None:
+        self._figures.files_lost += 1
+        rows = "kept" if is_kept else "lost"
+        effect = "no end is acknowledged until the file is written again"
+        file = str(self._ledger.path)
+        _log.error("usage_file_lost", file=file, reason=reason, saved_rows=rows, effect=effect)
+
+    def _file_written(self, aside: Path | None) -> None:
+        moved = str(aside or "")
+        _log.warning("usage_file_written_again", file=str(self._ledger.path), moved_aside=moved)
 
     async def write(self) -> bool:
         """Write one batch; False if the ledger cannot be written. Raises Broken."""

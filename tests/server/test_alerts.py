@@ -33,6 +33,9 @@ PROVOKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "SchedsvcDown": (ONE, {"up{}": "0x99"}),
     "SchedsvcBroken": (ONE, {"schedsvc_up{}": "0x99"}),
     "SchedsvcStateFailing": (ONE, {"schedsvc_state_failing{}": "1x99"}),
+    "SchedsvcStateLost": (ONE, {"schedsvc_state_files_lost_total{}": "0+1x99"}),
+    "SchedsvcUsageFailing": (ONE, {"schedsvc_usage_failing{}": "1x99"}),
+    "SchedsvcUsageLost": (ONE, {"schedsvc_usage_files_lost_total{}": "0+1x99"}),
     "SchedsvcReloadFailed": (ONE, {"schedsvc_config_last_reload_successful{}": "0x99"}),
     "SchedsvcPoolDetached": (
         POOL,
@@ -171,6 +174,7 @@ async def test_rules_name_metrics_that_exist(tmp_path: Path) -> None:
         config_of(
             metrics={"listen": "127.0.0.1:0"},
             state={"file": str(tmp_path / "state.db")},
+            usage={"path": str(tmp_path / "usage.db")},
             cluster={"name": "c", "member": "a", "store": {"urls": ["redis://127.0.0.1:1"]}},
         )
     )

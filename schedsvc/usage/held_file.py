@@ -1,0 +1,174 @@
+"""The ledger's file as the process that holds it finds it at its path.
+
+SQLite goes on with a file that another program deleted, replaced or truncated: it reports no error,
+and the rows are gone at the next start. So the ledger compares the path with the file that it left
+before and after each write, and publishes a copy of the file that it still has open.
+"""
+
+import fcntl
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["FileHeldError", "copy_of", "difference", "lock", "look", "move_aside", "publish"]
+
+_MODE = 0o600
+_ASIDE_MAX = 100
+_SUFFIXES = ("", "-wal", "-shm")
+#: Results of SQLite that a truncated file leads to; any other error is the disk's, and passes.
+_DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+#: The file and its write-ahead log; None for one that is not there.
+Look = tuple[os.stat_result | None, os.stat_result | None]
+
+
+class FileHeldError(OSError):
+    """Another process holds the file at the path."""
+
+
+def look(path: Path) -> Look:
+    """Return what is at the path now. O(1)."""
+    return _stat(path), _stat(_beside(path, "-wal"))
+
+
+def difference(path: Path, left: Look, now: Look) -> str:
+    """Describe what another program did to the file since it was left; empty: nothing.
+
+    Readers may checkpoint the log, so times may change, and the file may grow.
+    """
+    main, wal = (_compare(before, after) for before, after in zip(left, now, strict=True))
+    return main or (wal and f"its write-ahead log {path.name}-wal was {wal}")
+
+
+def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:
+    if left is None:
+        return ""
+    if now is None:
+        return "deleted"
+    if not os.path.samestat(left, now):
+        return "replaced by another file"
+    if now.st_size < left.st_size:
+        return f"truncated from {left.st_size} to {now.st_size} bytes"
+    return ""
+
+
+def lock(path: Path) -> int:
+    """Open or make a file, and lock it. Raises FileHeldError if another process holds it."""
+    # SQLite's own locks are of another kind, so readers are not kept out.
+    file = os.open(path, os.O_RDWR | os.O_CREAT, _MODE)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The holder may have published another file since this one was opened.
+        if not os.path.samestat(os.fstat(file), path.stat()):
+            raise FileHeldError
+        os.fchmod(file, _MODE)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(file)
+        raise FileHeldError from None
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def copy_of(connection: sqlite3.Connection, path: Path) -> Path | None:
+    """Copy an open database to the file FILE.new; None, and an empty file, if it is damaged.
+
+    O(file).
+
+    Raises OSError or sqlite3.Error if the copy cannot be written.
+    """
+    copy = _beside(path, ".new")
+    for suffix in (*_SUFFIXES, "-journal"):
+        _beside(copy, suffix).unlink(missing_ok=True)
+    file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE)
+    try:
+        connection.execute("VACUUM INTO ?", (str(copy),))
+        if not _is_whole(copy):
+            os.ftruncate(file, 0)
+            return None
+        os.fsync(file)
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code & 0xFF in _DAMAGED or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+            os.ftruncate(file, 0)
+            return None
+        raise
+    finally:
+        os.close(file)
+    return copy
+
+
+def _is_whole(path: Path) -> bool:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        return bool(tables) and connection.execute("PRAGMA integrity_check(1)").fetchone()[0] == (
+            "ok"
+        )
+    finally:
+        connection.close()
+
+
+def move_aside(path: Path, own: Look) -> Path | None:
+    """Move away what is at the path, with its log; return where it is now, None: nothing was there.
+
+    `own`: the file and the log of the ledger that is open. Its log is deleted if its file is gone
+    from the path, because SQLite would replay it into another file. Raises FileHeldError if another
+    process holds the file at the path.
+    """
+    found, wal = look(path)
+    is_own = found is not None and own[0] is not None and os.path.samestat(found, own[0])
+    if not is_own and wal is not None and own[1] is not None and os.path.samestat(wal, own[1]):
+        _beside(path, "-wal").unlink(missing_ok=True)
+        _beside(path, "-shm").unlink(missing_ok=True)
+    # The own file is locked already, through another descriptor.
+    held = -1 if found is None or is_own else lock(path)
+    try:
+        if found is None and look(path)[1] is None:
+            return None
+        name = _free_name(path)
+        for suffix in _SUFFIXES:
+            with suppress(FileNotFoundError):
+                _beside(path, suffix).rename(_beside(name, suffix))
+        return name
+    finally:
+        if held >= 0:
+            os.close(held)
+
+
+def _free_name(path: Path) -> Path:
+    for i in range(_ASIDE_MAX):
+        name = _beside(path, f".aside.{i}" if i else ".aside")
+        if not any(_beside(name, suffix).exists() for suffix in _SUFFIXES):
+            return name
+    raise OSError(0, f"{_ASIDE_MAX} files were moved aside already; remove {path.name}.aside*")
+
+
+def publish(copy: Path, path: Path) -> None:
+    """Give a file the path's name. Raises FileHeldError if another process has made a file there.
+
+    The caller has locked it, so no other process can hold it in between.
+    """
+    try:
+        os.link(copy, path)
+    except FileExistsError:
+        raise FileHeldError from None
+    copy.unlink()
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
