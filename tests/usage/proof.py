@@ -22,6 +22,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests import forked
 
+from .attacks import delete, delete_all, delete_log, move, rename_over
 from .books import compare
 from .clients import TENANTS, Clients
 
@@ -34,15 +35,17 @@ _SAVE_S = 2.0
 _RESERVED = 10_000
 _ENGINE = ("--profile", "tiny-cpu", "--speed", "5", "--kv-tokens", "262144", "--block-size", "16")
 _KILLED = ("scheduler", "proxy", "engine")
+_ATTACKS = (delete, rename_over, delete_log, delete_all, move)
+_WRITTEN_AGAIN = b"usage_file_written_again"
 
 
 class Proof:
     """One folder: a scheduler, a proxy, an engine, and what they left behind."""
 
-    def __init__(self, folder: Path, requests: int, kills: int) -> None:
+    def __init__(self, folder: Path, requests: int, kills: int, attacks: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._requests, self._kills = requests, kills
+        self._requests, self._kills, self._attacks = requests, kills, attacks
         tenants = ", ".join(f"{{name: t{number}}}" for number in range(TENANTS))
         (folder / "schedsvc.yaml").write_text(
             f"listeners: [{{unix: scheduler.sock}}]\nusage: {{path: usage.db}}\n"
@@ -60,7 +63,7 @@ class Proof:
             for process in reversed(self._running.values()):
                 process.terminate()
                 process.wait(_EXPIRY_S)
-        return compare(self._folder) | {"kills": self._progress["kills"]}
+        return compare(self._folder) | {name: self._progress[name] for name in ("kills", "attacks")}
 
     async def _run(self) -> None:
         for name in ("scheduler", "engine", "proxy"):
@@ -74,7 +77,7 @@ class Proof:
         saved_s = 0.0
         while not asking.done():
             ended = before + clients.whole
-            if ended >= self._requests and self._progress["kills"] >= self._kills:
+            if ended >= self._requests and self._is_done():
                 break
             if time.monotonic() > saved_s + _SAVE_S:
                 saved_s = time.monotonic()
@@ -82,11 +85,35 @@ class Proof:
                 self._save(next=clients.next + _RESERVED, whole=ended)
             if self._progress["kills"] < self._kills and ended >= self._next_kill():
                 await self._kill()
+            if self._progress["attacks"] < self._attacks and ended >= self._next_attack():
+                await self._attack()
             await asyncio.sleep(_LOOK_S)
         clients.stop = True
         await asking
         self._save(next=clients.next, whole=before + clients.whole)
         await self._wait_for_rest()
+
+    def _is_done(self) -> bool:
+        left = self._kills - self._progress["kills"], self._attacks - self._progress["attacks"]
+        return max(left) <= 0
+
+    def _next_attack(self) -> int:
+        return self._requests * (2 * self._progress["attacks"] + 1) // (2 * self._attacks)
+
+    async def _attack(self) -> None:
+        """Delete the ledger, its log, or both, or replace it; wait until it is written again."""
+        attack = _ATTACKS[self._progress["attacks"] % len(_ATTACKS)]
+        written = self._times_written_again()
+        attack(self._folder / "usage.db")
+        self._save(attacks=self._progress["attacks"] + 1)
+        print(f"{time.strftime('%H:%M:%S')} {attack.__name__}: {self._progress}", flush=True)
+        until_s = time.monotonic() + _START_S
+        while self._times_written_again() == written:
+            assert time.monotonic() < until_s, "the ledger is not written again; see scheduler.log"
+            await asyncio.sleep(_LOOK_S)
+
+    def _times_written_again(self) -> int:
+        return (self._folder / "scheduler.log").read_bytes().count(_WRITTEN_AGAIN)
 
     def _next_kill(self) -> int:
         return self._requests * (self._progress["kills"] + 1) // (self._kills + 1)
@@ -189,7 +216,7 @@ class Proof:
             for name, probe in (("engine_port", one), ("proxy_port", other)):
                 probe.bind(("127.0.0.1", 0))
                 ports[name] = probe.getsockname()[1]
-        return {"kills": 0, "next": 0, "whole": 0, **ports}
+        return {"kills": 0, "attacks": 0, "next": 0, "whole": 0, **ports}
 
 
 def main() -> None:
@@ -199,8 +226,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("out/usage-proof"))
+    parser.add_argument(
+        "--attacks", type=int, default=0, help="take the ledger's file away N times"
+    )
     given = parser.parse_args()
-    print(json.dumps(Proof(given.out.absolute(), given.requests, given.kills).run()))
+    proof = Proof(given.out.absolute(), given.requests, given.kills, given.attacks)
+    print(json.dumps(proof.run()))
 
 
 if __name__ == "__main__":

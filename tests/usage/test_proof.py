@@ -21,3 +21,11 @@ def test_the_export_equals_the_engines_counts_over_kills(tmp_path: Path) -> None
     connection.close()
     with pytest.raises(AssertionError, match="the ledger differs"):
         compare(tmp_path)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_export_equals_the_counts_if_the_file_is_taken(tmp_path: Path) -> None:
+    figures = Proof(tmp_path, requests=4_000, kills=1, attacks=5).run()
+    assert (figures["kills"], figures["attacks"]) == (1, 5)
+    assert figures["whole"] >= 4_000
