@@ -41,6 +41,11 @@ class BuildCore(build_ext):
             self.build_lib, self.build_temp = "build/development/lib", "build/development/temp"
         super().run()
 
+    def copy_extensions_to_source(self) -> None:
+        """Copy the core into the tree, also over one of the other kind that is newer."""
+        self.force = True
+        super().copy_extensions_to_source()
+
 
 setup(
     ext_modules=cythonize([core], compiler_directives={"language_level": "3"}),

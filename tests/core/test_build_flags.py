@@ -1,6 +1,7 @@
 """The core is compiled fast for development, and nothing measures or ships such a core."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,22 @@ from schedsvc._core import BUILD_FLAGS
 from tests.other_core import FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS = {"development": FLAGS, "release": machine.FLAGS}
 
 
-def built(*arguments: str, core: str) -> subprocess.CompletedProcess[str]:
+#: A core that compiles in a second.
+CORE = """
+cdef extern from *:
+    const char* SCHEDSVC_CORE_FLAGS
+BUILD_FLAGS = SCHEDSVC_CORE_FLAGS.decode()
+"""
+
+
+def built(*arguments: str, core: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run setup.py with this value of SCHEDSVC_CORE."""
     return subprocess.run(
         [sys.executable, "setup.py", "--quiet", *arguments],
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, "SCHEDSVC_CORE": core},
         capture_output=True,
         text=True,
@@ -55,3 +65,25 @@ def test_wheel_of_a_development_core_is_refused(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "wheels need release" in refused.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_core_in_the_tree_is_of_the_kind_built_last(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "_core").mkdir()
+    shutil.copy(ROOT / "_core/flags.toml", tmp_path / "_core")
+    (tmp_path / "_core/core.pyx").write_text(CORE)
+    (tmp_path / "schedsvc").mkdir()
+    (tmp_path / "schedsvc/__init__.py").touch()
+    compiled = dict[Path, int]()
+    for core in ("development", "release", "development", "release"):
+        done = built("build_ext", "--inplace", core=core, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        shown = subprocess.run(
+            [sys.executable, "-c", "from schedsvc._core import *; print(BUILD_FLAGS)"],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert shown.stdout.split() == KINDS[core], shown.stderr
+        for file in tmp_path.glob("build/**/*.so"):
+            assert compiled.setdefault(file, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
+    assert len(compiled) == 2
