@@ -51,20 +51,27 @@ def sim(*arguments):
     return CliRunner().invoke(main, ["sim", *map(str, arguments)])
 
 
-@pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "trace.csv"
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace.csv"
     rows = [f"{number / 10:.1f},{'ab'[number % 4 == 0]},200,100" for number in range(900)]
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n" + "\n".join(rows) + "\n")
     return path
 
 
-def test_report_files_and_figures(trace, tmp_path):
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def compared(trace, tmp_path_factory):
+    """The folder of one comparison, which draws, and what it prints."""
+    out = tmp_path_factory.mktemp("compared") / "out"
     result = sim("--trace", trace, "--policy", "engine", "--policy", "vtc", "--seeds", 2,
                  "--jitter", 50, "--out", out, "--json")  # fmt: skip
     assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    return out, result.stdout
+
+
+def test_report_files_and_figures(compared):
+    out, printed = compared
+    report = json.loads(printed)
     assert report == json.loads((out / "report.json").read_text())
     assert set(report) == {"engine", "policies"}
     assert report["engine"] == "a10g-llama2-7b"
@@ -98,11 +105,11 @@ def test_the_same_arguments_give_the_same_figures(trace):
     assert reports[0] == reports[1]
 
 
-def test_requests_bear_out_the_report(trace, tmp_path):
+def test_requests_bear_out_the_report(compared):
     """The CSV holds the figures of report.json."""
-    assert sim("--trace", trace, "--policy", "vtc", "--out", tmp_path).exit_code == 0
-    entry = json.loads((tmp_path / "report.json").read_text())["policies"]["vtc"][0]
-    text = (tmp_path / "requests_vtc_0.csv").read_text()
+    out, printed = compared
+    entry = json.loads(printed)["policies"]["vtc"][0]
+    text = (out / "requests_vtc_0.csv").read_text()
     assert text.splitlines()[0] == REFERENCE_COLUMNS
     rows = list(csv.DictReader(text.splitlines()))
     import numpy as np
