@@ -114,6 +114,7 @@ class LoadRun:
             await self._warm_up(http, first)
             self.recorder.connect_ms.clear()
             # A full collection over a long run's samples would be a pause of the generator's own.
+            is_frozen = gc.get_freeze_count() > 0  # by the caller, for whom it stays so
             gc.collect()
             gc.freeze()
             try:
@@ -121,7 +122,8 @@ class LoadRun:
                     await self._send(http, chain((first,), requests))
                     wall_s = self.now_s()
             finally:
-                gc.unfreeze()
+                if not is_frozen:
+                    gc.unfreeze()
         return RunResult(
             self.recorder,
             lag.lags_ms,

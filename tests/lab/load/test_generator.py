@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ async def test_requests_are_exactly_as_the_trace_says() -> None:
     report = full_report(result)["tenants"]
     assert (report["hog"]["prompt_tokens"], report["hog"]["output_tokens"]) == (300, 5)
     assert report["hog"]["queue_ms"] == {"p50": 1.5, "p99": 1.5}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+async def test_objects_stay_frozen_only_for_a_caller_that_froze(frozen: bool) -> None:
+    gc.freeze() if frozen else gc.unfreeze()
+    try:
+        await driven(requests((0.0, "a", 1, 1)))
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.freeze()  # as conftest.py left them
 
 
 async def test_the_emulated_length_is_no_cap() -> None:

@@ -1,6 +1,7 @@
 """`schedsvc sim` as a person runs it."""
 
 import csv
+import gc
 import json
 import sys
 import time
@@ -93,6 +94,16 @@ def test_report_files_and_figures(compared):
     assert {file.stem for file in out.glob("*.png")} == PICTURES
     for name in PICTURES:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_objects_stay_frozen_only_for_a_caller_that_froze(trace, frozen):
+    gc.freeze() if frozen else gc.unfreeze()
+    try:
+        assert sim("--trace", trace, "--policy", "fcfs", "--json").exit_code == 0
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.freeze()  # as conftest.py left them
 
 
 def test_the_same_arguments_give_the_same_figures(trace):

@@ -39,6 +39,7 @@ def run_trace(
     pools = tuple(engine_configs(scenario))
     drawn = []
     # Exempt all objects so far from collection: the collector would scan them again and again.
+    is_frozen = gc.get_freeze_count() > 0  # by the caller, for whom it stays so
     gc.freeze()
     with progress_bar("requests") as progress:
         for policy in policies:
@@ -56,7 +57,8 @@ def run_trace(
                 # Other seeds are not drawn, and their requests need not be kept.
                 if seed == 0 and out is not None:
                     drawn.append(run)
-    gc.unfreeze()
+    if not is_frozen:
+        gc.unfreeze()
     details["peak_memory_bytes"] = peak_memory_bytes()
     if out is not None:
         # Imported here: matplotlib would make runs without --out start later.
