@@ -2,7 +2,6 @@
 
 import fcntl
 import gc
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,19 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples on every machine and run; HYPOTHESIS_PROFILE=fresh draws others. No clock judges
-# an example: another process may take the core while it runs.
-_NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("same", derandomize=True, **_NO_CLOCK)
-settings.register_profile("fresh", derandomize=False, **_NO_CLOCK)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+from tests.seeds import SEED, VARIABLE
+
+# The seed alone decides what is drawn: no memory of earlier runs, and no clock, since another process
+# may take the core while an example runs.
+settings.register_profile(
+    "seeded", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("seeded")
 
 
-def pytest_configure() -> None:
-    """Let Ctrl-C reach the programs that tests start.
+@pytest.hookimpl(tryfirst=True)  # hypothesis reads its option in the same hook
+def pytest_configure(config: pytest.Config) -> None:
+    """Seed property tests, and let Ctrl-C reach the programs that tests start.
 
     A process in the background is started with Ctrl-C ignored, and would pass that on to them.
     """
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,6 +49,13 @@ def pytest_collection() -> Iterator[None]:
         finally:
             gc.enable()
             gc.freeze()  # modules and tests stay, so no collection has to look at them
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to repeat a failure of a random test."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"Random tests drew by the seed {SEED}.")
+        terminalreporter.write_line(f"To repeat a failure: {VARIABLE}={SEED} pytest TEST")
 
 
 CRASHED = pytest.StashKey[bool]()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .random_walk import RandomWalk
 from .session_histories import SessionHistory
@@ -333,7 +334,7 @@ def test_a_replayed_lease_is_a_turn_of_its_session() -> None:
 
 
 @pytest.mark.parametrize("pools", [1, 3])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", fresh(20))
 def test_random_histories_follow_the_model(seed: int, pools: int) -> None:
     SessionHistory(seed, pools).play()
 
@@ -400,7 +401,7 @@ def test_organisations_users_and_their_sessions_share_alike(each: int) -> None:
 
 
 @pytest.mark.parametrize("pools", [1, 3])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", fresh(20))
 def test_random_histories_with_a_cap_grant_all(seed: int, pools: int) -> None:
     SessionHistory(seed, pools, capped=True).play()
 

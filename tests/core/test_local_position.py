@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .credit_histories import PoolHistory
 from .pool_world import ANY, CHARGE, INPUT, OUTPUT, PoolWorld
@@ -207,11 +208,5 @@ def served_in_quick_pool(s: core.Scheduler) -> list[int]:
 
 
 def test_random_histories_of_pools_keep_the_promise() -> None:
-    for seed in range(60):
-        PoolHistory(seed).play()
-
-
-@pytest.mark.slow
-def test_more_random_histories_of_pools_keep_the_promise() -> None:
-    for seed in range(60, 600):
+    for seed in fresh(60):
         PoolHistory(seed).play()

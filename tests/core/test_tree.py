@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .pool_world import PoolWorld
 from .random_walk import FLOWS, RandomWalk
@@ -232,19 +233,13 @@ def test_books_balance_while_the_tree_changes(
     assert is_drained(walk.core, walk.now_ns)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(range(60, 300), marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_random_trees_grant_what_the_model_picks(seeds: range) -> None:
-    for seed in seeds:
+def test_random_trees_grant_what_the_model_picks() -> None:
+    for seed in fresh(60):
         TreeHistory(seed).play()
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 125), marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_random_trees_over_pools_grant_what_the_model_picks(seeds: range) -> None:
-    for seed in seeds:
+def test_random_trees_over_pools_grant_what_the_model_picks() -> None:
+    for seed in fresh(25):
         TreeHistory(seed, pools=3).play()
 
 

@@ -4,7 +4,6 @@ import random
 from math import prod
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -459,16 +458,4 @@ class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
         database=None,
         suppress_health_check=QUIET,
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-class TestTwinsLonger(Twins.TestCase):  # type: ignore[misc,valid-type]
-    settings = settings(
-        max_examples=300,
-        stateful_step_count=120,
-        deadline=None,
-        database=None,
-        suppress_health_check=QUIET,
     )

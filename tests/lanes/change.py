@@ -50,10 +50,10 @@ def tree_number(root: Path) -> int:
     return int(found[:11], 16)
 
 
-def change(root: Path) -> Change:
-    """Return what differs from `CI_BASE`, else from the newest commit older than a day."""
+def change(root: Path, base: str | None = None) -> Change:
+    """Return what differs from `base`, else from `CI_BASE`, else from a day before."""
     tree = tree_number(root)
-    named = os.environ.get("CI_BASE", "")
+    named = os.environ.get("CI_BASE", "") if base is None else base
     found = git(root, "rev-parse", "--verify", "-q", f"{named}^{{commit}}") if named else None
     if named and not found:
         return Change(f"CI_BASE={named} is no commit here", None, tree)

@@ -107,6 +107,12 @@ class Selection:
         )
         return " <- ".join(chain(needs, found)) if found else ""
 
+    def distance(self, test: str) -> int:
+        """Return over how many files a test needs what changed; many if only a rule says so."""
+        needs = self.graph.needs(test)
+        found = self.subject.files & needs.keys()
+        return min((len(chain(needs, path)) for path in found), default=99)
+
     def slow(self) -> tuple[dict[str, str], list[str]]:
         """Return the slow tests that the change concerns, with reasons, and the quarter's."""
         tests = self.slow_tests()

@@ -271,14 +271,6 @@ def test_nothing_is_left_of_a_marathon() -> None:
     assert "0 tokens promised" in CliRunner().invoke(main, ["simtest", "--marathon", "500"]).stdout
 
 
-@pytest.mark.slow
-def test_many_seeds_hold() -> None:
-    tally = Tally()
-    for _ in run_cases((Case(seed) for seed in range(10_000, 10_250)), tally):
-        pass
-    assert tally.failures == []
-
-
 def owing(tokens: int, open_output: int = 0) -> bytes:
     """The row of a quota of 500 output tokens a minute that owes `tokens`."""
     level = 2 * tokens * 10**6 - 1  # zigzag of a negative number
