@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from schedsvc.cluster.escrow_store import CHUNK_MS, WRAP, Answer, Ask, Part, Stated, ask_store
+from tests.seeds import fresh
 
 from .store_server import StoreServer
 from .virtual_store import VirtualStore
@@ -275,7 +276,7 @@ class Reference:
         self.at_ms = now_ms
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", fresh(8))
 async def test_random_members_spend_no_more_than_one(virtual: VirtualStore, seed: int) -> None:
     """Asks, spending, returns, lost answers, deaths and ends of chunks, in any order."""
     rng = random.Random(seed)

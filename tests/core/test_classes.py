@@ -8,6 +8,7 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, admit_message, grant, is_drained, make, pool, vtc
 
@@ -120,7 +121,7 @@ def test_counters_of_a_class_are_lifted_among_themselves() -> None:
     assert counters["new"] == counters["old"] > 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_a_class_that_waits_is_served_within_its_ageing_time(seed: int) -> None:
     """Endless better work: the class gets its turn, and takes no more than that."""
     rnd = random.Random(seed)

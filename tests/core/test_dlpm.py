@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, grant, make, totals, vtc
 
@@ -169,7 +170,7 @@ def served(policy: str, seed: int, steps: int, **more: Any) -> tuple[float, floa
     return widest, shown, hits / inputs
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 @pytest.mark.parametrize("quantum", [100, 1_000, 5_000])
 def test_service_of_backlogged_flows_stays_within_the_bound(quantum: int, seed: int) -> None:
     """2 * (U + Q), with U = max(wp * L_input, wq * M)."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, grant, is_drained, make, outcomes, pool
 
@@ -165,7 +166,7 @@ def test_where_quotas_are_taken_at_the_arrival_they_are_kept() -> None:
     assert order == [4, 2, 1]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_places_and_grants_are_those_of_a_sorted_list(seed: int) -> None:
     rnd = random.Random(seed)
     s = one_at_a_time(work_max=7, hash_key=rnd.randbytes(16), flow_queue_max=1_000)

@@ -7,6 +7,7 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, admit_message, make, outcomes
 
@@ -265,7 +266,7 @@ def test_grants_are_part_of_the_digest() -> None:
     assert len(digests) == 3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", fresh(6))
 def test_what_is_granted_is_what_is_spent_and_held(seed: int) -> None:
     """Random requests, chunks, returns and ends against the sum."""
     rng = random.Random(seed)

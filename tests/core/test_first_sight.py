@@ -8,6 +8,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import tenants_pb2
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .differential import Differential
 from .stream import Stream
@@ -261,7 +262,7 @@ def change_rules(pair: Differential, rnd: random.Random) -> None:
 
 
 @pytest.mark.parametrize("policy", ["vtc", "fcfs", "dlpm"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_core_and_twin_agree_about_first_sight(seed: int, policy: str) -> None:
     pair, rnd = pair_of(seed, policy)
     change_rules(pair, rnd)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .differential import Differential
 from .support import SECOND, totals
@@ -212,7 +213,7 @@ def idle_walk(pair: Differential, rnd: random.Random, step: int) -> None:
 
 
 @pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "dlpm", "lcf"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_core_and_twin_forget_the_same_tenants(seed: int, policy: str) -> None:
     pair, rnd = pair_of(seed, policy)
     change_rules(pair, rnd)

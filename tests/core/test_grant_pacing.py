@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .differential import Differential
 from .support import SECOND, admit, grant, make, pool
@@ -178,7 +179,7 @@ def test_it_begins_again_with_its_lessons() -> None:
     assert len(hog.granted(1)) == 4  # what is left by what the ten may need
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_the_twin_agrees_where_lengths_are_alike(seed: int) -> None:
     rnd = random.Random(seed)
     pair = Differential(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, grant, is_drained, make, outcomes, pool
 
@@ -198,7 +199,7 @@ def test_tenants_of_a_group_lend_to_each_other_and_the_group_to_others() -> None
     s.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_borrowing_ends_within_a_window_of_its_owners_return(seed: int) -> None:
     # The borrower weighs more, so that its weight alone would give it nearly all.
     rnd = random.Random(seed)

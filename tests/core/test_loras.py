@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, grant, is_drained, make, outcomes, pool
 
@@ -144,7 +145,7 @@ def test_a_head_is_passed_so_often_at_most() -> None:
     assert head in [d.handle for d in s.poll(20)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_whatever_adapter_is_asked_for_its_turn_comes(seed: int) -> None:
     """Judged from the messages: never too many active, and a head's turn comes within its bypasses
     and the longest lease."""

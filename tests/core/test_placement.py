@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, make
 
@@ -99,6 +100,6 @@ def loads(affinity_ppm: int, seed: int) -> int:
     return loaded
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", fresh(2))
 def test_adapters_stay_where_they_are_loaded(seed: int) -> None:
     assert loads(100_000, seed) * 3 < loads(0, seed)

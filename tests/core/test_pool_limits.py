@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, grant, make, outcomes, pool
 
@@ -259,7 +260,7 @@ def test_a_wrong_limit_is_named_and_changes_nothing(limits: dict[str, Any], fiel
     assert pool(s, 0)["max_running"] == 5
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_no_round_is_ever_larger_than_allowed(seed: int) -> None:
     """Judged from the messages alone: what was granted, and of what tokens were reported."""
     rnd = random.Random(seed)

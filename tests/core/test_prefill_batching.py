@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, grant, make, pool
 
@@ -110,7 +111,7 @@ def test_it_changes_while_everything_runs() -> None:
     assert granted(s, 399 * MS) == [handle]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_none_waits_beyond_the_delay_and_prefills_batch(seed: int) -> None:
     """There is room for all, so requests wait only for the delay."""
     rnd = random.Random(seed)

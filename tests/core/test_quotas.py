@@ -8,6 +8,7 @@ from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import (
     SECOND,
@@ -403,7 +404,7 @@ def test_groups_form_no_circle_and_no_tower() -> None:
     s.check()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_a_thousand_at_once_overshoot_by_no_more_than_they_outgrew(seed: int) -> None:
     """At every moment, a window's use <= what the bucket can have given + what was outgrown."""
     rnd = random.Random(seed)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .random_walk import RandomWalk
 from .support import SECOND
@@ -207,14 +208,14 @@ class SharedWalk(RandomWalk):
         self.core.set_remote_service(self.now_ns, rows)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", fresh(6))
 def test_random_histories_with_remote_service_keep_the_books(seed: int) -> None:
     walk = SharedWalk(seed, remote=True)
     walk.run(1_500, 50)
     walk.drain()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_a_member_that_hears_nothing_decides_as_one_alone(seed: int) -> None:
     digests = []
     for walk in (RandomWalk(seed), SharedWalk(seed, remote=False)):
@@ -223,7 +224,7 @@ def test_a_member_that_hears_nothing_decides_as_one_alone(seed: int) -> None:
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_one_pool_of_a_member_decides_as_one_alone(seed: int) -> None:
     digests = []
     for shared in (False, True):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, admit, grant, make, outcomes, pool, vtc
 
@@ -444,7 +445,7 @@ def mutated(rnd: random.Random, value: bytes) -> bytes:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_a_drained_scheduler_decides_as_if_it_had_never_stopped(seed: int) -> None:
     """Saved and restored between two bursts: the second is decided alike, to the token."""
     rnd = random.Random(seed)

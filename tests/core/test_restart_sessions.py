@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .session_histories import SessionHistory
 from .support import SECOND, admit, grant, make
@@ -187,6 +188,6 @@ def test_a_lease_ends_after_a_restart_and_all_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("pools", [1, 3])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", fresh(20))
 def test_random_histories_with_kills_follow_the_model(seed: int, pools: int) -> None:
     SessionHistory(seed, pools, killed=True).play()

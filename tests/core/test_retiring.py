@@ -5,6 +5,7 @@ import random
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import SECOND, totals
 from .test_first_sight import scheduler, tenants
@@ -86,7 +87,7 @@ def test_a_tenant_that_returns_keeps_its_flow() -> None:
         s.set_retired(0, b"nobody")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", fresh(5))
 def test_books_balance_while_tenants_come_and_go(seed: int) -> None:
     rnd = random.Random(seed)
     s = scheduler(answers_max=0, flow_queue_max=4)

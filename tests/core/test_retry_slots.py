@@ -7,6 +7,7 @@ from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .differential import Differential
 from .line import Line
@@ -188,7 +189,7 @@ def test_a_flood_that_heeds_no_time_fills_the_queue_and_no_more() -> None:
     line.s.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_core_and_twin_agree_about_floods_and_pauses(seed: int) -> None:
     rnd = random.Random(seed)
     hour_ns = 3_600 * SECOND

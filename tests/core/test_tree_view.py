@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from schedsvc import _core as core
+from tests.seeds import fresh
 
 from .support import admit
 from .test_tree import TreeWalk, flood, group, make, member, serve
@@ -101,7 +102,7 @@ def test_tenant_that_moves_leaves_what_it_was_served() -> None:
     s.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 def test_what_groups_were_served_never_falls_while_they_move(seed: int) -> None:
     walk = TreeWalk(seed, ("vtc",), pools=1 + seed % 3)
     last: dict[tuple[str, str], int] = {}

@@ -20,7 +20,7 @@ import tomllib
 
 from tests.tidy.sources import PACKAGE_FOLDERS, PACKAGES, imports
 
-from .rules import CLI, COMPILED, RULES, TESTS_SIDE, drives_core
+from .rules import CLI, CLUSTER, COMPILED, RULES, TESTS_SIDE, drives_core
 
 MODULE = (".py", ".pyi", "/__init__.py")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
@@ -85,14 +85,22 @@ class Graph:
         """Everything that a file needs, each with the file that leads to it."""
         reached = {start: ""}
         words: set[str] = set()
+        held: set[str] = set()  # of a cluster: a service without that key does not import it
+        is_cluster = False
         waiting = [start]
         while waiting:
             path = waiting.pop()
             found = set(self.edges(path))
             if path.startswith(TESTS_SIDE):
                 words |= self._source(path).commands
+                is_cluster = is_cluster or "cluster" in self._source(path).words
             if CLI in reached or CLI in found:
                 found |= {at for name, at in self.commands.items() if name in words}
+            if not path.startswith((*TESTS_SIDE, CLUSTER)):
+                held |= {other for other in found if other.startswith(CLUSTER)}
+                found -= held
+            if is_cluster:
+                found |= held
             for other in found - reached.keys():
                 reached[other] = path
                 waiting.append(other)

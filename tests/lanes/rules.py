@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 #: The command `schedsvc`, whose table names modules by text.
 CLI = "schedsvc/cli/__init__.py"
+#: Code that the service imports only if its configuration has `cluster`, as tests/tidy holds.
+CLUSTER = "schedsvc/cluster/"
 #: Folders whose files are no product: what they name, they test or run.
 TESTS_SIDE = ("tests/", "bench/", "deploy/", "schedsvc/lab/demo/")
 #: The interface of the compiled core, and the generated stubs of the contract.

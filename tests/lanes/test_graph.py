@@ -13,7 +13,9 @@ TREE = {
     "schedsvc/cli/__init__.py": 'C = {"serve": ("schedsvc.cli.serve:serve", "x"),\n'
     ' "sim": ("sim.cli:sim", "x")}\n',
     "schedsvc/cli/serve.py": "def serve():\n    from ..server import run\n",
-    "schedsvc/server.py": 'from . import _core\nLUA = "limits.lua"\n',
+    "schedsvc/server.py": 'from . import _core, cluster\nLUA = "limits.lua"\n',
+    "schedsvc/cluster/__init__.py": "",
+    "tests/server/test_pair.py": 'C = "cluster:\\n  url: x"\nRUN = "schedsvc serve"\n',
     "schedsvc/limits.lua": "",
     "schedsvc/_core.pyi": "",
     "schedsvc/lab/__init__.py": "",
@@ -50,6 +52,7 @@ def graph(tmp_path: Path) -> Graph:
         ("tests/server/test_serve.py", "schedsvc/cli/serve.py"),
         ("tests/server/test_serve.py", "schedsvc/server.py"),
         ("tests/server/test_serve.py", "schedsvc/limits.lua"),
+        ("tests/server/test_pair.py", "schedsvc/cluster/__init__.py"),
         # A command in the laboratory, which drives the core.
         ("tests/sim/test_sim.py", "schedsvc/lab/sim/cli.py"),
         ("tests/sim/test_sim.py", "schedsvc/_core.pyi"),
@@ -69,6 +72,7 @@ def test_needs_of_a_test_are_found(graph: Graph, test: str, needed: str) -> None
     [
         ("tests/server/test_serve.py", "schedsvc/lab/sim/cli.py"),
         ("tests/server/test_serve.py", "schedsvc/_core.pyi"),  # through the service alone
+        ("tests/server/test_serve.py", "schedsvc/cluster/__init__.py"),
         ("tests/sim/test_sim.py", "schedsvc/server.py"),
         ("tests/sim/test_words.py", "schedsvc/server.py"),  # in prose alone
         ("tests/sim/test_core.py", "tests/server/conftest.py"),

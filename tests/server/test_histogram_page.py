@@ -18,6 +18,7 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
 from schedsvc.metric_rows import HISTOGRAM_ROWS
 from schedsvc.server import Server
+from tests.seeds import fresh
 
 from .conftest import ask, calling, config_of, serving, totals
 from .test_metrics import Samples, of, scrape, use
@@ -126,7 +127,7 @@ async def serve_some(stub: SchedulerServiceStub, rng: random.Random, keys: dict[
         await stub.Admit(ask(1_000_000, tenant=tenant["name"]))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fresh(4))
 async def test_no_series_goes_down_in_random_chains_of_reloads(seed: int) -> None:
     rng = random.Random(seed)
     keys = changed(rng)

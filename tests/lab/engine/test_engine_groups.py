@@ -9,6 +9,7 @@ from schedsvc.lab.engine import (
     load_profile,
 )
 from schedsvc.lab.engine.sequence import COST_MAX, mix
+from tests.seeds import fresh
 
 COST = load_profile("a10g-llama2-7b-memory").step_cost(8)
 
@@ -129,7 +130,7 @@ def beam_twin(seed, width, length):
     return [cost for cost, _ in beams]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", fresh(6))
 @pytest.mark.parametrize("budget", [64, 3])
 def test_beams_are_the_best_paths_of_the_whole_search(seed, budget):
     config = EngineConfig(64, 4, 8, budget, 64)

@@ -11,6 +11,7 @@ from schedsvc.lab.faults.auditor.classes import ClassOrder
 from schedsvc.lab.faults.auditor.peak import Run, greatest_load, least_load, peak_of
 from schedsvc.lab.faults.auditor.records import PriorityClass
 from tests.lab.faults.test_auditor import Desk, S
+from tests.seeds import fresh
 
 
 def step_by_step(runs: list[Run]) -> int:
@@ -23,7 +24,7 @@ def step_by_step(runs: list[Run]) -> int:
     return most
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", fresh(30))
 def test_the_peak_is_that_of_every_single_step(seed: int) -> None:
     rnd = Random(seed)
     runs = [

@@ -11,6 +11,7 @@ from schedsvc.lab.sim.details import detail
 from schedsvc.lab.sim.requests import Requests
 from schedsvc.lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
 from schedsvc.lab.workload import Record, read_trace
+from tests.seeds import fresh
 
 FAST = load_profile("fast")
 
@@ -77,7 +78,7 @@ def test_jitter_takes_the_contents_along(tmp_path):
         assert jittered.arrival_ns[at] >= place * 1_000_000
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fresh(3))
 def test_no_cache_beats_belady_and_a_larger_one_no_smaller_one(tmp_path, seed):
     """One request at a time, each block used for an hour's pause: only the cache decides."""
     draws = Random(seed)

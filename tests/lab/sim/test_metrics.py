@@ -8,6 +8,7 @@ import pytest
 
 from schedsvc.lab.sim import metrics
 from schedsvc.lab.sim.metrics import Service, cumulative_gap, service_difference, throughput
+from tests.seeds import fresh
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "data" / "reference" / "vtc_a10g"
 
@@ -114,7 +115,7 @@ def test_throughput_by_hand():
     assert throughput(*[np.array([])] * 3, np.array([0.0, 1.0])).tolist() == [0]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", fresh(5))
 def test_throughput_adds_up_to_the_tokens(seed):
     draws = np.random.default_rng(seed)
     begin = draws.uniform(0, 100, 200)

@@ -7,6 +7,7 @@ import pytest
 from schedsvc.lab.engine import Engine, load_profile
 from schedsvc.lab.sim.requests import NEVER
 from schedsvc.lab.sim.runner import EngineRunner
+from tests.seeds import fresh
 
 
 def make(kv_tokens, prefill):
@@ -80,7 +81,7 @@ def drive(runner, arrivals, looks):
 
 
 @pytest.mark.parametrize("prefill", ["chunked", "whole", "separate"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", fresh(6))
 def test_a_runner_equals_single_steps_to_the_token(seed, prefill):
     draws = Random(seed)
     arrivals = [

@@ -19,6 +19,7 @@ from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording
 from schedsvc.lab.sim.replay.whatif import WhatIf
 from schedsvc.recording.start import Recording as Recorder
+from tests.seeds import fresh
 
 MS = 1_000_000
 BASE = """
@@ -209,7 +210,7 @@ def test_what_did_not_run_takes_the_median_of_its_tenant(tmp_path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", fresh(5))
 def test_the_same_configuration_changes_nothing(tmp_path, seed, stream):
     """Not one verdict, and no wait by more than the microsecond that a message states."""
     draws = Random(seed)
