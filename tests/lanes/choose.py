@@ -129,9 +129,7 @@ class Selection:
         tests = [
             path
             for path in sorted(self.graph.paths)
-            if LANES[name]
-            and path.startswith(LANES[name])
-            and PurePosixPath(path).name.startswith("test_")
+            if path.startswith(LANES[name]) and PurePosixPath(path).name.startswith("test_")
         ]
         for test in tests:
             if reason := self.why(test):

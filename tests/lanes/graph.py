@@ -2,9 +2,11 @@
 
 A Python file needs what it imports, early or late, the packages above it, and for a test the
 conftest.py files above it. A string counts as well: the dotted name of a module, the name of a
-data file, or of a folder of data files. A test that starts a program needs the program: a string
-with the name of a console script leads to its module, and `schedsvc` leads from there to the
-commands whose names stand in the strings of the tests' side.
+data file, or of a folder of data files.
+
+A test that starts a program needs the program: a string with the name of a console script leads to
+its module. From `schedsvc` the way goes on to the commands whose names stand in strings of the
+tests' side, so a fixture that starts `serve` counts as an import of all that `serve` imports.
 """
 
 from __future__ import annotations

@@ -106,7 +106,9 @@ LANES = {
     ),
     "test-vllm": ("tests/vllm/",),
 }  # fmt: skip
-#: The stages of CI in their order. Those that are no lane run for every change.
+#: The stages of CI in their order. Those that are no lane run for every change: `check` and `test`
+#: are the quick guard of all rooms, and `test-faults` and `test-fuzz` draw fresh seeds, so they may
+#: find something on code that has not changed.
 STAGES = (
     "check", "test", "test-browser", "lane-slow", "lane-mutants", "test-dist", "test-image",
     "test-chart", "test-faults", "test-fuzz", "test-vllm",
