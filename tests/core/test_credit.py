@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.seeds import fresh
+
 from .credit_histories import History
 from .support import SECOND, admit, grant, make, totals, vtc
 from .test_restart import FLOWS, reborn, saved, serve
@@ -87,7 +89,7 @@ def test_thousand_newcomers_delay_a_flow_by_one_request_each() -> None:
 
 
 def test_random_histories_keep_the_promise_of_bounded_credit() -> None:
-    for seed in range(400):
+    for seed in fresh(400):
         History(seed).play()
 
 

@@ -17,6 +17,7 @@ from schedsvc.lab.engine import (
 from schedsvc.lab.engine.cost import MANY_STEPS, StepCost
 from schedsvc.lab.engine.lockstep import Lockstep
 from schedsvc.lab.engine.sequence import STILL, Sequence
+from tests.seeds import fresh
 
 COST = load_profile("a10g-llama2-7b").step_cost(8)
 
@@ -126,7 +127,7 @@ def test_steps_that_take_no_time_are_all_done_at_once():
 
 def test_what_is_aborted_within_a_step_does_not_hold_up_the_others():
     """In any order of steps, runs and aborts, each that stays gets one token a step."""
-    for seed in range(20):
+    for seed in fresh(20):
         draws = Random(seed)
         engine = Engine(EngineConfig(40, 4, 8, 16, 64), COST)
         left = {}

@@ -11,6 +11,7 @@ from schedsvc.cluster.library import escrow_keys_of, keys_of, probe_key_of, term
 from schedsvc.lab.faults.cluster.store import VirtualStore
 from tests.cluster.store_server import StoreServer, running_store
 from tests.cluster.timed_store import TimedStore
+from tests.seeds import fresh
 
 Words = tuple[Any, ...]
 _MEMBERS = ("a", "b", "c")
@@ -147,7 +148,7 @@ async def test_the_store_answers_as_the_real_one(server: StoreServer) -> None:
     real = await TimedStore.on(server)
     kinds: dict[str, int] = {}
     try:
-        for seed in range(30):
+        for seed in fresh(30):
             calls, clock = Calls(seed), [1_000_000]
             virtual = VirtualStore(lambda clock=clock: clock[0])
             await real.empty()

@@ -17,6 +17,7 @@ from schedsvc.cluster.library import (
 from schedsvc.lab.faults.cluster.store import VirtualStore
 from tests.cluster.store_server import StoreServer, running_store
 from tests.cluster.timed_store import TimedStore
+from tests.seeds import fresh
 
 Words = tuple[Any, ...]
 _HOLDERS = (b"set:main", b"member:a", b"member:b")
@@ -99,7 +100,7 @@ async def test_limits_and_settings_are_as_in_the_real_store(server: StoreServer)
     real = await TimedStore.on(server)
     kinds: dict[str, int] = {}
     try:
-        for seed in range(20):
+        for seed in fresh(20):
             calls, clock = Calls(seed), [1_000_000]
             virtual = VirtualStore(lambda clock=clock: clock[0])
             await real.empty()
