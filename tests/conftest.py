@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.seeds import SEED, VARIABLE
 
-# The seed alone decides what is drawn: no memory of earlier runs, and no clock, since another process
-# may take the core while an example runs.
+# The seed alone decides what is drawn: no memory of earlier runs, and no clock, since another
+# process may take the core while an example runs.
 settings.register_profile(
     "seeded", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
