@@ -22,7 +22,7 @@ import tomllib
 
 from tests.tidy.sources import PACKAGE_FOLDERS, PACKAGES, imports
 
-from .rules import CLI, CLUSTER, COMPILED, RULES, TESTS_SIDE, drives_core
+from .rules import CLI, CLUSTER, COMPILED, LISTS, RULES, TESTS_SIDE, drives_core
 
 MODULE = (".py", ".pyi", "/__init__.py")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
@@ -135,7 +135,7 @@ class Graph:
                     yield found
         if path == CLI:
             return  # its strings are the commands, of which a program runs a few
-        for name in source.names if not path.startswith("tests/tidy/") else ():
+        for name in source.names:
             yield from self._resolve_whole(name)
         if is_tests_side:
             for script in source.words & self._scripts.keys():
@@ -191,7 +191,10 @@ class Graph:
             is_package = parts[-1] == "__init__"
             module = ".".join(parts[:-1] if is_package else parts)
             text = (self.root / path).read_text()
-            self._sources[path] = read(text, module, is_package=is_package)
+            source = read(text, module, is_package=is_package)
+            if path.startswith(LISTS):
+                source = Source(source.imports)
+            self._sources[path] = source
         return self._sources[path]
 
     def _console_scripts(self) -> dict[str, str]:

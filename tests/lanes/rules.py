@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 #: The command `schedsvc`, whose table names modules by text.
 CLI = "schedsvc/cli/__init__.py"
+#: Files whose strings list modules that no test need use: tables, and what is imported ahead.
+LISTS = ("tests/tidy/", "tests/zygote.py")
 #: Code that the service imports only if its configuration has `cluster`, as tests/tidy holds.
 CLUSTER = "schedsvc/cluster/"
 #: Folders whose files are no product: what they name, they test or run.

@@ -54,6 +54,7 @@ def test_a_change_selects_the_tests_of_its_subject(path: str, tests: tuple[str, 
         ("schedsvc/lab/load/generator.py", "core/test_tree.py"),
         ("_core/model/flows.pxi", "lab/demo/test_demo.py"),
         ("docs/queues.md", "core/test_tree.py"),
+        ("schedsvc/lab/emulator/answers.py", "cluster/test_shares.py"),  # imported ahead alone
         ("schedsvc/data/console/table.mjs", "processes/test_kills.py"),
     ],
 )
