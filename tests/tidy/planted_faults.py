@@ -144,10 +144,10 @@ FAULTS = (
     ),
     Fault(
         "schedsvc/lab/faults",
-        "schedsvc/lab/faults/auditor/shares.py",
-        "if len(held) >= _STREAM_POOLS_MAX and name not in held:",
-        "if len(held) > _STREAM_POOLS_MAX and name not in held:",
-        "tests/lab/faults/test_hostile.py",
+        "schedsvc/lab/faults/auditor/peak.py",
+        "    return most + fixed\n",
+        "    return most\n",
+        "tests/lab/faults/test_auditor_room.py",
     ),
     Fault(
         "schedsvc/lab/workload",
