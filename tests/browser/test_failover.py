@@ -8,9 +8,10 @@ import pytest
 from playwright.async_api import expect
 
 from tests.cluster.failover_load import Failover, Load
-from tests.cluster.member_process import MemberProcess, is_followed, leads, until
+from tests.cluster.member_process import MemberProcess, is_followed, leads
 from tests.cluster.members import ready_store
 from tests.cluster.store_server import running_store
+from tests.waiting import until
 
 from .conftest import LOOKS, SCREENS, Screen, browsing, opened
 from .test_console import AXE

@@ -338,7 +338,7 @@ class World:
             client.leaves_after = rnd.randrange(1, 8)
         raised = False
         try:
-            await asyncio.wait_for(client.run(), 20)
+            await asyncio.wait_for(client.run(), 60)
         except Exception as error:
             raised = True
             require(script.breaks_at is not None, "the gate raised", repr(error))

@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 
 from schedsvc_client.sync import Scheduler
 
+from tests.waiting import wait_until
+
 from .interop_clients import ROOT, Client, Seen, body, clients
 from .test_end_to_end import CAPACITY_TOKENS, CONFIG, CONTEXT_TOKENS
 from .test_vllm_proxy_emulator import Proxied
@@ -68,10 +70,9 @@ class Stand(Proxied):
     def flow(self, tenant: str, *, at_rest: bool = True) -> Any:
         """Return a tenant's books, once nothing runs."""
         with Scheduler(self.target) as scheduler:
-            deadline_s = time.monotonic() + 30
-            while (stats := scheduler.stats()).totals.live_leases and at_rest:
-                assert time.monotonic() < deadline_s, stats.totals
-                time.sleep(0.01)
+            if at_rest:
+                wait_until(lambda: not scheduler.stats().totals.live_leases)
+            stats = scheduler.stats()
         return next(flow for flow in stats.flows if flow.tenant == tenant)
 
     def refusals(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+
+from tests.waiting import wait_until
 
 WITHIN_S = 30
 
@@ -64,11 +65,9 @@ class Collector(TraceServiceServicer):
 
     def find(self, wanted: Callable[[Span], bool]) -> Span:
         """Wait for the one span that fits."""
-        until_s = time.monotonic() + WITHIN_S
-        while not (found := [span for span in self.spans if wanted(span)]):
-            assert time.monotonic() < until_s, self.spans
-            time.sleep(0.01)
-        (span,) = found
+        (span,) = wait_until(
+            lambda: [span for span in self.spans if wanted(span)], lambda: self.spans
+        )
         return span
 
     def of(self, trace_id: str) -> Span:

@@ -17,7 +17,7 @@ async def test_any_done_ends_with_the_first_future() -> None:
     await asyncio.sleep(0)
     assert not wait.done()
     second.set_result(None)
-    await asyncio.wait_for(wait, 20)
+    await asyncio.wait_for(wait, 60)
     assert not first.done()
     await any_done((first, second))  # one that is done already ends it too
 

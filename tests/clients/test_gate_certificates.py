@@ -31,6 +31,7 @@ from schedsvc.config import Config
 from schedsvc.server import Server as Scheduler
 from tests import forked
 from tests.server.certificates import Authority, Pair
+from tests.waiting import wait_for_start
 
 from .asgi import Engine, ask, owner
 from .bench import Bench
@@ -364,11 +365,7 @@ def test_the_command_ends_tls(upstream: str, folder: Path, authority: Authority)
     acme = context_of(authority, authority.issue("acme", "acme.clients.test"))
     unnamed = context_of(authority, authority.issue("unnamed"))
     try:
-        until_s = time.monotonic() + 60
-        while (status := status_of(folder / "p", acme)) == 0:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
+        status = wait_for_start(process, lambda: status_of(folder / "p", acme))
         assert (status, status_of(folder / "p", unnamed)) == (501, 401)
     finally:
         process.kill()

@@ -59,11 +59,11 @@ async def test_a_request_outlives_its_client_for_its_retry(keyed: Bench, until: 
     first, task = running(keyed)
     await until(lambda: keyed.engine.running)
     first.left.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     assert keyed.engine.running == 1
     retry, task = running(keyed)
     keyed.engine.gate.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     assert retry.status == 200
     assert len(keyed.engine.bodies) == 1
     await keyed.settled()
@@ -74,7 +74,7 @@ async def test_a_kept_request_without_a_retry_is_aborted(keyed: Bench, until: Un
     first, task = running(keyed)
     await until(lambda: keyed.engine.running)
     first.left.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     await until(lambda: not keyed.engine.running)
     await keyed.settled()
     assert keyed.fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
@@ -106,7 +106,7 @@ async def test_a_stream_has_one_reader(keyed: Bench, until: Until) -> None:
     refused = await keyed.ask(ask(stream=True), headers=KEY)
     assert (refused.status, refused.error["code"]) == (409, "idempotency_key_in_use")
     keyed.engine.gate.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     assert first.status == 200
     assert (await keyed.ask(ask(stream=True), headers=KEY)).status == 200  # it has ended
     await keyed.settled()

@@ -54,7 +54,7 @@ async def end_of(fake: FakeScheduler, answer: Answer, left: asyncio.Event) -> An
     """Return the report to the scheduler at the end of a request."""
     gate = Gate(engine(answer), Settings(target=fake.target))
     exchange = Exchange(gate, ask(), owner=owner(), left=left)
-    await asyncio.wait_for(exchange.run(), 5)
+    await asyncio.wait_for(exchange.run(), 60)
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)
     await gate._close()
@@ -219,7 +219,7 @@ async def test_pieces_are_let_go_while_it_runs(
     [flight] = gate._runtime._running
     await until(lambda: flight._ending is not None and not flight._ending._new)
     go_on.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     assert gate._runtime.limit.running == 0
     await gate._close()
 
@@ -236,7 +236,7 @@ async def test_a_request_whose_lease_is_void_is_ended(
     assert bench.gate._runtime is not None
     [flight] = bench.gate._runtime._running
     flight.admission.progress(output_tokens=1)
-    exchange = await asyncio.wait_for(running, 5)
+    exchange = await asyncio.wait_for(running, 60)
     assert bench.engine.running == 0
     if stream:
         assert not any(m.get("more_body") is False for m in exchange.sent[1:])  # it breaks off

@@ -244,7 +244,7 @@ async def proxy(fake: FakeScheduler, raw: Raw) -> AsyncIterator[Gate]:
 
 async def through(gate: Gate, body: bytes = b'{"prompt":[1,2]}', **headers: str) -> Exchange:
     exchange = Exchange(gate, body, headers=headers, owner=owner())
-    await asyncio.wait_for(exchange.run(), 10)
+    await asyncio.wait_for(exchange.run(), 60)
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)
     return exchange
@@ -462,7 +462,7 @@ async def test_request_target_names_no_other_server(proxy: Gate, raw: Raw, targe
         reader, writer = await asyncio.open_connection(*bound.getsockname())
         asked = target.format(server.sockets[0].getsockname()[1])
         writer.write(f"GET {asked} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
-        status = await asyncio.wait_for(reader.readline(), 10)
+        status = await asyncio.wait_for(reader.readline(), 60)
         assert status.split()[1] == b"400"
         writer.close()
     finally:

@@ -76,7 +76,7 @@ async def answer_to(port: int, *parts: bytes, then: bytes = b"") -> bytes:
             await writer.drain()
             await asyncio.sleep(0)
     try:
-        return await asyncio.wait_for(got, 10)
+        return await asyncio.wait_for(got, 60)
     except ConnectionResetError:
         return b""
     finally:
@@ -135,9 +135,9 @@ async def test_a_head_in_two_reads_is_counted_as_one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         # The first half comes with the request before it, which is answered once both are read.
         writer.write(GET + b"\r\n" + GET + half)
-        assert b" 200 OK" in await asyncio.wait_for(reader.readuntil(b"ok"), 10)
+        assert b" 200 OK" in await asyncio.wait_for(reader.readuntil(b"ok"), 60)
         writer.write(half + b"\r\n")
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431 ")
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 431 ")
         writer.close()
 
 
@@ -227,9 +227,9 @@ async def test_pipelining_client_that_leaves_ends_what_runs(requests: int) -> No
     async with serving(app, http_protocol()) as (port, _):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write((GET + b"\r\n") * requests)
-        await asyncio.wait_for(began.wait(), 10)
+        await asyncio.wait_for(began.wait(), 60)
         writer.close()
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(left.wait(), 60)
 
 
 def test_gate_bounds_the_server_that_it_runs_in() -> None:

@@ -99,7 +99,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 async def until(scheduler: AsyncScheduler, holds: Callable[[Any], bool]) -> Any:
     """Ask for the scheduler's books until they are as awaited, and return them."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds(stats := await scheduler.stats()):  # noqa: ASYNC110 - Stats has no event
             await asyncio.sleep(0.01)
     return stats

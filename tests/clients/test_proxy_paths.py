@@ -61,7 +61,7 @@ async def post(gate: Gate, raw: str, **headers: str) -> Exchange:
     body = b'{"prompt":[1,2],"input":"x","max_tokens":3}'
     exchange = Exchange(gate, body, unquote(raw), headers=headers, owner=owner())
     exchange.scope["raw_path"] = raw.encode()
-    await asyncio.wait_for(exchange.run(), 10)
+    await asyncio.wait_for(exchange.run(), 60)
     return exchange
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +22,7 @@ from schedsvc_vllm.launcher import LaunchError
 from schedsvc_vllm.settings import Settings, SettingsError
 
 from tests import forked
+from tests.waiting import wait_for_start
 
 PROXY = (sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()")
 POOL = {"SCHEDSVC_POOL_CAPACITY_TOKENS": "4096", "SCHEDSVC_POOL_BLOCK_SIZE_TOKENS": "16"}
@@ -76,11 +76,7 @@ def proxy(upstream: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes]
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     process = subprocess.Popen([*closed, *command], env=os.environ | POOL)
     try:
-        until_s = time.monotonic() + 60
-        while not answers(path):
-            assert process.poll() is None, process.returncode
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
+        wait_for_start(process, lambda: answers(path))
         yield process, command, path
     finally:
         process.kill()

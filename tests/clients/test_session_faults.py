@@ -167,7 +167,7 @@ async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
             raise ZeroDivisionError
 
         monkeypatch.setattr(protocol, "data_to_send", fail)
-        await asyncio.wait_for(ask(opened), 20)
+        await asyncio.wait_for(ask(opened), 60)
         assert len(fake.hellos) == 2
         assert "ZeroDivisionError" in str(opened.last_error)
 

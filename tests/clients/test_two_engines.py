@@ -6,7 +6,6 @@ import asyncio
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from schedsvc.server import Server
 from .asgi import Exchange, ask, owner
 from .bench import TRUST
 from .conftest import Until
-from .test_gate_silence import SOON_S, Gated
+from .test_gate_silence import Gated
 
+HOUR_MS = 3_600_000
 SENTENCE = "two engines claim pool default; set SCHEDSVC_POOL"
 
 
@@ -43,7 +43,8 @@ async def server(folder: Path, sign_of_life_ms: int) -> AsyncIterator[Server]:
     keys = {
         "listeners": [{"unix": f"{folder}/s"}],
         "tenants": [{"name": "acme"}],
-        "scheduler": {"sign_of_life_ms": sign_of_life_ms},
+        # What would wait for the end of a lease waits for an hour.
+        "scheduler": {"sign_of_life_ms": sign_of_life_ms, "lease_ttl_ms": HOUR_MS},
     }
     made = Server(Config.model_validate(keys))
     await made.start()
@@ -93,10 +94,8 @@ async def test_an_engine_behind_a_cut_link_is_replaced_soon(
         lease = lost.session.admission(tenant="acme", input_tokens=5, max_output_tokens=9)
         await lease.submit()
         line.part()
-        began_s = time.monotonic()
         with capture_logs() as logs:
             assert await again.mode() == "enforced"
-        assert time.monotonic() - began_s < SOON_S
         voided = [entry for entry in logs if entry["event"] == "leases_voided"]
         assert [(entry["pool"], entry["leases"]) for entry in voided] == [("default", 1)]
         assert "was replaced by" in voided[0]["reason"]
@@ -145,9 +144,6 @@ async def test_a_first_start_serves_once_all_api_processes_are_there(
     waits = asyncio.ensure_future(gates[0].mode())
     await until(lambda: gates[0].gate._runtime and gates[0].session.open_requests)
     assert not waits.done()
-    began_s = time.monotonic()
     assert [await gates[1].mode(), await waits] == ["enforced"] * 2
-    # Without the second one it would have waited for lease TTL and grace, 30 s.
-    assert time.monotonic() - began_s < SOON_S
     for gate in gates:
         await gate.gate._close()

@@ -307,7 +307,7 @@ async def gate(fake: FakeScheduler, server: Server) -> AsyncIterator[Gate]:
 def ask(gate: Gate) -> Ask:
     async def exchange(path: str, body: dict[str, Any], **changes: Any) -> Exchange:
         made = Exchange(gate, json.dumps(body).encode(), path, owner=owner(), **changes)
-        await asyncio.wait_for(made.run(), 10)
+        await asyncio.wait_for(made.run(), 60)
         assert gate._runtime is not None
         await gate._runtime.session.flush(5)
         return made
@@ -371,7 +371,7 @@ async def test_a_client_that_leaves_before_any_usage_is_charged_for_its_events(
     running = asyncio.ensure_future(exchange.run())
     await until(lambda: exchange.answer.count(b"data:") == 200)
     exchange.left.set()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)
     end = fake.books[1].end

@@ -194,7 +194,7 @@ async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
     assert isinstance(flight, GatedRequest)
     assert flight.admission is not None
     flight.admission.progress(output_tokens=1)
-    exchange = await asyncio.wait_for(asked, 20)
+    exchange = await asyncio.wait_for(asked, 60)
     await gate._runtime.session.flush(5)
     assert not fake.live
     assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
@@ -253,7 +253,7 @@ async def test_a_grant_lost_in_a_restart_is_asked_for_again(
         if lease_id == 71:
             await until(lambda: len(fake.admits) == 2)
             assert not server.seen
-    assert (await asyncio.wait_for(asked, 20)).status == 200
+    assert (await asyncio.wait_for(asked, 60)).status == 200
     assert (len(fake.admits), len(server.seen)) == (2, 1)
 
 
@@ -342,7 +342,7 @@ async def test_a_client_that_leaves_ends_the_upstreams_stream(
     task = asyncio.ensure_future(exchange.run())
     await until(lambda: exchange.answer.count(b"data: ") == 5)
     exchange.left.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     await until(lambda: behind[0].left == 1)
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)
@@ -378,7 +378,7 @@ async def test_a_client_that_leaves_at_the_last_event_has_its_answer(
     task = asyncio.ensure_future(exchange.run())
     await until(lambda: exchange.answer.endswith(b"data: [DONE]\n\n"))
     exchange.left.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     assert exchange.sent[-1]["more_body"]
     assert gate._runtime is not None
     await gate._runtime.session.flush(5)

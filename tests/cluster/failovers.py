@@ -19,9 +19,11 @@ import grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
+from tests.waiting import until
+
 from .cut_network import CutNetwork, cut_network
 from .failover_load import HOLD_S, LOOPS, Failover, Load
-from .member_process import MemberProcess, is_followed, leads, stands_by, until
+from .member_process import MemberProcess, is_followed, leads, stands_by
 from .members import proof, ready_store
 from .store_server import StoreServer, running_store
 from .usage_audit import differences

@@ -1,12 +1,10 @@
 """`schedsvc serve` as a member with a role, in a process that a test may signal."""
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.lab.demo.processes import DIES_WITH_PARENT
 from tests import forked
+from tests.waiting import until
 
 from .members import POOL_SET, proof, settings
 from .store_server import free_port
@@ -26,18 +25,6 @@ from .store_server import free_port
 CAPACITY = 6_400
 #: Requests a minute of the tenant `limited`.
 QUOTA = 3
-_WAIT_S = 30.0
-
-
-async def until(condition: Callable[[], object | Awaitable[object]], what: str) -> None:
-    """Wait for a condition, for 30 s at most."""
-    end_s = time.monotonic() + _WAIT_S
-    while True:
-        found = condition()
-        if await found if isinstance(found, Awaitable) else found:
-            return
-        assert time.monotonic() < end_s, f"not within {_WAIT_S:g} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 class MemberProcess:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.lab.demo.processes import DIES_WITH_PARENT
 from tests import forked
+from tests.waiting import wait_for_start
 
 from .store_server import ADMIN_PASSWORD, StoreServer
 
@@ -87,11 +87,7 @@ class SchedulerProcess:
         else:
             with log.open("ab") as file:
                 self._process = forked.Popen(words, stderr=file)
-        end_s = time.monotonic() + 60
-        while not self._ready.exists():
-            assert self._process.poll() is None, "the scheduler has ended"
-            assert time.monotonic() < end_s, "the scheduler does not listen"
-            time.sleep(0.02)
+        wait_for_start(self._process, self._ready.exists, "the scheduler listens")
         ready = json.loads(self._ready.read_text())
         self.target, self._metrics = ready["targets"][0], ready["metrics"]
 

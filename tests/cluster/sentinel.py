@@ -2,9 +2,10 @@
 
 import contextlib
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
 
@@ -21,14 +22,6 @@ sentinel failover-timeout main 5000
 """
 
 
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds; raises AssertionError after 30 s."""
-    end_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end_s, f"not within 30 s: {what}"
-        time.sleep(0.02)
-
-
 class ReplicatedStore:
     """Two servers of one store. `primary` is killed by a test; `replica` is promoted then."""
 
@@ -43,12 +36,12 @@ class ReplicatedStore:
         """Let nothing that is written from now on reach the replica."""
         self.replica.ask("CONFIG", "SET", "masterauth", "wrong")
         self.primary.ask("CLIENT", "KILL", "TYPE", "replica")
-        wait_for(lambda: not self._is_linked(), "the replica is cut off")
+        wait_until(lambda: not self._is_linked(), "the replica is cut off")
 
     def fail_over(self) -> None:
         """Kill the primary, and wait until the sentinel has promoted the replica."""
         self.primary.kill()
-        wait_for(self.is_promoted, "the replica is promoted")
+        wait_until(self.is_promoted, "the replica is promoted")
 
     def is_promoted(self) -> bool:
         return b"role:master" in self._replication()
@@ -76,7 +69,7 @@ def replicated_store(folder: Path, program: Path) -> Iterator[ReplicatedStore]:
         )
         replica.ask("REPLICAOF", "127.0.0.1", str(primary.port))
         store = ReplicatedStore(primary, replica)
-        wait_for(store.is_followed, "the replica follows")
+        wait_until(store.is_followed, "the replica follows")
         stack.enter_context(_sentinel(folder, primary, program))
         yield store
 
@@ -92,7 +85,7 @@ def _sentinel(folder: Path, primary: StoreServer, program: Path) -> Iterator[Non
     try:
         # It has read the primary's INFO once its log names the replica.
         log_file = folder / "sentinel.log"
-        wait_for(lambda: b"+slave " in log_file.read_bytes(), "the sentinel knows the replica")
+        wait_until(lambda: b"+slave " in log_file.read_bytes(), "the sentinel knows the replica")
         yield
     finally:
         process.kill()

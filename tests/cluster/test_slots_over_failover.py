@@ -14,7 +14,9 @@ from schedsvc_client.v1 import cluster_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from .member_process import CAPACITY, MemberProcess, leads, start_set, until
+from tests.waiting import until
+
+from .member_process import CAPACITY, MemberProcess, leads, start_set
 from .members import TOKEN, ask, proof, ready_store
 from .store_server import StoreServer, one_store
 

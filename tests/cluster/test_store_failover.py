@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 from .failover_load import Failover, Load
-from .member_process import MemberProcess, is_followed, leads, until
+from .member_process import MemberProcess, is_followed, leads
 from .members import ready_store
 from .sentinel import ReplicatedStore, replicated_store
 

@@ -316,7 +316,7 @@ async def test_functions_of_terms_have_a_version(
 async def test_a_term_expires_in_the_store(link: StoreConnection) -> None:
     a, b = terms_of("a"), terms_of("b")
     await led(a, link)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await b.look(link, may_lead=True) is not None:
             pass
     assert (await led(b, link)).number == 2

@@ -13,9 +13,10 @@ from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
+from tests.waiting import until
 
 from .failover_load import Failover, Load
-from .member_process import MemberProcess, is_followed, leads, start_set, until
+from .member_process import MemberProcess, is_followed, leads, start_set
 from .members import TOKEN, ready_store
 from .store_server import StoreServer, one_store
 from .usage_audit import Sums, UsageBooks, differences, exported

@@ -4,15 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests import forked
+from tests.waiting import wait_for_start
 
-START_S = 30.0
 STOP_S = 15.0
 
 
@@ -28,11 +27,7 @@ def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
         command = [program, *arguments, "--ready-file", str(ready)]
         process = forked.Popen(command, stdout=out, stderr=out)
     try:
-        deadline = time.monotonic() + START_S
-        while not ready.exists():
-            assert process.poll() is None, f"it did not start:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"it is not ready:\n{log.read_text()}"
-            time.sleep(0.02)
+        wait_for_start(process, ready.exists, log.read_text)
         yield json.loads(ready.read_text())
         process.send_signal(signal.SIGTERM)
         try:

@@ -63,7 +63,7 @@ async def served(target: str) -> None:
                 waiting = asyncio.ensure_future(asker.admission(**large).__aenter__())
                 await asyncio.sleep(0.05)
                 assert not waiting.done()
-            second = await asyncio.wait_for(waiting, 10)
+            second = await asyncio.wait_for(waiting, 60)
             second.complete(input_tokens=1_500, output_tokens=1)
         assert await session.flush(5)
 

@@ -1,33 +1,28 @@
-"""Measures the histograms of times beside a core that counts in none.
+"""Counts what the histograms of times cost beside a core that counts in none.
 
     python -m tests.core.histogram_cost
-    python -m tests.core.histogram_cost --instructions
 
-Both cores run in one process, in turns. Each request is admitted, granted, reports its first output
-and is completed, so two of its times are counted. It exits with status 1 if a time costs more than
-60 instructions (callgrind) or the requests take more than 1.02 of their time.
+Each request is admitted, granted, reports its first output and is completed, so two of its times
+are counted. It exits with status 1 if a time costs more than 60 instructions (callgrind).
 """
 
-import gc
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from bench.compare import abba, compare
 from bench.instructions import Counter, under_callgrind
 from bench.machine import FLAGS, need_release_core
 from tests.other_core import compile_extension, core_sources, load
 from tests.tidy.sources import ROOT
 
-__all__ = ["INSTRUCTIONS_MAX", "RATIO_MAX", "main"]
+__all__ = ["INSTRUCTIONS_MAX", "main"]
 
-INSTRUCTIONS_MAX, RATIO_MAX = 60.0, 1.02
+INSTRUCTIONS_MAX = 60.0
 #: Times that are counted of a request: its wait and that to its first output.
 _TIMES = 2
 _TENANTS = 64
@@ -123,44 +118,16 @@ def _instructions(path: Path, folder: Path, requests: int) -> bool:
     return _report(*pair, cost)
 
 
-def _times(path: Path, rounds: int, requests: int) -> bool:
-    pair = _both(path)
-
-    def timed(each: _Requests) -> Callable[[], list[float]]:
-        def run() -> list[float]:
-            began_ns = time.thread_time_ns()
-            each.run(requests)
-            return [(time.thread_time_ns() - began_ns) / requests]
-
-        return run
-
-    def cost() -> bool:
-        gc.collect()
-        gc.disable()
-        found = compare(abba(timed(pair[0]), timed(pair[1]), rounds)[:, :, 0])
-        click.echo(f"CPU of a request: {found.a:.0f} ns, without {found.b:.0f} ns")
-        click.echo(
-            f"ratio {found.ratio:.4f} [{found.low:.4f}, {found.high:.4f}], at most {RATIO_MAX}"
-        )
-        return found.ratio <= RATIO_MAX
-
-    return _report(*pair, cost)
-
-
-@click.command(epilog="Example: python -m tests.core.histogram_cost --rounds 200")
-@click.option("--rounds", default=200, show_default=True, type=click.IntRange(min=2))
+@click.command(epilog="Example: python -m tests.core.histogram_cost --requests 1000")
 @click.option("--requests", default=500, show_default=True, type=click.IntRange(min=1))
-@click.option("--instructions", "counts", is_flag=True, help="Count with callgrind.")
 @click.option("--counted-in", type=click.Path(path_type=Path), hidden=True)
-def main(rounds: int, requests: int, *, counts: bool, counted_in: Path | None) -> None:
-    """Measure what the histograms of times cost; exit with status 1 if that is too much."""
+def main(requests: int, counted_in: Path | None) -> None:
+    """Count what the histograms of times cost; exit with status 1 if that is too much."""
     if counted_in is not None:
         sys.exit(not _instructions(next(counted_in.glob("lib/_core*")), counted_in, requests))
     need_release_core()
     with tempfile.TemporaryDirectory() as name:
-        path = _without_histograms(Path(name))
-        if not counts:
-            sys.exit(not _times(path, rounds, requests))
+        _without_histograms(Path(name))
         command = [sys.executable, "-m", "tests.core.histogram_cost", "--counted-in", name]
         command += ["--requests", str(requests)]
         done = subprocess.run(under_callgrind(command, Path(name)), cwd=ROOT, check=False)

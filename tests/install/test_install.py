@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import tomllib
 
 from deploy.release import DIST, PROJECTS, ROOT
+from tests.waiting import wait_for_start
 
 from .environments import (
     VERSION,
@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
 # The packages that only the extra `lab` needs.
 LAB_PACKAGES = {"httptools", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn"}
 RELEASE_FLAGS = " ".join(tomllib.loads((ROOT / "_core/flags.toml").read_text())["release"]) + "\n"
-START_S_MAX = 60.0
 PYTHONS = ("3.11", "3.12", "3.13")
 # dist/ holds a compiled wheel for the Python that built it alone.
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -111,11 +110,7 @@ def serve_and_ask(environment: Environment, folder: Path) -> None:
     command = [environment.command, "serve", "--config", str(config), "--ready-file", str(ready)]
     process = subprocess.Popen(command, env=clean(), stderr=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + START_S_MAX
-        while not ready.exists():
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until, f"not ready within {START_S_MAX} s"
-            time.sleep(0.05)
+        wait_for_start(process, ready.exists)
         addresses = json.loads(ready.read_text())
         target = addresses["targets"][0]
         console = addresses["metrics"].removesuffix("metrics") + "console/"

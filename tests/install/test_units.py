@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,9 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from deploy.release import ROOT
 from schedsvc.cli import main
 from schedsvc.config import Config
+from tests.waiting import wait_for_start, wait_until
 
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
-START_S_MAX = 60.0
 #: Tenths of systemd's exposure level, 0 to 100.
 EXPOSURE_MAX = 30
 needs_systemd = pytest.mark.skipif(
@@ -126,11 +125,7 @@ def traced(folder: Path, *command: str) -> Iterator[tuple[int, Path]]:
     program = ["strace", "-f", "-o", str(trace), sys.executable, "-B", "-m", "schedsvc", *command]
     process = subprocess.Popen([*program, "--config", str(config), "--ready-file", str(ready)])
     try:
-        until = time.monotonic() + START_S_MAX
-        while not ready.exists():
-            assert process.poll() is None
-            assert time.monotonic() < until, f"not ready within {START_S_MAX} s"
-            time.sleep(0.05)
+        wait_for_start(process, ready.exists)
         # strace writes the process that it starts first.
         yield int(trace.read_text().split(maxsplit=1)[0]), trace
         assert process.wait(30) == 0
@@ -198,10 +193,7 @@ def test_scheduler_stays_within_its_unit(tmp_path: Path) -> None:
             assert stub.Admit(request).grant.lease_id
             (tmp_path / "c.yaml").write_text((tmp_path / "c.yaml").read_text() + "mode: dry_run\n")
             _signal(pid, signal.SIGHUP)
-            until = time.monotonic() + START_S_MAX
-            while stub.Stats(pb.StatsRequest()).mode.configured != 2:
-                assert time.monotonic() < until, "not reloaded"
-                time.sleep(0.02)
+            wait_until(lambda: stub.Stats(pb.StatsRequest()).mode.configured == 2, "the reload")
         _signal(pid, signal.SIGTERM)
     folders = (f"{tmp_path}/run", f"{tmp_path}/state")
     unit = ROOT / "deploy/systemd/schedsvc.service"

@@ -45,7 +45,7 @@ async def test_a_socket_that_does_not_listen_yet_is_asked_again(tmp_path: Path) 
         runner = web.AppRunner(app)
         await runner.setup()
         await web.SockSite(runner, bound).start()
-        await asyncio.wait_for(first, 10)
+        await asyncio.wait_for(first, 60)
         await side.close()
         await runner.cleanup()
 

@@ -6,7 +6,6 @@ of a Unix socket has 107 bytes at most.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -29,8 +28,8 @@ from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests import forked
+from tests.waiting import until, wait_for_start, wait_until
 
-START_S_MAX = 60.0
 LOOK_S = 0.02
 TENANTS = ("a", "b", "c")
 # Leases end soon after their last renewal, but later than a busy machine may pause a process.
@@ -168,13 +167,12 @@ class Programs:
 
     def _wait_until_connected(self, gate_url: str) -> None:
         """A gate gives up on the scheduler after a second, which is not what is looked at."""
-        deadline_s = time.monotonic() + START_S_MAX
-        while True:
+
+        def is_connected() -> object:
             with urllib.request.urlopen(f"{gate_url}/metrics", timeout=30) as page:
-                if re.search(rb"^schedsvc_gate_connected\S* 1$", page.read(), re.MULTILINE):
-                    return
-            assert time.monotonic() < deadline_s, "the gate does not find the scheduler"
-            time.sleep(LOOK_S)
+                return re.search(rb"^schedsvc_gate_connected\S* 1$", page.read(), re.MULTILINE)
+
+        wait_until(is_connected, "the gate finds the scheduler")
 
     def _proxy_answers(self) -> bool:
         try:
@@ -215,11 +213,7 @@ class Programs:
         with self._log(name).open("ab") as log:
             process = forked.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
         self._running[name] = process
-        deadline_s = time.monotonic() + START_S_MAX
-        while not is_up():
-            assert process.poll() is None, self.log(name)
-            assert time.monotonic() < deadline_s, self.log(name)
-            time.sleep(LOOK_S)
+        wait_for_start(process, is_up, lambda: self.log(name))
 
     def _ready(self, name: str) -> Path:
         return self.folder / f"{name}.ready"
@@ -347,26 +341,28 @@ def fates(answers: list[Answer]) -> Counter[str]:
 
 
 async def eventually(
-    scheduler: AsyncScheduler, condition: Callable[[pb.StatsResponse], object], within_s: float = 30
+    scheduler: AsyncScheduler, condition: Callable[[pb.StatsResponse], object]
 ) -> pb.StatsResponse:
     """Wait for a condition on Stats; return them."""
-    deadline_s = time.monotonic() + within_s
-    while True:
+    stats = await scheduler.stats()
+
+    async def holds() -> object:
+        nonlocal stats
         stats = await scheduler.stats()
-        if condition(stats):
-            return stats
-        assert time.monotonic() < deadline_s, stats
-        await asyncio.sleep(LOOK_S)
+        return condition(stats)
+
+    await until(holds, lambda: stats)
+    return stats
 
 
-async def at_rest(scheduler: AsyncScheduler, within_s: float = 30) -> pb.StatsResponse:
+async def at_rest(scheduler: AsyncScheduler) -> pb.StatsResponse:
     """Wait until nothing is held; check that every request has had its one fate."""
 
     def empty(stats: pb.StatsResponse) -> bool:
         totals = stats.totals
         return not (totals.live_leases or totals.queued or totals.promised_tokens)
 
-    stats = await eventually(scheduler, empty, within_s)
+    stats = await eventually(scheduler, empty)
     totals = stats.totals
     assert totals.received == totals.granted + totals.rejected + totals.evicted, totals
     assert totals.granted == totals.completed + totals.cancelled + totals.expired, totals

@@ -48,7 +48,7 @@ async def granted(session: SchedulerSession, tenant: str, **other: int) -> tuple
     admission = session.admission(tenant=tenant, **(SHAPE | other))
     lost: Lost = asyncio.get_running_loop().create_future()
     admission.on_lost = lost.set_result
-    await asyncio.wait_for(admission.submit(), 10)
+    await asyncio.wait_for(admission.submit(), 60)
     return admission, lost
 
 
@@ -68,7 +68,7 @@ async def test_a_revocation_that_its_holder_has_heard_of_outlives_the_scheduler(
     async with shim(programs.target, "holder") as session:
         ends, (stays, also_lost) = await granted(session, "a"), await granted(session, "c")
         assert await revoke(programs, ends[0], stays) == 2
-        told = await asyncio.wait_for(asyncio.gather(ends[1], also_lost), 10)
+        told = await asyncio.wait_for(asyncio.gather(ends[1], also_lost), 60)
         assert told == [LeaseState.VOID] * 2
         programs.kill("scheduler")
         ends[0].complete(output_tokens=20)
@@ -97,7 +97,7 @@ async def test_a_revoked_lease_that_ends_at_another_scheduler_is_charged_once(
     async with shim(programs.target, "holder") as session:
         held, lost = await granted(session, "a")
         assert await revoke(programs, held) == 1
-        assert await asyncio.wait_for(lost, 10) is LeaseState.VOID
+        assert await asyncio.wait_for(lost, 60) is LeaseState.VOID
         programs.kill("scheduler")
         await asyncio.to_thread(programs.start_scheduler)
         async with AsyncScheduler(programs.target) as scheduler:
@@ -145,7 +145,7 @@ async def test_a_revocation_that_its_holder_never_heard_of_has_to_be_said_again(
             await eventually(scheduler, lambda stats: stats.totals.queued == 1)
             assert not lost.done()
             assert await revoke(programs, held) == 1
-            assert await asyncio.wait_for(lost, 10) is LeaseState.VOID
+            assert await asyncio.wait_for(lost, 60) is LeaseState.VOID
             stats = await scheduler.stats()
             assert pool_of(stats, "shared").promised_tokens == NEED_TOKENS
             assert not later.done()

@@ -11,6 +11,7 @@ from schedsvc.lab.sim.replay.reader import Recording
 from schedsvc.recording import writer as module
 from schedsvc.recording.form import Event, Kind, pack
 from schedsvc.recording.writer import RecordingError, RecordingWriter
+from tests.waiting import wait_until
 
 HEADER = {"options": {}, "setup": []}
 MB = 1 << 20
@@ -45,10 +46,7 @@ def test_only_its_owner_can_read_it(tmp_path):
 
 def test_events_reach_the_file_while_it_is_open(tmp_path):
     writer = write(tmp_path / "r", polls([1]))
-    until = time.monotonic() + 5
-    while not Recording(tmp_path / "r").frames:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: Recording(tmp_path / "r").frames)
     assert list(Recording(tmp_path / "r").events()) == polls([1])
     writer.close()
 

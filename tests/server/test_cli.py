@@ -23,6 +23,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.cli import main
 from tests import forked
+from tests.waiting import Stopwatch, wait_for_start
 
 from .certificates import Authority
 from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals, until
@@ -334,14 +335,9 @@ def scheduler(
         [*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True
     )
     try:
-        until = time.monotonic() + 60
-        while not early():
+        while not early():  # without a pause, which could miss the moment
             assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until, "it did not begin within 60 s"
-        while not ready.exists():
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until, "not ready within 60 s"
-            time.sleep(0.02)
+        wait_for_start(process, ready.exists)
         yield process, json.loads(ready.read_text())
     finally:
         if process.poll() is None:
@@ -425,11 +421,11 @@ def admit_and_stop(
     """
     while True:
         expired = stub.Stats(pb.StatsRequest()).totals.expired
-        asked_s = time.monotonic()
+        asked = Stopwatch()
         lease_id = stub.Admit(ask(100)).grant.lease_id
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        if time.monotonic() - asked_s < 0.5:
+        if not asked.ran_for(0.5):
             return lease_id, expired
         os.kill(process.pid, signal.SIGCONT)
         stub.Complete(pb.CompleteRequest(lease_id=lease_id, pool_epoch=1))

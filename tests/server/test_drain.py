@@ -1,7 +1,6 @@
 """Draining, stopping, and what happens when an invariant is broken."""
 
 import asyncio
-import time
 
 import grpc
 import pytest
@@ -12,6 +11,7 @@ from schedsvc._core import InvariantError
 from schedsvc.config.models import Limits
 from schedsvc.server import Server
 from schedsvc.server.server import _FLUSH_S, _STOP_GRACE_S
+from tests.waiting import Stopwatch
 
 from .conftest import ask, calling, failure, open_channel, serving, totals, until
 from .test_session import admit, stream
@@ -48,7 +48,7 @@ async def test_a_drain_serves_what_waits_and_refuses_what_is_new(server: Server)
         assert not draining.done()
         lease_id = granted.grant.lease_id
         await stub.Complete(pb.CompleteRequest(lease_id=lease_id, pool_epoch=1))
-        await asyncio.wait_for(draining, 10)
+        await asyncio.wait_for(draining, 60)
 
 
 async def test_what_still_waits_is_evicted_in_the_end() -> None:
@@ -58,14 +58,13 @@ async def test_what_still_waits_is_evicted_in_the_end() -> None:
             unary = asyncio.ensure_future(stub.Admit(ask(1_500)))
             await peer.send(admit(9, 1_500))
             await until(lambda: totals(server)["queued"] == 2, "both wait")
-            began = time.monotonic()
-            async with asyncio.timeout(20):  # by default it would wait for 25 s
-                await server.drain()
-            assert time.monotonic() - began >= 0.15
+            watch = Stopwatch()
+            await server.drain()
+            assert watch.ran_for(0.15)
             assert (await unary).outcome == pb.OUTCOME_EVICTED_DRAINING
             verdict = await peer.verdict()
             assert (verdict.tag, verdict.response.outcome) == (9, pb.OUTCOME_EVICTED_DRAINING)
-            error = await failure(asyncio.wait_for(peer.call.read(), 5))
+            error = await failure(peer.call.read())
             assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert totals(server)["queued"] == 0
 
@@ -82,9 +81,9 @@ async def test_a_drain_lasts_its_whole_time_if_sleeps_end_early(
     async with serving(limits={"drain_ms": 150}) as server, calling(server.targets[0]) as stub:
         await stub.Admit(ask(1_500))
         monkeypatch.setattr(asyncio, "sleep", early)
-        began_ns = time.monotonic_ns()
+        watch = Stopwatch()
         await server.drain()
-        assert time.monotonic_ns() - began_ns >= 150_000_000
+        assert watch.ran_for(0.15)
 
 
 def test_default_drain_fits_the_grace_of_kubernetes() -> None:

@@ -7,28 +7,24 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc_client.operator import Operator
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from schedsvc.config.models import Limits
 from tests import forked
+from tests.waiting import wait_until
 
 from .conftest import ask
 from .test_cli import events_of, scheduler
 
 POOL = {"name": "pool", "capacity_tokens": 1_600}
-#: The default time from SIGTERM to SIGKILL under Kubernetes.
-KUBERNETES_S = 30.0
 DRAIN_MS = 300
 
 
@@ -49,10 +45,7 @@ def write(folder: Path, name: str, **keys: Any) -> Path:
 
 
 def wait_for_drain(stub: stubs.SchedulerServiceStub) -> None:
-    until_s = time.monotonic() + 30
-    while not stub.Stats(pb.StatsRequest()).draining:
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
+    wait_until(lambda: stub.Stats(pb.StatsRequest()).draining, "draining")
 
 
 def test_end_of_a_process_leaves_the_socket_of_its_successor(tmp_path: Path) -> None:
@@ -94,9 +87,8 @@ def is_live_but_not_ready(channel: grpc.Channel) -> bool:
     return found.pop("liveness") == "SERVING" and set(found.values()) == {"NOT_SERVING"}
 
 
-@pytest.mark.alone
-def test_drain_of_all_stays_alive_over_restarts_and_ends_in_time(tmp_path: Path) -> None:
-    """A liveness probe restarted the pod for ever, and its end took longer than Kubernetes lets."""
+def test_drain_of_all_stays_alive_over_restarts_and_ends(tmp_path: Path) -> None:
+    """A liveness probe restarted the pod for ever. How long it may take: test_drain.py."""
     state = {"file": str(tmp_path / "state.db"), "every_ms": 20}
     file = write(tmp_path, "only", state=state, limits={"drain_ms": DRAIN_MS})
     for restarts in range(2):
@@ -110,20 +102,16 @@ def test_drain_of_all_stays_alive_over_restarts_and_ends_in_time(tmp_path: Path)
                 with Operator(ready["targets"][0]) as operator:
                     assert operator.drain().live_leases == 1
             assert is_live_but_not_ready(channel)
-            began_s = time.monotonic()
             process.terminate()
             if restarts == 0:
                 wait_for_drain(stub)
                 assert is_live_but_not_ready(channel)
             events = events_of(process)
-            took_s = time.monotonic() - began_s
             assert process.returncode == 0
             if restarts == 0:
                 [drained] = [entry for entry in events if entry["event"] == "drained"]
                 assert drained["waited_ms"] >= DRAIN_MS
                 held.set()
-        # With the default drain it would have taken this much longer.
-        assert took_s + (Limits().drain_ms - DRAIN_MS) / 1_000 < KUBERNETES_S
     # Undone, it serves again, whatever happened in between.
     with scheduler(file) as (process, ready), connected(ready["targets"][0]) as channel:
         with Operator(ready["targets"][0]) as operator:

@@ -4,13 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import wait_for_start
 
 from .test_auth import TOKEN
 
@@ -42,11 +43,7 @@ def started(folder: Path, module: str, command: str) -> Iterator[subprocess.Pope
         [sys.executable, "-c", PROGRAM, module, *arguments], stderr=subprocess.PIPE, text=True
     )
     try:
-        until_s = time.monotonic() + 60
-        while not ready.exists():
-            assert process.poll() is None, process.returncode
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
+        wait_for_start(process, ready.exists)
         yield process
     finally:
         process.kill()

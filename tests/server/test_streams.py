@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import forked
+from tests.waiting import wait_for_start
 
 SCHEDSVC = (sys.executable, "-m", "schedsvc")
 
@@ -32,11 +32,7 @@ def test_serve_with_closed_streams_serves(style: str, tmp_path: Path) -> None:
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     process = subprocess.Popen([*closed, *serve, "--ready-file", str(ready)])
     try:
-        until_s = time.monotonic() + 60
-        while not ready.exists():
-            assert process.poll() is None, process.returncode
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
+        wait_for_start(process, ready.exists)
         # No socket and no file of ours has their numbers.
         at = [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)]
         assert at == [os.devnull] * 3

@@ -16,7 +16,7 @@ from schedsvc import slices
 from schedsvc.server import Server
 from schedsvc.service.stats_response import snapshot
 
-from .conftest import ask, calling, failure, open_channel, serving, totals, until
+from .conftest import ask, calling, failure, in_time, open_channel, serving, totals, until
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
@@ -100,19 +100,20 @@ async def test_a_calls_deadline_bounds_its_wait(
     assert 0 < ttls_ns[0] <= waits_ns_max
 
 
-async def in_time(stub: SchedulerServiceStub, request: pb.AdmitRequest) -> pb.AdmitResponse:
-    """Ask with a deadline. A machine that stalls may keep one answer beyond it, but not five."""
-    for _ in range(5):
-        with suppress(grpc.aio.AioRpcError):
-            return await stub.Admit(request, timeout=0.3)
-    pytest.fail("no answer came before the call's deadline")
+async def admitted_in_time(
+    stub: SchedulerServiceStub, request: pb.AdmitRequest
+) -> pb.AdmitResponse:
+    async def admit(deadline_s: float) -> pb.AdmitResponse:
+        return await stub.Admit(request, timeout=deadline_s)
+
+    return await in_time(admit)
 
 
 async def test_it_answers_before_the_calls_deadline(
     server: Server, stub: SchedulerServiceStub
 ) -> None:
     await stub.Admit(ask(1_500))
-    answer = await in_time(stub, ask(1_000))
+    answer = await admitted_in_time(stub, ask(1_000))
     assert answer.outcome == pb.OUTCOME_EVICTED_TTL
     assert totals(server)["queued"] == 0
 
@@ -199,7 +200,7 @@ async def test_a_call_that_joins_in_keeps_its_own_deadline(
     request = ask(1_000)
     first = stub.Admit(request)
     await until(lambda: totals(server)["queued"] == 1, "the first call waits")
-    joined = await in_time(stub, request)
+    joined = await admitted_in_time(stub, request)
     assert joined.outcome == pb.OUTCOME_EVICTED_TTL
     assert joined.refusal.retry_after_ms > 0
     assert totals(server)["queued"] == 1

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.config import Config, file_digest, load_version
 from schedsvc.server.reload import Reloader
+from tests.waiting import wait_until
 
 from .conftest import until
 from .test_cli import scheduler
@@ -167,10 +167,7 @@ def play_swaps(folder: Path, starts: int, swaps: int) -> None:
         )
 
     def wait_for(weight: int, ask: Callable[[], float]) -> None:
-        until_s = time.monotonic() + 30
-        while ask() != weight:
-            assert time.monotonic() < until_s, weight
-            time.sleep(0.01)
+        wait_until(lambda: ask() == weight, f"weight {weight}")
 
     weight = 1
     for _ in range(starts):

@@ -15,9 +15,10 @@ from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from tests.cluster.member_process import MemberProcess, is_followed, leads, until
+from tests.cluster.member_process import MemberProcess, is_followed, leads
 from tests.cluster.members import TOKEN, proof, ready_store
 from tests.cluster.store_server import running_store
+from tests.waiting import until
 
 from .programs import Scheduler, Server
 from .stack import Stack

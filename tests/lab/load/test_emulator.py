@@ -1,7 +1,6 @@
 """The load generator against the emulator: every protocol, exact counts, forced lengths."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -98,40 +97,6 @@ async def test_fresh_prompts_share_nothing() -> None:
             target = Target(url, backend=backend, texts=EmulatorTexts(seed))
             await LoadRun(target, asked, Pace(seed=seed)).run()
             assert running.driver.engine.gauges().cache_hit_tokens <= 16 * len(asked)
-
-
-# The time of a turn of a plain loop at which 1,000 requests a second were measured (docs/load.md).
-TURN_NS = 45.0
-
-
-def rate_here(rate: float) -> float:
-    """Return the rate that is to this machine at this moment what `rate` is to the measured one."""
-    started_ns = time.perf_counter_ns()
-    total = 0
-    for number in range(1_000_000):
-        total += number
-    turn_ns = (time.perf_counter_ns() - started_ns) / 1e6
-    return rate * min(1.0, TURN_NS / turn_ns)
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_the_generators_own_lag() -> None:
-    """1,000 requests a second on one core, and half of them within 5 ms; the best of three.
-
-    The bar is for the 99th percentile (`python -m bench.load`), but a machine that stands still for
-    a moment every second has one of its own that is higher, and a slower one has a lower rate.
-    """
-    from bench.load import LAG_MS_MAX, measure
-
-    reports = []
-    for _ in range(3):
-        rate = rate_here(1000.0)
-        reports.append(measure(rate, 5.0, 512))
-        assert reports[-1]["answered"] == reports[-1]["requests"] == round(5 * rate)
-        if reports[-1]["send_lag_ms"]["p50"] <= LAG_MS_MAX:
-            return
-    pytest.fail(f"the lag was {[(each['rate'], each['send_lag_ms']) for each in reports]}")
 
 
 def test_the_measurement_says_when_it_was_not_kept_up() -> None:

@@ -244,11 +244,11 @@ async def test_cancelling_a_run_hangs_up_on_the_server() -> None:
 
     async with serving(hang) as fake:
         run = asyncio.create_task(drive(fake, requests((0.0, "a", 1, 9), (60.0, "a", 1, 1))))
-        await asyncio.wait_for(arrived.wait(), 5)
+        await asyncio.wait_for(arrived.wait(), 60)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        await asyncio.wait_for(left.wait(), 5)
+        await asyncio.wait_for(left.wait(), 60)
 
 
 async def test_an_unreachable_target_is_reported_before_any_request() -> None:

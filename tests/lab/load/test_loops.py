@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from schedsvc.lab.load.samples import Fate
 from schedsvc.lab.load.target import Target
 from schedsvc.lab.workload import TraceRequest, rescale
 from tests import forked
+from tests.waiting import wait_for_start
 
 from .fake import DONE, TICK_S, Answer, Fake, serving, stream, token, usage
 from .test_cli import Thread, server
@@ -147,11 +147,7 @@ def test_a_signal_leaves_a_partial_result(
     process = forked.Popen(
         [*command, "--out", str(out), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 20
-    while len(fake.bodies) < 10:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_start(process, lambda: len(fake.bodies) >= 10)
     os.kill(process.pid, number)
     output, errors = process.communicate(timeout=20)
     assert process.returncode == 1

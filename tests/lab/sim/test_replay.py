@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import grpc
@@ -17,6 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording, ReplayError
 from tests import forked
+from tests.waiting import wait_for_start, wait_until
 
 from .replay_traffic import CONFIG, drive
 
@@ -29,11 +29,7 @@ def recording_server(folder, config=CONFIG):
     command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(folder / "c.yaml")]
     process = forked.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE)
     try:
-        until = time.monotonic() + 20
-        while not ready.exists():
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until, "not ready within 20 s"
-            time.sleep(0.02)
+        wait_for_start(process, ready.exists)
         yield process, json.loads(ready.read_text())["targets"][0]
     finally:
         if process.poll() is None:
@@ -44,14 +40,10 @@ def recording_server(folder, config=CONFIG):
 
 def ask_until(target, holds):
     """Ask for Stats until something holds of them."""
-    until = time.monotonic() + 20
     with grpc.insecure_channel(target) as channel:
-        while True:
-            stats = stubs.SchedulerServiceStub(channel).Stats(pb.StatsRequest())
-            if holds(stats):
-                return stats
-            assert time.monotonic() < until, stats
-            time.sleep(0.05)
+        stub = stubs.SchedulerServiceStub(channel)
+        wait_until(lambda: holds(stub.Stats(pb.StatsRequest())))
+        return stub.Stats(pb.StatsRequest())
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from schedsvc.lab.workload.json_forms import own_line, own_record
 from schedsvc.lab.workload.order import in_order_of_arrival
 from schedsvc.lab.workload.record import block_count
 from tests import forked
+from tests.waiting import wait_until
 
 from .test_forms import DATA, SHAREGPT, lines, wildchat
 
@@ -189,9 +189,7 @@ def test_control_c_reports_the_partial_file(tmp_path: Path) -> None:
     process.stdin.write('{"input_tokens": 1}\n' * 10_000)
     process.stdin.flush()
     partial = tmp_path / "out.partial"
-    limit_s = time.monotonic() + 20
-    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < limit_s:
-        time.sleep(0.01)
+    wait_until(lambda: partial.exists() and partial.stat().st_size)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
