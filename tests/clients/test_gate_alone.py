@@ -106,7 +106,7 @@ class TestLifespan:
         assert (await receive())["type"] == "lifespan.startup"
         await send({"type": "lifespan.startup.complete"})
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(receive(), 1)
+            await asyncio.wait_for(receive(), 60)
             await send({"type": "lifespan.shutdown.complete"})
 
     async def test_the_session_lives_as_long_as_the_server(self, fake: FakeScheduler) -> None:

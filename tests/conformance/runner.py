@@ -5,9 +5,10 @@ from typing import Any
 
 import grpc
 
+from tests.waiting import until
+
 from .matching import Json, fill, look_up, mismatches
 from .wire import (
-    PATIENCE_S,
     POLL_S,
     Stream,
     error_as_json,
@@ -64,18 +65,21 @@ class Runner:
 
     async def call(self, step: dict[str, Any]) -> None:
         """Make a unary call, once or until its answer matches."""
-        until = fill(step.get("until"), self._saved)
-        if until is None:
-            self._judge(step, await self._unary(step))
-            return None
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while True:
-            outcome = await self._unary(step)
-            found = list(mismatches(until, outcome.get("answer")))
-            if not found:
-                return self._judge(step, outcome)
-            assert asyncio.get_running_loop().time() < deadline, "; ".join(found)
-            await asyncio.sleep(POLL_S)
+        expected = fill(step.get("until"), self._saved)
+        outcome = await self._unary(step)
+
+        def found() -> list[str]:
+            return list(mismatches(expected, outcome.get("answer")))
+
+        async def matches() -> bool:
+            nonlocal outcome
+            if found():
+                outcome = await self._unary(step)
+            return not found()
+
+        if expected is not None:
+            await until(matches, lambda: "; ".join(found()))
+        self._judge(step, outcome)
 
     async def start(self, step: dict[str, Any]) -> None:
         """Make a unary call without waiting for it."""

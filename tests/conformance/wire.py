@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 from schedsvc_client.v1 import explain_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from tests.waiting import until
+
 SERVICE = "/schedsvc.v1.SchedulerService/"
 #: Methods of other services.
 ELSEWHERE = {"Explain": "/schedsvc.v1.ExplainService/"}
@@ -118,11 +120,9 @@ class Stream:
         return {}
 
     async def _until(self, condition: Any, complaint: str) -> None:
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while not condition():
-            if asyncio.get_running_loop().time() > deadline or (
-                self._reader.done() and not condition()
-            ):
-                end = self._reader.result() if self._reader.done() else "it is open"
-                raise AssertionError(f"the stream brought {complaint}; {end}; has {self.left()}")
-            await asyncio.sleep(POLL_S / 4)
+        def told() -> str:
+            end = self._reader.result() if self._reader.done() else "it is open"
+            return f"the stream brought {complaint}; {end}; has {self.left()}"
+
+        await until(lambda: condition() or self._reader.done(), told)
+        assert condition(), told()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from typing import Any
 
@@ -14,6 +13,7 @@ from schedsvc._core import CallerError
 from schedsvc.service import Credentials, Known
 from schedsvc.service import pace as pace_module
 from schedsvc.service.pace import Paces
+from tests.waiting import Stopwatch
 
 from .conftest import ask, calling, failure, serving, until
 from .test_principals import bearer
@@ -107,14 +107,14 @@ async def test_a_stream_beyond_the_rate_is_read_later_and_loses_nothing() -> Non
         call = stub.Session(metadata=bearer(LOUD))
         hello = pb.SessionEvent(hello=pb.SessionHello(client_id="shim", incarnation=1))
         beats = [pb.SessionEvent(beat=pb.SessionBeat())] * 13
-        began_s = asyncio.get_running_loop().time()
+        watch = Stopwatch()
         await call.write(pb.SessionRequest(seq=1, events=[hello, *beats]))
         await call.write(pb.SessionRequest(seq=2, events=beats[:1]))
         answer = pb.SessionResponse()
         while answer.ack_seq < 2:
             answer = await call.read()
         # 14 events at 10 a second, of which 10 come at once.
-        assert asyncio.get_running_loop().time() - began_s > 0.3
+        assert watch.ran_for(0.3)
         # Behind the second message, whose event overdraws the budget again, the stream waits again.
         throttled = server.metrics.throttled
         await until(lambda: throttled["loud", "stream"] > 1, "the stream waits again")
