@@ -8,6 +8,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
@@ -221,18 +223,24 @@ def test_every_cell_is_reached() -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("first", EVENTS)
-def test_every_order_of_four_events(first: str, full: bool) -> None:
-    for rest in product(EVENTS, repeat=3):
-        play((first, *rest), full=full)
+def test_every_order_of_three_events(full: bool) -> None:
+    for events in product(EVENTS, repeat=3):
+        play(events, full=full)
+
+
+@settings(max_examples=400)
+@given(events=st.lists(st.sampled_from(EVENTS), min_size=4, max_size=8), full=st.booleans())
+def test_some_orders_of_more_events(events: list[str], full: bool) -> None:
+    play(tuple(events), full=full)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(("length", "full"), [(5, True), (4, False)])
 @pytest.mark.parametrize("first", EVENTS)
-def test_every_order_of_five_events(first: str) -> None:
-    for rest in product(EVENTS, repeat=4):
-        play((first, *rest), full=True)
+def test_every_order_of_five_events(first: str, length: int, full: bool) -> None:
+    for rest in product(EVENTS, repeat=length - 1):
+        play((first, *rest), full=full)
 
 
 @pytest.mark.parametrize(
