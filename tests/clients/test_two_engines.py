@@ -43,7 +43,7 @@ async def server(folder: Path, sign_of_life_ms: int) -> AsyncIterator[Server]:
     keys = {
         "listeners": [{"unix": f"{folder}/s"}],
         "tenants": [{"name": "acme"}],
-        # What would wait for the end of a lease waits for an hour.
+        # A gate that waited for the end of a lease would wait for an hour.
         "scheduler": {"sign_of_life_ms": sign_of_life_ms, "lease_ttl_ms": HOUR_MS},
     }
     made = Server(Config.model_validate(keys))

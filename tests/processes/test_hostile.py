@@ -29,7 +29,7 @@ from tests.waiting import Stopwatch, until
 from .conftest import Stand
 from .programs import PATIENT, Programs, at_rest, config
 
-# Processes that are about time have the cores to themselves.
+# So many processes have the cores to themselves.
 pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).resolve().parents[2]

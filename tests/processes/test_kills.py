@@ -34,7 +34,7 @@ from .programs import (
     stream,
 )
 
-# Processes that are about time have the cores to themselves.
+# So many processes have the cores to themselves.
 pytestmark = pytest.mark.alone
 
 PROMPT_TOKENS, BLOCK_TOKENS, RESERVED_TOKENS = 16, 64, 128

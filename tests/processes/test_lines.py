@@ -29,7 +29,7 @@ from .programs import (
 )
 from .test_kills import client
 
-# Processes that are about time have the cores to themselves.
+# So many processes have the cores to themselves.
 pytestmark = pytest.mark.alone
 
 

@@ -13,7 +13,7 @@ from .test_kills import client
 
 PAUSE_S = (TTL_MS + GRACE_MS) / 1_000 + 1.5
 
-# Processes that are about time have the cores to themselves.
+# So many processes have the cores to themselves.
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 

@@ -18,7 +18,7 @@ from .conftest import Stand
 from .line import Line
 from .programs import Programs, at_rest, config, eventually, pool_of
 
-# Processes that are about time have the cores to themselves.
+# So many processes have the cores to themselves.
 pytestmark = pytest.mark.alone
 
 SHAPE: dict[str, Any] = {"pool": "shared", "input_tokens": 80, "max_output_tokens": 80}

@@ -13,7 +13,7 @@ from .conftest import Stand
 from .programs import PATIENT, TENANTS, EngineSizes, at_rest, config, preemptions, stream
 from .test_kills import client
 
-# Processes that are about time have the cores to themselves.
+# So many processes have the cores to themselves.
 pytestmark = pytest.mark.alone
 
 ROUNDS, AT_ONCE = 6, 40

@@ -367,7 +367,7 @@ MONOTONIC_CLOCKS = frozenset(
         "time.sleep",
     }
 )
-# What measures how long something takes. `.time()` is that of an event loop.
+# These calls measure how long something takes.
 DURATION_CLOCKS = frozenset(
     {
         *(f"time.{name}" for name in ("clock_gettime", "clock_gettime_ns")),

@@ -25,7 +25,7 @@ def is_reader(path: Path) -> bool:
 
 
 def judgements(text: str) -> Iterator[str]:
-    """What a test file does that only a clock can decide."""
+    """Yield each place at which a test file judges by a clock."""
     tree = ast.parse(text)
     is_virtual = bool(_VIRTUAL.search(text))
     compared = {
