@@ -1,4 +1,4 @@
-"""Faults as data: one in each room, each as a hand may slip, and a test file that finds it."""
+"""Faults as data: one in each room, each as a hand may slip, and a test file that judges it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Fault:
     path: str
     before: str  # occurs once
     after: str
-    caught: str  # a file of tests that fails, as `python -m tests.tidy.planted` found
+    caught: str  # a file of tests that judges it; `python -m tests.tidy.planted` shows which fails
 
     def planted(self, text: str) -> str:
         """Return the file's text with the fault."""
