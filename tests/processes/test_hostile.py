@@ -29,7 +29,7 @@ from tests.waiting import Stopwatch, until
 from .conftest import Stand
 from .programs import PATIENT, Programs, at_rest, config
 
-# So many processes have the cores to themselves.
+# These processes run alone, because they would starve each other.
 pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).resolve().parents[2]

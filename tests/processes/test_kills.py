@@ -34,7 +34,7 @@ from .programs import (
     stream,
 )
 
-# So many processes have the cores to themselves.
+# These processes run alone, because they would starve each other.
 pytestmark = pytest.mark.alone
 
 PROMPT_TOKENS, BLOCK_TOKENS, RESERVED_TOKENS = 16, 64, 128

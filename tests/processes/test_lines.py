@@ -29,7 +29,7 @@ from .programs import (
 )
 from .test_kills import client
 
-# So many processes have the cores to themselves.
+# These processes run alone, because they would starve each other.
 pytestmark = pytest.mark.alone
 
 

@@ -13,7 +13,7 @@ from .test_kills import client
 
 PAUSE_S = (TTL_MS + GRACE_MS) / 1_000 + 1.5
 
-# So many processes have the cores to themselves.
+# These processes run alone, because they would starve each other.
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 

@@ -18,7 +18,7 @@ from .conftest import Stand
 from .line import Line
 from .programs import Programs, at_rest, config, eventually, pool_of
 
-# So many processes have the cores to themselves.
+# These processes run alone, because they would starve each other.
 pytestmark = pytest.mark.alone
 
 SHAPE: dict[str, Any] = {"pool": "shared", "input_tokens": 80, "max_output_tokens": 80}

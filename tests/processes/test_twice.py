@@ -13,7 +13,7 @@ from .conftest import Stand
 from .programs import PATIENT, TENANTS, EngineSizes, at_rest, config, preemptions, stream
 from .test_kills import client
 
-# So many processes have the cores to themselves.
+# These processes run alone, because they would starve each other.
 pytestmark = pytest.mark.alone
 
 ROUNDS, AT_ONCE = 6, 40

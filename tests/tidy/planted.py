@@ -128,8 +128,7 @@ def seek(copy: Copy, fault: Fault) -> dict[str, object]:
             caught = test
             break
     copy.restore()
-    found = {"caught": caught, "selected": len(chosen), "tried": tried, "fault": fault.after}
-    return found
+    return {"caught": caught, "selected": len(chosen), "tried": tried, "fault": fault.after}
 
 
 def main(names: list[str]) -> int:
@@ -143,9 +142,7 @@ def main(names: list[str]) -> int:
             RESULTS.write_text(json.dumps(known, indent=2) + "\n")
             one = known[fault.room]
             result = f"{one['caught']} fails" if one["caught"] else "NOT CAUGHT"
-            print(
-                f"{fault.room}: {result} ({len(one['tried'])} run)", flush=True
-            )
+            print(f"{fault.room}: {result} ({len(one['tried'])} run)", flush=True)
     missed = [fault.room for fault in FAULTS if not known.get(fault.room, {}).get("caught")]
     print(f"{len(FAULTS) - len(missed)} of {len(FAULTS)} faults are caught")
     return int(bool(missed))
