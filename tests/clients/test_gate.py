@@ -14,7 +14,7 @@ from schedsvc_vllm import runtime
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
-from .asgi import Exchange, ask
+from .asgi import Exchange, ask, owner
 from .bench import TRUST, Bench
 from .conftest import Until
 from .fake_scheduler import FakeScheduler, refusal
@@ -378,10 +378,12 @@ async def test_what_does_not_generate_is_never_gated(
         seen.append(scope["path"])
         assert receive == exchange.receive  # passed as it is
 
-    exchange = Exchange(Gate(app, Settings(target=fake.target)), b"", path, method=method)
+    gate = Gate(app, Settings(target=fake.target))
+    exchange = Exchange(gate, b"", path, method=method, owner=owner())
     await exchange.run()
     assert seen == [path]
-    assert fake.hellos == []
+    assert fake.admits == []
+    await gate._close()
 
 
 async def test_generation_that_is_not_gated_yet_is_refused_unless_allowed(
@@ -396,10 +398,10 @@ async def test_generation_that_is_not_gated_yet_is_refused_unless_allowed(
     refused = await Exchange(Gate(app, settings), b"{}", "/generative_scoring").run()
     assert (refused.status, refused.error["code"]) == (501, "not_gated")
     assert refused.answer_headers["x-should-retry"] == "false"
-    await Exchange(
-        Gate(app, replace(settings, refuse_ungated=False)), b"", "/generative_scoring"
-    ).run()
+    gate = Gate(app, replace(settings, refuse_ungated=False))
+    await Exchange(gate, b"", "/generative_scoring", owner=owner()).run()
     assert seen == ["/generative_scoring"]
+    await gate._close()
 
 
 async def test_the_root_path_and_foreign_headers(bench: Bench) -> None:

@@ -18,6 +18,7 @@ from schedsvc_client import ClientOptions, api_key_hash
 from schedsvc_client.aio import AsyncScheduler
 
 from schedsvc_vllm import answers, metrics_page
+from schedsvc_vllm.access import Access, is_open, open_paths
 from schedsvc_vllm.answers import Answer, BadRequestError, Dialect
 from schedsvc_vllm.asgi import (
     App,
@@ -37,27 +38,26 @@ from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
+from schedsvc_vllm.engine_scope import scope_for_engine
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.http_limits import bound_server, certificates_unseen
 from schedsvc_vllm.idempotency import Replays
 from schedsvc_vllm.identity import Identifier, check_operator
-from schedsvc_vllm.paths import SAFE_METHODS, is_operators, passes_as_written, place_of, with_path
+from schedsvc_vllm.paths import SAFE_METHODS, Place, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
-from schedsvc_vllm.request_sizing import Call, parse_json, size_call
-from schedsvc_vllm.routes import FORM_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
+from schedsvc_vllm.request_sizing import parse_json, size_call
+from schedsvc_vllm.response_ids import EARLIER, ResponseIds
+from schedsvc_vllm.response_ids import PATH as RESPONSES_PATH
+from schedsvc_vllm.routes import FORM_PATHS, GATED_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
 from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
-from schedsvc_vllm.tracing import TRACEPARENT, QueueSpan, Tracing
+from schedsvc_vllm.tracing import QueueSpan, Tracing
 from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 
-# Set by the load balancer that spreads requests over ranks, never by a caller.
-RANK_HEADER = b"x-data-parallel-rank"
-PRIORITY_HEADER = b"x-vllm-priority"
-ID_HEADER = b"x-request-id"
-_DROPPED = frozenset((RANK_HEADER, PRIORITY_HEADER, ID_HEADER))
 HEALTH_PATH = "/health"
+_MISCONFIGURED = "the gate of this server is misconfigured"
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -79,46 +79,60 @@ class Gate:
         self._replays = Replays()
         self._tracing: Tracing | None = None
         self._bodies = Bodies(0, 0)  # of no settings, none is read
-        self._operator_keys_sha256: frozenset[bytes] = frozenset()  # of wrong settings, none counts
+        self._access: Access | None = None
+        self._responses = ResponseIds()
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
             self._bodies = Bodies(self._settings.body_bytes_max, self._settings.bodies_bytes_max)
-            self._operator_keys_sha256 = self._settings.operator_keys_sha256
+            self._responses = ResponseIds(self._settings.response_key)
+            self._access = Access(
+                self._identifier, self._responses, self._settings.operator_keys_sha256
+            )
             self._terms = TermsReader(
                 self._settings.request_headers,
                 class_from_service_tier=self._settings.class_from_service_tier,
             )
         except SettingsError as error:
             _log.error("the gate cannot work: %s", error)
-            self._broken = error
+            self._broken, self._access = error, None
+        self._open_paths = open_paths(self._settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one scope."""
         kind = scope["type"]
-        if kind == "http" and not (scope["method"] in SAFE_METHODS and passes_as_written(scope)):
+        if kind == "lifespan":
+            await self._lifespan(scope, receive, send)
+        elif kind == "websocket":
+            await self._websocket(scope, receive, send)
+        elif is_open(scope, self._open_paths):
+            await self._read(scope, receive, send)
+        else:
             await self._checked(scope, receive, send)
-            return
-        if kind == "websocket" and (self._refuses_ungated or is_operators(scope)):
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._begin(scope)
+        access = None if self._refuses_ungated else self._access
+        if access is None or not await access.takes_websocket(scope):
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "not gated"})
             return
-        if kind == "http" and self._runtime is not None and path_of(scope) == metrics_page.PATH:
-            await self.app(
+        await self.app(scope, receive, send)
+
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the app, and add to its page, or to its health, what the gate knows."""
+        path, runtime = path_of(scope), self._runtime
+        if runtime is not None and path == metrics_page.PATH:
+            scope, send = (
                 metrics_page.plain_scope(scope),
-                receive,
-                metrics_page.adding(self._runtime.counts, send),
+                metrics_page.adding(runtime.counts, send),
             )
-            return
-        if kind == "http" and self._runtime is not None and path_of(scope) == HEALTH_PATH:
-            refused = self._runtime.session.pool_refused
+        if runtime is not None and path == HEALTH_PATH:
+            refused = runtime.session.pool_refused
             if refused is not None:  # no router may send requests here
                 answer = answers.unavailable(refusal_of(refused), "pool_refused", "-")
                 await self._say(answer, scope, send)
                 return
-        if kind == "lifespan":
-            await self._lifespan(scope, receive, send)
-            return
         await self.app(scope, receive, send)
 
     # One request.
@@ -128,9 +142,8 @@ class Gate:
         return self._settings is None or self._settings.refuse_ungated
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request that may cost the engine something, by its canonical path."""
-        if self._broken is None:
-            self._start(scope)
+        """Serve a request that needs a credential, or may cost the engine something."""
+        self._begin(scope)
         open_paths = self._settings.open_paths if self._settings is not None else frozenset()
         place = place_of(scope, open_paths)
         if place is None:
@@ -138,44 +151,46 @@ class Gate:
             error = BadRequestError(f"the path {told!r} contains characters that no endpoint uses")
             await self._refuse(error, scope, send)
             return
-        scope = with_path(scope, place.path)
-        if scope["method"] in SAFE_METHODS and not place.operators:
+        if not place.as_written:
+            scope = with_path(scope, place.path)
+        if scope["method"] in SAFE_METHODS and place.path in GATED_PATHS:
             error = BadRequestError(f"{place.path}: the method must be POST", status=405)
             await self._refuse(error, scope, send)
-            return
-        if place.gated:
+        elif place.gated:
             body = self._bodies.open(scope)
             try:
                 await self._gated(body, place.path, scope, receive, send)
             finally:
                 body.release()
-            return
-        if not place.known and self._refuses_ungated:
-            error = BadRequestError(
-                f"{place.path} is not served here: this server's admission gate does not cover it "
-                "(its operator can open it with SCHEDSVC_UNGATED)",
-                status=501,
-                code="not_gated",
-            )
-            await self._refuse(error, scope, send)
-            return
+        else:
+            await self._ungated(place, scope, receive, send)
+
+    async def _ungated(self, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if place.operators:
-                check_operator(scope, self._operator_keys_sha256)
-            else:
-                await self._identifier.prove(scope)
+            if not place.known and not place.operators and self._refuses_ungated:
+                raise BadRequestError(
+                    f"{place.path} is not served here: this server's admission gate does not cover"
+                    " it (its operator can open it with SCHEDSVC_UNGATED)",
+                    status=501,
+                    code="not_gated",
+                )
+            if self._access is None:
+                if place.operators:
+                    check_operator(scope, frozenset())
+                raise BadRequestError(_MISCONFIGURED, status=503, code="gate_misconfigured")
+            await self._access.check(scope, place)
         except BadRequestError as error:
             await self._refuse(error, scope, send)
             return
-        await self.app(scope, receive, send)
+        await self._read(scope, receive, send)
 
     async def _gated(
         self, held: Body, path: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         runtime = self._runtime
         if runtime is None or self._settings is None:
-            message = "the gate of this server is misconfigured"
-            await self._say(answers.unavailable(message, "gate_misconfigured", "-"), scope, send)
+            answer = answers.unavailable(_MISCONFIGURED, "gate_misconfigured", "-")
+            await self._say(answer, scope, send)
             return
         try:
             request, raw = await self._take_in(runtime, held, path, scope, receive)
@@ -243,6 +258,12 @@ class Gate:
             terms = replace(terms, request_class=identity.request_class, class_field="token")
         shown_id, engine_id = self._identifier.request_ids(scope)
         tally = runtime.counter.tally() if runtime.counter is not None else None
+        sets = {}
+        if path == RESPONSES_PATH:
+            owner = self._identifier.owner(scope, proved)
+            if body.get(EARLIER) is not None:
+                self._responses.check(body[EARLIER], owner, EARLIER)
+            sets["request_id"] = self._responses.make(owner)
         call = size_call(
             route,
             raw,
@@ -254,6 +275,7 @@ class Gate:
             tenant=identity.key,
             reads_answer=tally is None,
             asking=runtime.asking,
+            sets=sets,
         )
         request = Request(
             call=call,
@@ -323,11 +345,11 @@ class Gate:
             if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
-            inner = _scope_for_app(scope, request.call, gated, priority)
+            inner = scope_for_engine(scope, request.call, gated, priority)
             await self.app(inner, gated.mailbox, gated.send)
             while gated.asks_less():
                 gated.mailbox.play_again(gated.call.body)
-                inner = _scope_for_app(scope, gated.call, gated, priority)
+                inner = scope_for_engine(scope, gated.call, gated, priority)
                 await self.app(inner, gated.mailbox, gated.send)
             gated.finish(scope)
             await gated.delivered()
@@ -369,28 +391,31 @@ class Gate:
 
     # The server's start and end.
 
+    def _begin(self, scope: Scope) -> None:
+        if self._broken is None and self._runtime is None:
+            self._start(scope)
+
     def _start(self, scope: Scope) -> None:
         """Connect, once. A failure is remembered: nothing is ever let through ungated."""
-        if self._runtime is not None or self._settings is None:
+        if self._runtime is not None or self._settings is None or self._access is None:
             return
         engine = EngineView(scope, self.app)
         try:
             self._tracing = _tracing(self._settings)
             self._runtime = Runtime(self._settings, engine, self._started_ns)
         except SettingsError as error:
-            self._broken = error
-            self._operator_keys_sha256 = frozenset()
+            self._broken, self._access = error, None
             _log.error("the gate cannot work: %s", error)
             return
         self._engine_origins = engine.allowed_origins
         keys = {api_key_hash(key) for key in engine.api_keys}
         self._identifier.api_keys_sha256 |= keys
-        if self._operator_keys_sha256 & keys:
+        if self._access.operator_keys_sha256 & keys:
             _log.error(
                 "SCHEDSVC_OPERATOR_KEYS_FILE: holds a key of --api-key, with which tenants call;"
                 " it opens nothing"
             )
-            self._operator_keys_sha256 -= keys
+            self._access.operator_keys_sha256 -= keys
         if self._settings.asks_for_keys:
             self._identifier.keys = SchedulerKeys(
                 AsyncScheduler(
@@ -450,27 +475,6 @@ class Gate:
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
             await tracing.close()
-
-
-def _scope_for_app(scope: Scope, call: Call, gated: GatedRequest, priority: int | None) -> Scope:
-    """Return the scope with the headers that go with the body; `state` stays the same object.
-
-    `priority`: what the scheduler suggests; None if the engine would ignore it. The engine makes
-    the id in its answer of the one that it gets here.
-    """
-    dropped = _DROPPED
-    added = [(ID_HEADER, gated.engine_id.encode())]
-    if gated.traceparent:
-        added.append((TRACEPARENT, gated.traceparent))
-    if priority is not None:
-        added.append((PRIORITY_HEADER, str(priority).encode()))
-    if call.reads_answer:
-        dropped |= {b"accept-encoding"}  # what is compressed cannot be read
-    if call.rewritten:
-        dropped |= {b"content-length", b"transfer-encoding"}
-        added.append((b"content-length", str(len(call.body)).encode()))
-    headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
-    return {**scope, "headers": headers + added}
 
 
 def _tracing(settings: Settings) -> Tracing | None:

@@ -156,6 +156,15 @@ class Identifier:
             return b""
         return api_key_hash(bearer(scope))
 
+    def owner(self, scope: Scope, proved: Identity | None) -> str | bytes:
+        """Return the key of the tenant whom a request's response belongs to; "": of the unknown.
+
+        `proved`: what `prove()` returned. A field of the body names no owner, because a request for
+        a response has no body. Raises BadRequestError as `trusted()`.
+        """
+        identity = proved or self.identity(scope, {}, self.trusted(scope))
+        return identity.key or self.listed_key(scope, proved)
+
     def trusted(self, scope: Scope) -> Identity:
         """Find the tenant in the trusted headers; an empty one: they name none.
 

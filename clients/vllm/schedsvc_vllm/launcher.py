@@ -63,6 +63,10 @@ OPTIONS = {
     "api-keys-from": "gate, or scheduler: keys that stand for its tenants may call (gate)",
     "operator-keys-file": "file with the keys that open endpoints such as /sleep and"
     " /v1/load_lora_adapter, one on each line; without it they return 501",
+    "models-open": "on or off: whether /v1/models needs no credential (on)",
+    "metrics-open": "on or off: whether /metrics needs no credential (off)",
+    "response-key-file": "file with the secret of the ids of stored responses; without it they end"
+    " with the process",
     "unreachable": "open or closed: what to do while the scheduler is away",
     "unreachable-after": "seconds without an answer until an open connection counts as that (3;"
     " 1.5 with several targets)",

@@ -6,7 +6,7 @@ canonical form, decides by that, and hands only that on. A path that is not know
 of what tenants may call cannot miss what another server adds.
 
 GET, HEAD and OPTIONS pass as they were written, because a page may depend on its spelling; so an
-operator's path is looked for in each form that a server could read in it.
+operator's path, and a response's id, is looked for in each form that a server could read in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from schedsvc_vllm.operator_paths import is_operator_path
 from schedsvc_vllm.routes import GATED_PATHS, OPENABLE_PATHS
 
 # They only look, in most servers; a preflight has to pass for a browser to ask at all.
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+READ_METHODS = frozenset({"GET", "HEAD"})
+SAFE_METHODS = READ_METHODS | {"OPTIONS"}
 #: Endpoints of vLLM 0.32 that tenants may call without a place in the queue: none runs the model,
 #: and none acts on the engine.
 TENANT_PATHS = frozenset(
@@ -40,6 +41,9 @@ TENANT_PATHS = frozenset(
 # All of them are canonical: most requests come with one of these spellings.
 _CANONICAL = {path.encode(): path for path in TENANT_PATHS | GATED_PATHS}
 _CANCEL = re.compile(r"/v1/responses/[\w-]+/cancel")
+_DELETE = re.compile(r"/v1/responses/[\w-]+")
+# Below any prefix, in any case, as a server could read it.
+_RESPONSE_ID = re.compile(r"(?<=/responses/)[^/]+", re.ASCII | re.IGNORECASE)
 # After all decoding: letters, digits and what names of paths are made of.
 _PLAIN = re.compile(rb"[\w.~!$&'()*+,:=@/-]*", re.ASCII)
 _DECODINGS_MAX = 5
@@ -48,13 +52,16 @@ _DECODINGS_MAX = 5
 class Place(NamedTuple):
     """Where a request goes: its canonical path, whether it has to be admitted, or is refused.
 
-    `operators`: only with an operator's key.
+    `operators`: only with an operator's key. `as_written`: the server gets the path as it came.
+    `response_ids`: those in the path, which belong to tenants.
     """
 
     path: str
     gated: bool = False
     known: bool = True
     operators: bool = False
+    as_written: bool = False
+    response_ids: tuple[str, ...] = ()
 
 
 _ALWAYS_GATED = {path.encode(): Place(path, gated=True) for path in GATED_PATHS - OPENABLE_PATHS}
@@ -83,12 +90,13 @@ def canonical(path: bytes) -> str | None:
 def passes_as_written(scope: Scope) -> bool:
     """Return whether a GET, HEAD or OPTIONS may reach the server as it is.
 
-    It may not if its path is gated (a preflight is), an operator's, or has no canonical form.
+    It may not if its path is gated or names a response (a preflight may), is an operator's, or has
+    no canonical form.
     """
-    path = canonical(told := _told(scope))
+    path = canonical(told := written_path(scope))
     if path is None or _is_operators(told):
         return False
-    return scope["method"] == "OPTIONS" or path not in GATED_PATHS
+    return scope["method"] == "OPTIONS" or not (path in GATED_PATHS or _names_a_response(told))
 
 
 def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
@@ -96,7 +104,7 @@ def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
 
     `open_paths` are those that the operator lets through beside the known ones.
     """
-    told = _told(scope)
+    told, method = written_path(scope), scope["method"]
     if (gated := _ALWAYS_GATED.get(told)) is not None:
         return gated
     path = canonical(told)
@@ -106,18 +114,27 @@ def place_of(scope: Scope, open_paths: frozenset[str]) -> Place | None:
         return Place(path, operators=True)
     if path in GATED_PATHS and not (path in OPENABLE_PATHS and path in open_paths):
         return Place(path, gated=True)
-    is_known = path in TENANT_PATHS or path in open_paths or _CANCEL.fullmatch(path) is not None
-    return Place(path, known=is_known)
+    if path in TENANT_PATHS:
+        return Place(path)
+    reads = method in SAFE_METHODS
+    is_known = reads or path in open_paths or _CANCEL.fullmatch(path) is not None
+    is_known = is_known or (method == "DELETE" and _DELETE.fullmatch(path) is not None)
+    ids = tuple(_RESPONSE_ID.findall(path))
+    return Place(path, known=is_known, as_written=reads and not ids, response_ids=ids)
 
 
 def is_operators(scope: Scope) -> bool:
     """Return whether a path is an operator's, however it is written."""
-    return _is_operators(_told(scope))
+    return _is_operators(written_path(scope))
 
 
 def _is_operators(path: bytes) -> bool:
     """Look at each form, because servers differ in how often they decode."""
     return any(map(is_operator_path, _decodings(path)))
+
+
+def _names_a_response(path: bytes) -> bool:
+    return any(b"/responses/" in form.lower() for form in _decodings(path))
 
 
 def _decodings(path: bytes) -> list[bytes]:
@@ -128,7 +145,7 @@ def _decodings(path: bytes) -> list[bytes]:
     return forms
 
 
-def _told(scope: Scope) -> bytes:
+def written_path(scope: Scope) -> bytes:
     """Return the path as the caller wrote it, if the server keeps it; else partly decoded."""
     raw = scope.get("raw_path") or b""
     if raw and not scope.get("root_path"):

@@ -26,6 +26,8 @@ _PROMPT_FIELDS = frozenset({"prompt", "messages"})
 _ASK_ALL = {"include_usage": True, "continuous_usage_stats": True}
 _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":")).encode() + b"}"
 
+_NOTHING: Mapping[str, str] = {}
+
 CountTokens = Callable[[Mapping[str, Any]], Sequence[int]]
 
 
@@ -126,11 +128,12 @@ def size_call(
     reads_answer: bool,
     images: ImageSizes = UNKNOWN_MODEL,
     asking: Asking = Asking.IN_EVERY_EVENT,
+    sets: Mapping[str, str] = _NOTHING,
 ) -> Call:
     """Work out what a request may use. O(prompt). Raises BadRequestError naming the field.
 
     `reads_answer`: only the answer states the usage, so a stream has to report as much of it as
-    `asking` says.
+    `asking` says. `sets`: fields that the gate sets in the body, instead of the caller.
     """
     given = raw
     params = _params(route, body)
@@ -151,10 +154,8 @@ def size_call(
     if sizes.context_tokens and route.generates:
         limit = _fit(route, prompts, limit, sizes.context_tokens)
     room = (sizes.capacity_tokens or INT_MAX) - max(tokens)
-    if body.get("priority") and not route.is_form:
-        # The scheduler alone sets the engine's priority, by a header.
-        body = {name: value for name, value in _parse_exactly(raw).items() if name != "priority"}
-        raw = json.dumps(body).encode()
+    if not route.is_form:
+        raw = _forwarded(raw, body, sets)
     asks = stream and reads_answer and route.stream_options
     asked = _ask_usage(raw, body, asking) if asks and asking else None
     sent = raw if asked is None else asked.body
@@ -172,6 +173,29 @@ def size_call(
         stream=stream,
         beams=bool(body.get("use_beam_search")),
     )
+
+
+def _forwarded(raw: bytes, body: Mapping[str, Any], sets: Mapping[str, str]) -> bytes:
+    """Return the body with the fields that the gate sets, and without the engine's priority.
+
+    The scheduler alone sets that, by a header. O(body) if a field of the caller goes, else a copy.
+    """
+    removes = bool(body.get("priority"))
+    if not (removes or sets):
+        return raw
+    if not removes and sets.keys().isdisjoint(body):
+        appended = _with_tail(raw, b"," + json.dumps(sets).encode()[1:])
+        if appended is not None:
+            return appended
+    kept = {name: value for name, value in _parse_exactly(raw).items() if name != "priority"}
+    return json.dumps({**kept, **sets}).encode()
+
+
+def _with_tail(raw: bytes, tail: bytes) -> bytes | None:
+    """Return an object that has a field, with more fields; None if it is written unusually."""
+    if raw[:1] != b"{" or b"\0" in raw[:4]:
+        return None
+    return raw.rstrip(b" \t\r\n")[:-1] + tail
 
 
 def _params(route: Route, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -342,9 +366,9 @@ def _ask_usage(raw: bytes, body: Mapping[str, Any], asking: Asking) -> Asked:
     if every or (last and asking is Asking.AT_THE_END):
         return Asked(raw, last, every, asking)
     if "stream_options" not in body and asking is Asking.IN_EVERY_EVENT:
-        text = raw.rstrip(b" \t\r\n")
-        if raw[:1] == b"{" and b"\0" not in raw[:4]:
-            return Asked(text[:-1] + _ASK_ALL_TAIL, last, every, asking)
+        text = _with_tail(raw, _ASK_ALL_TAIL)
+        if text is not None:
+            return Asked(text, last, every, asking)
     wanted = _ASK_ALL if asking is Asking.IN_EVERY_EVENT else {"include_usage": True}
     asked = {**_parse_exactly(raw), "stream_options": {**options, **wanted}}
     return Asked(json.dumps(asked).encode(), last, every, asking)

@@ -39,6 +39,8 @@ _JWT = tuple(
 )
 _JWKS_URL = re.compile(r"https://[^/@]+|http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?(/|$)")
 _PRESETS = {"llm-d": "x-llm-d-inference-fairness-id"}
+# Of a key that cannot be guessed: 128 bits in hexadecimal digits.
+_RESPONSE_KEY_BYTES_MIN = 32
 _log = logging.getLogger("schedsvc_vllm")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -104,6 +106,9 @@ class Settings:
     trust_request_id: bool = False
     api_keys_sha256: frozenset[bytes] = frozenset()
     operator_keys_sha256: frozenset[bytes] = frozenset()
+    models_open: bool = True
+    metrics_open: bool = False
+    response_key: bytes = b""
     fail_open: bool = True
     fail_open_concurrency_min: int = 1
     unreachable_after_s: float = 3.0
@@ -166,6 +171,9 @@ class Settings:
             trust_request_id=read.flag("SCHEDSVC_TRUST_REQUEST_ID", False),
             api_keys_sha256=read.api_keys(),
             operator_keys_sha256=read.operator_keys(),
+            models_open=read.flag("SCHEDSVC_MODELS_OPEN", True),
+            metrics_open=read.flag("SCHEDSVC_METRICS_OPEN", False),
+            response_key=read.response_key(),
             fail_open=read.choice("SCHEDSVC_UNREACHABLE", ("open", "closed")) == "open",
             fail_open_concurrency_min=read.number("SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN", 1),
             unreachable_after_s=read.seconds("SCHEDSVC_UNREACHABLE_AFTER", 1.5 if several else 3.0),
@@ -407,6 +415,19 @@ class _Reader:
                 " VLLM_API_KEY, with which tenants call; give operators keys of their own"
             )
         return keys
+
+    def response_key(self) -> bytes:
+        """Return the secret of the ids of responses; b"": each gate process makes its own."""
+        file = self.file("SCHEDSVC_RESPONSE_KEY_FILE")
+        if file is None:
+            return b""
+        key = self.file_text("SCHEDSVC_RESPONSE_KEY_FILE", file).strip().encode()
+        if len(key) < _RESPONSE_KEY_BYTES_MIN:
+            raise SettingsError(
+                f"SCHEDSVC_RESPONSE_KEY_FILE: {file} has {len(key)} bytes; it needs"
+                f" {_RESPONSE_KEY_BYTES_MIN} or more, as `openssl rand -hex 32` writes"
+            )
+        return key
 
     def keys(self, name: str) -> frozenset[bytes]:
         """Return the SHA-256 of each key in the file that a variable names, one on each line."""
