@@ -8,11 +8,9 @@ lease is ended exactly once: by a plain `finally` without a single await.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import time
 from dataclasses import replace
-from typing import Any
 
 from schedsvc_client import ClientOptions, api_key_hash
 from schedsvc_client.aio import AsyncScheduler
@@ -36,6 +34,7 @@ from schedsvc_vllm.audio_routes import parse_form
 from schedsvc_vllm.bodies import Bodies, Body
 from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.certificates import XFCC
+from schedsvc_vllm.decoding import DecodingError
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.engine_scope import scope_for_engine
@@ -53,7 +52,7 @@ from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.terms import TermsReader
-from schedsvc_vllm.tracing import QueueSpan, Tracing
+from schedsvc_vllm.tracing import QueueSpan, Tracing, open_tracing
 from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 
 HEALTH_PATH = "/health"
@@ -357,6 +356,12 @@ class Gate:
             pass  # no client is left to answer
         except ClientStalledError:
             _log.warning("a client that reads nothing is disconnected: %s", request.id)
+        except DecodingError as error:
+            _log.warning("the engine's answer to %s cannot be decoded: %s", request.id, error)
+            if not gated.has_begun:
+                gated.finish(scope)
+                message = f"the server behind this one gave an answer that is damaged: {error}"
+                await self._say(answers.bad_gateway(message, request.id), scope, send)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # The server may have cancelled the task, too.
@@ -369,6 +374,9 @@ class Gate:
                 answer = answers.unavailable(message, "lease_revoked", request.id)
                 gated.finish(scope)
                 await self._say(answer, scope, send)
+        except Exception:
+            await gated.send_held()  # then the client's connection breaks as the answer did
+            raise
         finally:
             gated.finish(scope)
         return False
@@ -401,7 +409,7 @@ class Gate:
             return
         engine = EngineView(scope, self.app)
         try:
-            self._tracing = _tracing(self._settings)
+            self._tracing = open_tracing(self._settings)
             self._runtime = Runtime(self._settings, engine, self._started_ns)
         except SettingsError as error:
             self._broken, self._access = error, None
@@ -475,21 +483,6 @@ class Gate:
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
             await tracing.close()
-
-
-def _tracing(settings: Settings) -> Tracing | None:
-    """Start what exports spans, if that is on. Raises SettingsError."""
-    if not settings.traces:
-        return None
-    try:
-        otel: Any = importlib.import_module("schedsvc_vllm.otel")
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"OTEL_TRACES_EXPORTER: otlp needs {error.name}, which is not installed: "
-            "pip install 'schedsvc-vllm[otel]'"
-        ) from None
-    made: Tracing = otel.connect()
-    return made
 
 
 def _dialect(path: str) -> Dialect:

@@ -13,13 +13,15 @@ from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.answers import granted_headers, queue_duration
 from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
+from schedsvc_vllm.decoding import Decoder, DecodingError
 from schedsvc_vllm.delivery import NOTHING, Delivery
+from schedsvc_vllm.limit import holds_place
 from schedsvc_vllm.request_sizing import Asking, Call, ask_less
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
-from schedsvc_vllm.token_counter import TokenTotals, Usage
+from schedsvc_vllm.token_counter import TokenTotals, Usage, final_usage, metadata
 from schedsvc_vllm.tracing import QueueSpan, Totals
-from schedsvc_vllm.usage import ByteReader, Decoder, UsageFilter, UsageReader
+from schedsvc_vllm.usage import ByteReader, UsageFilter, UsageReader
 
 _EVENT_STREAM = b"text/event-stream"
 # Headers of an answer: those that the gate writes itself, and those that a changed body voids.
@@ -40,6 +42,7 @@ class GatedRequest:
         "_delivery",
         "_ending",
         "_has_asked_less",
+        "_held",
         "_ids",
         "_is_finished",
         "_is_refused",
@@ -84,6 +87,8 @@ class GatedRequest:
         self._tally = tally
         self._reader: UsageFilter | UsageReader | ByteReader | None = None
         self._decoder: Decoder | None = None
+        # The start of a compressed answer, until some of it can be read.
+        self._held: Message | None = None
         self._delivery: Delivery | None = None
         self._status = 0
         self._ending: ResponseEnd | None = None
@@ -151,8 +156,8 @@ class GatedRequest:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the app has begun to answer."""
-        return self._status != 0
+        """Whether the client has got the beginning of an answer."""
+        return self._status != 0 and self._held is None
 
     @property
     def is_stale(self) -> bool:
@@ -234,7 +239,7 @@ class GatedRequest:
             self._complete(admission, scope, told)
         if self.span is not None:
             self.span.answered(self._status)
-            if _holds_place(place):
+            if holds_place(place):
                 done = self._is_whole and self._status < 400
                 counted = self._counted() or (None, None, None)
                 self.span.used(Outcome.COMPLETED if done else Outcome.CANCELLED, counted)
@@ -243,7 +248,7 @@ class GatedRequest:
             self._tally.close()
         if self._delivery is not None and not self._is_whole:
             self._delivery.cancel()
-        if self._running or _holds_place(place):
+        if self._running or holds_place(place):
             self._running = False
             self._runtime.limit.ended()
 
@@ -305,7 +310,10 @@ class GatedRequest:
         if kind == "http.response.body" and self._ending is not None:
             body, more = message.get("body", b""), message.get("more_body", False)
             if self._decoder is not None:
-                body = self._decoder.feed(body, not more)
+                body = self._decoded(self._decoder, body, more)
+                if self._held is not None and (body or not more):
+                    held, self._held = self._held, None
+                    await self._send(held)
             if self._reader is not None:
                 body = self._reader.feed(body, not more)
                 if not body and more:
@@ -320,7 +328,19 @@ class GatedRequest:
             if self._refuses_options(message["status"]):
                 return
             message = self._begun(message)
+            if self._decoder is not None:
+                self._held = message
+                return
         await self._send(message)
+
+    def _decoded(self, decoder: Decoder, body: bytes, more: bool) -> bytes:
+        """Return a piece's text. Raises DecodingError; an answer without counts has its bytes'."""
+        try:
+            return decoder.feed(body, not more)
+        except DecodingError:
+            if self._reader is None or not self._reader.is_told:
+                self._reader = ByteReader(max(decoder.bytes_in, decoder.bytes_out))
+            raise
 
     def _refuses_options(self, status: int) -> bool:
         """Take note of how the app takes being asked for usage; True: it may be that it does not.
@@ -385,7 +405,7 @@ class GatedRequest:
         changed: frozenset[bytes] = frozenset()
         if encoding in Decoder.KNOWN:
             # The gate removed accept-encoding from the request, so the client can do without.
-            self._decoder = Decoder()
+            self._decoder = Decoder(encoding)
             changed = _OF_ENCODED
         elif encoding != b"identity":
             self._reader = ByteReader()
@@ -441,7 +461,7 @@ class GatedRequest:
             self._end(admission, (0, 0, 0), Outcome.CANCELLED)
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
-        aborted = route.leaves_usage and _metadata(scope) is not None
+        aborted = route.leaves_usage and metadata(scope) is not None
         # Only an answer shows that a prompt alone was wanted: inside vLLM, no output is an abort.
         tells_prompts = self._reader is not None or not route.generates
         is_told = bool(totals[2]) or (counted is not None and tells_prompts)
@@ -471,30 +491,3 @@ class GatedRequest:
             _log.warning("the scheduler has voided a lease: its request is ended")
             return
         _log.warning("the scheduler gave up a lease (%s) whose request still runs", state.name)
-
-
-def final_usage(scope: Scope) -> Usage | None:
-    """Return the usage that vLLM leaves in the request's state when it has finished."""
-    info: Any = getattr(_metadata(scope), "final_usage_info", None)
-    if info is None:
-        return None
-    details = getattr(info, "prompt_tokens_details", None)
-    return Usage(
-        int(info.prompt_tokens or 0),
-        int(getattr(details, "cached_tokens", None) or 0),
-        int(info.completion_tokens or 0),
-    )
-
-
-def _metadata(scope: Scope) -> object:
-    return (scope.get("state") or {}).get("request_metadata")
-
-
-def _holds_place(place: asyncio.Future[bool] | None) -> bool:
-    return (
-        place is not None
-        and place.done()
-        and not place.cancelled()
-        and place.exception() is None
-        and place.result()
-    )

@@ -66,3 +66,14 @@ class LocalLimit:
             if not future.done():
                 self.running += 1
                 future.set_result(True)
+
+
+def holds_place(place: asyncio.Future[bool] | None) -> bool:
+    """Return whether a place under the local limit was given; None: none was asked for."""
+    return (
+        place is not None
+        and place.done()
+        and not place.cancelled()
+        and place.exception() is None
+        and place.result()
+    )

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from schedsvc_vllm.asgi import Scope
+
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -140,3 +142,21 @@ class Counter:
                 # It runs inside the engine's client: counting must never fail a request.
                 self.give_up()
         return made
+
+
+def final_usage(scope: Scope) -> Usage | None:
+    """Return the usage that vLLM leaves in the request's state when it has finished."""
+    info: Any = getattr(metadata(scope), "final_usage_info", None)
+    if info is None:
+        return None
+    details = getattr(info, "prompt_tokens_details", None)
+    return Usage(
+        int(info.prompt_tokens or 0),
+        int(getattr(details, "cached_tokens", None) or 0),
+        int(info.completion_tokens or 0),
+    )
+
+
+def metadata(scope: Scope) -> object:
+    """Return what vLLM notes of a request in its state; None: nothing."""
+    return (scope.get("state") or {}).get("request_metadata")

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schedsvc_client import Outcome, Refused
 from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.asgi import Headers, Scope, any_done
+from schedsvc_vllm.settings import Settings, SettingsError
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 _PARENT_ALONE = frozenset((TRACEPARENT,))
@@ -257,3 +259,18 @@ def _without(scope: Scope, names: frozenset[bytes]) -> Scope:
 
 def _random_id() -> int:
     return random.getrandbits(_ID_BITS) or 1  # 0 is no id
+
+
+def open_tracing(settings: Settings) -> Tracing | None:
+    """Start what exports spans, if that is on. Raises SettingsError."""
+    if not settings.traces:
+        return None
+    try:
+        otel: Any = importlib.import_module("schedsvc_vllm.otel")
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"OTEL_TRACES_EXPORTER: otlp needs {error.name}, which is not installed: "
+            "pip install 'schedsvc-vllm[otel]'"
+        ) from None
+    made: Tracing = otel.connect()
+    return made

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import zlib
 from typing import Any
 
 from schedsvc_vllm import json_parser
@@ -269,37 +268,23 @@ class UsageReader(_Told):
 
 
 class ByteReader(_Told):
-    """One answer that cannot be read: its tokens are guessed from its bytes."""
+    """One answer that cannot be read: its tokens are guessed from its bytes.
+
+    `seen`: bytes of it that came before.
+    """
 
     __slots__ = ("output_tokens",)
 
-    def __init__(self) -> None:
+    def __init__(self, seen: int = 0) -> None:
         super().__init__(OPENAI)
-        self.output_tokens = 0
+        self._events = seen
+        self.output_tokens = -(-seen // _BYTES_PER_TOKEN)
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece; returns it."""
         self._events += len(body)
         self.output_tokens = -(-self._events // _BYTES_PER_TOKEN)
         return body
-
-
-class Decoder:
-    """Takes gzip's or zlib's compression off an answer, so that it can be read."""
-
-    __slots__ = ("_inflate",)
-
-    #: Values of content-encoding.
-    KNOWN = frozenset((b"gzip", b"x-gzip", b"deflate"))
-
-    def __init__(self) -> None:
-        # 32: gzip's or zlib's header, whichever comes.
-        self._inflate = zlib.decompressobj(32 + zlib.MAX_WBITS)
-
-    def feed(self, body: bytes, last: bool) -> bytes:
-        """Take a piece (`last`: nothing follows); return what it stands for. Raises zlib.error."""
-        data = self._inflate.decompress(body)
-        return data + self._inflate.flush() if last else data
 
 
 def _larger(known: int | None, told: int | None) -> int | None:
