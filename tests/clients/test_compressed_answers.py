@@ -78,6 +78,7 @@ class Packed:
     """A server that sends the same bytes, in pieces, to every POST request."""
 
     def __init__(self) -> None:
+        self.status = 200
         self.headers: dict[str, str] = {}
         self.pieces: list[bytes] = []
         self.go_on = asyncio.Event()
@@ -86,7 +87,7 @@ class Packed:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.method != "POST":
             return web.Response(text="")
-        answer = web.StreamResponse(headers=self.headers)
+        answer = web.StreamResponse(status=self.status, headers=self.headers)
         await answer.prepare(request)
         for piece in self.pieces:
             await answer.write(piece)

@@ -24,7 +24,8 @@ from schedsvc_vllm.tracing import QueueSpan, Totals
 from schedsvc_vllm.usage import ByteReader, UsageFilter, UsageReader
 
 _EVENT_STREAM = b"text/event-stream"
-# Headers of an answer: those that the gate writes itself, and those that a changed body voids.
+_REDIRECTION = 300  # and above: no status of an engine's output
+# Headers of an answer that the gate writes itself, and those that a changed body voids.
 _REPLACED = frozenset((b"x-request-id",))
 _OF_LENGTH = frozenset((b"content-length",))
 _OF_ENCODED = _OF_LENGTH | {b"content-encoding"}
@@ -37,35 +38,11 @@ class GatedRequest:
     """Stands between the app and the server's `send`, and ends the lease."""
 
     __slots__ = (
-        "_call",
-        "_decoder",
-        "_delivery",
-        "_ending",
-        "_has_asked_less",
-        "_held",
-        "_ids",
-        "_is_finished",
-        "_is_refused",
-        "_keep",
-        "_reader",
-        "_running",
-        "_runtime",
-        "_send",
-        "_status",
-        "_tally",
-        "_task",
-        "_tenant",
-        "_told",
-        "admission",
-        "asked_again",
-        "local_wait_us",
-        "mailbox",
-        "place",
-        "read_s",
-        "revoked",
-        "span",
-        "traceparent",
-    )
+        "_call", "_decoder", "_delivery", "_ending", "_has_asked_less", "_held", "_ids",
+        "_is_finished", "_is_refused", "_keep", "_reader", "_running", "_runtime", "_send",
+        "_status", "_tally", "_task", "_tenant", "_told", "admission", "asked_again",
+        "local_wait_us", "mailbox", "place", "read_s", "revoked", "span", "traceparent",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -240,7 +217,7 @@ class GatedRequest:
         if self.span is not None:
             self.span.answered(self._status)
             if holds_place(place):
-                done = self._is_whole and self._status < 400
+                done = self._is_whole and self._is_answer
                 counted = self._counted() or (None, None, None)
                 self.span.used(Outcome.COMPLETED if done else Outcome.CANCELLED, counted)
         self._learn(told)
@@ -303,6 +280,11 @@ class GatedRequest:
         """Whether the client was given all of the answer."""
         return self._ending is not None and self._ending.is_whole
 
+    @property
+    def _is_answer(self) -> bool:
+        """Whether this may be an engine's output, and states no error so far."""
+        return self._status < 400 and not (self._reader is not None and self._reader.failed)
+
     async def _pass_on(self, message: Message) -> None:
         kind = message["type"]
         if self._is_refused:
@@ -311,9 +293,8 @@ class GatedRequest:
             body, more = message.get("body", b""), message.get("more_body", False)
             if self._decoder is not None:
                 body = self._decoded(self._decoder, body, more)
-                if self._held is not None and (body or not more):
-                    held, self._held = self._held, None
-                    await self._send(held)
+                if body or not more:
+                    await self.send_held()
             if self._reader is not None:
                 body = self._reader.feed(body, not more)
                 if not body and more:
@@ -341,6 +322,12 @@ class GatedRequest:
             if self._reader is None or not self._reader.is_told:
                 self._reader = ByteReader(max(decoder.bytes_in, decoder.bytes_out))
             raise
+
+    async def send_held(self) -> None:
+        """Send the start of a compressed answer, if it waits for text."""
+        held, self._held = self._held, None
+        if held is not None:
+            await self._send(held)
 
     def _refuses_options(self, status: int) -> bool:
         """Take note of how the app takes being asked for usage; True: it may be that it does not.
@@ -400,9 +387,9 @@ class GatedRequest:
     def _read_answer(self, told: Mapping[bytes, bytes]) -> frozenset[bytes]:
         """Choose how the answer is read; return the headers that its client does not get."""
         encoding = told.get(b"content-encoding", b"identity").strip().lower()
-        is_stream = told.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
-        asked = self._call.asked
-        changed: frozenset[bytes] = frozenset()
+        kind = told.get(b"content-type", b"").lower()
+        is_stream = kind.startswith(_EVENT_STREAM)
+        asked, changed = self._call.asked, frozenset[bytes]()
         if encoding in Decoder.KNOWN:
             # The gate removed accept-encoding from the request, so the client can do without.
             self._decoder = Decoder(encoding)
@@ -416,6 +403,7 @@ class GatedRequest:
         route = self._call.route
         guesses = self._status < 400 and route.generates
         self._reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
+        self._reader.failed = self._status >= _REDIRECTION or kind.startswith(b"text/html")
         return changed
 
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:
@@ -435,7 +423,7 @@ class GatedRequest:
         self, counted: tuple[int | None, int | None, int | None] | None
     ) -> tuple[int | None, int | None, int | None] | None:
         """Return what was used of a sound or a batch: as the answer says, else as it was sized."""
-        if self._status >= 400 or not (self._is_whole or counted):
+        if not self._is_answer or not (self._is_whole or counted):
             return counted
         route, reader = self._call.route, self._reader
         input_tokens = reader.input_tokens if reader is not None else None
@@ -456,7 +444,7 @@ class GatedRequest:
             self._end(admission, (told.input_tokens, cached_tokens, told.output_tokens))
             return
         totals = counted or (None, None, None)
-        if not self._running or (self._status >= 400 and not totals[2]):
+        if not self._running or not (self._is_answer or totals[2]):
             # It never reached the engine, or the app refused it.
             self._end(admission, (0, 0, 0), Outcome.CANCELLED)
             return
@@ -465,7 +453,7 @@ class GatedRequest:
         # Only an answer shows that a prompt alone was wanted: inside vLLM, no output is an abort.
         tells_prompts = self._reader is not None or not route.generates
         is_told = bool(totals[2]) or (counted is not None and tells_prompts)
-        done = self._is_whole and self._status < 400 and is_told and not aborted
+        done = self._is_whole and self._is_answer and is_told and not aborted
         self._end(admission, totals, Outcome.COMPLETED if done else Outcome.CANCELLED)
 
     def _learn(self, told: Usage | None) -> None:
@@ -476,7 +464,7 @@ class GatedRequest:
         if told is not None:
             input_tokens: int | None = told.input_tokens
         else:
-            counted = self._counted() if self._is_whole and self._status < 400 else None
+            counted = self._counted() if self._is_whole and self._is_answer else None
             input_tokens = counted[0] if counted is not None else None
         if input_tokens:
             learned = input_tokens - prompts.frame_tokens

@@ -35,9 +35,13 @@ _FRAMES = frozenset(
         b"message_start",
         b"message-start",
         b"ping",
-        b"error",
     )
 )
+# Events after which nothing is counted any more, and those that say that the request failed.
+_LAST = frozenset(
+    (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
+)
+_FAILURES = frozenset((b"error", b"response.failed"))
 # The most bytes kept of a whole answer, to be read at its end. In an answer without usage, four
 # bytes count as a token.
 ANSWER_BYTES_MAX = 32 << 20
@@ -47,7 +51,7 @@ _BYTES_PER_TOKEN = 4
 class _Told:
     """The counts of an answer so far: the last of the input, the largest of the output."""
 
-    __slots__ = ("_events", "_told", "cached_input_tokens", "form", "input_tokens")
+    __slots__ = ("_events", "_told", "cached_input_tokens", "failed", "form", "input_tokens")
 
     def __init__(self, form: UsageForm) -> None:
         self.form = form
@@ -55,6 +59,8 @@ class _Told:
         self._told: int | None = None
         self.input_tokens: int | None = None
         self.cached_input_tokens: int | None = None
+        #: The answer states an error, whatever its status.
+        self.failed = False
 
     @property
     def is_told(self) -> bool:
@@ -137,8 +143,11 @@ class UsageFilter(_Told):
         if not is_whole:
             return raw
         if b'"usage"' not in raw:
-            is_error = raw.startswith(b"event: error\n")
-            self._events += b"data:" in raw and data_of(raw)[:1] == b"{" and not is_error
+            data = data_of(raw) if b"data:" in raw else b""
+            if _is_failure(raw, data):
+                self.failed = True
+            else:
+                self._events += data[:1] == b"{"
             return raw
         if (usual := self._usual(raw)) is not None:
             return usual
@@ -243,14 +252,19 @@ class UsageReader(_Told):
                 self._parts.append(body)
             if last:
                 self._read_whole()
-        self._whole = last
+        self._whole = self._whole or last
         return body
 
     def _event(self, raw: bytes) -> None:
         data = data_of(raw)
         if data[:1] != b"{":
             return
-        self._events += name_of(raw) not in _FRAMES
+        name = name_of(raw)
+        if _is_failure(raw, data):
+            self.failed = True
+        else:
+            self._events += name not in _FRAMES
+        self._whole = self._whole or name in _LAST
         if self.form.mark in data:
             try:
                 self._note(json_parser.loads(data))
@@ -262,8 +276,10 @@ class UsageReader(_Told):
         parts, self._parts = self._parts, []
         if self._bytes <= ANSWER_BYTES_MAX:
             with contextlib.suppress(ValueError, RecursionError):
-                self._note(json.loads(b"".join(parts)))
-        if self._told is None and self._guesses:
+                answer = json.loads(b"".join(parts))
+                self._note(answer)
+                self.failed = self.failed or _states_an_error(answer)
+        if self._told is None and self._guesses and not self.failed:
             self._told = -(-self._bytes // _BYTES_PER_TOKEN)
 
 
@@ -285,6 +301,22 @@ class ByteReader(_Told):
         self._events += len(body)
         self.output_tokens = -(-self._events // _BYTES_PER_TOKEN)
         return body
+
+
+def _is_failure(raw: bytes, data: bytes) -> bool:
+    """Return whether an event states an error: by its name, or as its data's own field."""
+    if name_of(raw) in _FAILURES:
+        return True
+    if b'"error"' not in data:
+        return False
+    try:
+        return _states_an_error(json.loads(data))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _states_an_error(answer: object) -> bool:
+    return isinstance(answer, dict) and bool(answer.get("error"))
 
 
 def _larger(known: int | None, told: int | None) -> int | None:

@@ -1,0 +1,105 @@
+"""How an answer ended: an error is no output, and each dialect has its last event."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from .conftest import Until
+from .fake_scheduler import FakeScheduler
+from .test_compressed_answers import Packed, end_of, front, packed
+
+__all__ = ["front", "packed"]
+ERROR = {"message": "out of memory", "type": "server_error", "code": 500}
+SAID = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 90}
+
+
+def named(name: str, **data: Any) -> bytes:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n".encode()
+
+
+def data(**fields: Any) -> bytes:
+    return f"data: {json.dumps(fields)}\n\n".encode()
+
+
+TEXT = data(choices=[{"text": "a"}])
+#: Status, type and pieces of an answer that is none, and the tokens of output before that.
+FAILED: dict[str, tuple[int, str, list[bytes], int]] = {
+    "error first": (200, "text/event-stream", [data(error=ERROR), b"data: [DONE]\n\n"], 0),
+    "error later": (200, "text/event-stream", [TEXT, TEXT, data(error=ERROR)], 2),
+    "named": (200, "text/event-stream", [TEXT, named("error", error=ERROR)], 1),
+    "whole": (200, "application/json", [json.dumps({"error": ERROR}).encode()], 0),
+    "page": (200, "text/html; charset=utf-8", [b"<html>" + b"x" * 80], 0),
+    "moved": (301, "text/plain", [b"moved" * 40], 0),
+}
+
+
+async def post(front: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    async with (
+        ClientSession() as session,
+        session.post(front + path, json=body, allow_redirects=False) as answered,
+    ):
+        return answered.status, await answered.read()
+
+
+@pytest.mark.parametrize("case", FAILED)
+async def test_an_answer_that_is_an_error_ends_as_failed(
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until, case: str
+) -> None:
+    status, kind, pieces, tokens = FAILED[case]
+    server, _ = packed
+    server.status, server.headers, server.pieces = status, {"content-type": kind}, pieces
+    body = {"prompt": "x", "stream": kind == "text/event-stream"}
+    assert await post(front, "/v1/completions", body) == (status, b"".join(pieces))
+    end = await end_of(fake, until)
+    assert (end.outcome, end.output_tokens) == (pb.OUTCOME_CANCELLED, tokens)
+
+
+def responses(last: str) -> list[bytes]:
+    """A stream with 5 tokens in 11 events that are no frames."""
+    usage = {"input_tokens": 7, "output_tokens": 5}
+    deltas = [named("response.output_text.delta", delta="a") for _ in range(10)]
+    return [named("response.created"), *deltas, named(last, response={"usage": usage})]
+
+
+MESSAGES = [
+    named("message_start", message={"usage": {"input_tokens": 7, "output_tokens": 0}}),
+    *(named("content_block_delta", delta={"text": "a"}) for _ in range(7)),
+    named("message_delta", usage={"output_tokens": 5}),
+    named("message_stop"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "events"),
+    [
+        ("/v1/responses", {"input": "Hi"}, responses("response.completed")),
+        ("/v1/responses", {"input": "Hi"}, responses("response.incomplete")),
+        ("/v1/messages", SAID, MESSAGES),
+    ],
+)
+async def test_a_client_that_leaves_at_the_last_event_is_charged_what_it_states(
+    fake: FakeScheduler,
+    packed: tuple[Packed, str],
+    front: str,
+    until: Until,
+    path: str,
+    body: dict[str, Any],
+    events: list[bytes],
+) -> None:
+    server, _ = packed
+    server.headers = {"content-type": "text/event-stream"}
+    server.pieces = [b"".join(events)]
+    server.go_on.clear()  # the server does not end its answer
+    async with ClientSession() as session:
+        async with session.post(front + path, json={**body, "stream": True}) as answered:
+            got = b""
+            while got != server.pieces[0]:
+                got += await answered.content.readany()
+            answered.close()
+        end = await end_of(fake, until)
+    assert (end.outcome, end.output_tokens) == (pb.OUTCOME_COMPLETED, 5)
