@@ -21,6 +21,7 @@ cdef class Scheduler(ClusterApi):
         self.work_max = limits["work_max"]
         self.backfills = dispatch == "backfill"
         self.bypass_max, self.bypass_ns = limits["bypass_max"], limits["bypass_ns"]
+        self.surplus_ppm = limits["backfill_surplus_ppm"]
         self.headroom_min_ppm = min(limits["headroom_min_ppm"], limits["headroom_ppm"])
         self.headroom_max_ppm = max(limits["headroom_max_ppm"], limits["headroom_ppm"])
         self.lease_next = limits["lease_id_base"]

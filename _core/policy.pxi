@@ -18,7 +18,8 @@ include "policy/session_cap.pxi"        # sessions of agents that wait until oth
 include "policy/headroom.pxi"           # cache kept free for flows that are below their share
 include "policy/grant_pacing.pxi"       # grants of equal requests kept apart in time
 include "policy/locality.pxi"           # prompts that a pool has cached, and DLPM
-include "policy/pick_next.pxi"          # head_for(), plan_for(), who_may_pass(): next, and backfill
+include "policy/pick_next.pxi"          # head_for(), plan_for(): next, and its plan
+include "policy/backfill.pxi"           # who_may_pass(): which request may pass the next one
 include "policy/prefill_batching.pxi"   # how long a grant waits for company
 include "policy/placement.pxi"          # which pool serves next
 include "policy/overload.pxi"           # when a pool and the whole are overloaded

@@ -158,6 +158,7 @@ class Scheduler(ClusterApi):
         cached_price_ppm: int = 100_000,
         bypass_max: int = 32,
         bypass_ns: int = 5_000_000_000,
+        backfill_surplus_ppm: int = 0,
         headroom_ppm: int = 20_000,
         headroom_min_ppm: int = -300_000,
         headroom_max_ppm: int = 300_000,

@@ -67,7 +67,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
     r.evidence = plan.evidence
     if i == head:
         note_turn(core, pool, r, aged)
-    grant(core, i, pool, plan.blocks, plan.output_tokens, i == head and aged)
+    grant(core, i, pool, plan.blocks, plan.output_tokens, i == head and aged, i != head)
     return 1
 
 

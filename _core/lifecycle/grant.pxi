@@ -41,14 +41,16 @@ cdef int64_t next_lease_id(Core core) noexcept:
 
 
 cdef int grant(
-    Core core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens, bint aged
+    Core core, int32_t i, int32_t pool, int64_t blocks, int64_t output_tokens, bint aged,
+    bint passed,
 ) except -1:
-    """Turn the head of a queue into a lease, and charge its flow. Where it was brought before
-    better classes, it is as urgent to the engine as they are. O(log n)."""
+    """Turn the head of a queue into a lease, and charge its flow, less the surplus if it passed
+    the head of the pool. Where it was brought before better classes, it is as urgent to the engine
+    as they are. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Verdict v
-    core.requests.open_lease(i)
+    core.requests.open_lease(i).discount_ppm = core.surplus_ppm if passed else 0
     r.lease.ahead_output = output_ahead(core, r)
     rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
     rate_add(&f.served, core.now_ns, work_done(core, r), True)
@@ -153,5 +155,5 @@ cdef int grant_anyway(Core core, int32_t i, int32_t pool) except -1:
         take_quota(core, i)
     return grant(
         core, i, pool, min(plan.blocks, core.ledger.pools[pool].capacity_blocks),
-        plan.output_tokens, False,
+        plan.output_tokens, False, False,
     )

@@ -113,6 +113,8 @@ cdef int recharge(
         + output_tokens * core.output_price
     )
     cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
+    if r.lease.discount_ppm:
+        weighted -= <int64_t>(<wide>weighted * r.lease.discount_ppm // 1_000_000)
     charge_nodes(core.flows, r.flow, r.lease.weight_milli, r.lease.charged, weighted, r.pool)
     charge_flow(core.flows, r.flow, weighted - r.lease.charged, r.pool)
     if core.flows.items[r.flow].agents:

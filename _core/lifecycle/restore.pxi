@@ -175,7 +175,7 @@ cdef int take_places(Core core, list stood) except -1:
 
 
 cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
-    cdef int64_t v[15]  # fields 2 to 16
+    cdef int64_t v[16]  # fields 2 to 17
     cdef int64_t levels[CLASSES_MAX]
     cdef int64_t tag, level = 0
     cdef SavedLengths lengths
@@ -202,7 +202,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
             cls = read_of_class(core, read_message(c), "level", &level)
             if cls != NONE:
                 levels[cls] = level
-        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 16:
+        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 17:
             v[(tag >> 3) - 2] = <int64_t>read_varint(c)
         else:
             skip(c, tag)
@@ -214,6 +214,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     check_range("average_charge", v[8], 0, VTC_MAX)
     for cls in range(1, TREE_LEVELS):
         check_range("average_charge", v[9 + cls], 0, VTC_MAX)
+    check_range("lead_given_max", v[15], 0, VTC_MAX)
     if not applies:
         return 0
     core.flows.average_charge[0] = v[8]
@@ -224,7 +225,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
             core.flows.level[cls] = levels[cls]
     place_lengths(p, &p.overall, &lengths)
     p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
-    core.prompt_seen_max = v[5]
+    core.prompt_seen_max, core.lead_given_max = v[5], v[15]
     core.draining = core.ledger.closed = v[7] != 0
     core.ledger.touch_all()
     return 1

@@ -33,6 +33,7 @@ cdef class Core:
     cdef int64_t input_price, output_price, cached_ppm
     cdef int64_t headroom_min_ppm, headroom_max_ppm
     cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
+    cdef int32_t surplus_ppm  # of its work, that a lease which passed a head is not charged
     cdef int64_t prefix_ppm, prefix_max, quantum_tokens
     cdef bint backfills, by_prefix, refuses_early, paces_grants
     cdef ShedAccuracy shed_accuracy  # of all flows together
@@ -79,6 +80,7 @@ cdef class Core:
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max
+    cdef int64_t lead_given_max  # of all passes, in weighted micro-tokens
     cdef int64_t refused_wait_ns  # of the last refusal: after it a retry makes sense
     cdef uint64_t digest_value
     cdef int32_t unknown_flow

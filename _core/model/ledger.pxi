@@ -82,7 +82,7 @@ cdef class Ledger:
         p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.probes = True
         p.pressed = p.aged = False
-        p.served = 0
+        p.served = p.surplus_micro = 0
         p.light_since_ns = NONE
         p.light_milli = p.kept_milli = 0
         p.engine_excess_tokens = 0

@@ -161,23 +161,62 @@ cdef int64_t growing_peak(
     return most * block_tokens + fixed
 
 
-cdef void growing_project(
-    GrowingLeases* runs, Requests requests, int64_t room, int64_t* left, int64_t* spare_tokens
+cdef int64_t load_from(
+    const GrowingLeases* runs, int64_t start, const GrowingLease* head, bint by_peak
 ) noexcept:
-    """After how many tokens of every sequence the reservations are within `room`, and what of
-    it is spare then. NEVER: they are not while those that report nothing run."""
-    cdef int64_t load = runs.fixed_tokens
-    cdef int32_t i
+    """The greatest load, in tokens, of the leases that have more left than `start`, in their order,
+    and of a head that begins then. Each is taken to reach its whole reservation. O(leases)."""
+    cdef int64_t held = 0, width = 0, most = 0, fixed = runs.fixed_tokens
+    cdef int64_t ends = start + head.tokens_left
+    cdef bint is_in = head.width == 0 or not by_peak
+    cdef const GrowingLease* run
+    cdef int32_t k
+    if is_in:
+        fixed += head.whole
+    for k in range(runs.count):
+        run = &runs.items[k]
+        if run.tokens_left <= start:
+            break
+        if not by_peak:
+            most += run.whole
+            continue
+        if not is_in and run.tokens_left <= ends:
+            is_in = True
+            held += head.whole - head.width * ends
+            width += head.width
+            most = max(most, held + width * ends)
+        held += run.whole - run.width * run.tokens_left
+        width += run.width
+        most = max(most, held + width * run.tokens_left)
+    if not is_in:
+        most = max(most, held + head.whole + width * ends)
+    return fixed + most
+
+
+cdef int64_t growing_project(
+    GrowingLeases* runs, Requests requests, const GrowingLease* head, int64_t room, bint by_peak,
+    int64_t* spare_tokens,
+) noexcept:
+    """After how many tokens of every sequence a head fits into `room` beside the leases that still
+    run, and what of it is spare then. NEVER: it does not while those that report nothing run.
+    O(leases log leases)."""
+    cdef int32_t low = 0, high = runs.count, middle
+    cdef int64_t start = 0, load, found
     if not runs.ordered:
         growing_order(runs, requests)
-    for i in range(runs.count):
-        load += runs.items[i].whole
-    i = runs.count
-    left[0] = 0
-    while i > 0 and (load > room or runs.items[i - 1].tokens_left == left[0]):
-        i -= 1
-        load -= runs.items[i].whole
-        left[0] = runs.items[i].tokens_left
-    if load > room:
-        left[0] = NEVER
-    spare_tokens[0] = max(<int64_t>0, room - load)
+    if high:
+        start = runs.items[0].tokens_left
+    found = load_from(runs, start, head, by_peak)
+    spare_tokens[0] = 0
+    if found > room:
+        return NEVER
+    while low < high:  # the first `low` may still run
+        middle = (low + high + 1) // 2
+        start = runs.items[middle].tokens_left if middle < runs.count else 0
+        load = load_from(runs, start, head, by_peak)
+        if load <= room:
+            low, found = middle, load
+        else:
+            high = middle - 1
+    spare_tokens[0] = room - found
+    return runs.items[low].tokens_left if low < runs.count else 0

@@ -87,6 +87,7 @@ ctypedef struct Pool:
     int64_t paced_until_ns  # until then none of those that would keep step begins
     bint paced  # that is what it waited for when it was served last
     bint saturated  # shares bind, see guarantees.pxi
+    int64_t surplus_micro  # of work that worse classes may pass with, see backfill.pxi
     int64_t sessions_tokens  # footprint of its active sessions of agents, see agent_sessions.pxi
     int32_t sessions_active, oldest_session, newest_session  # in the order of their begins
     int64_t turn_ns  # since when the first that waits for the cap is due next

@@ -29,6 +29,7 @@ ctypedef struct Lease:
     int32_t first_us  # from its arrival to its first output; 0: none yet
     int32_t fresh_tokens  # of its input, that are still to be computed; 0: done
     int32_t prefill_us, prefill_line  # forecast at the grant, and for how much input
+    int32_t discount_ppm  # of its work, that fair counters are not charged: it passed a head
     int16_t engine_priority  # sent with the grant
     uint8_t is_void  # the engine restarted: no reservation
     uint8_t in_prefill_budget  # its input has not been computed yet, as far as is known

@@ -93,6 +93,7 @@ cdef dict LIMITS = {
     "cached_price_ppm": (100_000, 0, 1_000_000),
     "bypass_max": (32, 0, 1 << 20),
     "bypass_ns": (5 * NS_PER_S, 0, 1 << 60),
+    "backfill_surplus_ppm": (0, 0, 900_000),
     "headroom_ppm": (20_000, 0, 900_000),
     "headroom_min_ppm": (-300_000, -900_000, 900_000),
     "headroom_max_ppm": (300_000, 0, 900_000),

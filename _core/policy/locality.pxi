@@ -128,16 +128,22 @@ cdef int32_t head_in_class(Core core, int32_t pool, int32_t cls) except -2:
 
 cdef int64_t quanta_of(Core core, int32_t i, int32_t pool) noexcept:
     """How many quanta the flow of a request has used up, as a pool sees it."""
-    return counter_in_pool(core, i, pool) // core.flows.grain
+    return counter_of_head(core, i, pool) // core.flows.grain
 
 
-cdef int64_t counter_in_pool(Core core, int32_t i, int32_t pool) noexcept:
-    """The counter that a request stands with in a pool. O(pools)."""
+cdef inline int64_t counter_of_head(Core core, int32_t i, int32_t pool) noexcept:
+    """The counter that the flow of a request stands with in a pool. O(pools)."""
     cdef const Request* r = &core.requests.items[i]
-    cdef const Flow* f = &core.flows.items[r.flow]
-    if r.target == NONE and core.flows.one_line:
+    return counter_in_pool(core, r.flow, r.target, pool)
+
+
+cdef int64_t counter_in_pool(Core core, int32_t flow, int32_t target, int32_t pool) noexcept:
+    """The counter that a flow, or a node above it, stands with in a pool for its requests for a
+    target. O(pools)."""
+    cdef const Flow* f = &core.flows.items[flow]
+    if target == NONE and core.flows.one_line:
         return f.vtc + shift_of(core.flows, f.cls, pool) * core.flows.grain
-    return core.flows.counter_at(r.flow, pool)
+    return core.flows.counter_at(flow, pool)
 
 
 cdef int32_t longest_match(

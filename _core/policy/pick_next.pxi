@@ -1,12 +1,8 @@
 # The choice of the request that runs next in a pool.
 #
 # The best class first, or the one that ageing brings forward (see classes), at most every second
-# time; in it least (counter, seq) first. Where that head does not fit, strict order stops; EASY
-# backfill (Lifka 1995) lets a later request go first if it fits now and does not move the head's
-# projected start. The start is projected from what the running leases have left, counted in tokens,
-# which is time on an engine that batches. A request whose flow stays below its share may also
-# overtake a head of its class whose flow is above: for it tokens are kept free (see headroom).
-# One head is bypassed `bypass_max` times and for `bypass_ns` at most, an exempt one never.
+# time; in it least (counter, seq) first. If that head does not fit, strict order stops; under
+# backfill another request may pass it, see backfill.pxi.
 
 # The reservation that a request would get in a pool now.
 ctypedef struct Plan:
@@ -95,7 +91,7 @@ cdef inline bint is_for_room(int32_t reason) noexcept nogil:
 
 
 cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
-    """Whether a head that waits for this may still be bypassed, by number and time."""
+    """Whether other requests may pass a head that waits for this, see backfill.pxi."""
     return is_for_room(reason) or reason == WAIT_ADAPTERS or reason == WAIT_STAGGER
 
 
@@ -128,87 +124,6 @@ cdef inline bint is_full(Core core, int32_t flow) noexcept:
     if not core.flows.items[flow].exempt:
         leases = core.requests.states[LIVE] + core.requests.states[SUSPECT] - leases
     return leases >= core.leases_max
-
-
-cdef void note_turn(Core core, int32_t pool, const Request* r, bint aged) noexcept:
-    # The class of the head has been served: it is due again when it has waited as long as now.
-    cdef int32_t cls = core.flows.items[r.flow].cls
-    (<Line>core.flows.candidates[r.target + 1]).since_ns[cls] = core.now_ns
-    core.ledger.pools[pool].aged = aged
-    core.classes.items[cls].aged += aged
-
-
-cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) except -2:
-    """The first request that may overtake a head that waits for cache, or for a place among the
-    active adapters, and its plan; -1: none. O(LOOKAHEAD), in the peak form times
-    the leases of the pool."""
-    cdef int32_t found[LOOKAHEAD]
-    cdef Request* first = &core.requests.items[head]
-    cdef Request* r
-    cdef Plan its
-    cdef Projection start
-    cdef bint is_light
-    cdef int32_t k, count, cls = core.flows.items[first.flow].cls
-    if core.flows.items[first.flow].exempt:
-        return NONE
-    if not core.backfills or first.head_state.bypassed >= core.bypass_max or (
-        first.head_state.bypassed and core.now_ns - first.head_state.bypassed_ns >= core.bypass_ns
-    ):
-        return NONE
-    start = project(core, pool, first, plan)
-    count = next_in_line(core, pool, cls, found)
-    for k in range(count):
-        r = &core.requests.items[found[k]]
-        if found[k] == head or r.due_ns <= core.now_ns or not core.ledger.can_hold(pool, r):
-            continue
-        its = plan_for(core, pool, r)
-        wake_for(core, pool, its.reason)
-        if its.reason != WAIT_NONE:
-            continue
-        is_light = plan.above and not its.above and core.flows.items[r.flow].cls == cls
-        if not is_light and not leaves(&start, r, &its):
-            continue
-        if core.quotas.guarantees.count and must_throttle(core, found[k]):
-            continue
-        if not model_allows(core, found[k], pool):
-            continue
-        if first.head_state.bypassed == 0:
-            first.head_state.bypassed_ns = core.now_ns
-        first.head_state.bypassed += 1
-        plan[0] = its
-        return found[k]
-    return NONE
-
-
-# When the head of a pool can start.
-ctypedef struct Projection:
-    int64_t left  # until its start, in tokens of every running sequence
-    int64_t spare_tokens  # what will then be free beside it
-
-
-cdef Projection project(
-    Core core, int32_t pool, const Request* r, const Plan* plan
-) noexcept:
-    """O(leases of the pool)."""
-    cdef const Pool* p = &core.ledger.pools[pool]
-    cdef Projection start
-    cdef int64_t room = (p.capacity_blocks - p.headroom_blocks) * p.block_size - plan.tokens
-    if plan.above:
-        room -= kept_tokens(p, core.now_ns)
-    growing_project(
-        &core.ledger.pools[pool].growing, core.requests,
-        room - unaccounted_tokens(p) - p.loras.tokens, &start.left, &start.spare_tokens,
-    )
-    return start
-
-
-cdef bint leaves(
-    const Projection* start, const Request* r, const Plan* its
-) noexcept:
-    """Whether the head still starts when it would: the request ends before, or fits beside it."""
-    if its.tokens <= start.spare_tokens:
-        return True
-    return start.left == NEVER or (r.reports_progress and its.output_tokens <= start.left)
 
 
 cdef int32_t next_in_line(

@@ -357,7 +357,7 @@ cdef dict pool_wait(Core core, int32_t i, int32_t pool):
         row["next_class"] = core.classes.names[f.cls].decode()
         if f.cls == core.flows.items[r.flow].cls and core.flows.order == ORDER_COUNTER:
             row["next_lead_tokens"] = (
-                counter_in_pool(core, i, pool) - counter_in_pool(core, head, pool)
+                counter_of_head(core, i, pool) - counter_of_head(core, head, pool)
             ) // MICRO
             row |= group_ahead(core, i, head, pool)
     return row

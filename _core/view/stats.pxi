@@ -364,10 +364,11 @@ cdef totals_of(Core core):
         credit = max(credit, core.flows.credit(i))
     # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold.
     # Under DLPM a flow may be a quantum ahead, at either end of a time. A flow may begin below the
-    # others by the credit.
+    # others by the credit. A flow that passed a head was ahead of it by its charge at most.
     bound = 2 * max(
         core.prompt_seen_max * core.input_price, capacity * core.output_price
     ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0) + credit
+    bound += core.lead_given_max
     return {
         "received": core.received,
         "granted": core.granted,

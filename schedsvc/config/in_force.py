@@ -29,6 +29,7 @@ RESTART_SETTINGS = (
     "dispatch",
     "bypass_max",
     "bypass_ms",
+    "backfill_surplus_ppm",
     "headroom_ppm",
     "headroom_min_ppm",
     "headroom_max_ppm",

@@ -98,6 +98,7 @@ DelayMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0", "10"))]
 PriceMicro = Annotated[int, BeforeValidator(_fixed_point(6, "0", "10"))]
 RatioPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1"))]
 HeadroomPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
+SurplusPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
 HeadroomMinPpm = Annotated[int, BeforeValidator(_fixed_point(6, "-0.9", "0.9"))]
 QuantilePpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.5", "0.999"))]
 SaturationPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.01", "1"))]
@@ -206,6 +207,7 @@ class Scheduler(Section):
     dispatch: Literal["backfill", "strict"] = "backfill"
     bypass_max: Annotated[int, Field(ge=0, le=1_000_000)] = 32
     bypass_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 5_000
+    backfill_surplus_ppm: Annotated[SurplusPpm, Field(alias="backfill_surplus")] = 0
     headroom_ppm: Annotated[HeadroomPpm, Field(alias="headroom")] = 20_000
     headroom_min_ppm: Annotated[HeadroomMinPpm, Field(alias="headroom_min")] = -300_000
     headroom_max_ppm: Annotated[HeadroomPpm, Field(alias="headroom_max")] = 300_000
@@ -473,6 +475,7 @@ class Config(Section):
             "dispatch": settings.dispatch,
             "bypass_max": settings.bypass_max,
             "bypass_ns": settings.bypass_ms * _MS,
+            "backfill_surplus_ppm": settings.backfill_surplus_ppm,
             "headroom_ppm": settings.headroom_ppm,
             "headroom_min_ppm": settings.headroom_min_ppm,
             "headroom_max_ppm": settings.headroom_max_ppm,

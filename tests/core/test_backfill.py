@@ -1,16 +1,20 @@
-"""Which requests may overtake a head that does not fit: EASY backfill, and light flows."""
+"""Which requests may pass a head that does not fit: the lead, its start, light flows, classes."""
 
 from typing import Any
 
+import pytest
+
 from schedsvc import _core as core
 
-from .support import SECOND, admit, grant, make, outcomes, pool
+from .support import SECOND, admit, grant, make, outcomes, pool, totals, vtc
 
-FLOWS = (("big", 100_000), ("a", 1000), ("b", 1000))  # so that the big one is never too big
+FLOWS = (("big", 1000), ("a", 1000), ("b", 1000))
 
 
 def backfilling(capacity: int, **more: Any) -> core.Scheduler:
-    return make(*FLOWS, capacity=capacity, **({"ledger": "peak", "dispatch": "backfill"} | more))
+    """`bypass_max`: 0, so that no flow passes because it is light."""
+    given = {"ledger": "peak", "dispatch": "backfill", "bypass_max": 0}
+    return make(*FLOWS, capacity=capacity, **(given | more))
 
 
 def blocked(s: core.Scheduler) -> int:
@@ -66,12 +70,12 @@ def test_strict_order_lets_no_request_pass() -> None:
     assert s.poll(0) == []
 
 
-def pass_often(s: core.Scheduler, step_ns: int, times: int) -> int:
-    """How many short requests of others overtake the head."""
+def pass_often(s: core.Scheduler, step_ns: int, times: int, output: int = 1) -> int:
+    """How many requests of others pass the head, each admitted when the one before has ended."""
     passed = 0
     for i in range(times):
         now_ns = i * step_ns
-        admit(s, now_ns, f"r{i}", 1, 1, flow=2, reports_progress=True)
+        admit(s, now_ns, f"r{i}", 10, output, flow=2, reports_progress=True)
         for d in s.poll(now_ns):
             passed += 1
             s.complete(now_ns, d.lease_id, 1, output_tokens=1)
@@ -79,16 +83,112 @@ def pass_often(s: core.Scheduler, step_ns: int, times: int) -> int:
     return passed
 
 
-def test_a_head_is_bypassed_so_often_at_most() -> None:
+# A request of 10 and 1 is charged 12. The head is taken to be charged 192 once outputs of 1 are
+# known, over its weight.
+@pytest.mark.parametrize(("weight", "passes"), [(1000, 17), (2000, 9), (500, 33)])
+def test_flow_passes_until_it_leads_by_the_charge_of_the_head(weight: int, passes: int) -> None:
+    s = backfilling(200)
+    s.set_flow(b"big", weight)
+    blocked(s)
+    assert pass_often(s, 1, 60) == passes
+
+
+def test_bound_shows_the_charge_of_a_head_that_was_passed() -> None:
+    s = backfilling(200, credit_max_micro=0)
+    blocked(s)
+    before = totals(s, 0)["fairness_bound_micro"]
+    assert pass_often(s, 1, 1) == 1
+    assert totals(s, 1)["fairness_bound_micro"] == before + 200_000_000
+
+
+def test_light_flow_that_moves_the_start_passes_so_often_at_most() -> None:
     s = backfilling(200, bypass_max=3)
+    blocked(s)
+    assert pass_often(s, 1, 20, output=56) == 3
+
+
+def test_light_flow_that_moves_the_start_passes_for_so_long_at_most() -> None:
+    s = backfilling(200, bypass_max=1_000, bypass_ns=3 * SECOND)
+    blocked(s)
+    assert pass_often(s, SECOND, 12, output=56) == 3
+
+
+def test_start_is_projected_in_the_form_of_the_ledger() -> None:
+    # The head fits in 20 tokens by the peak, beside what the other lease then holds, and in 150 by
+    # the sum of the reservations.
+    s = backfilling(200)
+    grant(s, 0, "long", 10, 150, flow=1, reports_progress=True)
+    grant(s, 0, "short", 100, 20, flow=1, reports_progress=True)
+    admit(s, 0, "head", 150, 5, flow=0, reports_progress=True)
+    admit(s, 0, "between", 5, 30, flow=2, reports_progress=True)
+    assert s.poll(0) == []
+    admit(s, 0, "brief", 5, 20, flow=1, reports_progress=True)
+    assert outcomes(s.poll(0)) == [core.GRANTED]
+
+
+def test_flow_with_a_queue_is_not_light() -> None:
+    s = backfilling(200, bypass_max=32)
+    blocked(s)
+    for i in range(2):
+        admit(s, 0, f"r{i}", 10, 56, flow=2, reports_progress=True)
+    assert s.poll(0) == []
+
+
+def test_without_counters_the_limits_bind_every_pass() -> None:
+    s = backfilling(200, policy="fcfs", bypass_max=3)
     blocked(s)
     assert pass_often(s, 1, 20) == 3
 
 
-def test_a_head_is_bypassed_for_so_long_at_most() -> None:
-    s = backfilling(200, bypass_max=1_000, bypass_ns=3 * SECOND)
+def test_groups_are_compared_where_they_are_siblings() -> None:
+    s = backfilling(200)
+    names = ("one", "two")
+    one, two = (s.set_quota(0, f"group:{name}".encode(), -1, weight_milli=1000) for name in names)
+    for flow, parent in enumerate((one, two, two)):
+        s.set_flow_quota(0, flow, parent)
+    # Group two has been served 300 by its first flow, its second one nothing.
+    d = grant(s, 0, "served", 100, 100, flow=1, reports_progress=True)
+    s.complete(0, d.lease_id, 1, output_tokens=100)
+    grant(s, 0, "runs", 10, 50, flow=1, reports_progress=True)
+    admit(s, 0, "head", 190, 5, flow=0, reports_progress=True)
+    admit(s, 0, "brief", 10, 1, flow=2, reports_progress=True)
+    assert s.poll(0) == []
+
+
+def classes(surplus_ppm: int, **more: Any) -> core.Scheduler:
+    s = backfilling(200, backfill_surplus_ppm=surplus_ppm, **more)
+    s.set_class(b"low", 5, SECOND)
+    return s
+
+
+@pytest.mark.parametrize(("surplus_ppm", "passes"), [(0, 0), (100_000, 1)])
+def test_worse_class_passes_with_the_surplus_alone(surplus_ppm: int, passes: int) -> None:
+    # The head that ran first was charged 110, of which a tenth is left to a worse class.
+    s = classes(surplus_ppm)
+    grant(s, 0, "runs", 10, 50, flow=1, reports_progress=True)
+    admit(s, 0, "head", 190, 5, flow=0, reports_progress=True)
+    for i in range(3):
+        admit(s, 0, f"low{i}", 8, 1, flow=2, reports_progress=True, request_class=b"low")
+    assert outcomes(s.poll(0)) == [core.GRANTED] * passes
+
+
+def test_better_class_passes_a_head_that_ageing_brought() -> None:
+    s = classes(0)
+    grant(s, 0, "runs", 10, 50, flow=1, reports_progress=True)
+    admit(s, 0, "head", 190, 5, flow=0, reports_progress=True, request_class=b"low")
+    assert s.poll(0) == []
+    admit(s, 2 * SECOND, "better", 8, 1, flow=2, reports_progress=True)
+    assert outcomes(s.poll(2 * SECOND)) == [core.GRANTED]
+
+
+def test_lease_that_passed_is_charged_less_under_a_surplus() -> None:
+    s = backfilling(200, backfill_surplus_ppm=250_000)
     blocked(s)
-    assert pass_often(s, SECOND, 12) == 3
+    admit(s, 0, "brief", 10, 1, flow=2, reports_progress=True)
+    (d,) = s.poll(0)
+    s.complete(1, d.lease_id, 1, output_tokens=1)
+    assert vtc(s, 1, flow=2) == 9_000_000
+    assert vtc(s, 1, flow=1) == 10_000_000
 
 
 def test_the_largest_starts_among_endless_small_ones() -> None:

@@ -130,17 +130,18 @@ def test_what_goes_first_leaves_the_head_its_room() -> None:
     assert [d.flow for d in s.poll(0)] == [3]
 
 
-def test_a_head_is_passed_so_often_at_most() -> None:
+def test_a_head_that_waits_for_an_adapter_is_passed_within_its_charge() -> None:
+    # It will be charged 10 and twice 10 while no output is known, and each that passes 10.
     s = loras(max_loras=1, dispatch="backfill")
     grant(s, 0, "x", adapter=b"x")
     head = admit(s, 0, "y", adapter=b"y", flow=1)
     passed = 0
     for i in range(10):
-        admit(s, i, f"x{i}", 1, 1, adapter=b"x", flow=2)
+        admit(s, i, f"x{i}", 10, 1, adapter=b"x", flow=2)
         for d in s.poll(i):
             passed += 1
             s.complete(i, d.lease_id, 1)
-    assert passed == 3
+    assert passed == 4  # ahead by 0, 10, 20 and 30
     s.complete(20, 1, 1)
     assert head in [d.handle for d in s.poll(20)]
 

@@ -23,6 +23,7 @@ DEFAULTS = {
     "cached_price_ppm": 100_000,
     "bypass_max": 32,
     "bypass_ns": 5 * 10**9,
+    "backfill_surplus_ppm": 0,
     "headroom_ppm": 20_000,
     "headroom_min_ppm": -300_000,
     "headroom_max_ppm": 300_000,

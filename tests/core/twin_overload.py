@@ -1,11 +1,11 @@
 """How busy a pool of the twin is: levels that rise at once and fall when it has been calm."""
 
-from .twin_pick_next import Choice
+from .twin_backfill import Backfill
 
 UNDER, NEARLY, OVER = 1, 2, 3
 
 
-class Overload(Choice):
+class Overload(Backfill):
     """The level of each pool, from its figures and its next request."""
 
     def fill_ppm(self, pool: int) -> int:

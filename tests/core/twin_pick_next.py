@@ -1,4 +1,4 @@
-"""The next request of a pool of the twin: the head, or one that may pass it."""
+"""The next request of a pool of the twin."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,6 @@ from .twin_room import FRESH_NS, PREFILL_MAX_NS
 from .twin_types import Request
 
 LOOKAHEAD = 8
-NEVER = 1 << 62
 
 
 class Plan(NamedTuple):
@@ -127,37 +126,6 @@ class Choice(Stagger):
 
         return sorted(self.heads(pool) + self.heads(-1), key=place)[:LOOKAHEAD]
 
-    def who_may_pass(self, pool: int, head: Request, plan: Plan) -> tuple[Request, Plan] | None:
-        """The first of the next heads that fits now and, but for light ones that pass a flow above
-        its share, leaves the start of this head where it is."""
-        classes, cls = self.classes, self.flows[head.flow].cls
-        bypasses = (
-            self.backfills
-            and not classes.is_exempt(head.flow)
-            and head.bypassed < self.limits["bypass_max"]
-            and (not head.bypassed or self.now_ns - head.bypassed_ns < self.limits["bypass_ns"])
-        )
-        when, spare = self._start(pool, self.limit(pool, plan.above), head, plan)
-        for r in self.line(pool, head):
-            if r is head or r.due_ns <= self.now_ns or not self.can_hold(pool, r):
-                continue
-            its = self.plan(pool, r)
-            if bypasses:
-                self.wake_for(pool, its.reason)
-            if its.reason != "NONE":
-                continue
-            ends = r.reports_progress and its.output <= when
-            fits = self._whole(pool, r, its) <= spare
-            light = plan.above and not its.above and self.flows[r.flow].cls == cls
-            passes = bypasses and (light or fits or ends or when == NEVER)
-            if self.quotas.shares.has_to_be_held(r):
-                continue
-            if passes and self.quotas.model_allows(r, pool):
-                head.bypassed_ns = head.bypassed_ns if head.bypassed else self.now_ns
-                head.bypassed += 1
-                return r, its
-        return None
-
     def wake_for(self, pool: int, reason: str) -> None:
         """Have a pool served when that is over, or whatever else it waits for before."""
         if reason == "ROUND":
@@ -168,23 +136,3 @@ class Choice(Stagger):
         else:
             return
         self.pool_due[pool] = min(due_ns, self.pool_due.get(pool, due_ns))
-
-    def _whole(self, pool: int, r: Request, plan: Plan) -> int:
-        """The load that a request adds: its blocks, and its adapter if that is not active."""
-        more = self.adapter_tokens(pool, r.adapter) - self.adapter_tokens(pool)
-        return plan.blocks * self.pools[pool].block_size + more
-
-    def _start(self, pool: int, limit: int, head: Request, plan: Plan) -> tuple[int, int]:
-        """After how many tokens of each sequence the head fits, and what is then spare."""
-        p = self.pools[pool]
-        room = limit - self._whole(pool, head, plan) - p.beyond_tokens
-        room -= self.adapter_tokens(pool)
-        leases = [
-            (self.figures(pool, r)[0], self.figures(pool, r)[2], r.reserved_blocks * p.block_size)
-            for r in self.leases_of(pool)
-        ]
-        for moment in sorted({0} | {left for left, width, _ in leases if width}):
-            held = sum(whole for left, width, whole in leases if left > moment or not width)
-            if held <= room:
-                return moment, room - held
-        return NEVER, 0

@@ -107,7 +107,7 @@ class Serve(Overload):
             p.reason = "QUOTA"
             return False
         plan = self.plan(pool, r)
-        p.reason = plan.reason
+        p.reason, discount_ppm = plan.reason, 0
         if plan.reason != "NONE":
             self.wake_for(pool, plan.reason)
             if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM", "ADAPTERS", "STAGGER"):
@@ -117,6 +117,7 @@ class Serve(Overload):
             if passing is None:
                 return False
             r, plan, brought = *passing, False
+            discount_ppm = self.limits["backfill_surplus_ppm"]
             if self.is_hopeless(r, pool):
                 self._evict(r, core.EVICTED_DEADLINE)
                 return True
@@ -128,6 +129,7 @@ class Serve(Overload):
             self.classes.since[("target", r.target), cls] = self.now_ns
             self.classes.items[cls].brought += brought
             p.brought = brought
+            self.earn_surplus(pool, r)
         if plan.apart_ns:
             due_ns = min(p.apart_until_ns, self.now_ns) if p.spread else self.now_ns
             p.apart_until_ns = due_ns + plan.apart_ns
@@ -135,6 +137,7 @@ class Serve(Overload):
         alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
         if not plan.above and alone and self.has_shares():
             self.note_light(pool, plan.blocks)
+        r.discount_ppm = discount_ppm
         self.grant(r, pool, plan.blocks, plan.output, brought)
         return True
 

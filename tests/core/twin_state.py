@@ -58,7 +58,7 @@ class State:
         self.adapter_weights: dict[bytes, int] = {}
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
-        self.now_ns = self.seq = self.prompt_seen = 0
+        self.now_ns = self.seq = self.prompt_seen = self.lead_given = 0
         self.last_active: dict[int, int] = {}  # by class
         self.levels: Counter[int] = Counter()  # by class
         self.average_charge = 0
@@ -430,9 +430,9 @@ class State:
             + outputs * self.limits["output_price_micro"]
         )
         f, before = self.flows[r.flow], r.charged
-        f.vtc -= r.charged
         r.charged = micro * 1000 // r.weight_milli
-        f.vtc += r.charged
+        r.charged -= r.charged * r.discount_ppm // 1_000_000
+        f.vtc += r.charged - before
         assert f.vtc >= 0
         self.positions.charge(r.flow, r.pool, r.charged - before)
 
@@ -474,7 +474,7 @@ class State:
     def reset_learned(self) -> None:
         self.restart.end()
         self.predictor.forget()
-        self.prompt_seen, self.told_ns, self.due.count = 0, None, 0
+        self.prompt_seen, self.lead_given, self.told_ns, self.due.count = 0, 0, None, 0
         self.doubts = Doubts()
         for i, f in enumerate(self.flows):
             f.interval_ns, f.granted_at_ns = 0, None

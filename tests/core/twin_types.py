@@ -215,6 +215,7 @@ class Pool:
     run_milli: int = 0
     apart_until_ns: int = 0
     spread: bool = False
+    surplus_micro: int = 0  # of work that worse classes may pass with
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
         """Whether leases of the sum and number of the replays, with this one, can be granted."""
@@ -231,6 +232,7 @@ class Pool:
         self.prefill_error_ns = self.prefills_judged = 0
         self.run_ns = self.run_milli = self.apart_until_ns = 0
         self.spread = False
+        self.surplus_micro = 0
 
     @property
     def capacity_blocks(self) -> int:
@@ -295,6 +297,7 @@ class Request:
     weight_milli: int = 1
     waited_ns: int = 0
     charged: int = 0
+    discount_ppm: int = 0  # of its work, that is not charged: it passed a head
     promised_output: int = 0
     predicted_output: int = 0
     evidence: int = 0  # what its promise was made from; 0: nothing, or judged

@@ -258,7 +258,8 @@ def _totals(twin: Twin) -> dict[str, Any]:
         "fairness_gap_micro": max((max(c) - min(c) for c in counters if c), default=0),
         "fairness_bound_micro": 2 * longest * 1000 // weight
         + (2 * twin.grain if twin.policy == "dlpm" else 0)
-        + twin.credit,
+        + twin.credit
+        + twin.lead_given,
         "predictor_samples": p.overall.samples,
         **_promises(twin, p.total, p.overall),
         "stored_answers": len(twin.answers),

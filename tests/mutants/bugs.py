@@ -3,6 +3,7 @@
 The production source holds none of this.
 """
 
+from bugs_backfill import BACKFILL_BUGS
 from bugs_fairness import FAIRNESS_BUGS
 from bugs_operator import OPERATOR_BUGS
 from bugs_sessions import SESSION_BUGS
@@ -89,12 +90,12 @@ MUTANTS = (
         "whatever fits goes before a large request, as often as it likes",
         (
             (
-                "policy/pick_next.pxi",
-                "    if not core.backfills or first.head_state.bypassed >= core.bypass_max or (\n",
-                "    if BUG:\n        first.head_state.bypassed = 0\n",
+                "policy/backfill.pxi",
+                "    return head.head_state.bypassed >= core.bypass_max or (\n",
+                "    if BUG:\n        return False\n",
             ),
             (
-                "policy/pick_next.pxi",
+                "policy/backfill.pxi",
                 "        if not is_light and not leaves(",
                 "        if BUG:\n            is_light = True\n",
             ),
@@ -473,6 +474,7 @@ MUTANTS = (
     ),
     *OPERATOR_BUGS,
     *FAIRNESS_BUGS,
+    *BACKFILL_BUGS,
     *TRUST_BUGS,
     *TENANT_BUGS,
     *TREE_BUGS,

@@ -267,7 +267,7 @@ def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
         # The bound is proved for flows that are active while something waits. Where a running
         # request keeps a flow active, it may catch up what others got meanwhile.
         core |= {"queue_max": 10_000, "lift": "queued"}
-        core |= {name: "strict" for name in ("dispatch",) if name in core}
+        core |= {name: "strict" for name in ("dispatch",) if name in core and seed < NEWEST}
         drawn &= FAIR_FAULTS
     quotas = None
     if seed >= _SECOND:

@@ -22,8 +22,11 @@ def _bypass_max(options: Options) -> int | None:
         return None
     if _caps_sessions(options):  # which waits in no queue, and comes late into one
         return None
-    backfills = core.get("dispatch", "strict") == "backfill"
-    return int(core["bypass_max"]) if backfills else 0
+    return int(core["bypass_max"]) if _passes(options) else 0
+
+
+def _passes(options: Options) -> bool:
+    return bool(options.core.get("dispatch", "strict") == "backfill")
 
 
 def _pools(options: Options) -> int:
@@ -64,10 +67,9 @@ def terms_of(options: Options) -> Terms:
     limited = options.quotas is not None
     counts = _counts_exactly(options)
     delays = "delay_factor_milli" in core or options.limits is not None
-    may_pass = core.get("dispatch", "strict") == "backfill"
+    passes = _passes(options)
     # The hostile principal may be the first to offer a pool.
     lies = not options.faults.isdisjoint({"telemetry-false", "foreign-telemetry"})
-    tells_order = not core.get("lease_seed")
     tenants = options.tenants
     if options.hostile is not None:
         tenants = tenants | {TENANT: HOSTILE_WEIGHT}
@@ -94,12 +96,13 @@ def terms_of(options: Options) -> Terms:
         paces_grants=bool(core.get("grant_pacing")),
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
+        passes=passes,
         lifts=core["policy"] == "vtc",
         lift_queued=core["lift"] != "active",
         credit_max=0 if core["lift"] == "queued" else core.get("credit_max_micro", CREDIT_AUTO),
         lead_max=core.get("lead_max_micro", LEAD_AUTO),
         counts_exactly=counts,
-        serves_in_order=counts and not (may_pass or _pools(options) > 1 or _reorders(options)),
+        serves_in_order=counts and not (passes or _pools(options) > 1 or _reorders(options)),
         has_sessions=options.sessions is not None,
         unknown_weight=UNKNOWN_WEIGHT,
         pools=_pools(options),
@@ -108,7 +111,7 @@ def terms_of(options: Options) -> Terms:
         strict_classes=options.classes is not None
         and not (
             limited
-            or may_pass
+            or passes
             or _caps_sessions(options)
             or _pools(options) > 1
             or not {"capacity-changed", "mode-dry-run"}.isdisjoint(options.faults)
@@ -120,7 +123,7 @@ def terms_of(options: Options) -> Terms:
         sessions_max=core.get("sessions_max", 4_096),
         leases_max=core.get("leases_max", 65_536),
         adapters_max=core.get("adapters_max", 1_024),
-        ids_tell_order=tells_order,
+        ids_tell_order=not core.get("lease_seed"),
         tree=options.tree,
         sign_of_life_ns=core.get("sign_of_life_ns", 0),
         adapters={n: tokens for n, tokens in (options.adapters or {}).items() if tokens >= 0},

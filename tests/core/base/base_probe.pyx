@@ -280,9 +280,10 @@ cdef class ProbePeak:
         run = self._figures(one_more[0], one_more[1], one_more[2], one_more[3])
         return growing_peak(&self.runs, self.requests, &run, self.block)
 
-    def project(self, int64_t room):
+    def project(self, head, int64_t room, bint by_peak):
         cdef int64_t left, spare
-        growing_project(&self.runs, self.requests, room, &left, &spare)
+        cdef GrowingLease run = self._figures(head[0], head[1], head[2], head[3])
+        left = growing_project(&self.runs, self.requests, &run, room, by_peak, &spare)
         return (None if left == NEVER else left), spare
 
 

@@ -81,11 +81,37 @@ def test_it_follows_reports_and_ends(changes, block):
 @given(many(lease, 40), st.integers(0, 5_000), st.integers(0, 20_000))
 def test_reservations_are_within_the_room_when_enough_has_ended(leases, fixed, room):
     pool, _ = opened(leases, 16, fixed)
+    head = (10, 20, 1, 40)
 
     def reserved(tokens):
-        return fixed + sum(whole for _, left, _, whole in leases if left > tokens)
+        return fixed + head[3] + sum(whole for _, left, _, whole in leases if left > tokens)
 
     times = sorted({0, *(left for _, left, _, _ in leases)})
     first = next((tokens for tokens in times if reserved(tokens) <= room), None)
     spare = 0 if first is None else room - reserved(first)
-    assert pool.project(room) == (first, spare)
+    assert pool.project(head, room, False) == (first, spare)
+
+
+@given(many(lease, 20), st.integers(0, 5_000), st.integers(0, 20_000), st.integers(0, 1))
+def test_head_fits_at_each_step_from_its_projected_start_on(leases, fixed, room, width):
+    pool, _ = opened(leases, 16, fixed)
+    head = (10, 20, width, 40)
+    left, whole = head[1], head[3]
+
+    def most(start):
+        runs = [run for run in leases if run[1] > start]
+        if width:
+            runs.append((0, start + left, width, whole))
+        steps = range(start + 1, max((run[1] for run in runs), default=start) + 1)
+        loads = (
+            sum(size - wide * (ends - at) for _, ends, wide, size in runs if ends >= at)
+            for at in steps
+        )
+        return fixed + max(0, 0, *loads) + (0 if width else whole)
+
+    start, spare = pool.project(head, room, True)
+    last = max((run[1] for run in leases), default=0)
+    if start is None:
+        assert most(last) > room
+    else:
+        assert most(start) == room - spare

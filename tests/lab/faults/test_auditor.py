@@ -31,6 +31,7 @@ TERMS = Terms(
     work_conserving=True,
     bypass_max=None,
     fair=True,
+    passes=False,
     lifts=True,
     lift_queued=True,
     counts_exactly=False,

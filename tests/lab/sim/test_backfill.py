@@ -1,53 +1,36 @@
-"""Backfill: the gain of small requests, and its cost to a tenant whose requests are large."""
+"""Tenants that always wait share an engine by weight, whatever the sizes of their requests."""
+
+from typing import Any
 
 import pytest
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.overrides import override
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, patient_config, simulate
+from tests.lab.sim.size_mixes import MIXES, PROFILES, compare
 
-_NS = 1_000_000_000
-LARGE, SMALL = (1_000, 500), (60, 30)
-SECONDS = 300
-# More than an engine can serve in that time, of each.
-BACKLOG = {"a10g-llama2-7b": (200, 4_000), "cpu-tiny-llama": (2_400, 48_000)}
-FEW_BYPASSES = 8
+LARGE = 300
+OF_NAME = {mix.name: mix for mix in MIXES}
+ALL = [(profile, mix) for profile in PROFILES for mix in OF_NAME]
+# The rest is slow.
+QUICK = [
+    (profile, mix)
+    for profile in ("tiny-cpu", "cpu-tiny-llama")
+    for mix in ("2:1", "5:1", "17:1", "5:1 7+1", "17:1 w 4:1")
+]
 
 
-def served_per_s(profile: str, **settings: object) -> tuple[float, float]:
-    """Return the large and the small tenant's service, output counted twice, while both wait."""
-    of_large, of_small = BACKLOG[profile]
-    rows = [(0, 0, *LARGE)] * of_large + [(0, 1, *SMALL)] * of_small
-    requests = Requests(("large", "small"), rows)
+def hold(profile: str, mix: str, **settings: Any) -> None:
     own = {f"scheduler.{name}": value for name, value in settings.items()}
-    engine, config = override(load_profile(profile), patient_config(requests.clients), own)
-    run = simulate(Scenario(engine, config=config), requests, "vtc")
-    served, ends = [0.0, 0.0], [0.0, 0.0]
-    for at, client in enumerate(requests.client):
-        first_s, end_s = run.outcomes.first_ns[at] / _NS, run.outcomes.end_ns[at] / _NS
-        ends[client] = max(ends[client], end_s)
-        if first_s < SECONDS:
-            part = min(1.0, (SECONDS - first_s) / (end_s - first_s))
-            served[client] += (
-                requests.prompt_tokens[at] + 2 * requests.output_tokens[at] * part
-            ) / SECONDS
-    assert min(ends) > SECONDS  # so both waited all the time
-    return served[0], served[1]
+    it = compare(profile, OF_NAME[mix], own, large=LARGE)
+    assert it.ratio <= 1.1, it
+    assert it.least_of_strict >= 0.96, it
+    assert it.total_of_strict >= 0.97, it
 
 
-@pytest.mark.parametrize("profile", BACKLOG)
-def test_backfill_gives_small_requests_more_than_it_takes(profile: str) -> None:
-    strict, backfill = (
-        served_per_s(profile, dispatch=dispatch) for dispatch in ("strict", "backfill")
-    )
-    assert strict[0] == pytest.approx(strict[1], rel=0.02)
-    assert strict[0] * 0.85 < backfill[0] < strict[0]
-    assert backfill[1] > strict[1] * 1.2
-    assert sum(backfill) > sum(strict) * 1.05
+@pytest.mark.parametrize(("profile", "mix"), QUICK)
+def test_sizes_of_requests_leave_shares_alike(profile: str, mix: str) -> None:
+    hold(profile, mix)
 
 
-@pytest.mark.parametrize("profile", BACKLOG)
-def test_few_bypasses_keep_the_shares_alike(profile: str) -> None:
-    large, small = served_per_s(profile, dispatch="backfill", bypass_max=FEW_BYPASSES)
-    assert large == pytest.approx(small, rel=0.02)
+@pytest.mark.slow
+@pytest.mark.parametrize(("profile", "mix"), [row for row in ALL if row not in QUICK])
+def test_all_mixes_of_sizes_leave_shares_alike(profile: str, mix: str) -> None:
+    hold(profile, mix)

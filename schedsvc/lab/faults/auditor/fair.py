@@ -140,7 +140,10 @@ class Fairness:
 
     def _promised(self, most: int, name: str) -> tuple[int, int]:
         """Return the bound and the credit among a flow or a group and its siblings."""
-        return self._promised_at(most, self._weights_min.get(self._tree.parent(name), 0))
+        weight_min = self._weights_min.get(self._tree.parent(name), 0) or self._weight_min
+        bound, credit = self._promised_at(most, weight_min)
+        passed = self._charge_max * 1000 // weight_min if self._terms.passes else 0
+        return bound + passed, credit
 
     def _promised_at(self, most: int, weight_min: int) -> tuple[int, int]:
         weight_min = weight_min or self._weight_min

@@ -144,6 +144,9 @@ class Terms:
     bypass_max: int | None
     # Every report is true: the bound of VTC applies, with several pools in each of them.
     fair: bool
+    # A request may pass one that does not fit, if its flow is ahead by no more than that one's
+    # charge: the bound is larger by the charge of one request.
+    passes: bool
     lifts: bool  # who was idle is lifted to the least served that is active
     # A flow is active while something of it waits, and lifted to a level that never falls, less the
     # credit; else it is active while it runs, too, and lifted to the least counter.

@@ -1,0 +1,66 @@
+"""Known bugs of the rule that says which request may pass the head of a pool."""
+
+from mutant import Mutant
+
+BACKFILL = "tests/core/test_backfill.py"
+
+
+def _mutant(name: str, what: str, above: str, lines: str, test: str, file: str = "") -> Mutant:
+    insertions = ((file or "policy/backfill.pxi", above, lines),)
+    return Mutant(name, what, insertions, 0, tests=(f"{BACKFILL}::{test}",))
+
+
+BACKFILL_BUGS = (
+    _mutant(
+        "pass-without-weight",
+        "a flow of any weight may be ahead by the whole charge of the head",
+        "    return max(\n        core.flows.grain if core.by_prefix else 0,\n",
+        "    if BUG:\n        return work_micro(core, head)\n",
+        "test_flow_passes_until_it_leads_by_the_charge_of_the_head",
+    ),
+    _mutant(
+        "pass-at-the-leaf",
+        "tenants are compared, and not the groups above them",
+        "    find_siblings(core.flows, side, &of_head)\n",
+        "    if BUG:\n"
+        "        return core.flows.counter_at(r.flow, pool) <= (\n"
+        "            core.flows.counter_at(head.flow, pool) + lead_allowed(core, head.flow, head)\n"
+        "        )\n",
+        "test_groups_are_compared_where_they_are_siblings",
+    ),
+    _mutant(
+        "light-with-a-queue",
+        "a flow with a long queue counts as light",
+        "        light[0] = (\n",
+        "        if BUG:\n            light[0] = plan.above\n            return True\n",
+        "test_flow_with_a_queue_is_not_light",
+    ),
+    _mutant(
+        "pass-by-sum",
+        "the start of a head is projected from the sum of the reservations",
+        "    start.left = growing_project(\n",
+        "    if BUG:\n"
+        "        start.left = growing_project(\n"
+        "            &p.growing, core.requests, &run, room, False, &start.spare_tokens\n"
+        "        )\n"
+        "        start.known = True\n"
+        "        return\n",
+        "test_start_is_projected_in_the_form_of_the_ledger",
+    ),
+    _mutant(
+        "pass-in-full",
+        "a lease that passed is charged in full under a surplus",
+        "    if r.lease.discount_ppm:\n",
+        "    if BUG:\n        r.lease.discount_ppm = 0\n",
+        "test_lease_that_passed_is_charged_less_under_a_surplus",
+        "lifecycle/lease.pxi",
+    ),
+    _mutant(
+        "better-class-locked-out",
+        "a better class needs the surplus to pass a head that ageing brought",
+        "    if core.classes.goes_before(cls, first):\n",
+        "    if BUG:\n"
+        "        return core.ledger.pools[pool].surplus_micro >= work_micro(core, r)\n",
+        "test_better_class_passes_a_head_that_ageing_brought",
+    ),
+)
