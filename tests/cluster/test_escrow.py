@@ -83,8 +83,11 @@ async def test_large_requests_are_not_stuck_among_members(store: StoreServer) ->
         for member in members:
             grants.ask(member, 1, 100, 100)
         await grants.until(4)
+        calls = calls_of(members[:1])
         grants.ask(members[0], 1, 8_000, 8_000)
         await grants.until(5)
+        # The store's first answer grants it; one that had to wait for the rate would ask again.
+        assert calls_of(members[:1]) == calls + 1
         await grants.stop()
     assert not grants.early
 
@@ -223,8 +226,10 @@ async def test_a_dead_members_chunk_comes_back(store: StoreServer) -> None:
         grants.ask(dead, 8, 1_000, 1_000)
         await grants.until(8)
         dead.die()
+        calls = calls_of([alive])
         grants.ask(alive, 1, 52_000, 52_000)
         await grants.until(9)
+        assert calls_of([alive]) == calls + 1  # not one more, as after a wait for the rate
         await grants.stop()
     assert not grants.early
 
