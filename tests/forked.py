@@ -71,8 +71,17 @@ class _Zygote:
         self._process.wait()
 
 
-@cache
+_STARTING = threading.Lock()
+
+
 def _zygote() -> _Zygote:
+    # Threads start programs at the same time, and two zygotes would part each other's orphans.
+    with _STARTING:
+        return _started()
+
+
+@cache
+def _started() -> _Zygote:
     return _Zygote()
 
 

@@ -91,6 +91,24 @@ def test_input_reaches_a_fork() -> None:
     assert output(PYTHON, "-c", code, input="word") == "WORD\n"
 
 
+def test_threads_that_start_programs_at_once_share_a_zygote() -> None:
+    """With one for each they took each other's orphans away, and lost their statuses."""
+    code = (
+        "import sys, time; from concurrent.futures import ThreadPoolExecutor as Pool\n"
+        "from tests import forked\n"
+        "made, start = [], forked._Zygote.__init__\n"
+        "def counted(self): made.append(self); time.sleep(0.2); start(self)\n"
+        "forked._Zygote.__init__ = counted\n"
+        "run = lambda n: forked.run([sys.executable, '-c', f'raise SystemExit({n})']).returncode\n"
+        "print(list(Pool(8).map(run, range(8))), len(made))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [PYTHON, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{list(range(8))} 1\n"
+
+
 def test_forks_draw_different_random_numbers() -> None:
     code = "import random; print(random.random())"
     assert output(PYTHON, "-c", code) != output(PYTHON, "-c", code)
