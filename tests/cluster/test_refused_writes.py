@@ -127,7 +127,7 @@ async def test_a_member_that_starts_while_writes_are_refused_serves(
         try:
             await late.start()
             grants.ask(late, LIMIT + 1)
-            await grants.until(LIMIT + 1, 60)
+            await grants.until(LIMIT + 1)
             assert refusal.reason in late.member.sharing.quota_problem
             await tried_again(store, 20)
             assert late.member.escrow._share is None
@@ -164,7 +164,7 @@ async def test_limits_of_another_version_are_no_store_that_is_back(store: StoreS
         assert [each.member.escrow._share for each in members] == [2, 2]
         assert not logs
         grants.ask(members[0], 1)
-        await grants.until(1, 60)
+        await grants.until(1)
         await grants.stop()
 
 
