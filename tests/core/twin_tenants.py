@@ -132,7 +132,7 @@ class Tenants:
 
     def _has_faded(self, flow: int) -> bool:
         f = self.state.flows[flow]
-        if f.base not in self.born or any(r.flow == flow for r in self.state.requests):
+        if f.base not in self.born or self.state.is_active(flow):
             return False
         return f.granted_at_ns is not None and self.state.now_ns >= f.granted_at_ns + FADE_NS
 
