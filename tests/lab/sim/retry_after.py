@@ -89,8 +89,7 @@ class Worth:
 
     def holds(self) -> bool:
         """Whether both are as they should be."""
-        # Wanted is 1.5 (#63). Two situations have 1.51 and 1.54: the pace by which waits are forecast
-        # counts requests that pass a head, and a new request passes none beyond the lead.
+        # Wanted is 1.5 (#63). Two situations have 1.51 and 1.54: the lead bounds their backfill.
         return self.admitted >= 0.90 and self.ratio <= 1.55
 
 
