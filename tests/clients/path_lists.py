@@ -15,7 +15,7 @@ READ_PATHS = frozenset(
 )
 CANCEL = "/v1/responses/ID/cancel"
 #: Endpoints that run the model and that the gate cannot size: they return 501.
-UNSIZED_PATHS = frozenset({"/generative_scoring"})
+UNSIZED_PATHS = frozenset({"/generative_scoring", "/v1/systemone"})
 
 
 def lists_of(path: str) -> list[str]:
