@@ -92,6 +92,7 @@ class Selection:
             if PurePosixPath(path).name.startswith("test_")
             and (path in marked or (folders and path.startswith(folders)))
             and not path.startswith(_ELSEWHERE)
+            and (self.root / path).exists()  # a change may delete it
         )
 
     def why(self, test: str) -> str:

@@ -200,3 +200,10 @@ def test_a_shallow_clone_without_the_base_runs_everything(repository: Path) -> N
 
 def test_a_folder_without_git_runs_everything(tmp_path: Path) -> None:
     assert change(tmp_path).paths is None
+
+
+def test_a_test_file_that_a_change_deletes_is_not_run() -> None:
+    gone = "tests/cluster/test_gone.py"
+    graph = Graph(ROOT, GRAPH.paths | {gone})
+    selection = Selection(ROOT, Change("a base", frozenset({gone})), graph)
+    assert gone not in selection.slow_tests()

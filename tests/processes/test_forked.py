@@ -62,7 +62,7 @@ def test_arguments_folder_and_environment_are_those_given(
         ("import atexit, sys; atexit.register(print, 'left', file=sys.stderr)", 0, "left\n"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", -signal.SIGHUP, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGUSR1)", -signal.SIGUSR1, ""),
     ],
 )
 def test_exit_status_is_the_one_of_an_interpreter(code: str, status: int, said: str) -> None:

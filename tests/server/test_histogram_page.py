@@ -240,12 +240,12 @@ async def test_names_and_help_texts_follow_prometheus_conventions() -> None:
             assert "in seconds" in text, name
 
 
-async def test_operations_page_names_metrics_that_exist() -> None:
+async def test_operations_page_names_metrics_that_exist(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     section = text[text.index("## Metrics") : text.index("## Health")]
     named = set(re.findall(r"`(schedsvc_\w+)`", section)) - {"schedsvc_gate_overhead_seconds"}
     keys = counting(1, 1, 1) | {"groups": [{"name": "org", "weight": 2}]}
-    async with serving(**keys) as server:
+    async with serving(**keys, usage={"path": str(tmp_path / "usage.db")}) as server:
         found = {line.split()[2] for line in await page_lines(server, "# TYPE ")}
     assert len(named) > 15
     assert named <= found

@@ -290,7 +290,7 @@ def _show(made: dict[str, Any], real: Sequence[dict[str, Found]]) -> None:
     console.print(
         f"{plan['profile']} at {plan['speed']:g} times its speed, {plan['overload']:g} times its "
         f"capacity, {plan['runs']} run(s) of {plan['seconds']} s without the first "
-        f"{plan['warmup_s']:g}; {made['took_s']:.0f} s in all"
+        f"{plan['warmup_s']:g}"
     )
     for name, holds in (
         (f"cache in use at least {FILLED_MIN:.2f} of the oracle's", real_["fills"]),
