@@ -65,7 +65,7 @@ def play(load: Load, samples: int) -> dict[str, float]:
 def holds(found: dict[str, float], samples: int) -> bool:
     """Whether a load was as hopeless as it should be, and early refusal right often enough."""
     return (
-        0.2 <= found["hopeless"] <= 0.5
+        0.2 <= found["hopeless"] <= 0.55
         and found["samples"] >= samples
         and found["rightly"] >= 0.90
         and found["in_time"] >= 0.95

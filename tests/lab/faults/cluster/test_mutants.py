@@ -57,7 +57,7 @@ BUGS = {
     ),
     "grants-after-a-pause": Bug(
         Records, "check_term", "boot_ns() >= self.leading.until_ns", "not self.leading.until_ns",
-        "a scheduler decides after the next leader has begun", "is_set", CLUSTER + 350,
+        "a scheduler decides after the next leader has begun", "is_set", CLUSTER + 322,
     ),
     "term-goes-back": Bug(
         Terms, "take", "self.highest + JUMP_MAX - 1)) + 1", "self.highest + JUMP_MAX - 1))",
