@@ -185,6 +185,8 @@ cdef class Session(PoolOffers):
                 client = read_slice(&c)
             elif tag == 2 << 3 | VARINT:
                 self.incarnation = read_varint(&c)
+            elif tag == 3 << 3 | LENGTH:
+                check_leadership(read_message(&c))
             else:
                 skip(&c, tag)
         check_whole(&c, "hello")

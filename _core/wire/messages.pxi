@@ -240,3 +240,20 @@ cdef int read_lease(Cursor* c, LeaseMessage* m, int totals) except -1:
 
 
 cdef tuple TOTALS = ("input_tokens", "cached_input_tokens", "output_tokens")
+
+
+cdef int check_leadership(Cursor c) except -1:
+    """Refuse what is no Leadership. The server reads it; the core needs nothing of it."""
+    cdef Slice leader
+    cdef int64_t tag
+    while True:
+        tag = read_tag(&c)
+        if tag == 0:
+            break
+        if tag == 2 << 3 | LENGTH:
+            leader = read_slice(&c)
+            if not is_utf8(&leader):
+                invalid("leadership_seen.leader", "must be UTF-8")
+        else:
+            skip(&c, tag)
+    return check_whole(&c, "leadership_seen")
