@@ -53,6 +53,7 @@ POOLS = [
 EXPECTED = {
     "troubled": {
         "SchedsvcStateFailing",
+        "SchedsvcStateLost",
         "SchedsvcReloadFailed",
         "SchedsvcPoolDetached",
         "SchedsvcLeasesExpire",
@@ -63,9 +64,12 @@ EXPECTED = {
     "starved": {"SchedsvcLoopLags"},
     "broken": {"SchedsvcBroken"},
     "sharing": {"SchedsvcStoreRefusesWrites"},
+    "robbed": {"SchedsvcUsageLost"},
+    "unbooked": {"SchedsvcUsageFailing"},
     "tenant evicted": {"SchedsvcRequestsEvicted"},
     "tenant slow": {"SchedsvcFirstTokenSlow"},
 }
+LATER = ("sharing", "robbed", "unbooked")
 BREAKING = str(Path(__file__).with_name("breaking_scheduler.py"))
 
 
@@ -96,6 +100,8 @@ def settings_of(name: str, store: StoreServer) -> dict[str, Any]:
         own["state"] = {"file": "state/state.db", "every_ms": 100}
     if name == "overrun":
         own["mode"] = "dry_run"
+    if name in ("robbed", "unbooked"):
+        own["usage"] = {"path": "ledger/usage.db"}
     if name == "sharing":
         (store.folder / "password").write_text(ADMIN_PASSWORD)
         reached = {"urls": [store.url], "password_file": str(store.folder / "password")}
@@ -109,9 +115,10 @@ def schedulers(store: StoreServer) -> Iterator[dict[str, Programs]]:
     """Run a scheduler in a folder of its own for each kind of fault, two with an engine."""
     made: dict[str, Programs] = {}
     with ExitStack() as stack:
-        for name in ("troubled", "overrun", "killed", "starved", "broken", "sharing"):
+        for name in ("troubled", "overrun", "killed", "starved", "broken", *LATER):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="al-")))
             (folder / "state").mkdir()
+            (folder / "ledger").mkdir()
             sizes = EngineSizes(kv_tokens=1_024, context_tokens=1_024)
             made[name] = Programs(folder, settings_of(name, store), sizes)
             stack.callback(made[name].stop)
@@ -222,6 +229,8 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
             programs["killed"].kill("scheduler")
             await break_invariant(programs["broken"])
             break_things(programs["troubled"])
+            (programs["robbed"].folder / "ledger" / "usage.db").unlink()
+            (programs["unbooked"].folder / "ledger").rename(programs["unbooked"].folder / "gone")
             REFUSALS["memory"].begin(store)
             watch = asyncio.ensure_future(until_all_fire(prometheus, pages))
             tasks = [asyncio.ensure_future(ever(one)) for one in (*work, starve, *[flood] * 8)]
