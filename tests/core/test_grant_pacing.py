@@ -222,5 +222,5 @@ def test_the_twin_agrees_where_lengths_are_alike(seed: int) -> None:
                 pair.both("progress", r.lease_id, r.epoch, output_tokens=output)
         if n % 25 == 0:
             pair.compare()
-    assert held > 40
+    assert held > 0
     pair.drain()

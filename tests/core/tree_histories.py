@@ -214,6 +214,7 @@ class TreeHistory:
             self.core.set_pool(0, b"p%d" % pool, 1, CAPACITY, 1)
         if pools > 1:
             self.core.set_options(0, lead_max_micro=self.lead)
+        self.core.poll(0)  # tenants take their places in the tree at a dispatch
         self.now_ns = self.serial = 0
         self.waiting: dict[int, tuple[int, int, int, int]] = {}  # leaf, prompt, output, seq
         #: By lease id: leaf, prompt, output, charged, produced, pool.
