@@ -20,12 +20,16 @@ _POLLS_KEPT = 32
 
 
 class Report(NamedTuple):
-    """Totals that were reported `after_ns` after the grant; -1: absent."""
+    """Totals that were reported `after_ns` after the grant; -1: absent.
+
+    `order` numbers reports and ends as they came: of two at one time it says which was first.
+    """
 
     after_ns: int
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    order: int = 0
 
 
 class End(NamedTuple):
@@ -36,6 +40,7 @@ class End(NamedTuple):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    order: int = 0
 
 
 @dataclass(slots=True)
@@ -94,6 +99,7 @@ class Collector(Watcher):
         self._principals: dict[int, int] = {}
         self._handles_seen: set[int] = set()
         self._polls_ns: deque[int] = deque(maxlen=_POLLS_KEPT)
+        self._order = 0  # of the latest report or end
 
     # Callbacks of the replay.
 
@@ -173,10 +179,10 @@ class Collector(Watcher):
             self._polls_ns.append(now_ns)
         elif event.kind == Kind.PROGRESS:
             _, lease_id, _, *totals, _ = event.fields
-            self._report(now_ns, lease_id, tuple(totals))
+            self._report(now_ns, lease_id, (totals[0], totals[1], totals[2]))
         elif event.kind == Kind.COMPLETE:
             _, lease_id, _, outcome, *totals, _ = event.fields
-            self._end(now_ns, lease_id, outcome, tuple(totals))
+            self._end(now_ns, lease_id, outcome, (totals[0], totals[1], totals[2]))
         elif event.kind == Kind.CANCEL:
             self._withdraw(now_ns, self._handles.get(event.fields[1]))
         elif event.kind == Kind.CLOSE:
@@ -220,15 +226,17 @@ class Collector(Watcher):
     def _complete(self, now_ns: int, request: pb.CompleteRequest) -> None:
         self._end(now_ns, request.lease_id, request.outcome, _totals(request))
 
-    def _report(self, now_ns: int, lease_id: int, totals: tuple[int, ...]) -> None:
+    def _report(self, now_ns: int, lease_id: int, totals: tuple[int, int, int]) -> None:
         ask = self._leases.get(lease_id)
         if ask is not None and ask.end is None:
-            ask.reports.append(Report(now_ns - ask.granted_ns, *totals))
+            self._order += 1
+            ask.reports.append(Report(now_ns - ask.granted_ns, *totals, self._order))
 
-    def _end(self, now_ns: int, lease_id: int, outcome: int, totals: tuple[int, ...]) -> None:
+    def _end(self, now_ns: int, lease_id: int, outcome: int, totals: tuple[int, int, int]) -> None:
         ask = self._leases.get(lease_id)
         if ask is not None and ask.end is None:
-            ask.end = End(now_ns - ask.granted_ns, outcome, *totals)
+            self._order += 1
+            ask.end = End(now_ns - ask.granted_ns, outcome, *totals, self._order)
 
     def _withdraw(self, now_ns: int, ask: Ask | None) -> None:
         if ask is None:

@@ -72,7 +72,8 @@ class WhatIf:
         self._fates: dict[int, Fate] = {}
         self._waiting: dict[int, int] = {}  # handle to request
         self._sessions: dict[int, tuple[Session, int]] = {}  # with the last seq
-        self._due: list[tuple[int, int, Callable[[], None]]] = []  # at, order, what
+        #: At, order in the recording, order here, what.
+        self._due: list[tuple[int, int, int, Callable[[], None]]] = []
         self._typical = _typical_runs(asks)
         self._events = 0
 
@@ -97,9 +98,9 @@ class WhatIf:
             self._fates.get(number, Fate(0, 0, assumed=False)) for number in range(len(self._asks))
         ]
 
-    def _at(self, at_ns: int, act: Callable[[], None]) -> None:
+    def _at(self, at_ns: int, act: Callable[[], None], order: int = 0) -> None:
         self._events += 1
-        heappush(self._due, (at_ns, self._events, act))
+        heappush(self._due, (at_ns, order, self._events, act))
 
     def _until(self, end_ns: int | None) -> None:
         """Let everything happen that is due by `end_ns` (None: everything)."""
@@ -112,7 +113,7 @@ class WhatIf:
             # A deadline that has passed is handled at once, not in the past.
             self._now_ns = max(self._now_ns, min(nexts))
             if due_ns == min(nexts):
-                heappop(self._due)[2]()
+                heappop(self._due)[3]()
             self._poll()
         if end_ns is not None:
             self._now_ns = max(self._now_ns, end_ns)
@@ -186,7 +187,8 @@ class WhatIf:
         """Put the next step of a run on the list."""
         step = next(lease.steps, None)
         if step is not None:
-            self._at(lease.granted_ns + step.after_ns, lambda: self._tell(lease, step))
+            at_ns = lease.granted_ns + step.after_ns
+            self._at(at_ns, lambda: self._tell(lease, step), step.order)
 
     def _tell(self, lease: _Lease, step: Report | End) -> None:
         key = (lease.lease_id, lease.epoch)
@@ -194,9 +196,9 @@ class WhatIf:
         with suppress(CallerError):
             if isinstance(step, End):
                 outcome = step.outcome or COMPLETED
-                self.core.complete(self._now_ns, *key, outcome, *step[2:], lease.principal)
+                self.core.complete(self._now_ns, *key, outcome, *step[2:5], lease.principal)
             else:
-                self.core.progress(self._now_ns, *key, *step[1:], lease.principal)
+                self.core.progress(self._now_ns, *key, *step[1:4], lease.principal)
         self._next(lease)
 
     def _pool(self, event: PoolEvent) -> None:
