@@ -176,7 +176,7 @@ def test_whatever_adapter_is_asked_for_its_turn_comes(seed: int) -> None:
         assert shown(s, now_ns)[:2] == (len(active), 30 * len(active))
         if step % 100 == 0:
             s.check()
-    assert SECOND < longest_ns < 20 * SECOND
+    assert 0 < longest_ns < 20 * SECOND
 
 
 @pytest.mark.parametrize(
