@@ -3,19 +3,16 @@
 @cython.final
 cdef class Scheduler(ClusterApi):
     def __cinit__(
-        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str lift="level", str ledger="peak",
+        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str ledger="peak",
         str dispatch="backfill", str flow_order="arrival", str lease_seed="",
         uint64_t incarnation=1, **limits
     ):
         check_name("policy", "policy", policy, POLICIES)
-        check_name("lift", "mode", lift, LIFTS)
         check_name("ledger", "form", ledger, LEDGER_FORMS)
         check_name("dispatch", "order", dispatch, DISPATCH_ORDERS)
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
         if len(hash_key) != 16:
             invalid("hash_key", "must be 16 bytes")
-        if lift == "queued":
-            limits["credit_max_micro"] = 0
         limits = checked_limits(limits)
         take_settings(self, limits)
         self.work_max = limits["work_max"]
@@ -37,9 +34,7 @@ cdef class Scheduler(ClusterApi):
         self.fuse = Fuse()
         self.classes = Classes()
         self.quotas = Quotas(self.requests, self.classes, self.fuse)
-        self.flows = Flows(
-            order, lifts, lift != "active", self.requests, self.quotas, self.classes
-        )
+        self.flows = Flows(order, lifts, self.requests, self.quotas, self.classes)
         self.flows.by_deadline = FLOW_ORDERS[flow_order]
         self.flows.treaps.salt = self.k1
         set_grain(self)

@@ -131,7 +131,6 @@ class Scheduler(ClusterApi):
         lease_id_base: int = 1,  # first lease id, if they count up
         incarnation: int = 1,  # sent to shims, so that they notice a restart
         policy: str = "vtc",  # a key of POLICIES
-        lift: str = "level",  # or "active", deprecated: running requests keep a flow active
         ledger: str = "peak",  # "peak" or "sum"
         dispatch: str = "backfill",  # "backfill" or "strict"
         flow_order: str = "arrival",  # inside a flow: "arrival", or "deadline": earliest first

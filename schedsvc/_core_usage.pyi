@@ -25,7 +25,7 @@ class UsageApi(TenantsApi):
         levels, no circle, else CallerError. A bucket starts full; a changed limit leaves taken what
         was taken. A group may have a share, too: see `set_flow_quota()`. From the next poll on, one
         with a weight (0: none) shares with its siblings by weight what their parent gets, under
-        policies with counters; CallerError while there are several pools, or with lift=active.
+        policies with counters; CallerError if there are more than 64 pools.
         Returns its index (from 0). O(1); O(quotas) where a known one changes parents.
         """
     def set_flow_quota(

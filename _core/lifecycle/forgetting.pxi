@@ -127,9 +127,9 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
         return False
     if f.owed and core.resume_until_ns:
         return False
-    if flows.lifts and flows.lifts_queued:
+    if flows.lifts:
         newcomer = max(<int64_t>0, flows.level_of(flow)[0] - flows.credit(f.depth))
-    if f.vtc > newcomer or (flows.last_active[f.cls] == flow and not flows.lifts_queued):
+    if f.vtc > newcomer:
         return False
     while n != NONE:
         if flows.positions.items[n].key > flows.newcomer_at(flow, flows.positions.items[n].pool):
@@ -159,8 +159,6 @@ cdef int forget_tenant(Core core, int32_t base) except -1:
             core.gone_rows.append(LENGTHS_ROW + flow_name(core, flow))
         core.granted_by_forgotten[flows.items[flow].cls] += flows.items[flow].granted
         leave_pools(flows, flow)
-        if flows.last_active[flows.items[flow].cls] == flow:
-            flows.last_active[flows.items[flow].cls] = NONE
         core.predictor.forget_flow(flow)
         core.dry_run_counts.pop(flow, None)
         carry_served(flows, flow, 1)

@@ -86,8 +86,6 @@ cdef int32_t set_named_quota(
                     core.quotas.nodes[node].parent = before
                     invalid("parent", f"at most {QUOTA_LEVELS_MAX} levels of quotas, no circle")
             core.tree_is_stale = core.tree_is_stale or len(core.flows.families) > 0
-    if weight_milli and not core.flows.lifts_queued:
-        invalid("weight_milli", "a group has a weight only under lift=level or lift=queued")
     if weight_milli and core.ledger.count > POOLS_ORDERED:
         raise CallerError(
             CODE_FAILED_PRECONDITION, "weight_milli",

@@ -110,7 +110,7 @@ cdef int begin_positions(Core core) except -1:
 
 cdef int stand_in_pool(Core core, int32_t pool) except -1:
     """Give flows their positions in a pool that has come. O(flows + queues * log n)."""
-    if not core.flows.lifts_queued or (core.ledger.count == 1 and not core.served_rows.on):
+    if core.ledger.count == 1 and not core.served_rows.on:
         return 0
     if not core.flows.local:
         begin_positions(core)

@@ -14,7 +14,7 @@ cdef int share_service(Core core) except -1:
     if has_weights(core):
         invalid("weight_milli", "the members of a cluster share no groups with a weight")
     core.served_rows.on = True
-    if core.ledger.count == 1 and core.flows.lifts_queued and not core.flows.local:
+    if core.ledger.count == 1 and not core.flows.local:
         return begin_positions(core)
     return 0
 

@@ -148,7 +148,7 @@ cdef int32_t restore_lease(
     pay_share(core, i)
     if p.quota != NONE:
         take_model_quota(core, i)
-    core.flows.activate(r.flow, False)
+    core.flows.end_idle(r.flow)
     if ask.session.size:
         join_session(core, i, &ask.session)
         if core.requests.rare_of(r).session != NONE:

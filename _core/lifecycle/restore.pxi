@@ -144,9 +144,6 @@ cdef int take_places(Core core, list stood) except -1:
     cdef Flows flows = core.flows
     cdef int32_t flow, node, cls
     waited = {}  # (node, class): what waited there
-    for cls in range(CLASSES_MAX):
-        if flows.level[cls] == NONE:  # of an older state, which has no levels
-            flows.level[cls] = flows.items[flows.last_active[cls]].vtc
     for flow, level, vtc, key in sorted(stood):
         node = flows.items[flow].quota
         if level < 0:
@@ -165,7 +162,8 @@ cdef int take_places(Core core, list stood) except -1:
         if node != NONE:
             lift = core.quotas.nodes[node].lift[cls]
         if flows.lifts:
-            lift = max(lift, flows.lift_of(waiters[0][0]) - min([key for _, _, key in waiters]))
+            least = min([key for _, _, key in waiters])
+            lift = max(lift, flows.raise_level(waiters[0][0]) - least)
         if node != NONE:
             core.quotas.nodes[node].lift[cls] = min(lift, VTC_MAX)
         for flow, _, key in waiters:
@@ -179,11 +177,10 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     cdef int64_t levels[CLASSES_MAX]
     cdef int64_t tag, level = 0
     cdef SavedLengths lengths
-    cdef Slice last
-    cdef int32_t flow, cls
+    cdef int32_t cls
     cdef Predictor p = core.predictor
     memset(v, 0, sizeof(v))
-    memset(levels, 0xFF, sizeof(levels))  # NONE each
+    memset(levels, 0, sizeof(levels))
     memset(&lengths, 0, sizeof(SavedLengths))
     while True:
         tag = read_tag(c)
@@ -191,13 +188,6 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
             break
         if tag == 1 << 3 | LENGTH:
             read_lengths(read_message(c), &lengths)
-        elif tag == 8 << 3 | LENGTH:
-            last = read_slice(c)
-            flow = flow_of_row(core, slice_bytes(&last), applies and not c.bad)
-            if flow != NONE:
-                cls = core.flows.items[flow].cls
-                core.flows.last_active[cls] = flow
-                core.flows.level[cls] = NONE
         elif tag == 11 << 3 | LENGTH:
             cls = read_of_class(core, read_message(c), "level", &level)
             if cls != NONE:
@@ -221,8 +211,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     for cls in range(1, TREE_LEVELS):
         core.flows.average_charge[cls] = v[9 + cls]
     for cls in range(CLASSES_MAX):
-        if levels[cls] != NONE:
-            core.flows.level[cls] = levels[cls]
+        core.flows.level[cls] = levels[cls]
     place_lengths(p, &p.overall, &lengths)
     p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
     core.prompt_seen_max, core.lead_given_max = v[5], v[15]

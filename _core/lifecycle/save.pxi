@@ -21,9 +21,8 @@
 #   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet, 5 an
 #              operator drains it, 6 levels (repeated: 1 level, 2 class)
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
-#              prompt, 8 the flows that were active last (repeated), 9 an operator drains
-#              everything, 10 average charge, 11 levels (repeated: 1 level, 2 class), 12 to 16
-#              average charges below one node, two and so on
+#              prompt, 9 an operator drains everything, 10 average charge, 11 levels (repeated:
+#              1 level, 2 class), 12 to 16 average charges below one node, two and so on
 #
 # A flow is named by the length of its class's name in two bytes (0: the default), that, and tenant.
 # Lengths are 1 count, 2 level, 3 when they were learned, 4 those that wait for a sketch (packed),
@@ -231,13 +230,10 @@ cdef bytes overall_value(Core core):
     for c in range(TREE_LEVELS - 1, 0, -1):
         w.varint(11 + c, core.flows.average_charge[c])
     for c in range(CLASSES_MAX - 1, -1, -1):
-        if core.flows.level[c] or core.flows.last_active[c] != NONE:
+        if core.flows.level[c]:
             write_of_class(core, w, 11, c, core.flows.level[c])
     w.varint(10, core.flows.average_charge[0])
     w.varint(9, core.ledger.closed)
-    for c in range(CLASSES_MAX - 1, -1, -1):
-        if core.flows.last_active[c] != NONE:
-            w.text(8, flow_name(core, core.flows.last_active[c]))
     w.varint(7, core.prompt_seen_max)
     w.varint(6, p.used_tokens)
     w.varint(5, p.reserved_tokens)

@@ -63,7 +63,6 @@ cdef int forget_flows(Flows flows) except -1:
             leave_pools(flows, i)
     for i in range(CLASSES_MAX):
         if (<Heap>flows.actives[i]).count == 0:
-            flows.last_active[i] = NONE
             flows.level[i] = 0
             flows.positions.forget(i, pools)
     memset(flows.positions.pace, 0, pools * sizeof(int64_t))

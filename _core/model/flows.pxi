@@ -23,7 +23,7 @@ cdef class Flows:
     cdef Flow* items
     cdef Queue* queues
     cdef int32_t count, size, queue_count, queue_size
-    cdef list actives  # of each class: flows of the root that have something queued or in flight
+    cdef list actives  # of each class: flows of the root that have something queued
     cdef void* active_at[CLASSES_MAX]  # the same, see Line
     cdef list families  # of all nodes, see tree.pxi
     cdef int32_t first_stale[TREE_LEVELS]  # nodes of each depth that are not placed; -1: none
@@ -37,11 +37,9 @@ cdef class Flows:
     cdef int order  # ORDER_*
     cdef int64_t grain  # of counters in the order, see locality
     cdef bint lifts
-    cdef bint lifts_queued  # a flow is active while it has something queued, as in the paper
     cdef int64_t level[CLASSES_MAX]  # of each class, where flows are lifted to it
     cdef int64_t credit_max  # how far below the level a flow may begin, in micro; CREDIT_AUTO
     cdef int64_t average_charge[TREE_LEVELS]  # moving average of what requests were charged
-    cdef int32_t last_active[CLASSES_MAX]  # of each class the flow that was so last; -1: none
     cdef int64_t now_ns
     cdef int64_t recent_weight  # of the root's flows that are active or were lately
     cdef int32_t recent_count  # how many tenants' flows are, of all
@@ -73,14 +71,10 @@ cdef class Flows:
     cdef int64_t held_tokens  # of input, of requests that wait for a cap
 
     def __cinit__(
-        self, int order, bint lifts, bint lifts_queued, Requests requests, Quotas quotas,
-        Classes classes,
+        self, int order, bint lifts, Requests requests, Quotas quotas, Classes classes
     ):
         cdef int32_t c
-        self.order, self.grain = order, 1
-        self.lifts, self.lifts_queued = lifts, lifts_queued
-        for c in range(CLASSES_MAX):
-            self.last_active[c] = NONE
+        self.order, self.grain, self.lifts = order, 1, lifts
         for c in range(TREE_LEVELS):
             self.first_stale[c] = NONE
         self.requests, self.quotas, self.classes = requests, quotas, classes
@@ -210,7 +204,7 @@ cdef class Flows:
     cdef int lift(self, int32_t flow, int64_t credit) except -1:
         """Lift a flow that becomes active to the level less the credit. O(1)."""
         if self.lifts:
-            self.items[flow].vtc = max(self.items[flow].vtc, self.lift_of(flow) - credit)
+            self.items[flow].vtc = max(self.items[flow].vtc, self.raise_level(flow) - credit)
         self.changed.mark(flow)
         return 0
 
@@ -229,7 +223,6 @@ cdef class Flows:
     cdef void part(self, int32_t flow) noexcept:
         """Count a flow no more among the active ones, nor a node of which it was the last.
         O(levels * log n)."""
-        self.last_active[self.items[flow].cls] = flow
         self.active(flow).remove(self.place_of(flow))
         while self.items[flow].parent != NONE:
             flow = self.items[flow].parent
@@ -323,17 +316,20 @@ cdef class Flows:
             or self.requests.items[queue.head].bill != 0
         )
 
-    cdef int activate(self, int32_t flow, bint queues) except -1:
-        """The flow gets something queued, or in flight. Lift: one that was idle is not served for
-        the time it was away, but for the credit (section 4.1). O(log n)."""
+    cdef void end_idle(self, int32_t flow) noexcept:
+        """The flow gets something queued, or in flight. O(1)."""
         cdef Flow* f = &self.items[flow]
         if f.linger_until_ns:
             self._unlinger(flow)
         elif f.queued == 0 and f.live == 0:
             self.count_recent(flow, 1)
-        if self.is_active(flow) or f.waits_at != NONE or f.throttled or (
-            self.lifts_queued and not queues
-        ):
+
+    cdef int activate(self, int32_t flow) except -1:
+        """The flow gets something queued. Lift: one that was idle is not served for the time it
+        was away, but for the credit (section 4.1). O(log n)."""
+        cdef Flow* f = &self.items[flow]
+        self.end_idle(flow)
+        if self.is_active(flow) or f.waits_at != NONE or f.throttled:
             return 0
         self.lift(flow, self.credit(f.depth))
         return self.join(flow, True)
@@ -361,31 +357,14 @@ cdef class Flows:
     cdef inline int64_t credit(self, int32_t depth) noexcept:
         """How far below its level a flow with `depth` nodes above it may begin, in weighted
         micro-tokens."""
-        if not self.lifts_queued:
-            return 0
         return self.average_charge[depth] if self.credit_max == CREDIT_AUTO else self.credit_max
-
-    cdef int64_t lift_of(self, int32_t flow) noexcept:
-        """Return what a flow is lifted to, before the credit: the level. Under lift=active: the
-        least active counter, else that of the flow of its class that was active last. O(1)."""
-        cdef Heap active
-        if self.lifts_queued:
-            return self.raise_level(flow)
-        active = self.active(flow)
-        if active.count:
-            return self.least_active(flow)
-        flow = self.last_active[self.items[flow].cls]
-        return self.items[flow].vtc if flow != NONE else 0
 
     cdef void settle(self, int32_t flow) noexcept:
         """The flow may have become idle. O(log n)."""
         cdef Flow* f = &self.items[flow]
         if f.queued:
             return
-        if (
-            not f.resumed and self.is_active(flow)
-            and (f.live == 0 or self.lifts_queued)
-        ):
+        if not f.resumed and self.is_active(flow):
             self.part(flow)
             self.changed.mark(flow)
         if not f.live and not f.linger_until_ns:
@@ -495,6 +474,6 @@ cdef void end_resumed(Flows flows, int32_t count) noexcept:
             continue
         f.resumed = False
         flows.resuming -= 1
-        if flows.is_active(flow) and f.queued == 0 and (f.live == 0 or flows.lifts_queued):
+        if flows.is_active(flow) and f.queued == 0:
             flows.part(flow)
             flows.changed.mark(flow)

@@ -58,12 +58,6 @@ POLICIES = {
     "sif": (ORDER_INPUT, True, AHEAD_NONE, False),
 }
 
-# The rule that lifts a flow when it becomes backlogged.
-# level: to its class's level, less the credit.
-# queued: the same without credit, as in the paper.
-# active (deprecated): a running request keeps a flow active, so that its credit grows without bound
-# while it sends little.
-LIFTS = ("level", "queued", "active")
 LEDGER_FORMS = ("sum", "peak")
 DISPATCH_ORDERS = ("strict", "backfill")
 

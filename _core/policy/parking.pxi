@@ -84,7 +84,7 @@ cdef int rejoin(Flows flows, int32_t flow) except -1:
     if node == NONE:
         raise flows.quotas.fuse.blow("fairness: a flow was out that waited for nothing")
     n = &flows.quotas.nodes[node]
-    least = flows.lift_of(flow)
+    least = flows.raise_level(flow)
     f.vtc += n.lift[f.cls] - before
     if flows.lifts and f.vtc < least:
         n.lift[f.cls] += least - f.vtc

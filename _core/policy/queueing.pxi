@@ -47,7 +47,7 @@ cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     with several pools O(pools * log n)."""
     cdef Request* r = &flows.requests.items[i]
     cdef int32_t q = flows.queue_of(r.flow, r.target + 1), displaced
-    flows.activate(r.flow, True)
+    flows.activate(r.flow)
     if flows.local:
         begin_in_pools(flows, r.flow, r.target + 1)
     count_queued(flows, r, 1)

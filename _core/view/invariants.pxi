@@ -101,13 +101,9 @@ cdef int check_flows(Core core) except -1:
         check_invariant(core, queued == core.flows.items[f].queued, "queued = sum of queues")
         check_invariant(
             core, core.flows.is_active(f) == (
-                (
-                    queued > 0 or core.flows.items[f].resumed != 0
-                    or (core.flows.items[f].live > 0 and not core.flows.lifts_queued)
-                )
-                and not is_out(core.flows, f)
+                (queued > 0 or core.flows.items[f].resumed != 0) and not is_out(core.flows, f)
             ),
-            "active = queued, in flight or returning, and not blocked by its quota",
+            "active = queued or returning, and not blocked by its quota",
         )
         check_invariant(core, core.flows.items[f].vtc >= 0, "a counter is never negative")
         check_invariant(

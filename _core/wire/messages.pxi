@@ -133,7 +133,7 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
             m.queue_ttl_ms = <int64_t>read_varint(&c)
         elif tag == 13 << 3 | VARINT:
             m.reports_progress = read_varint(&c) != 0
-        elif tag == 14 << 3 | VARINT:  # absent: of a gate of an earlier version, which estimates
+        elif tag == 14 << 3 | VARINT:  # absent: an estimate
             m.has_exact_input = read_varint(&c) == 0
         elif tag == 15 << 3 | VARINT:
             m.proof = <int64_t>read_varint(&c)

@@ -109,9 +109,6 @@ def cluster_findings(data: dict[str, Any], folder: FilePath) -> Iterator[Finding
         if isinstance(url, str):
             yield from _url_findings(url, (*where, "urls", i))
             yield from addresses.see(url, (*where, "urls", i))
-    lift = mapping(data.get("scheduler")).get("lift", "level")
-    if cluster and lift != "level":
-        yield ("scheduler", "lift"), f"is {lift}; a member of a cluster needs level, the default"
     yield from _role_findings(data, cluster, folder)
     tls = store.get("tls")
     secure = [isinstance(url, str) and url.startswith("rediss://") for url in urls or []]

@@ -23,7 +23,6 @@ RESTART_KEYS = ("listeners", "metrics", "record", "state", "usage", "cluster")
 
 #: Settings of `scheduler` that the core cannot change while it runs.
 RESTART_SETTINGS = (
-    "lift",
     "adapters_max",
     "ledger",
     "dispatch",

@@ -180,7 +180,6 @@ class Scheduler(Section):
     """The core's settings."""
 
     policy: Literal["vtc", "vtc-predict", "dlpm", "lcf", "fcfs", "sif"] = "vtc"
-    lift: Literal["level", "active"] = "level"
     credit_max_tokens: Annotated[TokensOrAuto, Field(alias="credit_max")] = AUTO
     lead_max_tokens: Annotated[TokensOrAuto, Field(alias="lead_max")] = AUTO
     fairness_domain: Literal["all", "model", "pool"] = "model"
@@ -466,7 +465,6 @@ class Config(Section):
             "input_price_micro": settings.prices.input_micro,
             "output_price_micro": settings.prices.output_micro,
             "cached_price_ppm": settings.prices.cached_ppm,
-            "lift": settings.lift,
             "credit_max_micro": settings.credit_max_micro,
             "lead_max_micro": settings.lead_max_micro,
             "fairness_domain": _DOMAINS[settings.fairness_domain],

@@ -50,8 +50,6 @@ def _weights(data: Mapping[str, Any], parents: Mapping[str, str | None]) -> Iter
         )
     if data.get("cluster") is not None:
         yield first, "does not go with cluster; remove one of them"
-    if mapping(data.get("scheduler")).get("lift") == "active":
-        yield first, "does not go with scheduler.lift active; remove one of them"
     groups: list[tuple[Path, dict[str, Any]]] = [
         (("groups", i), entry) for i, entry in items(data.get("groups"))
     ]

@@ -106,11 +106,11 @@ class Differential:
         want = view(self.twin, self.now_ns)
         for section in want:
             assert got[section] == want[section], difference(got[section], want[section])
-        by_queue, returning = self.twin.lift_mode != "active", self.twin.restart.returning
+        returning = self.twin.restart.returning
         assert self.twin.in_minimum == {
             i
             for i in range(len(self.twin.flows))
-            if (self.twin.quotas.heads(i) if by_queue else self.twin.is_active(i)) or i in returning
+            if self.twin.quotas.heads(i) or i in returning
             if not self.twin.quotas.is_out(i)
         }
         forgotten = self.twin.tenants.granted_by_forgotten.total()

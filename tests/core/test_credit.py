@@ -6,7 +6,7 @@ from tests.seeds import fresh
 
 from .credit_histories import History
 from .support import SECOND, admit, grant, make, totals, vtc
-from .test_restart import FLOWS, reborn, saved, serve
+from .test_restart import FLOWS, reborn, serve
 
 INPUT, OUTPUT = 1_000_000, 2_000_000  # micro-tokens of service, the default prices
 
@@ -105,22 +105,3 @@ def test_a_newcomer_is_lifted_to_the_level_of_before_the_restart(credit: int) ->
     assert vtc(new, 0, 1) == level + credit * level // 5  # the average of five equal charges
     admit(s, 0, "b", flow=1)
     assert vtc(s, 0, 1) == vtc(new, 0, 1)
-
-
-def test_older_state_sets_levels_from_the_last_active_flow() -> None:
-    s = make(*FLOWS, capacity=100)
-    for k in range(5):
-        serve(s, 0, f"a{k}", flow=0)
-    rows = saved(s, 0)
-    before, at = b"", rows[b"o"]
-    while at:  # as a version without them wrote it: fields 10 and 11 are not there
-        number, size = at[0] >> 3, 2 + at[1] if at[0] & 7 == 2 else 2
-        while at[0] & 7 == 0 and at[size - 1] & 0x80:
-            size += 1
-        before += at[:size] if number < 10 else b""
-        at = at[size:]
-    assert before != rows[b"o"]
-    new = make(*FLOWS, capacity=100)
-    new.set_saved(0, [(key, value, 0) for key, value in (rows | {b"o": before}).items()])
-    admit(new, 0, "b", flow=1)
-    assert vtc(new, 0, 1) == vtc(s, 0, 0)

@@ -180,33 +180,15 @@ def test_order_inside_a_flow_is_arrival_also_past_a_cancellation() -> None:
     assert served == [handles[i] for i in (1, 2, 4, 5)]
 
 
-def test_a_flow_that_only_runs_counts_for_the_lift() -> None:
-    # Under the former lift. A known bug of others: one that looks at queues alone lets it in at 0.
-    s = make(("a", 1000), ("b", 1000), lift="active")
-    grant(s, 0, "a", 100, 10, 0)
-    admit(s, 1, "b", 10, 10, 1)
-    assert vtc(s, 1, 1) == 100 * INPUT
-
-
-def test_former_lift_uses_the_last_active_flow_if_none_is_active() -> None:
-    s = make(("a", 1000), ("b", 1000), lift="active")
-    d = grant(s, 0, "a", 10, 10, 0)
-    s.complete(0, d.lease_id, 1, output_tokens=10)
-    admit(s, SECOND, "b", 10, 10, 1)
-    assert vtc(s, SECOND, 1) == vtc(s, SECOND, 0) == 10 * INPUT + 10 * OUTPUT
-
-
-@pytest.mark.parametrize("lift", ["level", "active"])
-def test_a_lift_never_lowers(lift: str) -> None:
-    s = make(("a", 1000), ("b", 1000), lift=lift)
+def test_a_lift_never_lowers() -> None:
+    s = make(("a", 1000), ("b", 1000))
     for i in range(3):
         d = grant(s, 0, f"a{i}", 100, 10, 0)
         s.complete(0, d.lease_id, 1, output_tokens=10)
     high = vtc(s, 0, 0)
     grant(s, 1, "b", 10, 10, 1)
-    ahead = max(high, vtc(s, 1, 1)) if lift == "active" else high
     grant(s, 2, "a", 1, 1, 0)
-    assert vtc(s, 2, 0) == ahead + INPUT
+    assert vtc(s, 2, 0) == high + INPUT
 
 
 def test_many_newcomers_do_not_push_the_busy_flow_back_by_more_than_one_round() -> None:

@@ -125,14 +125,14 @@ def test_books_of_many_pools_balance_and_drain_to_zero(policy: str) -> None:
     assert is_drained(walk.core, walk.now_ns)
 
 
-@pytest.mark.parametrize("lift", ["level", "queued", "active"])
-def test_requests_of_many_pools_are_all_served_under_each_lift(lift: str) -> None:
+@pytest.mark.parametrize("credit_max_micro", [-1, 0])
+def test_requests_of_many_pools_are_all_served(credit_max_micro: int) -> None:
     """Quotas park some of them, and all return to the one line."""
     s = make(
         ("f", 1000),
         ("g", 3000),
         ("h", 1000),
-        lift=lift,
+        credit_max_micro=credit_max_micro,
         capacity=20,
         queue_ttl_ns=3_600 * SECOND,
         **LIMITS,

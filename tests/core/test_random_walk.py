@@ -65,7 +65,7 @@ def twin_walk(seed: int, events: int) -> None:
     pair = Differential(
         rnd.choice(("vtc", "vtc", "vtc-predict", "vtc-oracle", "lcf", "fcfs", "sif")),
         {
-            "lift": rnd.choice(("active", "level", "queued")),
+            "credit_max_micro": rnd.choice((0, -1, 0)),
             "ledger": rnd.choice(("peak", "peak", "sum")),
             "dispatch": rnd.choice(("backfill", "backfill", "strict")),
         },
@@ -142,7 +142,7 @@ def test_names_of_outcomes_are_complete() -> None:
 
 
 def test_a_flow_rejoins_the_minimum_when_the_head_before_one_that_has_taken_leaves() -> None:
-    pair = Differential("vtc", {"lift": "queued"})
+    pair = Differential("vtc", {"credit_max_micro": 0})
     flow = pair.flow(b"f", 1000)
     for name in (b"p0", b"p1"):
         pair.both("set_pool", name, 1, 100, 1)

@@ -80,16 +80,16 @@ def test_the_order_of_service_goes_on(back: tuple[int, ...]) -> None:
 
 
 def test_who_was_active_stays_so_for_a_lease_ttl() -> None:
-    s = make(*FLOWS, capacity=100, lift="active")
-    grant(s, 0, "c", flow=2, prompt=5)
+    s = make(*FLOWS, capacity=100, credit_max_micro=0)
     serve(s, 0, "a0", flow=0)
+    level = vtc(s, 0, 0)  # at the pick of the next one
     serve(s, 0, "a1", flow=0)
-    ahead, behind = vtc(s, 0, 0), vtc(s, 0, 2)
-    assert behind < ahead
+    admit(s, 0, "c", flow=2)
+    assert vtc(s, 0, 2) == level < vtc(s, 0, 0)
     rows = [(key, value, 0) for key, value in saved(s, 0).items()]
     # c, which has not returned, counts as active; then it does not any more.
-    for now_ns, lifted_to in ((TTL_NS - 1, behind), (TTL_NS, ahead)):
-        new = make(*FLOWS, capacity=100, lift="active")
+    for now_ns, lifted_to in ((TTL_NS - 1, level), (TTL_NS, vtc(s, 0, 0))):
+        new = make(*FLOWS, capacity=100, credit_max_micro=0)
         new.set_saved(0, rows)
         admit(new, now_ns, "a", flow=0)
         admit(new, now_ns, "b", flow=1)

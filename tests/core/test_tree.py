@@ -433,11 +433,6 @@ def test_weights_that_are_removed_make_room_for_more_pools() -> None:
     s.check()
 
 
-def test_weights_need_levels() -> None:
-    with pytest.raises(core.CallerError, match="lift=level"):
-        organisations(make(lift="active"), 1)
-
-
 def test_each_class_has_a_tree_of_its_own() -> None:
     s = make()
     low, probe = s.set_class(b"low", 5, SECOND), s.set_class(b"probe", 0, SECOND, True)

@@ -105,7 +105,7 @@ class Twins(RuleBasedStateMachine):
         ),
         modes=st.fixed_dictionaries(
             {
-                "lift": st.sampled_from(("active", "level", "queued")),
+                "credit_max_micro": st.sampled_from((-1, 0)),
                 "ledger": st.sampled_from(("peak", "peak", "sum")),
                 "dispatch": st.sampled_from(("backfill", "backfill", "strict")),
                 "flow_order": st.sampled_from(("arrival", "deadline")),

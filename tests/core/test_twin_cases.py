@@ -9,7 +9,7 @@ from .test_twin import Twins, ask_of
 BEGIN: dict[str, Any] = {
     "policy": "vtc",
     "modes": {
-        "lift": "level",
+        "credit_max_micro": -1,
         "ledger": "peak",
         "dispatch": "backfill",
         "flow_order": "arrival",
@@ -89,8 +89,7 @@ def test_a_change_of_order_displaces_heads_of_two_flows(twins: Twins) -> None:
 def test_a_restart_leaves_room_for_replays_of_what_its_pools_owe() -> None:
     """The twin counted replays of before the restart against those after it."""
     state = Twins()
-    modes = BEGIN["modes"] | {"lift": "active"}
-    state.begin(**(BEGIN | {"classes": 0, "modes": modes}))
+    state.begin(**(BEGIN | {"classes": 0}))
     lease = {
         "adapter": b"", "flow": 0, "index": 0, "output": 1, "pool": 1, "produced": 0,
         "prompt": 1, "request_class": b"", "request_id": 0, "sequences": 1, "stale": 0,

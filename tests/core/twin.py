@@ -349,8 +349,6 @@ class Twin(RemoteService):
                     return core.LEASE_UNKNOWN
                 tokens, count = self.pools[pool].replayed
                 self.pools[pool].replayed = tokens + reserved_tokens, count + sequences
-            if self.lift_mode == "active":
-                self.lift(flow)
             self.seq += 1
             r = Request(
                 self.seq, flow, request_id, None, pool, prompt_tokens, prompt_tokens,

@@ -53,7 +53,7 @@ class Positions:
     def pool_comes(self, pool: int) -> None:
         """A pool is there for the first time."""
         state = self.state
-        if state.lift_mode == "active" or (pool == 0 and not self.shared):
+        if pool == 0 and not self.shared:
             return
         if not self.local:
             self._begin_local()
@@ -81,7 +81,7 @@ class Positions:
     def share(self) -> None:
         """Service is shared with other members: also a single pool has a lead."""
         self.shared = True
-        if len(self.state.pools) == 1 and self.state.lift_mode != "active" and not self.local:
+        if len(self.state.pools) == 1 and not self.local:
             self._begin_local()
 
     def begin(self, r: Request) -> None:

@@ -331,7 +331,7 @@ class Quotas:
         if not self.is_out(flow):
             self._rejoin(flow)
         elif flow in self.state.in_minimum:
-            self.state.retire(flow)
+            self.state.in_minimum.remove(flow)
             self._note_lifts(flow)
 
     def _note_lifts(self, flow: int) -> None:
@@ -442,7 +442,7 @@ class Quotas:
             return
         f = state.flows[flow]
         node = self.nodes[wait.node if wait else self.shares.root]
-        least = state.lift_of(f.cls)
+        least = state.raise_level(f.cls)
         f.vtc += node.lift[f.cls] - (wait.lift if wait else self.shares.lifts[flow])
         if f.vtc < least and state.policy != "lcf":
             node.lift[f.cls] += least - f.vtc

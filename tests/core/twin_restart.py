@@ -107,7 +107,7 @@ class Restart:
             lift = quotas.nodes[node].lift[cls]
             if state.policy != "lcf":
                 first = min(key for _, key in waiting[node, cls])
-                lift = max(lift, state.lift_of(cls) - first)
+                lift = max(lift, state.raise_level(cls) - first)
             quotas.nodes[node].lift[cls] = lift
             for flow, key in waiting[node, cls]:
                 state.flows[flow].vtc = key + lift

@@ -23,16 +23,13 @@ class State:
     def __init__(
         self,
         policy: str = "vtc",
-        lift: str = "level",
         ledger: str = "peak",
         dispatch: str = "backfill",
         flow_order: str = "arrival",
         **limits: int,
     ) -> None:
         self.limits = DEFAULTS | limits
-        if lift == "queued":
-            self.limits["credit_max_micro"] = 0
-        self.policy, self.lift_mode, self.form = policy, lift, ledger
+        self.policy, self.form = policy, ledger
         self.backfills = dispatch == "backfill"
         self.predictor = Predictor(self.limits["quantile_ppm"], self.limits["samples_min"])
         self.flows: list[Flow] = []
@@ -59,7 +56,6 @@ class State:
         self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = self.prompt_seen = self.lead_given = 0
-        self.last_active: dict[int, int] = {}  # by class
         self.levels: Counter[int] = Counter()  # by class
         self.average_charge = 0
         self.lease_next, self.draining = 1, False
@@ -357,15 +353,11 @@ class State:
             (r for r in self.requests if r.lease_id and (r.lease_id, r.principal) == wanted), None
         )
 
-    def is_lifted(self, flow: int) -> bool:
-        """Whether the flow keeps its place among those whose least counter lifts others."""
-        return flow in self.in_minimum
-
     def lift(self, flow: int) -> None:
         waits = flow in self.quotas.waits or self.quotas.shares.holds_of(flow)
-        if not self.is_lifted(flow) and not waits:
+        if flow not in self.in_minimum and not waits:
             if self.policy != "lcf":
-                least = self.lift_of(self.flows[flow].cls) - self.credit
+                least = self.raise_level(self.flows[flow].cls) - self.credit
                 self.flows[flow].vtc = max(self.flows[flow].vtc, least)
             self.in_minimum.add(flow)
 
@@ -373,16 +365,7 @@ class State:
     def credit(self) -> int:
         """How far below its class's level a flow may begin."""
         most = self.limits["credit_max_micro"]
-        if self.lift_mode == "active":
-            return 0
         return self.average_charge if most == -1 else most
-
-    def lift_of(self, cls: int) -> int:
-        """Return what a flow of a class is lifted to, before the credit."""
-        if self.lift_mode != "active":
-            return self.raise_level(cls)
-        last = self.flows[self.last_active[cls]].vtc if cls in self.last_active else 0
-        return min(self._active_counters(cls), default=last)
 
     def raise_level(self, cls: int) -> int:
         least = min(self._active_counters(cls), default=0)
@@ -399,27 +382,16 @@ class State:
         known = self.average_charge
         self.average_charge = known - known // 32 + charge // 32 if known else charge
 
-    def retire(self, flow: int) -> None:
-        """It leaves those whose least counter lifts others."""
-        self.in_minimum.discard(flow)
-        self.last_active[self.flows[flow].cls] = flow
-
     def settle(self, flow: int) -> None:
-        stays = self.queued(lambda r: r.flow == flow) or (
-            self.lift_mode == "active" and self.is_active(flow)
-        )
-        if self.is_lifted(flow) and not stays and flow not in self.restart.returning:
-            self.retire(flow)
+        if flow not in self.restart.returning:
+            self.settle_returned(flow)
         if not self.is_active(flow):
             self.flows[flow].idle_at_ns = self.now_ns
 
     def settle_returned(self, flow: int) -> None:
         """It does not stay active for having been it before a restart any more."""
-        stays = self.queued(lambda r: r.flow == flow) or (
-            self.lift_mode == "active" and self.live(flow)
-        )
-        if self.is_lifted(flow) and not stays:
-            self.retire(flow)
+        if not self.queued(lambda r: r.flow == flow):
+            self.in_minimum.discard(flow)
 
     def recharge(self, r: Request, inputs: int, cached: int, outputs: int) -> None:
         """Take back what the flow was charged for the request, and charge this instead."""
@@ -489,9 +461,6 @@ class State:
             p.last_prefill_ns, p.opened_ns = 0, -1
             p.forget_pace(self.now_ns)
         self.classes.brought.clear()
-        for cls in list(self.last_active):
-            if not any(self.flows[i].cls == cls for i in self.in_minimum):
-                del self.last_active[cls]
         for cls in list(self.levels):
             if not self._active_counters(cls):
                 del self.levels[cls]

@@ -116,10 +116,8 @@ class Tenants:
             return False
         if f.idle_at_ns is not None and state.now_ns < f.idle_at_ns + LINGER_NS:
             return False
-        lifts = state.positions.lifted and state.lift_mode != "active"
-        if f.owed or f.vtc > (max(0, state.levels[f.cls] - state.credit) if lifts else 0):
-            return False
-        if state.lift_mode == "active" and state.last_active.get(f.cls) == flow:
+        level = state.levels[f.cls] if state.positions.lifted else 0
+        if f.owed or f.vtc > max(0, level - state.credit):
             return False
         newcomer = {at: state.positions._newcomer(f.cls, at[1]) for at in state.positions.items}
         if any(p.key > newcomer[at] for at, p in state.positions.items.items() if at[0] == flow):
@@ -151,8 +149,6 @@ class Tenants:
             state.flow_names[flow] = name
             for at in [at for at in state.positions.items if at[0] == flow]:
                 del state.positions.items[at]
-            if state.last_active.get(f.cls) == flow:
-                del state.last_active[f.cls]
             state.predictor.forget_flow(flow)
             state.audit.refusals.pop(flow, None)
             state.audit.waits.pop(flow, None)

@@ -104,23 +104,6 @@ MUTANTS = (
         frozenset({"burst", "client-leaves-run", "engine-slow"}),
     ),
     Mutant(
-        "lift-ignores-running",
-        "a newcomer is not lifted to flows that have nothing but running requests",
-        (
-            (
-                "model/flows.pxi",
-                LIFT,
-                "        if BUG:\n"
-                "            for other in range(self.count):\n"
-                "                if self.items[other].queued:\n"
-                "                    f.vtc = max(f.vtc, self.lift_of(flow))\n"
-                "                    break\n"
-                "            return self.join(flow, True)\n",
-            ),
-        ),
-        60,
-    ),
-    Mutant(
         "lift-after-eviction",
         "a flow that was idle comes back with a counter of 0",
         (

@@ -25,7 +25,7 @@ TENANT_BUGS = (
         (
             (
                 "lifecycle/forgetting.pxi",
-                "    if f.vtc > newcomer or (",
+                "    if f.vtc > newcomer:",
                 "    if BUG:\n        return core.predictor.knows_little(flow)\n",
             ),
         ),

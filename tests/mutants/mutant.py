@@ -16,6 +16,6 @@ class Mutant:
     insertions: tuple[tuple[str, str, str], ...]
     seeds: int  # of the fault simulator, among which one at least catches it
     only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
-    # A seed; those from SECOND on have quotas, and both kinds of lift, from THIRD on state files.
+    # A seed; those from SECOND on have quotas, from THIRD on state files.
     first: int = 0
     tests: tuple[str, ...] = ()  # what catches it, where the simulator does not try it

@@ -55,13 +55,6 @@ def test_a_wrong_store_is_refused(tmp_path: Path, section: str, message: str) ->
     assert "s3cret" not in "".join(found)
 
 
-def test_a_deprecated_lift_is_refused(tmp_path: Path) -> None:
-    found = messages(
-        tmp_path, f"{{name: p, store: {{urls: [{URL}]}}}}\nscheduler: {{lift: active}}"
-    )
-    assert found == ["is active; a member of a cluster needs level, the default"]
-
-
 @pytest.mark.parametrize("name", ["{x}", "a b", "*", "''"])
 def test_a_name_that_no_key_can_hold_is_refused(tmp_path: Path, name: str) -> None:
     assert messages(tmp_path, f'{{name: "{name}", store: {{urls: [{URL}]}}}}')

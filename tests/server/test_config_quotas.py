@@ -208,10 +208,6 @@ def test_weights_of_groups_reach_the_core_and_follow_a_reload(tmp_path: Path) ->
             " run a second scheduler, or remove the weights of all groups",
         ),
         (
-            "groups: [{name: f}, {name: g, weight: 1}]\nscheduler: {lift: active}\n",
-            "2:39 groups[1].weight: does not go with scheduler.lift active; remove one of them",
-        ),
-        (
             "groups: [{name: g, weight: 1}]\n"
             "tenants:\n  - {name: a, share: {tokens_per_minute: 5}}\n",
             "4:22 tenants[0].share: does not go with groups that have a weight; remove one of them",

@@ -208,7 +208,7 @@ def changed(rng: random.Random, data: dict[str, Any]) -> dict[str, Any]:
         elif what == "restart":
             key, values = rng.choice(
                 [("headroom", [0, 0.1]), ("ledger", ["sum", "peak"]), ("bypass_ms", [1, 2]),
-                 ("lift", ["level", "active"]), ("samples_min", [3, 4])]
+                 ("samples_min", [3, 4])]
             )  # fmt: skip
             scheduler[key] = rng.choice(values)
         elif what == "limits":

@@ -73,7 +73,7 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
     run_ns = output * TOKEN_NS
     tenants = ("ada", "bob")[: rnd.choice((1, 1, 2))]
     core = {
-        "policy": "vtc", "lift": "level", "credit_max_micro": rnd.choice((-1, 0)),
+        "policy": "vtc", "credit_max_micro": rnd.choice((-1, 0)),
         "ledger": "sum", "dispatch": "backfill", "headroom_ppm": 0, "headroom_min_ppm": 0,
         "headroom_max_ppm": 0, "queue_ttl_ns": 600 * _S, "lease_ttl_ns": 5 * _S,
         "lease_grace_ns": 2 * _S, "answer_ttl_ns": 60 * _S,

@@ -43,11 +43,10 @@ _S, _MS = 1_000_000_000, 1_000_000
 _SECOND, _THIRD, _FOURTH, FIFTH, SIXTH = 1 << 22, 1 << 23, 1 << 24, 1 << 40, 1 << 44
 NEWEST = 1 << 46
 """Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
-others also draw what the scheduler has learned since: quotas, and who counts as active; then what
-outlives a restart, classes, limits of pools, adapters, dispatch delay and shares; then deadlines,
-and the refusal of requests that cannot meet them; then shares in front of several pools, acts of an
-operator, order by deadline, prefixes, and outputs of one length; then the lift to a level, and its
-credit."""
+others also draw what the scheduler has learned since: quotas; then what outlives a restart,
+classes, limits of pools, adapters, dispatch delay and shares; then deadlines, and the refusal of
+requests that cannot meet them; then shares in front of several pools, acts of an operator, order by
+deadline, prefixes, and outputs of one length; then the credit of a lift."""
 
 _FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -193,7 +192,7 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     if seed >= HOSTILE_TREES:
         options = _with_group_quotas(options)
     has_tree = TREES <= seed < NO_TREES or seed >= HOSTILE_TREES
-    if has_tree and options.core["lift"] != "active":
+    if has_tree:
         names = [*options.tenants, *(() if options.hostile is None else (TENANT,))]
         options = replace(options, tree=draw_tree(seed, names, options.quotas))
     rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
@@ -263,17 +262,14 @@ def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
     core = draw_core(rnd)
     if fair:
         tenants = dict.fromkeys(("ada", "bob", "cyd")[: rnd.randrange(2, 4)], 1_000)
-        core |= {"policy": "vtc", "queue_ttl_ns": 30 * _S, "flow_queue_max": 1_000}
-        # The bound is proved for flows that are active while something waits. Where a running
-        # request keeps a flow active, it may catch up what others got meanwhile.
-        core |= {"queue_max": 10_000, "lift": "queued"}
+        core |= {"policy": "vtc", "queue_ttl_ns": 30 * _S}
+        core |= {"flow_queue_max": 1_000, "queue_max": 10_000}
         core |= {name: "strict" for name in ("dispatch",) if name in core and seed < NEWEST}
         drawn &= FAIR_FAULTS
     quotas = None
     if seed >= _SECOND:
         more = Random(seed ^ 0x0DDB)  # noqa: S311 - no secret: one seed is one run
         if fair:
-            core["lift"] = more.choice(("queued", "active"))
             if more.random() < 0.5:
                 tenants = {name: more.randrange(500, 3_000) for name in tenants}
         elif more.random() < 0.3:
@@ -291,7 +287,7 @@ def _draw(seed: int, events: int, faults: frozenset[str] | None) -> Options:
     if seed >= FIFTH and not fair:
         done, prefixes, wanted = draw_fifth(seed, core)
         drawn, deadlines = drawn | done, max(deadlines, wanted)
-    core |= draw_lift(seed, core, several=fair and len(pools) > 1)
+    core |= draw_credit(seed, several=fair and len(pools) > 1)
     may = drawn if faults is None else faults
     return Options(
         seed=seed,
@@ -330,22 +326,20 @@ def draw_fifth(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, in
     return done, *draw_order(rnd, core)
 
 
-def draw_lift(seed: int, core: dict[str, Any], *, several: bool) -> dict[str, Any]:
-    """Draw the lift, its credit, and how far ahead other pools may keep a flow; mostly defaults.
+def draw_credit(seed: int, *, several: bool) -> dict[str, Any]:
+    """Draw a lift's credit, and how far ahead other pools may keep a flow; mostly defaults.
 
     `several`: what is served in each of several pools is compared.
     """
-    if seed < SIXTH:
-        return {"lift": core.get("lift", "active")}
     rnd = Random(seed ^ 0xC4ED17)  # noqa: S311 - no secret: one seed is one run
-    if rnd.random() < 0.1 and not several:
-        return {"lift": "active"}
+    if seed < SIXTH or (rnd.random() < 0.1 and not several):
+        return {"credit_max_micro": 0}
     micro = round(10 ** rnd.uniform(6, 10))  # a token or less, ten thousand or more
-    lift = {"lift": "level", "credit_max_micro": rnd.choice((CREDIT_AUTO, CREDIT_AUTO, 0, micro))}
+    credit = {"credit_max_micro": rnd.choice((CREDIT_AUTO, CREDIT_AUTO, 0, micro))}
     if seed < NEWEST:
-        return lift
+        return credit
     lead = round(10 ** rnd.uniform(6, 10))
-    return lift | {
+    return credit | {
         "lead_max_micro": rnd.choice((0, lead) if several else (LEAD_AUTO, LEAD_AUTO, 0, lead)),
         "fairness_domain": 0 if several else rnd.choice((0, 1, 2)),
     }

@@ -110,7 +110,6 @@ def check_rules(config: Config) -> None:
         "tenants": [entry_form(tenant) for tenant in config.tenants],
         "groups": [entry_form(group) for group in config.groups],
         "pools": [{"name": pool.name} for pool in config.pools],
-        "scheduler": {"lift": config.scheduler.lift},
     }
     if config.usage is not None:
         data["usage"] = {}

@@ -33,7 +33,6 @@ TERMS = Terms(
     fair=True,
     passes=False,
     lifts=True,
-    lift_queued=True,
     counts_exactly=False,
     serves_in_order=False,
     unknown_weight=100,

@@ -1,5 +1,7 @@
 """The auditor over a restart: what was saved, what is owed, and who may be granted what."""
 
+from typing import Any
+
 import pytest
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -17,8 +19,8 @@ from tests.lab.faults.test_auditor_service import limited, serve
 POOL = pool_pb2.PoolRegistration(pool="p", epoch=1, capacity_tokens=100, block_size_tokens=1)
 
 
-def exact() -> Desk:
-    return Desk(counts_exactly=True, lift_queued=False, fair=False, work_conserving=False)
+def exact(**terms: Any) -> Desk:
+    return Desk(counts_exactly=True, fair=False, work_conserving=False, **terms)
 
 
 def reborn(desk: Desk, now_ns: int = 0, credit_ns: int = 0, epoch: int = 1) -> None:
@@ -104,8 +106,9 @@ def test_late_replay_of_an_unknown_lease_is_refused_and_counted() -> None:
 
 def test_who_was_active_is_so_until_a_lease_ttl_has_passed() -> None:
     for now_ns, lifted in ((2 * S - 1, 40_000_000), (2 * S, 90_000_000)):
-        desk = exact()
+        desk = exact(credit_max=0)
         running(desk)
+        desk.ask(0, "waits", 40)  # of a, with what it was served by now
         for name, tokens in (("x", 20), ("y", 30)):
             tag = desk.ask(0, name, tokens, "b", 1)
             desk.grant(0, tag, 2 + tag, tokens=tokens + 1)

@@ -45,21 +45,8 @@ class Line:
         return {flow: self.counters.of(flow) for flow in "abc"}
 
 
-def test_who_was_away_is_lifted_to_the_least_that_is_active() -> None:
-    line = Line(lift_queued=False)
-    for flow, charge in (("a", 50), ("b", 90)):
-        line.grant(line.ask(flow), charge)
-    line.ask("c")
-    assert line.settle() == {"a": 50, "b": 90, "c": 0}  # all came together
-    line.end("a")
-    line.grant(line.waiting[0], 200)
-    assert line.settle() == {"a": 50, "b": 90, "c": 200}
-    line.ask("a")
-    assert line.settle()["a"] == 90  # b still runs
-
-
-def test_with_lift_queued_only_those_that_wait_are_active() -> None:
-    line = Line(lift_queued=True)
+def test_only_flows_that_wait_are_active() -> None:
+    line = Line()
     line.grant(line.ask("a"), 50)
     line.ask("b")
     line.counters.charged("b", 300)
@@ -74,54 +61,6 @@ def test_without_lift_no_flow_is_lifted() -> None:
     line.counters.charged("a", 500)
     line.ask("b")
     assert line.settle() == {"a": 500, "b": 0, "c": 0}
-
-
-def test_a_newcomer_on_an_idle_server_is_lifted_to_the_last_that_was_active() -> None:
-    line = Line(lift_queued=False)
-    r = line.ask("a")
-    line.grant(r, 70)
-    line.settle()
-    line.end("a")
-    line.ask("b")
-    assert line.settle() == {"a": 70, "b": 70, "c": 0}
-
-
-def test_an_unknown_last_one_claims_nothing() -> None:
-    line = Line(lift_queued=False)
-    first, second = line.ask("a"), line.ask("b")
-    line.counters.charged("a", 10)
-    line.counters.charged("b", 20)
-    line.settle()
-    line.counters.is_deciding = True  # both are evicted by the scheduler, in some order
-    line.counters.left(first)
-    line.counters.left(second)
-    line.waiting.clear()
-    line.settle()
-    assert line.counters.known
-    line.ask("c")
-    line.settle()
-    assert not line.counters.known
-
-
-def test_an_unknown_last_one_gives_no_turn_in_that_round() -> None:
-    line = Line(lift_queued=False, serves_in_order=True)
-    both = line.ask("a"), line.ask("b")
-    line.counters.charged("a", 10)
-    line.counters.charged("b", 200)
-    line.settle()
-    line.counters.is_deciding = True
-    for r in both:
-        line.counters.left(r)
-    line.waiting.clear()
-    line.settle()
-    assert line.counters.known
-    # If b was the last, c is lifted to 200, and its second request comes after that of b.
-    first, second = line.ask("c"), line.ask("b")
-    line.ask("c")
-    line.grant(first, 100)
-    line.grant(second, 5)
-    line.settle()
-    assert not line.counters.known
 
 
 def test_a_request_that_is_refused_at_once_was_never_there() -> None:
@@ -243,10 +182,9 @@ def catch_up(desk: Desk) -> None:
         desk.auditor.settled(0)
 
 
-def test_a_flow_that_runs_may_catch_up_unless_it_is_lifted() -> None:
-    catch_up(Desk(counts_exactly=True, lift_queued=False))
+def test_a_flow_that_runs_must_not_catch_up() -> None:
     with pytest.raises(ViolationError, match="served too little"):
-        catch_up(Desk(counts_exactly=True, lift_queued=True))
+        catch_up(Desk(counts_exactly=True))
 
 
 def limited(**limits: int) -> Desk:

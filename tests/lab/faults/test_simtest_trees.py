@@ -35,9 +35,6 @@ def test_seeds_with_trees_hold() -> None:
 def test_trees_are_drawn_from_their_seeds_alone() -> None:
     for first in (0, 1 << 40, 1 << 46, TREES - 20, NO_TREES, 1 << 52):
         assert all(draw(seed, 2_000).tree == NO_TREE for seed in range(first, first + 20))
-    # Under the former lift no group has a weight.
-    drawn = [draw(seed, 2_000) for seed in range(TREES, TREES + 100)]
-    assert all(o.tree == NO_TREE for o in drawn if o.core["lift"] == "active")
 
 
 def heavier(tree: Tree, times: int) -> Tree:

@@ -78,11 +78,6 @@ def test_any_sensible_credit_keeps_both_tenants_served(credit_max: int, least: f
     assert least_share(played(trickle(), credit_max=credit_max), 630, 900) >= least
 
 
-def test_former_lift_still_saves_up_credit_without_bound() -> None:
-    # Older recordings replay under the deprecated rule.
-    assert least_share(played(trickle(), lift="active"), 630, 900) == 0
-
-
 def test_distribution_shift_of_the_paper_separates_vtc_from_lcf() -> None:
     vtc, lcf = (
         service_difference(service_of(played(shift(), policy)), 600.0).mean

@@ -30,7 +30,6 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
         books.counters.known = False
         books.meters.forget()
     books.counters.settle(now_ns, books.heads)
-    books.fairness.settle()
     books.order.settle(now_ns, books)
     if books.fresh:
         if not books.lagging:

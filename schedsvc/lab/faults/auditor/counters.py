@@ -18,7 +18,7 @@ that no message shows; a grant, in the order of the lease ids."""
 _AVERAGED = 32
 """The average charge forgets a 32nd of itself with each request that ends."""
 
-_ARRIVE, _LEAVE, _START, _CHARGE, _END, _LEARN = range(6)
+_ARRIVE, _LEAVE, _CHARGE, _LEARN = range(4)
 
 _cause_and_lease = itemgetter(0, 1)
 
@@ -29,7 +29,6 @@ class CounterState:
 
     counters: dict[str, int]
     active: frozenset[str]
-    last: frozenset[str]
     owed: dict[str, int]  # what they carry for open leases
     level: int = 0
     average_charge: int = 0
@@ -51,11 +50,8 @@ class Counters:
         self.known = self._terms.counts_exactly
         self._counters: dict[str, int] = {}
         self._queued: dict[str, int] = {}
-        self._live: dict[str, int] = {}
         self._active: set[str] = set()
-        self._last: set[str] = set()  # one of these was active last
         self._log: list[tuple[int, int, int, str, int, Request | None]] = []
-        self._ended: list[tuple[int, str]] = []  # by a decision of this round
         self.is_deciding = False  # what is noted now was caused by the scheduler, not by a message
         self.owed: dict[str, int] = {}  # what is charged for leases of an earlier process
         self._returning: set[str] = set()  # active before, and so until a time
@@ -76,7 +72,6 @@ class Counters:
             return
         self._counters = dict(state.counters)
         self._active, self._returning = set(state.active), set(state.active)
-        self._last = set(state.last)
         self.owed = dict(state.owed)
         self._returning_until_ns = returning_until_ns
         self._levels, self._averages = {"": state.level}, {0: state.average_charge}
@@ -85,9 +80,9 @@ class Counters:
         """Return what would outlive the process; `owed`: what is charged for open leases."""
         if not self.known or self._log or (self._returning and now_ns >= self._returning_until_ns):
             return None
-        active, last = frozenset(self._active), frozenset(self._last)
+        active = frozenset(self._active)
         level, average = self._levels.get("", 0), self._averages.get(0, 0)
-        return CounterState(dict(self._counters), active, last, owed, level, average)
+        return CounterState(dict(self._counters), active, owed, level, average)
 
     def of(self, flow: str) -> int:
         """Return the counter of a flow, in weighted micro-tokens."""
@@ -108,10 +103,6 @@ class Counters:
         """Note that a request waits no more; `granted_as`: the lease that it became."""
         self._note(granted_as, _LEAVE, r.flow, granted_as, r)
 
-    def restored(self, r: Request) -> None:
-        """Note a lease of an earlier process."""
-        self._note(0, _START, r.flow, 0, r)
-
     def charged(self, flow: str, weighted: int, granted_as: int = 0) -> None:
         """Note service; negative: a refund."""
         if weighted:
@@ -121,7 +112,6 @@ class Counters:
         """Note the end of a lease; `charges`: of its flow and the groups above, for the average."""
         for name, charge in zip(self._terms.tree.path(flow), charges, strict=True):
             self._note(0, _LEARN, name, charge, None)
-        self._note(0, _END, flow, 0, None)
 
     def told_of(self, flow: str, charged: int) -> None:
         """Let a replayed lease's charge replace its flow's charge from an earlier process."""
@@ -152,7 +142,7 @@ class Counters:
                 waiting = heads() + granted
         for cause, _, kind, flow, value, r in log:
             if kind == _ARRIVE and r is not None and not r.refused_at_once:
-                self._activate(flow, queues=True)
+                self._activate(flow)
                 self._queued[flow] = self._queued.get(flow, 0) + 1
             elif kind == _LEAVE and r is not None and not r.refused_at_once:
                 if value:
@@ -162,20 +152,11 @@ class Counters:
                     self._check_turn(r, waiting)
                     waiting.remove(r)
                 self._queued[flow] -= 1
-                if value:
-                    self._live[flow] = self._live.get(flow, 0) + 1
                 self._may_rest(cause, flow)
-            elif kind == _START:
-                self._activate(flow, queues=False)
-                self._live[flow] = self._live.get(flow, 0) + 1
             elif kind == _CHARGE:
                 self._counters[flow] = max(0, self.of(flow) + value)
             elif kind == _LEARN:
                 self._learn_charge(cause, len(self._terms.tree.above(flow)), value)
-            elif kind == _END:
-                self._live[flow] -= 1
-                self._may_rest(cause, flow)
-        self._settle_last()
         self._gone, self._expired = set(), set()
 
     def _check_turn(self, r: Request, waiting: list[Request]) -> None:
@@ -210,23 +191,16 @@ class Counters:
             return self._first_of(of_child[child], depth + 1)
         return min(of_child[child], key=lambda r: r.seq)
 
-    def _activate(self, flow: str, *, queues: bool) -> None:
-        if flow in self._active or (self._terms.lift_queued and not queues):
+    def _activate(self, flow: str) -> None:
+        if flow in self._active:
             return
-        if self._terms.lifts and self._terms.lift_queued:
+        if self._terms.lifts:
             self._lift(flow)
             for group in self._terms.tree.above(flow):
                 if group in self._active:
                     break
                 self._lift(group)
                 self._active.add(group)
-        elif self._terms.lifts:
-            among = self._active or self._last
-            levels = {self.of(other) for other in among} or {0}
-            least = min(levels)
-            if not self._active and max(levels) > max(least, self.of(flow)):
-                self.known = False  # whichever of them it was
-            self._counters[flow] = max(self.of(flow), least)
         self._active.add(flow)
 
     def _lift(self, name: str) -> None:
@@ -264,15 +238,10 @@ class Counters:
     def _may_rest(self, cause: int, flow: str) -> None:
         if self._queued.get(flow, 0) or flow not in self._active or flow in self._returning:
             return
-        if self._live.get(flow, 0) == 0 or self._terms.lift_queued:
-            self._active.discard(flow)
-            if cause == _OTHER:
-                self._gone.add(flow)
-            self._rest_above(cause, flow)
-            if cause == _EVENT:
-                self._last = {flow}
-            else:
-                self._ended.append((cause, flow))
+        self._active.discard(flow)
+        if cause == _OTHER:
+            self._gone.add(flow)
+        self._rest_above(cause, flow)
 
     def _rest_above(self, cause: int, flow: str) -> None:
         """Let each group above a flow rest of which no child is active any more."""
@@ -287,18 +256,4 @@ class Counters:
     def _end_returns(self) -> None:
         """End the activity of flows that have not returned in time."""
         back, self._returning = self._returning, set()
-        gone = {
-            flow
-            for flow in back
-            if not self._queued.get(flow, 0)
-            and (self._terms.lift_queued or not self._live.get(flow, 0))
-        }
-        self._active -= gone
-        self._last = gone or self._last
-
-    def _settle_last(self) -> None:
-        ended, self._ended = self._ended, []
-        if not ended:
-            return
-        by_grants = all(cause == _GRANT for cause, _ in ended)
-        self._last = {ended[-1][1]} if by_grants else {flow for _, flow in ended}
+        self._active -= {flow for flow in back if not self._queued.get(flow, 0)}

@@ -10,9 +10,7 @@ class Fairness:
     """Service of flows, compared pair by pair while one of them waits.
 
     A flow that waits all the time is behind no other by more than the bound and the credit,
-    wherever one begins to count, and whether or not the other waited all the time. Where a running
-    request keeps a flow active, only those that both wait all the time are compared: it is not
-    lifted when it waits again, and what its counter is behind then, it may catch up, and no more.
+    wherever one begins to count, and whether or not the other waited all the time.
     """
 
     def __init__(self, terms: Terms, counters: Counters) -> None:
@@ -28,7 +26,6 @@ class Fairness:
         self.served: dict[str, int] = {}
         self._pools = PoolFairness(self._terms)
         self._sessions = SessionFairness(self._terms)
-        self._since: dict[tuple[str, str], tuple[int, int]] = {}  # difference served, of counters
         self._waiting: dict[str, int] = {}
         self._lead: dict[tuple[str, str], int] = {}  # the least since the second one waits
         self._flows: set[str] = set()
@@ -55,7 +52,6 @@ class Fairness:
             waiting[name] -= 1
             if not waiting[name]:
                 del waiting[name]
-                self._since = {pair: gap for pair, gap in self._since.items() if name not in pair}
                 self._lead = {pair: lead for pair, lead in self._lead.items() if pair[1] != name}
 
     def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
@@ -102,23 +98,10 @@ class Fairness:
         above = self._tree.above(lease.request.flow)
         return [most, *(self._reweighed(most, lease, group) for group in above)]
 
-    def settle(self) -> None:
-        """Begin to compare those that both wait since this round. O(pairs)."""
-        if not self._terms.fair or self._terms.lift_queued:
-            return
-        waiting = sorted(self._waiting)
-        if len(self._since) == len(waiting) * (len(waiting) - 1) // 2:
-            return
-        counter = self._counters.of
-        for at, one in enumerate(waiting):
-            for other in waiting[at + 1 :]:
-                served = self.served.get(one, 0) - self.served.get(other, 0)
-                self._since.setdefault((one, other), (served, counter(one) - counter(other)))
-
     def check(self, live: dict[int, Lease]) -> None:
         """Hold every pair to its bound. O(pairs + leases)."""
         terms = self._terms
-        if not terms.fair or not (terms.lift_queued or self._counters.known):
+        if not terms.fair:
             return
         slack: dict[str, int] = {}
         for lease in live.values():
@@ -133,10 +116,7 @@ class Fairness:
             blocks = max(lease.pool.capacity_blocks, lease.pool.high)
             self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
         most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
-        if terms.lift_queued:
-            self._check_leads(most, slack)
-        else:
-            self._check_gaps(2 * most * 1000 // self._weight_min, slack)
+        self._check_leads(most, slack)
 
     def _promised(self, most: int, name: str) -> tuple[int, int]:
         """Return the bound and the credit among a flow or a group and its siblings."""
@@ -173,15 +153,3 @@ class Fairness:
                     f" {bound} and credit {credit}",
                 )
                 self._lead[other, waits] = min(least, lead)
-
-    def _check_gaps(self, bound: int, slack: dict[str, int]) -> None:
-        for (one, other), (since, behind) in self._since.items():
-            gap = self.served.get(one, 0) - self.served.get(other, 0) - since
-            allowed = bound + slack.get(one, 0) + slack.get(other, 0)
-            if gap * behind < 0:
-                allowed += abs(behind)
-            require(
-                abs(gap) <= allowed,
-                "two flows that waited all the time were served too differently",
-                f"{one} and {other} by {gap} micro-tokens, bound {allowed}",
-            )

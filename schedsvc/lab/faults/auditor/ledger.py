@@ -269,7 +269,6 @@ class Books(ImpliedState):
         self.counts["granted"] += 1
         r.queued = False
         self.requests[r.key] = r
-        self.counters.restored(r)
         lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
         self.fairness.charge(lease, final=False)
         self.meters.hold(lease)

@@ -147,10 +147,7 @@ class Terms:
     # A request may pass one that does not fit, if its flow is ahead by no more than that one's
     # charge: the bound is larger by the charge of one request.
     passes: bool
-    lifts: bool  # who was idle is lifted to the least served that is active
-    # A flow is active while something of it waits, and lifted to a level that never falls, less the
-    # credit; else it is active while it runs, too, and lifted to the least counter.
-    lift_queued: bool
+    lifts: bool  # a flow that was idle is lifted to a level that never falls, less the credit
     counts_exactly: bool  # messages show every change of a counter
     serves_in_order: bool  # in one pool, the least served flow is next
     unknown_weight: int  # of all unknown tenants together

@@ -18,7 +18,6 @@ class SessionFairness:
         self._is_on = (
             terms.has_sessions
             and terms.fair
-            and terms.lift_queued
             and terms.pools == 1
             and not terms.limits.sessions_max_tokens
         )
