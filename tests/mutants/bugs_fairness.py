@@ -2,7 +2,7 @@
 
 from mutant import Mutant
 
-LIFTS = 1 << 44  # seeds from here on draw the credit
+CREDITS = 1 << 44  # seeds from here on draw the credit
 CLUSTERS = 1 << 54  # seeds from here on are runs of several schedulers
 RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
@@ -25,7 +25,7 @@ FAIRNESS_BUGS = (
         ),
         100,
         None,
-        LIFTS,
+        CREDITS,
     ),
     Mutant(
         "credit-per-weight",
@@ -41,7 +41,7 @@ FAIRNESS_BUGS = (
         ),
         100,
         None,
-        LIFTS,
+        CREDITS,
     ),
     Mutant(
         "credit-without-end",
@@ -55,7 +55,7 @@ FAIRNESS_BUGS = (
         ),
         100,
         None,
-        LIFTS,
+        CREDITS,
     ),
     Mutant(
         "level-forgotten",
@@ -69,7 +69,7 @@ FAIRNESS_BUGS = (
         ),
         400,
         RESTARTS,
-        LIFTS,
+        CREDITS,
     ),
     Mutant(
         "lead-without-end",
