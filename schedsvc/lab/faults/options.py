@@ -42,11 +42,11 @@ _S, _MS = 1_000_000_000, 1_000_000
 
 _SECOND, _THIRD, _FOURTH, FIFTH, SIXTH = 1 << 22, 1 << 23, 1 << 24, 1 << 40, 1 << 44
 NEWEST = 1 << 46
-"""Seeds below draw what the first ones drew, so that those that failed once fail as they did; the
-others also draw what the scheduler has learned since: quotas; then what outlives a restart,
-classes, limits of pools, adapters, dispatch delay and shares; then deadlines, and the refusal of
-requests that cannot meet them; then shares in front of several pools, acts of an operator, order by
-deadline, prefixes, and outputs of one length; then the credit of a lift."""
+"""Each range of seeds draws what the range below it draws, and more. From _SECOND on these are
+quotas; then what outlives a restart, classes, limits of pools, adapters, dispatch delay and shares;
+then deadlines, and the refusal of requests that cannot meet them; then shares in front of several
+pools, acts of an operator, order by deadline, prefixes, and outputs of one length; then the credit
+of a lift; then the lead and the fairness domain."""
 
 _FIRST_FAULTS = {
     # name: (how often it is chosen, what it does)
