@@ -18,7 +18,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .conftest import Until
 from .fake_scheduler import FakeScheduler
-from .test_operator_paths import proxy
+from .upstreams import POOL, listening, proxy
 
 USAGE = {"prompt_tokens": 2_000, "total_tokens": 2_012, "completion_tokens": 12}
 PLAIN = json.dumps({"choices": [{"text": "word " * 300}], "usage": USAGE}).encode()
@@ -99,22 +99,17 @@ class Packed:
 @pytest.fixture
 async def packed() -> AsyncIterator[tuple[Packed, str]]:
     made = Packed()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    made.go_on.set()
-    await runner.cleanup()
+    async with listening(made.handle) as url:
+        yield made, url
+        made.go_on.set()
 
 
 @pytest.fixture
 async def front(fake: FakeScheduler, packed: tuple[Packed, str]) -> AsyncIterator[str]:
     variables = {
         "SCHEDSVC_TARGET": fake.target,
+        **POOL,
         "SCHEDSVC_POOL_CAPACITY_TOKENS": "65536",
-        "SCHEDSVC_POOL_BLOCK_SIZE_TOKENS": "16",
         "SCHEDSVC_POOL_MAX_MODEL_TOKENS": "16384",
     }
     async with proxy(variables, packed[1]) as url:

@@ -17,7 +17,7 @@ from yarl import URL
 
 from .fake_scheduler import FakeScheduler
 from .issuer import AUDIENCE, ISSUER, Signer
-from .test_operator_paths import proxy
+from .upstreams import POOL, listening, proxy
 
 OPEN = ("/health", "/ping", "/version")
 CLOSED = (
@@ -63,13 +63,8 @@ class Store:
 @pytest.fixture
 async def store() -> AsyncIterator[tuple[Store, str]]:
     made = Store()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with listening(made.handle) as url:
+        yield made, url
 
 
 @pytest.fixture
@@ -80,9 +75,7 @@ def variables(fake: FakeScheduler, tmp_path: Path) -> dict[str, str]:
     (tmp_path / "jwks").write_text(json.dumps({"keys": [Signer("EdDSA", "1").jwk]}))
     return {
         "SCHEDSVC_TARGET": fake.target,
-        "SCHEDSVC_POOL_CAPACITY_TOKENS": "4096",
-        "SCHEDSVC_POOL_BLOCK_SIZE_TOKENS": "16",
-        "SCHEDSVC_POOL_MAX_MODEL_TOKENS": "1024",
+        **POOL,
     }
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +11,10 @@ from urllib.parse import unquote
 
 import aiohttp
 import pytest
-import uvicorn
 from aiohttp import web
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.operator_paths import OPERATOR_PATHS
 from schedsvc_vllm.paths import TENANT_PATHS, canonical
-from schedsvc_vllm.proxy import Upstream
-from schedsvc_vllm.proxy_cli import http_protocol
 from schedsvc_vllm.routes import GATED_PATHS
 from schedsvc_vllm.settings import Settings, SettingsError
 from starlette.routing import Route
@@ -33,6 +27,7 @@ from schedsvc.lab.engine import load_profile
 from .asgi import Exchange, owner, start
 from .fake_scheduler import FakeScheduler
 from .path_lists import READ_PATHS, UNSIZED_PATHS, lists_of
+from .upstreams import POOL, listening, proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("POST", "GET", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "get")
@@ -86,9 +81,7 @@ def variables(fake: FakeScheduler, tmp_path: Path) -> dict[str, str]:
     (tmp_path / "operators").write_text("another\noperator\n")
     return {
         "SCHEDSVC_TARGET": fake.target,
-        "SCHEDSVC_POOL_CAPACITY_TOKENS": "4096",
-        "SCHEDSVC_POOL_BLOCK_SIZE_TOKENS": "16",
-        "SCHEDSVC_POOL_MAX_MODEL_TOKENS": "1024",
+        **POOL,
         "SCHEDSVC_API_KEYS_FILE": str(tmp_path / "tenants"),
         "SCHEDSVC_OPERATOR_KEYS_FILE": str(tmp_path / "operators"),
     }
@@ -265,35 +258,8 @@ class Upstreamed:
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[Upstreamed, str]]:
     made = Upstreamed()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
-
-
-@asynccontextmanager
-async def proxy(variables: dict[str, str], upstream_url: str) -> AsyncIterator[str]:
-    """Run the proxy on a port of its own, as schedsvc-proxy does; give its URL."""
-    upstream = Upstream(upstream_url)
-    gate = Gate(upstream, Settings.from_environment(variables))
-    config = uvicorn.Config(gate, http=http_protocol(100), lifespan="off", log_level="error")
-    front = uvicorn.Server(config)
-    # Named as TCP, so that asyncio switches Nagle's delay off.
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    bound.bind(("127.0.0.1", 0))
-    bound.listen()
-    serving = asyncio.create_task(front.serve([bound]))
-    try:
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    finally:
-        front.should_exit = True
-        await serving
-        await gate._close()
-        if upstream._http is not None:
-            await upstream._http.close()
+    async with listening(made.handle) as url:
+        yield made, url
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -14,6 +14,7 @@ from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, owner
 from .fake_scheduler import FakeScheduler
+from .upstreams import listening
 
 ANSWER = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
 
@@ -34,13 +35,8 @@ class Server:
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[Server, str]]:
     made = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with listening(made.handle) as url:
+        yield made, url
 
 
 @pytest.fixture

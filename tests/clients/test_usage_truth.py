@@ -25,6 +25,7 @@ from schedsvc_vllm.usage import UsageFilter, UsageReader
 from .asgi import Exchange, owner
 from .conftest import Until
 from .fake_scheduler import FakeScheduler
+from .upstreams import listening
 
 HUGE = 100_000_000_000
 #: Keys that some endpoint counts under, with values that no test uses otherwise.
@@ -277,14 +278,9 @@ Ask = Callable[..., Awaitable[Exchange]]
 
 @asynccontextmanager
 async def upstream_of(server: Server) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    server.go_on.set()
-    await runner.cleanup()
+    async with listening(server.handle) as url:
+        yield url
+        server.go_on.set()
 
 
 @pytest.fixture

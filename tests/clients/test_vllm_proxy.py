@@ -27,6 +27,7 @@ from tests import forked
 from .asgi import Exchange, ask
 from .conftest import Until
 from .fake_scheduler import FakeScheduler, grant
+from .upstreams import listening
 
 MODELS = {"data": [{"id": "m", "max_model_len": 1_024}]}
 PAGE = """\
@@ -101,18 +102,11 @@ class Server:
 @pytest.fixture
 async def behind() -> AsyncIterator[tuple[Server, str]]:
     server = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    yield server, f"http://127.0.0.1:{port}"
-    server.held.set()
-    server.answers.set()
-    server.ended.set()
-    await runner.cleanup()
+    async with listening(server.handle) as url:
+        yield server, url
+        server.held.set()
+        server.answers.set()
+        server.ended.set()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from schedsvc_vllm.settings import Settings
 from .asgi import Exchange
 from .fake_scheduler import FakeScheduler
 from .test_vllm_proxy import MODELS, PAGE, started
+from .upstreams import listening
 
 # As vLLM writes its refusals, which the proxy must pass on to the byte.
 REFUSAL = b'{"error": {"message": "in the words of the engine", "code": 400}}'
@@ -44,13 +45,9 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[Server, str]]:
-    made, app = Server(), web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    made = Server()
+    async with listening(made.handle) as url:
+        yield made, url
 
 
 @pytest.fixture
