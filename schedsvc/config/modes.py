@@ -64,7 +64,10 @@ class ModeOverlay:
         """Return the saved overlay. Raises ValueError if `saved()` cannot have written it."""
         if not saved:
             return ModeOverlay()
-        told = json.loads(saved)
+        try:
+            told = json.loads(saved)
+        except RecursionError:
+            raise ValueError("the modes that operators set are nested too deeply") from None
         if isinstance(told, dict) and isinstance(told.get("tenants"), dict):
             everyone, tenants = told.get("everyone"), told["tenants"]
             version, origin = told.get("version", 0), told.get("origin", "")

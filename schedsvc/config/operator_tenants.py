@@ -89,7 +89,10 @@ class OperatorEntry:
     @staticmethod
     def restored(saved: bytes) -> "OperatorEntry":
         """Return what was saved. Raises ValueError if no scheduler can have saved that."""
-        told = json.loads(saved)
+        try:
+            told = json.loads(saved)
+        except RecursionError:
+            raise ValueError("an operator's entry of a tenant is nested too deeply") from None
         if not isinstance(told, dict) or told.keys() - _SHARED != {"version", "terms", "keys"}:
             raise ValueError("an operator's entry of a tenant cannot be read")
         version, terms, keys = told["version"], told["terms"], told["keys"]

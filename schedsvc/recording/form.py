@@ -190,7 +190,7 @@ def call_of(data: bytes) -> tuple[str, list[Any], dict[str, Any]]:
         if not (isinstance(name, str) and name.startswith("set_") and isinstance(kwargs, dict)):
             raise TypeError("it sets nothing")
         return name, list(args), kwargs
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise FormError(f"a call is malformed: {error}") from None
 
 
@@ -210,6 +210,6 @@ def header_of(raw: bytes) -> dict[str, Any]:
         header = json.loads(raw, object_hook=_back)
         if not isinstance(header["options"], dict) or not isinstance(header["setup"], list):
             raise TypeError("options or setup")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormError(f"the header is malformed: {error}") from None
     return dict(header)

@@ -72,7 +72,9 @@ def test_a_header_keeps_names_and_bytes():
     assert header_of(header_bytes(header)) == header
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b'{"options": {}}', b'{"options": 1, "setup": []}'])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b'{"options": {}}', b'{"options": 1, "setup": []}', b"[" * 100_000]
+)
 def test_a_malformed_header_is_reported(raw):
     with pytest.raises(FormError, match="header"):
         header_of(raw)

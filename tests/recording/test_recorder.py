@@ -54,7 +54,9 @@ def test_whatever_sets_something_is_recorded_with_its_arguments():
     ]
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'["poll", [], {}]', b'["set_x", [], 3]', b"\xff"])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'["poll", [], {}]', b'["set_x", [], 3]', b"\xff", b"[" * 100_000]
+)
 def test_a_malformed_call_is_refused(data):
     with pytest.raises(FormError, match="malformed"):
         call_of(data)

@@ -132,3 +132,9 @@ def test_an_overlay_goes_before_the_file() -> None:
     assert one.saying(None, "b") == said.saying("enforce")
     assert modes(one.saying(None).on(config)) == {"a": True, "b": False}
     assert one.on(config).resolve("x") == config.resolve("x")
+
+
+@pytest.mark.parametrize("saved", [b"{", b"[]", b'{"tenants": 1}', b"[" * 100_000])
+def test_saved_modes_that_cannot_be_read_are_a_value_error(saved: bytes) -> None:
+    with pytest.raises(ValueError, match=r"cannot be read|nested too deeply|Expecting"):
+        ModeOverlay.restored(saved)

@@ -291,7 +291,9 @@ def test_an_entry_keeps_every_term_of_the_file() -> None:
     assert OperatorEntry.restored(entry.saved()) == entry
 
 
-@pytest.mark.parametrize("value", [b"{", b"[]", b'{"version": 1, "terms": {"weight": 0}}', b"\xff"])
+@pytest.mark.parametrize(
+    "value", [b"{", b"[]", b'{"version": 1, "terms": {"weight": 0}}', b"\xff", b"[" * 100_000]
+)
 async def test_a_damaged_entry_sets_the_file_aside(tmp_path: Path, value: bytes) -> None:
     file = tmp_path / "state.db"
     store = Store(file)

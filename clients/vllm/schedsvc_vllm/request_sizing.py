@@ -347,10 +347,14 @@ def _truncated(body: Mapping[str, Any], tokens: int) -> int:
 
 
 def ask_less(call: Call) -> Call:
-    """Return the same call asking for less usage than it does. It must have asked for some."""
+    """Return the same call asking for less usage than it does. It must have asked for some.
+
+    A body that Python's parser cannot take asks for none.
+    """
     asked = None
     if call.asked is not None and call.asked.asking is Asking.IN_EVERY_EVENT:
-        asked = _ask_usage(call.plain, _parse_exactly(call.plain), Asking.AT_THE_END)
+        with contextlib.suppress(ValueError, RecursionError):
+            asked = _ask_usage(call.plain, _parse_exactly(call.plain), Asking.AT_THE_END)
     body = call.plain if asked is None else asked.body
     return call._replace(body=body, rewritten=True, asked=asked)
 

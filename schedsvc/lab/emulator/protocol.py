@@ -5,6 +5,7 @@ ignored (temperature, top_p, user ...); fields that would change its form are re
 """
 
 import json
+import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -268,7 +269,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:40]
+    return reprlib.repr(value)[:40]  # of any depth
 
 
 def _type_name(value: object) -> str:
