@@ -12,6 +12,7 @@ them, and the first process reads it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -124,6 +125,12 @@ class EngineView:
     def counter(self) -> Counter | None:
         """Begin to count tokens inside the engine's client; None: that is not possible here."""
         return Counter.attach(self._state)
+
+    @property
+    def upstream_up(self) -> Callable[[], bool] | None:
+        """Whether the server behind the proxy answers; None: the gate is in no proxy."""
+        is_up: Callable[[], bool] | None = getattr(self._state, "upstream_up", None)
+        return is_up
 
     @property
     def in_doubt(self) -> bool:

@@ -43,15 +43,16 @@ class KeySet(Protocol):
 
 
 class Counts:
-    """The gate's own counts. `connected` and `running` are called when the page is read.
+    """The gate's own counts. The functions are called when the page is read.
 
     The first `tenants_max` tenants have histograms of their own. The others share `other`, and so
     do requests without a tenant's name: an unknown tenant's, or those with an API key alone.
     """
 
     def __init__(
-        self, connected: Callable[[], bool], running: Callable[[], int], tenants_max: int = 50
-    ) -> None:
+        self, connected: Callable[[], bool], running: Callable[[], int], tenants_max: int = 50,
+        *, upstream_up: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
         self.enforced = 0
         self.fail_open = 0
         #: The key set by which the gate verifies tokens; None: it verifies none.
@@ -60,6 +61,7 @@ class Counts:
         self._tenants_max = tenants_max
         self._connected = connected
         self._running = running
+        self._upstream_up = upstream_up
 
     def observe(self, seconds: float, tenant: str) -> None:
         """Count how long the gate took until a grant. O(1)."""
@@ -96,20 +98,28 @@ class Counts:
         label = f'{{process="{os.getpid()}"}}'
         lines = self._histogram()
         rows: list[tuple[str, str, str, float]] = [
-            ("connected", "gauge", "1 while the scheduler answers.", int(self._connected())),
-            ("running", "gauge", "Requests that run behind the gate.", self._running()),
-            ("enforced_total", "counter", "Requests the scheduler let run.", self.enforced),
-            ("fail_open_total", "counter", "Requests run without the scheduler.", self.fail_open),
+            ("gate_connected", "gauge", "1 while the scheduler answers.", int(self._connected())),
+            ("gate_running", "gauge", "Requests that run behind the gate.", self._running()),
+            ("gate_enforced_total", "counter", "Requests the scheduler let run.", self.enforced),
+            (
+                "gate_fail_open_total",
+                "counter",
+                "Requests run without the scheduler.",
+                self.fail_open,
+            ),
         ]
         if (keys := self.key_set) is not None:
             age, failures = (
                 "Seconds since the key set was fetched.",
                 "Fetches that gave no key set.",
             )
-            rows.append(("jwks_age_seconds", "gauge", age, keys.age_s))
-            rows.append(("jwks_failures_total", "counter", failures, keys.failures))
+            rows.append(("gate_jwks_age_seconds", "gauge", age, keys.age_s))
+            rows.append(("gate_jwks_failures_total", "counter", failures, keys.failures))
+        if self._upstream_up is not None:
+            up = "1 while the server behind the proxy answers."
+            rows.append(("proxy_upstream_up", "gauge", up, int(self._upstream_up())))
         for name, kind, meaning, value in rows:
-            full = f"schedsvc_gate_{name}"
+            full = f"schedsvc_{name}"
             lines += [
                 f"# HELP {full} {meaning}",
                 f"# TYPE {full} {kind}",

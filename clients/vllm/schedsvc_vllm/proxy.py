@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp.connector import Connection
 from yarl import URL
 
-from schedsvc_vllm import answers
+from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import (
     BodyTooLargeError,
@@ -35,6 +35,7 @@ from schedsvc_vllm.asgi import (
 from schedsvc_vllm.bodies import Bodies, BodiesFullError
 from schedsvc_vllm.proxy_headers import Fields, answer_headers, asked_headers
 from schedsvc_vllm.scrape import ScrapeError
+from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, send_empty
 
 PROBE_PERIOD_S = 1.0
 CONNECT_S_MAX = 10.0
@@ -96,19 +97,23 @@ class _Passing:
 class Upstream:
     """Forwards every HTTP request to one server. `url` is its root, without a path.
 
-    `wait_s`: how long its start waits for a server that does not answer yet. `kept_headers`: those
-    that a setting names, so that a client's `Connection` field cannot drop them.
+    `wait_s`: how long its start waits for a server that does not answer yet. `health_s`: how long a
+    probe waits. `kept_headers`: those that a setting names, so that a client's `Connection` field
+    cannot drop them.
     """
 
     def __init__(
-        self, url: str, *, wait_s: float = 600.0, body_bytes_max: int = 64 << 20,
-        bodies_bytes_max: int = 48 << 20, kept_headers: frozenset[bytes] = frozenset(),
+        self, url: str, *, wait_s: float = 600.0, health_s: float = 2.0,
+        body_bytes_max: int = 64 << 20, bodies_bytes_max: int = 48 << 20,
+        kept_headers: frozenset[bytes] = frozenset(),
     ) -> None:  # fmt: skip
         self.url = url.rstrip("/")
+        self._probe = UpstreamProbe(lambda: self._text(HEALTH_PATH, health_s))
         # Under vLLM's names: the gate reads the engine's sizes here.
         self.state = SimpleNamespace(
-            vllm_config=None, fetch_metrics=self.metrics, engine_in_doubt=False
-        )
+            vllm_config=None, fetch_metrics=self.metrics, engine_in_doubt=False,
+            upstream_up=lambda: self._probe.up,
+        )  # fmt: skip
         self.told: Told | None = None
         #: Whether the server has to stop; it does not check that itself while it starts.
         self.stopping: Callable[[], bool] = lambda: False
@@ -124,8 +129,22 @@ class Upstream:
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1011, "reason": "not proxied"})
+        elif probes(scope):
+            await self._answer_probe(scope, receive, send)
         else:
             await self._forward(scope, receive, send)
+
+    async def _answer_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_page = scope["path"] == metrics_page.PATH
+        if await (self._probe.ask_for_page() if is_page else self._probe.ask()):
+            if scope["path"] != HEALTH_PATH:
+                await self._forward(scope, receive, send)
+                return
+        elif not is_page:
+            message = "the server behind this one does not answer its probe"
+            await answers.unavailable(message, "upstream_unreachable", "-").send(send)
+            return
+        await send_empty(send)
 
     async def metrics(self) -> str:
         """Return the text of the upstream's `/metrics`. Raises ScrapeError.
@@ -250,6 +269,7 @@ class Upstream:
         except ScrapeError as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
         finally:
+            self._probe.close()
             if self._http is not None:
                 await self._http.close()
 
@@ -258,7 +278,7 @@ class Upstream:
         deadline_s = time.monotonic() + self._wait_s
         while True:
             try:
-                await self._text("/health")
+                await self._text(HEALTH_PATH)
                 break
             except ScrapeError as error:
                 if time.monotonic() > deadline_s:
@@ -305,8 +325,8 @@ class Upstream:
         except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, AttributeError):
             return 0
 
-    async def _text(self, path: str) -> str:
-        timeout = aiohttp.ClientTimeout(total=SCRAPE_S_MAX)
+    async def _text(self, path: str, seconds: float = SCRAPE_S_MAX) -> str:
+        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._session().get(self.url + path, timeout=timeout) as response:
                 text = await response.text(errors="replace")

@@ -23,6 +23,8 @@ from schedsvc_vllm.settings import Settings, SettingsError
 
 EXIT_FAILED = 1
 WAIT_S_MAX = 86_400
+#: A server that answers no probe within this time is down.
+HEALTH_S = 2.0
 #: Each holds at most about 0.5 MB; requests that wait hold one each.
 CONNECTIONS_MAX = 4_096
 #: Longer than the 60 s for which nginx and AWS keep a connection to a server behind them.
@@ -70,6 +72,14 @@ def parser() -> argparse.ArgumentParser:
         default=600.0,
         metavar="SECONDS",
         help="Wait up to SECONDS for the server behind it (600).",
+    )
+    made.add_argument(
+        "--health-s",
+        type=float,
+        default=HEALTH_S,
+        metavar="SECONDS",
+        help="Answer /health with 503 if the server behind it does not answer its own within"
+        f" SECONDS ({HEALTH_S:g}).",
     )
     _add_connections(made)
     made.add_argument(
@@ -131,6 +141,10 @@ def prepare(
         raise LaunchError(f"--port {options.port}: must be from 0 to 65535")
     if not 0 <= options.wait_s <= WAIT_S_MAX:
         raise LaunchError(f"--wait-s {options.wait_s:g}: must be from 0 to {WAIT_S_MAX}")
+    if not 0 < options.health_s <= WAIT_S_MAX:
+        raise LaunchError(
+            f"--health-s {options.health_s:g}: must be more than 0, and at most {WAIT_S_MAX}"
+        )
     for name in ("connections_max", "backlog"):
         if (given := getattr(options, name)) < 1:
             raise LaunchError(f"--{name.replace('_', '-')} {given}: must be at least 1")
@@ -216,6 +230,7 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
     upstream = proxy.Upstream(
         options.upstream,
         wait_s=options.wait_s,
+        health_s=options.health_s,
         body_bytes_max=settings.body_bytes_max,
         bodies_bytes_max=settings.bodies_bytes_max,
         kept_headers=frozenset(

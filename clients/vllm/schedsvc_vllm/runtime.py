@@ -109,6 +109,7 @@ class Runtime:
             lambda: self.session.state is SessionState.CONNECTED,
             lambda: self.limit.running,
             settings.histogram_tenants_max,
+            upstream_up=engine.upstream_up,
         )
         self._running: set[Reporter] = set()
         self._beginning: set[Reporter] = set()  # those that have not reported their first totals

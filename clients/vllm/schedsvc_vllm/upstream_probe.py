@@ -1,0 +1,77 @@
+"""Whether the server behind the proxy answers: one request for all that probe at a time.
+
+A server that is stopped takes connections and answers nothing. Load balancers and Prometheus probe
+the proxy by these pages, and have to learn that from an answer, not from a silence of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from schedsvc_vllm import metrics_page
+from schedsvc_vllm.asgi import Scope, Send
+from schedsvc_vllm.paths import READ_METHODS
+from schedsvc_vllm.scrape import ScrapeError
+
+HEALTH_PATH = "/health"
+#: Pages that are asked for only once the server has answered a probe.
+PATHS = frozenset({HEALTH_PATH, metrics_page.PATH, "/ping", "/version"})
+#: A page of metrics waits this long for a server that did not answer the last probe.
+AGAIN_S = 0.2
+_log = logging.getLogger("schedsvc_vllm")
+
+
+def probes(scope: Scope) -> bool:
+    """Return whether a request is a probe."""
+    return scope["method"] in READ_METHODS and scope["path"] in PATHS
+
+
+class UpstreamProbe:
+    """Probes one server. `fetch` asks for its health within a limit, or raises ScrapeError."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[object]]) -> None:
+        #: Whether the server answered the last probe.
+        self.up = True
+        self._fetch = fetch
+        self._probing: asyncio.Task[None] | None = None
+
+    async def ask(self, wait_s: float | None = None) -> bool:
+        """Probe the server, or join the probe that runs; return whether it answers.
+
+        After `wait_s`, that is what the last probe found.
+        """
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.ensure_future(self._probe())
+        await asyncio.wait((self._probing,), timeout=wait_s)
+        return self.up
+
+    async def ask_for_page(self) -> bool:
+        """Return whether the server answers, at once if it did not answer the last probe."""
+        return await self.ask(None if self.up else AGAIN_S)
+
+    def close(self) -> None:
+        """End a probe that runs."""
+        if self._probing is not None:
+            self._probing.cancel()
+
+    async def _probe(self) -> None:
+        problem = ""
+        try:
+            await self._fetch()
+        except ScrapeError as error:
+            problem = str(error)
+        is_up = not problem
+        if self.up and problem:
+            _log.warning("the upstream does not answer its probe: %s", problem)
+        elif is_up and not self.up:
+            _log.warning("the upstream answers its probe again")
+        self.up = is_up
+
+
+async def send_empty(send: Send) -> None:
+    """Answer with an empty page, behind which the gate writes its own lines."""
+    headers = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,172 @@
+"""Probes of the proxy while the server behind it is stopped, is dead, or answers slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from schedsvc_vllm import proxy_cli
+
+from tests import forked
+from tests.waiting import until, wait_for_start
+
+from .fake_scheduler import FakeScheduler
+from .upstreams import POOL, listening
+
+#: Far longer than any probe waits: only a proxy that is silent with its upstream takes it.
+SILENT = aiohttp.ClientTimeout(total=30)
+UP = re.compile(r"^schedsvc_proxy_upstream_up\{\S*\} ([01])$", re.MULTILINE)
+
+
+class Stopped:
+    """An emulator in a process of its own that can be stopped, as by a debugger or a swap."""
+
+    def __init__(self, folder: Path) -> None:
+        ready = folder / "ready"
+        command = [sys.executable, "-m", "schedsvc", "emulate", "--profile", "tiny-cpu"]
+        self.process = forked.Popen([*command, "--port", "0", "--ready-file", str(ready)])
+        wait_for_start(self.process, lambda: ready.exists() and ready.read_text())
+        self.url = str(json.loads(ready.read_text())["base_url"])
+
+    @property
+    def state(self) -> str:
+        """Return the state of the process as the kernel writes it: T while it is stopped."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0]
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Stopped]:
+    made = Stopped(tmp_path)
+    yield made
+    made.go_on()
+    made.process.kill()
+    made.process.wait()
+
+
+@asynccontextmanager
+async def proxied(target: str, url: str, *words: str) -> AsyncIterator[tuple[Any, str]]:
+    """Serve the proxy as its command does; give the server and its URL."""
+    options, settings = proxy_cli.prepare(
+        ["--upstream", url, "--port", "0", *words], {"SCHEDSVC_TARGET": target, **POOL}
+    )
+    server = proxy_cli.server_for(proxy_cli.build(options, settings), options)
+    running = asyncio.create_task(server.serve())
+    try:
+        await until(lambda: server.started)
+        yield server, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def get(url: str, path: str, method: str = "GET") -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession(timeout=SILENT) as session,
+        session.request(method, url + path) as answered,
+    ):
+        return answered.status, await answered.text()
+
+
+async def up(url: str) -> str:
+    status, page = await get(url, "/metrics")
+    assert status == 200
+    assert "schedsvc_gate_connected{" in page
+    return str(UP.findall(page)[0])
+
+
+async def test_probes_are_answered_while_the_upstream_is_stopped(
+    fake: FakeScheduler, engine: Stopped
+) -> None:
+    async with proxied(fake.target, engine.url) as (_, url):
+
+        async def answers() -> bool:
+            return await get(url, "/health") == (200, "")
+
+        await until(answers)
+        assert await up(url) == "1"
+        assert "vllm:num_requests_running{" in (await get(url, "/metrics"))[1]
+        engine.stop()
+        await until(lambda: engine.state == "T")
+        assert await up(url) == "0"
+        probed = itertools.product(("/health", "/ping", "/version"), ("GET", "HEAD"))
+        found = await asyncio.gather(*(get(url, path, method) for path, method in probed))
+        assert {status for status, _ in found} == {503}
+        assert {text for _, text in found if "does not answer its probe" not in text} == {""}
+        assert await up(url) == "0"
+        assert engine.state == "T"
+        engine.go_on()
+        await until(answers)
+        assert await up(url) == "1"
+
+
+async def test_probes_are_answered_while_the_upstream_is_gone(
+    fake: FakeScheduler, engine: Stopped
+) -> None:
+    async with proxied(fake.target, engine.url) as (_, url):
+        engine.process.kill()
+        engine.process.wait()
+        assert await up(url) == "0"
+        assert (await get(url, "/health"))[0] == 503
+
+
+class Slow:
+    """A server whose health is asked for, and answers when it is let."""
+
+    def __init__(self) -> None:
+        self.probes = 0
+        self.status = 200
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def handle(self, request: web.Request) -> web.Response:
+        if request.path == "/health":
+            self.probes += 1
+            await self.go_on.wait()
+        return web.Response(status=self.status, text="")
+
+
+async def test_probes_of_a_moment_share_one_request_to_the_upstream(
+    fake: FakeScheduler,
+) -> None:
+    slow = Slow()
+    async with (
+        listening(slow.handle) as upstream,
+        proxied(fake.target, upstream, "--health-s", "600") as (server, url),
+    ):
+        before = slow.probes
+        slow.go_on.clear()
+        asked = [asyncio.ensure_future(get(url, "/health")) for _ in range(30)]
+        asked += [asyncio.ensure_future(get(url, "/metrics")) for _ in range(30)]
+        await until(lambda: len(server.server_state.tasks) == 60)
+        slow.go_on.set()
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+        assert slow.probes - before == 1
+
+
+@pytest.mark.parametrize("status", [404, 500, 503])
+async def test_health_is_503_where_the_upstreams_is_not_200(
+    fake: FakeScheduler, status: int
+) -> None:
+    slow = Slow()
+    async with listening(slow.handle) as upstream, proxied(fake.target, upstream) as (_, url):
+        slow.status = status
+        assert (await get(url, "/health"))[0] == 503
+        assert await up(url) == "0"
