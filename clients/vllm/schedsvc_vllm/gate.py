@@ -38,6 +38,7 @@ from schedsvc_vllm.decoding import DecodingError
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.engine_scope import scope_for_engine
+from schedsvc_vllm.field_names import check_case
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.http_limits import bound_server, certificates_unseen
 from schedsvc_vllm.idempotency import Replays
@@ -249,6 +250,8 @@ class Gate:
             body = parse_form(header(scope, b"content-type").decode("latin-1"), raw)
         else:
             body = parse_json(raw)
+        if not runtime.engine.is_vllm:
+            check_case(body)
         route = route_of(path, body)
         check_elements(body, route.batch_fields)
         identity = proved or self._identifier.identity(scope, body, known)
