@@ -21,7 +21,7 @@ from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.token_counter import TokenTotals, Usage, final_usage, metadata
 from schedsvc_vllm.tracing import QueueSpan, Totals
-from schedsvc_vllm.usage import ByteReader, UsageFilter, UsageReader
+from schedsvc_vllm.usage import ByteReader, UnnamedStream, UsageFilter, UsageReader
 
 _EVENT_STREAM = b"text/event-stream"
 _REDIRECTION = 300  # and above: no status of an engine's output
@@ -62,7 +62,7 @@ class GatedRequest:
         self.mailbox = mailbox
         self._send = send
         self._tally = tally
-        self._reader: UsageFilter | UsageReader | ByteReader | None = None
+        self._reader: UsageFilter | UsageReader | UnnamedStream | ByteReader | None = None
         self._decoder: Decoder | None = None
         # The start of a compressed answer, until some of it can be read.
         self._held: Message | None = None
@@ -397,14 +397,21 @@ class GatedRequest:
         elif encoding != b"identity":
             self._reader = ByteReader()
             return changed
+        is_failed = self._status >= _REDIRECTION or kind.startswith(b"text/html")
         if asked is not None and is_stream:
             self._reader = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
+            self._reader.failed = is_failed
             return changed if asked.keep_all else changed | _OF_LENGTH
         route = self._call.route
         guesses = self._status < 400 and route.generates
-        self._reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
-        self._reader.failed = self._status >= _REDIRECTION or kind.startswith(b"text/html")
-        return changed
+        reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
+        reader.failed = is_failed
+        self._reader = reader
+        if asked is None or is_failed or kind.startswith(b"application/json"):
+            return changed
+        events = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
+        self._reader = UnnamedStream(events, reader)
+        return changed if asked.keep_all else changed | _OF_LENGTH
 
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:
         """Return input, cached input and output tokens, as far as they have been counted."""

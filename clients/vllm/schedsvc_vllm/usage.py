@@ -26,6 +26,8 @@ _USUAL_END = re.compile(
 )
 _VALUE = json.JSONDecoder()
 _DATA = (b"data: {", b"data:{")
+# How a stream of events can begin: with a field, a comment, or the mark of UTF-8.
+_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\xef\xbb\xbf")
 # Events that begin a stream before its first token, and those that break a stream off.
 _FRAMES = frozenset(
     (
@@ -90,16 +92,20 @@ class UsageFilter(_Told):
 
     `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk. Where a
     request has several sequences, an engine may count each by itself: then the counts are what one
-    of them has, never too many. Where no usage comes, each event counts as one token.
+    of them has, never too many. Where no usage comes, each event counts as one token. A client that
+    asked for it at the end, of a server that states it beside choices alone, gets the last one in a
+    chunk without choices.
     """
 
-    __slots__ = ("_keep_all", "_keep_last", "_splitter")
+    __slots__ = ("_keep_all", "_keep_last", "_splitter", "_taken")
 
     def __init__(self, *, keep_last: bool, keep_all: bool) -> None:
         super().__init__(OPENAI)
         self._keep_last = keep_last or keep_all
         self._keep_all = keep_all
         self._splitter = EventSplitter()
+        # The last event whose usage its client has to get yet; None: it has got it.
+        self._taken: bytes | None = b""
 
     @property
     def output_tokens(self) -> int:
@@ -111,9 +117,12 @@ class UsageFilter(_Told):
         if not self._splitter.rest and (usual := self._usual(body)) is not None:
             return usual
         events = self._splitter.feed(body)
-        if last and (rest := self._splitter.end()) is not None:
+        rest = self._splitter.end() if last else None
+        if rest is not None:
             events.append(rest)
         kept = [self._event(event) for event in events]
+        if last and rest is None:
+            kept.append(self._usage_alone())
         return b"".join(kept)
 
     def _usual(self, body: bytes) -> bytes | None:
@@ -134,8 +143,31 @@ class UsageFilter(_Told):
         if self._keep_all:
             return body
         if body.find(b'"choices":[]', 0, at) >= 0:
-            return body if self._keep_last else b""
-        return body[:at] + (_NO_USAGE if self._keep_last else b"") + usual[3]
+            return self._alone(body)
+        return body[:at] + self._without(body) + usual[3]
+
+    def _alone(self, raw: bytes) -> bytes:
+        """Return an event of usage alone as the client gets it."""
+        self._taken = None
+        return raw if self._keep_last else b""
+
+    def _without(self, raw: bytes) -> bytes:
+        """Keep an event's usage for the end; return what stands in its place."""
+        if not self._keep_last:
+            return b""
+        if self._taken is not None:
+            self._taken = raw
+        return _NO_USAGE
+
+    def _usage_alone(self) -> bytes:
+        """Return an event with the usage that was taken out last, if its client has to get it."""
+        raw, self._taken = self._taken, None
+        if not raw or self.failed:
+            return b""
+        chunk = json.loads(data_of(raw))
+        usage = chunk.pop("usage")
+        data = json.dumps({**chunk, "choices": [], "usage": usage}, separators=(",", ":"))
+        return b"data: " + data.encode() + (b"\r\n\r\n" if raw.endswith(b"\r\n") else b"\n\n")
 
     def _event(self, event: Event) -> bytes:
         """Return one event as the client gets it; b"" drops it."""
@@ -146,6 +178,8 @@ class UsageFilter(_Told):
             data = data_of(raw) if b"data:" in raw else b""
             if _is_failure(raw, data):
                 self.failed = True
+            elif data == b"[DONE]":
+                return self._usage_alone() + raw
             else:
                 self._events += data[:1] == b"{"
             return raw
@@ -162,8 +196,9 @@ class UsageFilter(_Told):
         if self._keep_all:
             return raw
         if is_alone:
-            return raw if self._keep_last else b""
-        return raw[:at] + (_NO_USAGE if self._keep_last else b"") + raw[end:]
+            return self._alone(raw)
+        null = _NO_USAGE if self._keep_last else b""
+        return raw[:at] + (self._without(raw) if usage is not None else null) + raw[end:]
 
     def _own_usage(self, raw: bytes) -> tuple[int, int, Any] | None:
         """Return where the usage of an event's only line begins and ends, and what it says.
@@ -200,8 +235,9 @@ class UsageFilter(_Told):
         if self._keep_all or "usage" not in chunk:
             return raw
         if is_alone:
-            return raw if self._keep_last else b""
-        del chunk["usage"]
+            return self._alone(raw)
+        if chunk.pop("usage") is not None:
+            self._without(raw)
         if self._keep_last:
             chunk["usage"] = None
         head = raw.rstrip(b"\r\n")
@@ -281,6 +317,35 @@ class UsageReader(_Told):
                 self.failed = self.failed or _states_an_error(answer)
         if self._told is None and self._guesses and not self.failed:
             self._told = -(-self._bytes // _BYTES_PER_TOKEN)
+
+
+class UnnamedStream:
+    """One answer that should be a stream of events, and whose type does not say so.
+
+    Its first bytes do. It is read by `events` if they begin an event, else by `other`.
+    """
+
+    __slots__ = ("_events", "_held", "_reader")
+
+    def __init__(self, events: UsageFilter, other: UsageReader) -> None:
+        self._events = events
+        self._held: bytes | None = b""
+        self._reader: UsageFilter | UsageReader = other
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the reader knows of the answer."""
+        return getattr(self._reader, name)
+
+    def feed(self, body: bytes, last: bool) -> bytes:
+        """Take a piece (`last`: nothing follows); what the client is to get."""
+        if self._held is not None:
+            body = self._held = self._held + body
+            if not last and any(start.startswith(body) for start in _STARTS):
+                return b""
+            self._held = None
+            if body.startswith(_STARTS):
+                self._reader = self._events
+        return self._reader.feed(body, last)
 
 
 class ByteReader(_Told):
