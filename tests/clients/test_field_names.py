@@ -158,17 +158,21 @@ def test_any_body_is_refused_exactly_if_it_names_a_field_twice(encoding: str) ->
     assert 400 < refused < 3_600
 
 
-def test_texts_with_colons_need_no_second_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("style", [(", ", ": "), (",", ":"), (" , ", " : ")])
+def test_texts_with_colons_need_no_second_parse(
+    monkeypatch: pytest.MonkeyPatch, style: Any
+) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("it was parsed twice")
 
-    monkeypatch.setattr(request_sizing, "_parse_exactly", fail)
-    said = [{"role": "user", "content": f'see http://x: {{"a":{i}}}'} for i in range(50)]
+    monkeypatch.setattr(request_sizing, "_exact", fail)
+    said = [{"role": "user", "content": f'see http://x: {{"a":{i}}} "":\\":'} for i in range(50)]
     calls = [{"function": {"name": "f", "arguments": json.dumps({"city": "Graz", "n": [1]})}}]
     for body in (
         {"model": "org:m", "prompt": list(range(3_000)), "max_tokens": 5},
         {"model": "m", "messages": [*said, {"role": "assistant", "tool_calls": calls}]},
-        {"model": "m", "messages": said, "stream_options": {"include_usage": True}},
+        {"model": "\u00e9<>", "messages": said, "stream_options": {"include_usage": True}},
     ):
-        assert parse_json(json.dumps(body).encode()) == body
-        assert parse_json(json.dumps(body, separators=(",", ":")).encode()) == body
+        assert parse_json(json.dumps(body, separators=style).encode()) == body
+        escaped = json.dumps(body, separators=style).replace("<", "\\u003c").encode()
+        assert parse_json(escaped) == body

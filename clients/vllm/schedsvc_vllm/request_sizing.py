@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from schedsvc_vllm import json_parser
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.estimate import TextKind, TokenRatios
-from schedsvc_vllm.field_names import are_unique, unique
+from schedsvc_vllm.field_names import check_unique
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL, ImageSizes
 from schedsvc_vllm.prompt_forms import PROMPTS_MAX, Measured, Route
 
@@ -99,26 +99,32 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """
     try:
         parsed = json_parser.loads(body)
-        if isinstance(parsed, dict) and not are_unique(body, parsed):
-            _parse_exactly(body, unique)
     except (ValueError, RecursionError):
         # Python's parser takes more, and an engine that uses it serves what it takes: NaN, half a
         # surrogate pair, UTF-16.
         try:
-            parsed = _parse_exactly(body, unique)
+            parsed = _parse_exactly(body)
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise BadRequestError("the body must be a JSON object")
+    try:
+        check_unique(body, parsed, _exact)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}") from None
     return parsed
 
 
-def _parse_exactly(body: bytes, hook: Callable[[list[Any]], Any] | None = None) -> Any:
+def _parse_exactly(body: bytes) -> Any:
     """Parse JSON with each number as it was written. Raises ValueError or RecursionError."""
-    # Python looks for UTF-16 and UTF-32 first; in them a zero is among the first two bytes.
+    return json.loads(_exact(body))
+
+
+def _exact(body: bytes) -> str | bytes:
+    """Return a body as Python's parser takes it."""
+    # It looks for UTF-16 and UTF-32 first; in them a zero is among the first two bytes.
     is_utf8 = body[:1] == b"{" and body[1:2] != b"\0"
-    text = body.decode("utf-8", "surrogatepass") if is_utf8 else body
-    return json.loads(text, object_pairs_hook=hook)
+    return body.decode("utf-8", "surrogatepass") if is_utf8 else body
 
 
 def size_call(
