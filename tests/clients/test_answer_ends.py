@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm.stream_events import FORMS
 
 from .conftest import Until
 from .fake_scheduler import FakeScheduler
@@ -27,12 +28,31 @@ def data(**fields: Any) -> bytes:
 
 
 TEXT = data(choices=[{"text": "a"}])
+#: The path and a body of each form of stream.
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "x"}),
+    "responses": ("/v1/responses", {"input": "Hi"}),
+    "messages": ("/v1/messages", SAID),
+    "cohere": ("/cohere/v2/chat", SAID),
+}
 #: Status, type and pieces of an answer that is none, and the tokens of output before that.
 FAILED: dict[str, tuple[int, str, list[bytes], int]] = {
     "error first": (200, "text/event-stream", [data(error=ERROR), b"data: [DONE]\n\n"], 0),
     "error later": (200, "text/event-stream", [TEXT, TEXT, data(error=ERROR)], 2),
     "named": (200, "text/event-stream", [TEXT, named("error", error=ERROR)], 1),
     "whole": (200, "application/json", [json.dumps({"error": ERROR}).encode()], 0),
+    "responses": (
+        200,
+        "text/event-stream",
+        [
+            named("response.created"),
+            named("response.output_text.delta", delta="a"),
+            named("response.failed", response={"error": ERROR, "usage": {"output_tokens": 5}}),
+        ],
+        5,
+    ),
+    "messages": (200, "text/event-stream", [named("ping"), named("error", error=ERROR)], 0),
+    "cohere": (200, "text/event-stream", [named("message-start"), named("error", error=ERROR)], 0),
     "page": (200, "text/html; charset=utf-8", [b"<html>" + b"x" * 80], 0),
     "moved": (301, "text/plain", [b"moved" * 40], 0),
 }
@@ -47,14 +67,17 @@ async def post(front: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]
 
 
 @pytest.mark.parametrize("case", FAILED)
+@pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_is_an_error_ends_as_failed(
-    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until, case: str
-) -> None:
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until, case: str,
+    stream: bool,
+) -> None:  # fmt: skip
     status, kind, pieces, tokens = FAILED[case]
     server, _ = packed
     server.status, server.headers, server.pieces = status, {"content-type": kind}, pieces
-    body = {"prompt": "x", "stream": kind == "text/event-stream"}
-    assert await post(front, "/v1/completions", body) == (status, b"".join(pieces))
+    path, body = ASKED.get(case, ASKED["completions"])
+    asked = {**body, "stream": stream or kind == "text/event-stream"}
+    assert await post(front, path, asked) == (status, b"".join(pieces))
     end = await end_of(fake, until)
     assert (end.outcome, end.output_tokens) == (pb.OUTCOME_CANCELLED, tokens)
 
@@ -74,23 +97,42 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "events"),
-    [
-        ("/v1/responses", {"input": "Hi"}, responses("response.completed")),
-        ("/v1/responses", {"input": "Hi"}, responses("response.incomplete")),
-        ("/v1/messages", SAID, MESSAGES),
-    ],
-)
+COHERE = [
+    named("message-start"),
+    *(named("content-delta", delta={"message": {"content": {"text": "a"}}}) for _ in range(9)),
+    named("message-end", delta={"usage": {"tokens": {"input_tokens": 7, "output_tokens": 5}}}),
+]
+COMPLETIONS = [*([TEXT] * 9), data(choices=[], usage={"completion_tokens": 5})]
+#: Streams with 5 tokens in more events, by their form and last event; and how they end.
+LAST_EVENTS: dict[tuple[str, str], tuple[list[bytes], int]] = {
+    ("completions", "[DONE]"): ([*COMPLETIONS, b"data: [DONE]\n\n"], pb.OUTCOME_COMPLETED),
+    ("responses", "response.completed"): (
+        responses("response.completed"),
+        pb.OUTCOME_COMPLETED,
+    ),
+    ("responses", "response.incomplete"): (
+        responses("response.incomplete"),
+        pb.OUTCOME_COMPLETED,
+    ),
+    ("responses", "response.failed"): (responses("response.failed"), pb.OUTCOME_CANCELLED),
+    ("messages", "message_stop"): (MESSAGES, pb.OUTCOME_COMPLETED),
+    ("cohere", "message-end"): (COHERE, pb.OUTCOME_COMPLETED),
+}
+
+
+def test_each_last_event_of_the_table_has_a_test() -> None:
+    found = {(form, name.decode()) for form, events in FORMS.items() for name in events.last}
+    assert found | {("completions", "[DONE]")} == LAST_EVENTS.keys()
+
+
+@pytest.mark.parametrize(("form", "last"), LAST_EVENTS)
 async def test_a_client_that_leaves_at_the_last_event_is_charged_what_it_states(
-    fake: FakeScheduler,
-    packed: tuple[Packed, str],
-    front: str,
-    until: Until,
-    path: str,
-    body: dict[str, Any],
-    events: list[bytes],
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until, form: str, last: str
 ) -> None:
+    events, outcome = LAST_EVENTS[form, last]
+    path, body = ASKED[form]
+    if form == "completions":
+        body = {**body, "stream_options": {"include_usage": True}}
     server, _ = packed
     server.headers = {"content-type": "text/event-stream"}
     server.pieces = [b"".join(events)]
@@ -102,4 +144,4 @@ async def test_a_client_that_leaves_at_the_last_event_is_charged_what_it_states(
                 got += await answered.content.readany()
             answered.close()
         end = await end_of(fake, until)
-    assert (end.outcome, end.output_tokens) == (pb.OUTCOME_COMPLETED, 5)
+    assert (end.outcome, end.output_tokens) == (outcome, 5)

@@ -10,17 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from schedsvc_vllm.stream_events import DONE, LAST
+
 _EVENT_STREAM = b"text/event-stream"
-# The last events of OpenAI's streams, its Responses, Anthropic's and Cohere's. JSON escapes
-# newlines, so no text that a model makes can look like one.
-_LAST_EVENTS = (
-    b"\ndata: [DONE]",
-    b"\nevent: response.completed",
-    b"\nevent: response.incomplete",
-    b"\nevent: response.failed",
-    b"\nevent: message_stop",
-    b"\nevent: message-end",
-)
+# JSON escapes newlines, so no text that a model makes can look like a last event.
+_LAST_EVENTS = (b"\ndata: " + DONE, *(b"\nevent: " + name for name in sorted(LAST)))
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 # Bytes of earlier text needed to find a last event, or an end, that the next piece completes.
 _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1

@@ -15,6 +15,7 @@ from typing import Any
 
 from schedsvc_vllm import json_parser
 from schedsvc_vllm.sse import Event, EventSplitter, data_of, name_of
+from schedsvc_vllm.stream_events import DONE, FAILURES, FRAMES, LAST
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
 
 _KEY = b',"usage":'
@@ -28,22 +29,6 @@ _VALUE = json.JSONDecoder()
 _DATA = (b"data: {", b"data:{")
 # How a stream of events can begin: with a field, a comment, or the mark of UTF-8.
 _STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\xef\xbb\xbf")
-# Events that begin a stream before its first token, and those that break a stream off.
-_FRAMES = frozenset(
-    (
-        b"response.queued",
-        b"response.created",
-        b"response.in_progress",
-        b"message_start",
-        b"message-start",
-        b"ping",
-    )
-)
-# Events after which nothing is counted any more, and those that say that the request failed.
-_LAST = frozenset(
-    (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
-)
-_FAILURES = frozenset((b"error", b"response.failed"))
 # The most bytes kept of a whole answer, to be read at its end. In an answer without usage, four
 # bytes count as a token.
 ANSWER_BYTES_MAX = 32 << 20
@@ -178,7 +163,7 @@ class UsageFilter(_Told):
             data = data_of(raw) if b"data:" in raw else b""
             if _is_failure(raw, data):
                 self.failed = True
-            elif data == b"[DONE]":
+            elif data == DONE:
                 return self._usage_alone() + raw
             else:
                 self._events += data[:1] == b"{"
@@ -299,8 +284,8 @@ class UsageReader(_Told):
         if _is_failure(raw, data):
             self.failed = True
         else:
-            self._events += name not in _FRAMES
-        self._whole = self._whole or name in _LAST
+            self._events += name not in FRAMES
+        self._whole = self._whole or name in LAST
         if self.form.mark in data:
             try:
                 self._note(json_parser.loads(data))
@@ -370,7 +355,7 @@ class ByteReader(_Told):
 
 def _is_failure(raw: bytes, data: bytes) -> bool:
     """Return whether an event states an error: by its name, or as its data's own field."""
-    if name_of(raw) in _FAILURES:
+    if name_of(raw) in FAILURES:
         return True
     if b'"error"' not in data:
         return False
