@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -151,11 +152,34 @@ async def test_a_value_beyond_ascii_is_passed_byte_for_byte(port: int, origin: O
     assert origin.fields(b"x-name") == [b"J\xc3\xb6rg"]
 
 
-async def test_a_value_that_is_no_utf_8_is_named(port: int, origin: Origin) -> None:
-    answer = await answer_to(port, post(b"x-name: J\xf6rg"))
+async def test_any_value_in_utf_8_is_passed_byte_for_byte(port: int, origin: Origin) -> None:
+    for first in (0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFD, 0x10000, 0x10FFFF):
+        value = f"a {chr(first)}\u00a0{chr(first)}".encode()
+        assert b" 200 OK" in await answer_to(port, post(b"x-name: " + value))
+        assert origin.fields(b"x-name") == [value]
+
+
+@pytest.mark.parametrize("name", [b"x-name", b"x-tenant-id", b"user-agent", b"x-forwarded-for"])
+async def test_a_value_that_is_no_utf_8_is_named(port: int, origin: Origin, name: bytes) -> None:
+    # Each byte alone, one too many, one too few, half of a surrogate pair, and two bytes for one.
+    wrong = [bytes([byte]) for byte in range(0x80, 0x100)]
+    wrong += [b"\xc3\xb6\x80", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80"]
+    for value in wrong:
+        answer = await answer_to(port, post(name + b": J" + value + b"rg"))
+        assert answer.split(b" ")[1] == b"400", value
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["param"] == name.decode()
+        assert b"UTF-8" in answer
+    read = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    answer = await answer_to(port, read + name + b": J\xf6rg\r\n\r\n")
     assert answer.split(b" ")[1] == b"400"
-    assert b"x-name: the header has to be UTF-8" in answer
     assert origin.requests == []
+
+
+async def test_a_value_of_an_answer_is_passed_byte_for_byte(port: int, origin: Origin) -> None:
+    value = bytes(range(0x80, 0x100))
+    origin.head = b"x-name: J" + value + b"\r\n"
+    answer = await answer_to(port, post())
+    assert b"x-name: J" + value + b"\r\n" in answer
 
 
 @pytest.mark.parametrize("stated", [[], [b"10.1.1.1"], [b"10.1.1.1", b"10.2.2.2"]])
