@@ -1,5 +1,6 @@
 """Usage is read from answers as engines write them; each file names its source and version."""
 
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ ANSWERS = [
     for answer in yaml.safe_load(file.read_text())
 ]
 _ALONE = re.compile(rb'"choices":\[\].*"usage":\{')
+_STATED = re.compile(rb',"usage":\{')
 COMPLETIONS = [
     answer
     for answer in ANSWERS
@@ -65,6 +67,10 @@ def test_only_the_usage_is_cut_out_of_a_stream(
     if not keep_last:
         asked = [event for event in asked if not _ALONE.search(event)]
     told = b"".join(out).split(b"\n\n")
+    stated = [event for event in asked if _STATED.search(event)]
+    if keep_last and stated and asked[-2] == b"data: [DONE]" and not any(map(_ALONE.search, asked)):
+        added = json.loads(told.pop(-3).removeprefix(b"data: "))
+        assert added == {**json.loads(stated[-1].removeprefix(b"data: ")), "choices": []}
     for event, seen in zip(asked, told, strict=True):
         own = re.search(rb',"usage":(?:\{[^{}]*\}|null)', event)
         if own is None or _ALONE.search(event):

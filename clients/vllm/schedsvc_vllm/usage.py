@@ -102,12 +102,9 @@ class UsageFilter(_Told):
         if not self._splitter.rest and (usual := self._usual(body)) is not None:
             return usual
         events = self._splitter.feed(body)
-        rest = self._splitter.end() if last else None
-        if rest is not None:
+        if last and (rest := self._splitter.end()) is not None:
             events.append(rest)
         kept = [self._event(event) for event in events]
-        if last and rest is None:
-            kept.append(self._usage_alone())
         return b"".join(kept)
 
     def _usual(self, body: bytes) -> bytes | None:
