@@ -126,6 +126,8 @@ class UsageFilter(_Told):
             return body
         if body.find(b'"choices":[]', 0, at) >= 0:
             return self._alone(body)
+        if not self._keep_last:
+            return body[:at] + usual[3]
         return body[:at] + self._without(body) + usual[3]
 
     def _alone(self, raw: bytes) -> bytes:
