@@ -318,6 +318,12 @@ def test_the_command_keeps_connections_longer_than_load_balancers() -> None:
     assert config.timeout_keep_alive == 75
     assert (config.timeout_graceful_shutdown, config.backlog) == (9, 7)
     assert not config.proxy_headers
-    for wrong in (["--keep-alive-s", "-1"], ["--graceful-s", "100000"], ["--backlog", "0"]):
+    for wrong in (
+        ["--health-s", "0"],
+        ["--health-s", "nan"],
+        ["--keep-alive-s", "-1"],
+        ["--graceful-s", "100000"],
+        ["--backlog", "0"],
+    ):
         with pytest.raises(LaunchError, match=wrong[0]):
             proxy_cli.prepare(["--upstream", "http://x", *wrong], {"SCHEDSVC_TARGET": "unix:/s"})
