@@ -298,6 +298,13 @@ async def test_header_that_names_the_caller_occurs_once(
     assert (exchange.status, exchange.error["param"]) == (400, name)
     assert exchange.error["message"] == f"{name}: the header occurs 2 times; send it once"
     assert fake.admits == []
+
+
+async def test_a_name_with_a_comma_is_two_headers_that_were_joined(bench: Bench) -> None:
+    refused = await bench.ask(ask(), headers={"x-tenant-id": "victim/x, own"})
+    assert (refused.status, refused.error["param"]) == (400, "x-tenant-id")
+    assert "'victim/x, own' holds a comma" in refused.error["message"]
+    assert bench.fake.admits == []
     await bench.gate._close()
 
 

@@ -168,11 +168,19 @@ class Identifier:
     def trusted(self, scope: Scope) -> Identity:
         """Find the tenant in the trusted headers; an empty one: they name none.
 
-        Raises BadRequestError if it is no name, or a header occurs twice.
+        Raises BadRequestError if it is no name, or a header occurs twice. A hop may join two
+        headers with a comma (RFC 9110, 5.3), so one with a comma counts as two.
         """
         found = _UNKNOWN
         for name in self._headers:  # all of them: none may occur twice
             value = once(scope, name).strip()
+            if b"," in value:
+                text = name.decode()
+                raise BadRequestError(
+                    f"{text}: {value.decode('latin-1')[:200]!r} holds a comma, as two headers do"
+                    " that a proxy has joined; send one name without a comma",
+                    text,
+                )
             if value and not found.tenant:
                 found = Identity(_name(value, name.decode()), proof=self._header_proof)
         return found
