@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from schedsvc_client.v1 import leader_pb2, pool_pb2
+from schedsvc_client.v1 import identity_pb2, leader_pb2, pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _UNARY = {
@@ -58,6 +58,8 @@ class FakeScheduler:
         self.credentials = credentials
         self.decide: Decide = lambda request: self.granted()
         self.token: str | None = None
+        # Tenants by the SHA-256 of their keys.
+        self.owners: dict[bytes, str] = {}
         # Under which it leads, in its Welcomes and the answers to Admit, Progress and Complete.
         self.leadership: leader_pb2.Leadership | None = None
         # The target that it names to every caller, as a scheduler that does not lead.
@@ -119,7 +121,15 @@ class FakeScheduler:
         handler = grpc.method_handlers_generic_handler(
             "schedsvc.v1.SchedulerService", {**unary, "Session": stream}
         )
-        server.add_generic_rpc_handlers((handler,))
+        who_is = grpc.unary_unary_rpc_method_handler(
+            self._who_is,
+            request_deserializer=identity_pb2.WhoIsRequest.FromString,
+            response_serializer=identity_pb2.WhoIsResponse.SerializeToString,
+        )
+        identity = grpc.method_handlers_generic_handler(
+            "schedsvc.v1.IdentityService", {"WhoIs": who_is}
+        )
+        server.add_generic_rpc_handlers((handler, identity))
         if self.credentials is not None:
             port = server.add_secure_port(self.target, self.credentials)
         else:
@@ -244,6 +254,15 @@ class FakeScheduler:
             incarnation=self.incarnation,
             totals=pb.Totals(live_leases=len(self.live), received=len(self.admits)),
         )
+
+    async def _who_is(
+        self, request: identity_pb2.WhoIsRequest, context: Any
+    ) -> identity_pb2.WhoIsResponse:
+        await self._authenticate(context)
+        tenant = self.owners.get(request.api_key_sha256)
+        if tenant is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such key")
+        return identity_pb2.WhoIsResponse(tenant=tenant)
 
     # Session.
 
