@@ -12,6 +12,7 @@ NO_RPCS := cluster leader mode pool quota tenants usage
 VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop
+FRONTS_VENV := .venv-fronts
 TESTS_AT_ONCE ?= 2
 # Folders that other targets run: the house rules, and what needs the real vLLM.
 ELSEWHERE := --ignore tests/tidy --ignore tests/vllm
@@ -36,7 +37,7 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build build-release proto check test test-slow mutants lane-slow lane-mutants \
-	test-browser test-faults test-fuzz \
+	test-browser test-fronts test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
@@ -83,7 +84,8 @@ check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
 
 test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
-	$(call RUN,'not slow and not vllm and not install and not alone and not browser',\
+	$(call RUN,'not slow and not vllm and not install and not alone and not browser \
+		and not fronts',\
 		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
 	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
@@ -106,6 +108,14 @@ lane-mutants: build ## In CI: the known bugs in files that changed, or with test
 
 test-browser: build ## The web console in a real Chromium; its screens go to out/console/.
 	$(call RUN,browser,-n $(TESTS_AT_ONCE),tests/browser)
+
+test-fronts: build $(FRONTS_VENV)/.installed ## The proxy behind HAProxy, nginx and Envoy.
+	$(call RUN,fronts,-n $(TESTS_AT_ONCE),tests/fronts)
+
+$(FRONTS_VENV)/.installed: tests/fronts/requirements.txt
+	$(PYTHON) -m venv $(FRONTS_VENV)
+	$(FRONTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/faults.md).
 	$(BIN)/schedsvc simtest --regressions
@@ -211,5 +221,6 @@ test-image: dist ## Build the images on an empty Debian and run them: needs root
 		tests/box/test_compose_run.py tests/box/test_walk.py
 
 clean: ## Remove what was built.
-	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) build clients/*/build dist out deploy/man
+	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV)
+	rm -rf build clients/*/build dist out deploy/man
 	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules

@@ -19,7 +19,7 @@ import ssl
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ Fields = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What proves a tenant in one request: fields of the head, and of the body."""
+    """The proof of a tenant in one request: fields of the head, and of the body."""
 
     fields: Fields
     body: dict[str, str]
@@ -124,7 +124,7 @@ def sources(folder: Path) -> dict[str, Source]:
         ),
         "certificate": Source(patterns, lambda _: Evidence([], {}), uses_tls=True),
         "user of the body": Source(
-            # A key goes before the body's fields, and any client can send some key.
+            # A key overrides the body's fields, and any client can send some key.
             {"SCHEDSVC_TRUST_USER_FIELD": "on", "SCHEDSVC_TRUST_API_KEY": "off"},
             lambda tenant: Evidence([], {"user": tenant}, USER_FIELDS),
         ),
@@ -139,6 +139,7 @@ CLAIMS = {
     "authorization": f"Bearer {VICTIM}",
     "authorization: unsigned token": "Bearer "
     + unsigned({"iss": ISSUER, "aud": AUDIENCE, "sub": VICTIM, "exp": 1 << 40}, alg="none"),
+    "authorization: key in another case": f"Bearer {key_of(VICTIM).upper()}",
     "x-api-key": VICTIM,
     "user": VICTIM,
     "safety_identifier": VICTIM,
@@ -256,6 +257,14 @@ PLACES: dict[str, Place] = {
 # Servers.
 
 
+def is_refusal(status: int) -> bool:
+    """Whether a status means that the request, not the server, is at fault."""
+    return 400 <= status < 500 or status == 501
+
+
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
 class Front:
     """A gate or a proxy that serves, the scheduler that it asks, and the engine behind."""
 
@@ -264,29 +273,39 @@ class Front:
         self.port = 0
         self.tls: dict[str, ssl.SSLContext | None] = {OWN: None, VICTIM: None}
 
+    async def charged(self, stream: bytes, connect: Connect) -> tuple[list[str], int]:
+        """Send a stream; return whom the scheduler charges for it, and the first status.
+
+        Fails if another number of requests reached the engine. The status is 400 if the connection
+        is closed without an answer.
+        """
+        self._fake.admits.clear()
+        before = self._reached()
+        reader, writer = await connect()
+        writer.write(stream + _LAST)
+        try:
+            answer = await asyncio.wait_for(reader.read(), 60)
+        except ConnectionError:
+            answer = b""
+        writer.close()
+        charged = [self._name(admit) for admit in self._fake.admits]
+        assert self._reached() - before == len(charged), charged
+        found = _STATUS.search(answer)
+        return charged, int(found[1]) if found else 400
+
     async def outcome(self, stream: bytes, tenant: str = OWN) -> str:
         """Send a stream; return what becomes of it: `refused`, or whom the scheduler charges.
 
         `tenant`: by whose certificate, if the source is one.
         """
-        self._fake.admits.clear()
-        before = self._reached()
         context = self.tls[tenant]
         host = "localhost" if context else "127.0.0.1"
-        reader, writer = await asyncio.open_connection(host, self.port, ssl=context)
-        writer.write(stream + _LAST)
-        try:
-            answer = await asyncio.wait_for(reader.read(), 60)
-        except ConnectionResetError:
-            answer = b""
-        writer.close()
-        charged = [self._name(admit) for admit in self._fake.admits]
-        if self._reached() - before != len(charged) or len(charged) > 1:
-            return f"{self._reached() - before} requests reached the engine, {charged} admitted"
+        charged, status = await self.charged(
+            stream, lambda: asyncio.open_connection(host, self.port, ssl=context)
+        )
         if charged:
-            return charged[0]
-        status = int((_STATUS.search(answer) or [b"", b"400"])[1])
-        return REFUSED if 400 <= status < 500 or status == 501 else f"status {status}"
+            return " and ".join(charged)
+        return REFUSED if is_refusal(status) else f"status {status}"
 
     @staticmethod
     def _name(admit: Any) -> str:

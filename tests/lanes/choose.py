@@ -24,7 +24,14 @@ _MACHINERY = {
     "tests/other_core.py",
 }
 #: Tests of these folders have lanes of their own.
-_ELSEWHERE = (MUTANTS, "tests/vllm/", "tests/browser/", "tests/tidy/", "tests/install/")
+_ELSEWHERE = (
+    MUTANTS,
+    "tests/vllm/",
+    "tests/browser/",
+    "tests/fronts/",
+    "tests/tidy/",
+    "tests/install/",
+)
 
 
 @dataclass

@@ -94,6 +94,7 @@ RULES = (
     Rule(r"schedsvc/lab/engine/profiles/", "engines", files=("schedsvc/lab/engine/__init__.py",)),
     Rule(r"clients/conformance/", "the scripts of every client", ("tests/conformance/",)),
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
+    Rule(r"(docs/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
     Rule(r"(docs/|SECURITY|CHANGELOG|CONTRIBUTING|STYLE|ARCHITECTURE)|.*\.md$", "for readers"),
     Rule(r"proto/buf\.yaml$|clients/node/package-lock\.json$", "make check reads it"),
 )
@@ -101,6 +102,7 @@ RULES = (
 #: The lanes beside the slow tests, each with the tests whose needs are its subject.
 LANES = {
     "test-browser": ("tests/browser/",),
+    "test-fronts": ("tests/fronts/",),
     "test-dist": (),
     "test-image": (),
     "test-chart": (
@@ -112,8 +114,8 @@ LANES = {
 #: are the quick guard of all rooms, and `test-faults` and `test-fuzz` draw fresh seeds, so they may
 #: find something on code that has not changed.
 STAGES = (
-    "check", "test", "test-browser", "lane-slow", "lane-mutants", "test-dist", "test-image",
-    "test-chart", "test-faults", "test-fuzz", "test-vllm",
+    "check", "test", "test-browser", "test-fronts", "lane-slow", "lane-mutants", "test-dist",
+    "test-image", "test-chart", "test-faults", "test-fuzz", "test-vllm",
 )  # fmt: skip
 #: The oracles of a mutant that the fault simulator has to catch.
 ORACLES = ("schedsvc/lab/faults/",)

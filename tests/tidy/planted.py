@@ -62,7 +62,14 @@ def words(path: str) -> tuple[set[str], set[str]]:
 def is_quick(path: str) -> bool:
     """Whether `make test` runs a file, or those of its tests that have no mark."""
     name = PurePosixPath(path).name
-    elsewhere = ("tests/tidy/", "tests/mutants/", "tests/vllm/", "tests/browser/", "tests/lanes/")
+    elsewhere = (
+        "tests/tidy/",
+        "tests/mutants/",
+        "tests/vllm/",
+        "tests/browser/",
+        "tests/fronts/",
+        "tests/lanes/",
+    )
     is_test = name.startswith("test_") and name.endswith(".py") and path.startswith("tests/")
     return is_test and not path.startswith(elsewhere)
 
