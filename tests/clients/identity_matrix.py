@@ -45,7 +45,7 @@ REFUSED, UNKNOWN = "refused", "unknown"
 DOMAIN = "spiffe://corp.test/sa"
 LLM_D = "x-llm-d-inference-fairness-id"
 USER_FIELDS = frozenset({"user", "safety_identifier"})
-FRONTS = ("gate", "proxy")
+KINDS = ("gate", "proxy")
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 #: Ends the connection behind a request without reaching an engine, and shows what is left in it.
 _LAST = b"GET /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -69,7 +69,7 @@ class Source:
 
     settings: dict[str, str]
     evidence: Callable[[str], Evidence]
-    #: A request without a proof is one of the unknown: its client can have that without us.
+    #: A client that spoils its own proof is one of the unknown tenants.
     takes_unknown: bool = False
     uses_tls: bool = False
 
@@ -207,6 +207,7 @@ def _named_by_connection(own: Evidence, name: str, value: str) -> bytes:
 
 
 CHUNKED = b"transfer-encoding: chunked"
+_OFFER = b"GET /x HTTP/1.1\r\nUpgrade: h2c\r\nConnection:\r\nHTTP2-Settings: A\r\n\r\n"
 Place = Callable[[Evidence, str, str], bytes]
 #: Where a client writes its claim.
 PLACES: dict[str, Place] = {
@@ -231,6 +232,20 @@ PLACES: dict[str, Place] = {
     "request as a body": lambda own, name, value: request(own, body=_inner(name, value)),
     "request behind an upgrade": lambda own, name, value: request(
         own, raw=b"connection: upgrade\r\nupgrade: h2c\r\n", body=_inner(name, value)
+    ),
+    "body like an upgrade": lambda own, name, value: request(
+        own, body=_OFFER + _inner(name, value)
+    ),
+    "line in a chunk's extension": lambda own, name, value: request(
+        own,
+        framing=CHUNKED,
+        end=lambda body: _chunked(body, extension=b";a\n" + _line(name, value)),
+    ),
+    "request behind a shorter length": lambda own, name, value: request(
+        own, raw=b"content-length: 0\r\n", body=_inner(name, value)
+    ),
+    "request behind a spaced field": lambda own, name, value: request(
+        own, raw=b"transfer-encoding : chunked\r\n", body=b"0\r\n\r\n" + _inner(name, value)
     ),
     "request behind two lengths": lambda own, name, value: request(
         own, raw=CHUNKED + b"\r\n", end=lambda body: _chunked(body) + _inner(name, value)
@@ -265,7 +280,7 @@ def is_refusal(status: int) -> bool:
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
-class Front:
+class Served:
     """A gate or a proxy that serves, the scheduler that it asks, and the engine behind."""
 
     def __init__(self, source: Source, fake: FakeScheduler, reached: Callable[[], int]) -> None:
@@ -323,7 +338,7 @@ class Front:
 
 
 @asynccontextmanager
-async def serving(source: Source, front: str, folder: Path) -> AsyncIterator[Front]:
+async def serving(source: Source, kind: str, folder: Path) -> AsyncIterator[Served]:
     """Serve the gate in an engine's server, or the proxy before one, as their commands do."""
     fake = FakeScheduler(f"unix:{folder}/s")
     fake.owners = {api_key_hash(key_of(tenant)): tenant for tenant in (OWN, VICTIM)}
@@ -334,10 +349,11 @@ async def serving(source: Source, front: str, folder: Path) -> AsyncIterator[Fro
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    given = {"SCHEDSVC_TARGET": fake.target, **source.settings}
+    # A machine may stand still for longer than a gate waits for its scheduler.
+    given = {"SCHEDSVC_TARGET": fake.target, "SCHEDSVC_UNREACHABLE_AFTER": "60", **source.settings}
     authority = Authority(folder)
     server: uvicorn.Server
-    if front == "gate":
+    if kind == "gate":
         own = authority.issue("server")
         tls: dict[str, Any] = {
             "ssl_certfile": own.cert_file,
@@ -346,13 +362,13 @@ async def serving(source: Source, front: str, folder: Path) -> AsyncIterator[Fro
             "ssl_cert_reqs": int(ssl.CERT_REQUIRED),
         }
         app = App(Settings.from_environment(given), **(tls if source.uses_tls else {}))
-        server, made = app.server, Front(source, fake, lambda: len(app.engine.scopes))
+        server, made = app.server, Served(source, fake, lambda: len(app.engine.scopes))
     else:
         words = ["--upstream", f"http://127.0.0.1:{runner.addresses[0][1]}"]
         words += files_of(authority) if source.uses_tls else []
         options, settings = proxy_cli.prepare(words, given)
         server = proxy_cli.server_for(proxy_cli.build(options, settings), options)
-        made = Front(source, fake, lambda: len(behind.seen))
+        made = Served(source, fake, lambda: len(behind.seen))
     if source.uses_tls:
         for tenant in (OWN, VICTIM):
             made.tls[tenant] = context_of(authority, authority.issue(tenant, f"{DOMAIN}/{tenant}"))
@@ -373,10 +389,10 @@ async def serving(source: Source, front: str, folder: Path) -> AsyncIterator[Fro
 
 async def _print() -> None:
     with tempfile.TemporaryDirectory() as name:
-        for source, front in itertools.product(sources(Path(name)), FRONTS):
-            async with serving(sources(Path(name))[source], front, Path(name)) as made:
+        for source, kind in itertools.product(sources(Path(name)), KINDS):
+            async with serving(sources(Path(name))[source], kind, Path(name)) as made:
                 table = await made.table()
-            print(f"\n{source} ({front}): {dict(Counter(table.values()))}")
+            print(f"\n{source} ({kind}): {dict(Counter(table.values()))}")
             for place in PLACES:
                 row = [f"{table[claim, place]:<8.8}" for claim in CLAIMS]
                 print(f"  {place:<32}", *row)

@@ -23,13 +23,13 @@ def test_every_source_is_tested(tmp_path: Path) -> None:
     assert tuple(sources(tmp_path)) == SOURCES
 
 
-@pytest.mark.parametrize("front", matrix.FRONTS)
+@pytest.mark.parametrize("kind", matrix.KINDS)
 @pytest.mark.parametrize("name", SOURCES)
 async def test_a_claim_in_any_place_names_no_other_tenant(
-    name: str, front: str, tmp_path: Path
+    name: str, kind: str, tmp_path: Path
 ) -> None:
     source = sources(tmp_path)[name]
-    async with serving(source, front, tmp_path) as served:
+    async with serving(source, kind, tmp_path) as served:
         # Both tenants are known by this source, so a claim that counted would show.
         for tenant in (OWN, VICTIM):
             assert await served.outcome(matrix.request(source.evidence(tenant)), tenant) == tenant

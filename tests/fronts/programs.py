@@ -93,16 +93,8 @@ class Program:
         if self.title == "nginx":
             return [found("nginx"), "-p", str(file.parent), "-e", "stderr", "-c", str(file)]
         program = str(ENVOY) if ENVOY.exists() else found("envoy")
-        return [
-            program,
-            "-c",
-            str(file),
-            "--disable-hot-restart",
-            "--concurrency",
-            "1",
-            "-l",
-            "error",
-        ]
+        options = ("--disable-hot-restart", "--concurrency", "1", "-l", "error")
+        return [program, "-c", str(file), *options]
 
 
 _ROUTER = " " * 18 + "- name: envoy.filters.http.router\n"

@@ -51,7 +51,7 @@ def folder() -> Iterator[Path]:
 class Behind:
     """A front, and the proxy behind it."""
 
-    def __init__(self, running: Running, served: matrix.Front, name: str, gate: str) -> None:
+    def __init__(self, running: Running, served: matrix.Served, name: str, gate: str) -> None:
         self._running, self._served, self._name, self._gate = running, served, name, gate
 
     def rightful(self, client: str, tenant: str) -> str:
