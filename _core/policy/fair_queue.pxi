@@ -2,40 +2,43 @@
 
 cdef int rank_queue(Flows flows, int32_t q) except -1:
     """Give the queue its place among the candidates of its target. O(log n)."""
+    # Read first: a node above may get a queue on the way, and then all queues may move.
     cdef Queue* queue = &flows.queues[q]
-    cdef Request* head
-    cdef bint waited
+    cdef int32_t flow = queue.flow, target = queue.target, head = NONE
+    cdef bint throttled = queue.throttled, waited
+    cdef HeadState* state = NULL
     if queue.chain.count:
-        head = &flows.requests.items[queue.head]
-        if flows.requests.head_state_of(queue.head).head_ns < 0:
-            head.head_state.head_ns = flows.now_ns
-    if is_node(flows, queue.flow):
+        head = queue.head
+        state = flows.requests.head_state_of(head)
+        if state.head_ns < 0:
+            state.head_ns = flows.now_ns
+    if is_node(flows, flow):
         return 0  # it stands by its line
-    if queue.chain.count == 0 or not flows.is_billed(queue) or queue.throttled:
+    if head == NONE or not flows.is_billed(queue) or throttled:
         leave_line(flows, q)
-        if queue.target == 0 and not stands_in_one(flows):
+        if target == 0 and not stands_in_one(flows):
             leave_anywhere(flows, q)
-        if queue.chain.count:
-            wait_outside(flows.requests, queue.head, queue.throttled, flows.now_ns)
-        if flows.items[queue.flow].quota != NONE:
-            request_quota(flows, queue.flow)
+        if head != NONE:
+            wait_outside(flows.requests, head, throttled, flows.now_ns)
+        if flows.items[flow].quota != NONE:
+            request_quota(flows, flow)
         return 0
-    if flows.items[queue.flow].quota != NONE and not flows.is_active(queue.flow):
-        rejoin(flows, queue.flow)
-    if head.head_state.lined_ns < 0:
-        head.head_state.lined_ns = flows.now_ns
-    wait_inside(flows.requests, queue.head, flows.now_ns)
-    if queue.target:
-        flows.pool_order.touch(queue.target - 1)
+    if flows.items[flow].quota != NONE and not flows.is_active(flow):
+        rejoin(flows, flow)
+    if state.lined_ns < 0:
+        state.lined_ns = flows.now_ns
+    wait_inside(flows.requests, head, flows.now_ns)
+    if target:
+        flows.pool_order.touch(target - 1)
     if not flows.local:
         return stand(flows, q)
     waited = return_to_pools(flows, q)
     stand(flows, q)
-    if queue.target == 0 and not flows.one_line:
+    if target == 0 and not flows.one_line:
         stand_anywhere(flows, q)
     if waited:
-        bring_back(flows, queue.flow)
-        bring_nodes_back(flows, queue.flow)
+        bring_back(flows, flow)
+        bring_nodes_back(flows, flow)
     return 0
 
 

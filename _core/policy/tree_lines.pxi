@@ -141,6 +141,8 @@ cdef inline int stand(Flows flows, int32_t q) except -1:
 cdef inline int leave_line(Flows flows, int32_t q) except -1:
     """Take the queue of a tenant's flow out of its line, if it stands there.
     O(levels * log n)."""
+    if not has_place(flows, q):
+        return 0
     take_from_line(flows, q)
     return stand_nodes(flows, q)
 
