@@ -122,7 +122,7 @@ test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/
 	$(BIN)/schedsvc simtest --seed $(FRESH_SEED) --seeds 550
 	$(BIN)/schedsvc simtest --seed $(HOSTILE_SEED) --seeds 150
 
-test-fuzz: build ## Every parser with hostile input, the core watching its memory: two minutes.
+test-fuzz: build ## Hostile input and random walks, the core watching its memory: two minutes.
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 6 --seed $(FRESH_SEED)
 	$(BIN)/python -m tests.clients.exchanges --count 20000 --seed $(FRESH_SEED)
 

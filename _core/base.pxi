@@ -2,7 +2,7 @@
 
 include "base/prelude.pxi"      # libc, CPython's objects, bounds of numbers, times without end
 include "base/errors.pxi"       # CallerError, InvariantError, Fuse, invalid()
-include "base/arrays.pxi"       # grow(), larger(), extend(): arrays that grow by a factor
+include "base/arrays.pxi"       # grow(), extend(), larger(), doubled(): arrays that grow
 include "base/hash.pxi"         # sip128(), mix(): keyed hashes of names and ids
 include "base/table.pxi"        # Table: a hash table of 128-bit keys
 include "base/heap.pxi"         # Heap: an indexed 4-ary heap; best_first() of two heaps

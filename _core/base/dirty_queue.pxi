@@ -13,7 +13,7 @@ cdef class DirtyQueue:
 
     cdef int reserve(self, int32_t numbers) except -1:
         """Make room for the numbers below this one, so that `mark()` needs none. O(1) amortised."""
-        cdef int32_t size = max(64, max(numbers, 2 * self.numbers_max))
+        cdef int32_t size = doubled(self.numbers_max, numbers - 1, 64)
         if numbers <= self.numbers_max:
             return 0
         self.marks = <uint8_t*>grow(self.marks, self.numbers_max, size, 1)

@@ -67,7 +67,7 @@ cdef int deliver_verdict(Core core, Verdict* v, int32_t owner) except -1:
         (<SessionState>core.sessions[owner]).push(v)
         return 0
     if core.verdict_count == core.verdicts_max:
-        size = max(64, core.verdicts_max * 2)
+        size = doubled(core.verdicts_max, 0, 64)
         core.verdicts = <Verdict*>grow(
             core.verdicts, core.verdicts_max, size, sizeof(Verdict)
         )

@@ -57,7 +57,7 @@ cdef class Adapters:
             return NONE
         if i == NONE and self.count < self.size_max:
             if self.count == self.size:
-                size = max(16, self.size * 2)
+                size = doubled(self.size, 0, 16)
                 self.items = <Adapter*>grow(self.items, self.size, size, sizeof(Adapter))
                 self.size = size
             i = self.count

@@ -371,7 +371,7 @@ cdef class Ledger:
         cdef int64_t filled = posted - r.lease.posted_blocks
         cdef int32_t size
         if r.flow >= p.held_count:
-            size = max(16, r.flow + 1, p.held_count * 2)
+            size = doubled(p.held_count, r.flow, 16)
             p.held = <int64_t*>grow(p.held, p.held_count, size, sizeof(int64_t))
             p.held_count = size
         p.held[r.flow] += more

@@ -23,7 +23,7 @@ cdef int lora_enter(Loras* loras, Adapters adapters, int32_t adapter, int64_t us
     if adapter == NONE:
         return 0
     if adapter >= loras.size:
-        size = max(16, loras.size * 2, adapter + 1)
+        size = doubled(loras.size, adapter, 16)
         loras.leases = <int32_t*>grow(loras.leases, loras.size, size, sizeof(int32_t))
         loras.size = size
     loras.leases[adapter] += 1

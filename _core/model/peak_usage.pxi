@@ -48,7 +48,7 @@ cdef int growing_add(GrowingLeases* runs, Requests requests, int32_t id) except 
     """Take in a lease; its figures follow by `put()`. O(1) amortised."""
     cdef int32_t size
     if runs.count == runs.size:
-        size = max(64, runs.size * 2)
+        size = doubled(runs.size, 0, 64)
         runs.items = <GrowingLease*>grow(runs.items, runs.size, size, sizeof(GrowingLease))
         runs.size = size
     runs.items[runs.count].id = id

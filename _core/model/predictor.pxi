@@ -101,7 +101,7 @@ cdef class Predictor:
     cdef FlowLengths* _flow(self, int32_t flow) except NULL:
         cdef int32_t size
         if flow >= self.flows_max:
-            size = max(64, max(flow + 1, self.flows_max * 2))
+            size = doubled(self.flows_max, flow, 64)
             self.lengths_of = <FlowLengths*>grow(
                 self.lengths_of, self.flows_max, size, sizeof(FlowLengths)
             )

@@ -95,7 +95,7 @@ cdef class PrefixIndex:
                 self.first_free = self.blocks[k].older
             else:
                 if self.used == self.size:
-                    size = max(256, self.size * 2)
+                    size = doubled(self.size, 0, 256)
                     self.blocks = <Block*>grow(self.blocks, self.size, size, sizeof(Block))
                     self.size = size
                 k = self.used
@@ -162,7 +162,7 @@ cdef class Prefixes:
         cdef Kept* kept
         cdef int32_t size
         if i >= self.size:
-            size = max(256, max(i + 1, self.size * 2))
+            size = doubled(self.size, i, 256)
             self.kept = <Kept*>grow(self.kept, self.size, size, sizeof(Kept))
             self.size = size
         kept = &self.kept[i]

@@ -84,7 +84,7 @@ cdef class Principals:
         """Make records of all numbers below `count`, without limits. O(count)."""
         cdef int32_t size
         if count > self.size:
-            size = max(16, count, self.size * 2)
+            size = doubled(self.size, count - 1, 16)
             self.items = <Principal*>grow(self.items, self.size, size, sizeof(Principal))
             self.size = size
         while self.count < count:
@@ -127,7 +127,7 @@ cdef class Principals:
         if self.tenants[number] is None:
             return True
         if flow >= p.flow_count:
-            size = max(64, flow + 1, p.flow_count * 2)
+            size = doubled(p.flow_count, flow, 64)
             p.flows = <uint8_t*>grow(p.flows, p.flow_count, size, 1)
             p.flow_count = size
         if p.flows[flow] == MAY_UNKNOWN:

@@ -140,7 +140,7 @@ cdef class Quotas:
         """A node without limits. O(1) amortised."""
         cdef int32_t size
         if self.count == self.size:
-            size = max(16, self.size * 2)
+            size = doubled(self.size, 0, 16)
             self.nodes = <Quota*>grow(self.nodes, self.size, size, sizeof(Quota))
             self.size = size
         self.nodes[self.count].parent = self.nodes[self.count].node = NONE
@@ -345,7 +345,7 @@ cdef class Quotas:
                 self.first_free = self.bills[r.bill].next_free
             else:
                 if self.bill_count >= self.bill_size:
-                    size = larger(self.bill_size, 0)
+                    size = larger(self.bill_size, self.bill_count)
                     self.bills = <Bill*>extend(self.bills, size, sizeof(Bill))
                     memset(self.bills, 0, sizeof(Bill))
                     self.bill_size = size

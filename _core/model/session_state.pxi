@@ -53,7 +53,7 @@ cdef class SessionState:
     cdef int push(self, Verdict* v) except -1:
         cdef int32_t size
         if self.outbox_count == self.outbox_max:
-            size = max(64, self.outbox_max * 2)
+            size = doubled(self.outbox_max, 0, 64)
             self.outbox = <Verdict*>grow(self.outbox, self.outbox_max, size, sizeof(Verdict))
             self.outbox_max = size
         self.outbox[self.outbox_count] = v[0]
@@ -63,7 +63,7 @@ cdef class SessionState:
     cdef int notice(self, int64_t lease_id, int state) except -1:
         cdef int32_t size
         if self.notice_count == self.notices_max:
-            size = max(64, self.notices_max * 2)
+            size = doubled(self.notices_max, 0, 64)
             self.notices = <Notice*>grow(
                 self.notices, self.notices_max, size, sizeof(Notice)
             )

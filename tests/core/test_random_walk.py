@@ -59,7 +59,7 @@ def queue_limits(rnd: random.Random) -> dict[str, int]:
     }
 
 
-def twin_walk(seed: int, events: int) -> None:
+def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
     """Denser than Hypothesis: most events do something, and queues stay full."""
     rnd = random.Random(seed)
     pair = Differential(
@@ -126,14 +126,15 @@ def twin_walk(seed: int, events: int) -> None:
         if n % 20 == 0:
             pair.compare()
             limits.look()
-    assert not limits.used or limits.blocked
-    assert len(pair.leases) > events // 20
     pair.drain()
+    return pair, limits
 
 
 @pytest.mark.parametrize("seed", fresh(1))
 def test_the_twin_agrees_on_a_walk(seed: int) -> None:
-    twin_walk(seed, events=3_000)
+    pair, limits = twin_walk(seed, events=3_000)
+    assert not limits.used or limits.blocked
+    assert len(pair.leases) > 150
 
 
 def test_names_of_outcomes_are_complete() -> None:

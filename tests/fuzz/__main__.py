@@ -1,6 +1,6 @@
-"""Fuzz every parser, or one.
+"""Fuzz every parser, or one; and walk through the core at random.
 
-    python -m tests.fuzz                       all of them, 8 seconds each
+    python -m tests.fuzz                       all of them, 8 seconds each, the walks 16
     python -m tests.fuzz session --seconds 600 --seed 7
     python -m tests.fuzz --sanitised           with a core that watches its memory
     python -m tests.fuzz trace --input FILE    one input again
@@ -58,7 +58,7 @@ def fuzz(name: str, seconds: float, seed: int) -> bool:
     target, rnd, guide, noted = TARGETS[name], Random(seed), Guide(), sanitised.Noted()
     kept = target.corpus() + regressions(name)
     fresh = list(kept)
-    until_s = time.monotonic() + seconds
+    until_s = time.monotonic() + seconds * target.times
     runs = 0
     while fresh or time.monotonic() < until_s:
         data = fresh.pop() if fresh else mutated(rnd, rnd.choice(kept), kept, target.words)
@@ -93,7 +93,7 @@ def main() -> int:
         "tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each target")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each target; twice of walk")
     parser.add_argument("--seed", type=int, help="of the inputs; default: a fresh one")
     parser.add_argument("--sanitised", action="store_true", help="with AddressSanitizer and UBSan")
     parser.add_argument("--input", help="run this file once, in place of fuzzing")

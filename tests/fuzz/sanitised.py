@@ -19,7 +19,7 @@ FOUND = Path(__file__).parent / "found"
 FLAGS = [
     "-O1", "-g1", "-fno-strict-aliasing", "-fno-wrapv", "-w", "-fno-omit-frame-pointer",
     "-fsanitize=address,undefined",
-    "-fsanitize-coverage=trace-pc",
+    "-fsanitize-coverage=trace-pc", "-DSCHEDSVC_GROW_BY_ONE",
 ]  # fmt: skip
 _COVERAGE = Path(__file__).parent / "coverage.c"
 

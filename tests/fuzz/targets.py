@@ -3,17 +3,18 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.fuzz import crowd, files, http, state, wire
+from tests.fuzz import crowd, files, http, state, walks, wire
 from tests.fuzz.sanitised import FOUND
 
 
 class Target(NamedTuple):
-    """One parser."""
+    """One parser, or the walks."""
 
     what: str
     run: Callable[[bytes], None]  # raises whatever must not happen
     corpus: Callable[[], list[bytes]]
     words: tuple[bytes, ...]
+    times: int = 1  # as long as the others, because an input takes longer
 
 
 TARGETS = {
@@ -24,6 +25,8 @@ TARGETS = {
     "crowd": Target("streams of several principals at once", crowd.crowd, crowd.corpus,
         wire.WORDS),
     "life": Target("orders of calls, and the books they leave", wire.life, wire.life_corpus, ()),
+    "walk": Target("random walks, of which an input is the seed", walks.walk, walks.corpus,
+        (), times=2),
     "gate": Target("HTTP before the engine", http.gate, http.corpus, http.WORDS),
     "config": Target("configuration files", files.config, files.config_corpus, files.CONFIG_WORDS),
     "trace": Target("traces of every form", files.trace, files.trace_corpus, files.TRACE_WORDS),
