@@ -270,7 +270,7 @@ cdef class Flows:
         """The key by which heads are ordered; ties go by arrival. O(1)."""
         if self.order == ORDER_COUNTER:
             return self.counter_in(q) // self.grain
-        if self.order == ORDER_INPUT:
+        if self.order == ORDER_INPUT and self.queues[q].head != NONE:  # a node has no requests
             return self.requests.items[self.queues[q].head].prompt_tokens
         return 0
 

@@ -1,4 +1,4 @@
-"""Queued requests move with their flow below a group that has no queue for their pool yet."""
+"""Queued requests move with their flow to a group that has no queue for their pool, or from one."""
 
 from collections.abc import Callable
 
@@ -67,3 +67,22 @@ def test_first_request_of_a_group_gets_it_the_next_queue(target: int) -> None:
             admit(s, 0, f"f{k}", 10, 10, member(s, f"f{k}", -1), pool=target)
         admit(s, 0, "r", 10, 10, first, pool=target)
         s.check()
+
+
+def test_flows_leave_a_group_when_the_order_is_by_input() -> None:
+    """The queue of a group has no request whose input could be its key."""
+    s = make()
+    node = group(s, "a", 1_000)
+    flows = [member(s, name, node) for name in "uv"]
+    wanted = {admit(s, 0, f"r{k}", 5 + k, 10, flows[k % 2]) for k in range(6)}
+    (first,) = s.poll(0)  # the others are in the line of the group
+    s.set_options(0, policy="sif")
+    s.check()
+    s.complete(0, first.lease_id, 1)
+    granted = [first.handle]
+    while found := s.poll(0):
+        for d in found:
+            s.complete(0, d.lease_id, 1)
+            granted.append(d.handle)
+    assert set(granted) == wanted
+    assert granted[1:] == sorted(granted[1:])
