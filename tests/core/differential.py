@@ -121,7 +121,7 @@ class Differential:
     def _compare_one(self) -> None:
         """One request in turn: mostly one that waits, sometimes any that is known."""
         self._looks += 1
-        known = (self._looks % 4 and self.twin.queued()) or self.twin.requests
+        known = (self._looks % 4 and self.twin.queued()) or self.twin.known()
         if known:
             r = known[self._looks % len(known)]
             name = self.twin.flow_names[r.flow]
@@ -133,7 +133,7 @@ class Differential:
     def _compare_one_refused(self) -> None:
         """One that was refused or evicted, and has not been asked again."""
         names = self.twin.flow_names
-        known = {(names[r.flow], r.request_id) for r in self.twin.requests}
+        known = {(names[r.flow], r.request_id) for r in self.twin.known()}
         gone = [entry for key, entry in self.twin.refused.items() if key not in known]
         if gone:
             r, outcome, at_ns = gone[self._looks % len(gone)]

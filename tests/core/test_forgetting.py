@@ -214,7 +214,7 @@ def idle_walk(pair: Differential, rnd: random.Random, step: int) -> None:
 
 @pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "dlpm", "lcf"])
 # In the first, a flow's stored answer outlives what its outputs taught.
-@pytest.mark.parametrize("seed", [5_084_638_471_181, *fresh(2)])
+@pytest.mark.parametrize("seed", [5_084_638_471_181, *fresh(1)])
 def test_core_and_twin_forget_the_same_tenants(seed: int, policy: str) -> None:
     pair, rnd = pair_of(seed, policy)
     change_rules(pair, rnd)

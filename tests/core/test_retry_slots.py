@@ -189,7 +189,7 @@ def test_a_flood_that_heeds_no_time_fills_the_queue_and_no_more() -> None:
     line.s.check()
 
 
-@pytest.mark.parametrize("seed", fresh(4))
+@pytest.mark.parametrize("seed", fresh(1))
 def test_core_and_twin_agree_about_floods_and_pauses(seed: int) -> None:
     rnd = random.Random(seed)
     hour_ns = 3_600 * SECOND

@@ -39,7 +39,7 @@ class Twin(RemoteService):
         cls, base = self.classes.of(flow, request_class), flow
         flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
         payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter, cls)
-        for known in self.requests:
+        for known in self.known():
             if self.names_of(known) == (principal, base, request_id):
                 if known.payload not in (None, payload):
                     raise TwinError(6, "request_id")
@@ -96,11 +96,9 @@ class Twin(RemoteService):
     def poll(self, now_ns: int) -> list[Verdict]:
         self.enter(now_ns)
         self.quotas.shares.run_dues()
-        while due := [r for r in self.requests if r.state != ENDED and r.due_ns <= now_ns]:
+        while due := [r for r in self.requests if r.due_ns <= now_ns]:
             self._time_out(min(due, key=lambda r: (r.due_ns, r.seq)))
-        for r in list(self.answers):
-            if r.due_ns <= now_ns:
-                self._forget(r)
+        self.answers = [r for r in self.answers if r.due_ns > now_ns]
         self.sweep()
         self._dispatch()
         told, self.verdicts = self.verdicts, []
@@ -117,7 +115,7 @@ class Twin(RemoteService):
 
     def next_due(self) -> int:
         """When something has to be done at the latest; -1: never."""
-        dues = [r.due_ns for r in self.requests if r.state != ENDED]
+        dues = [r.due_ns for r in self.requests]
         dues += [due for due in (self.quotas.next_due(), *self.pool_due.values()) if due >= 0]
         dues += [self.restart.until_ns] if self.restart.until_ns else []
         return min(dues, default=-1)
@@ -268,10 +266,11 @@ class Twin(RemoteService):
         r.state, r.outcome = ENDED, outcome
         r.reserved_blocks = r.posted_blocks = 0
         r.ended_ns, r.due_ns = self.now_ns, self.now_ns + self.limits["answer_ttl_ns"]
+        self.requests.remove(r)
         self.answers.append(r)
         self.settle(r.flow)
         if len(self.answers) > self.limits["answers_max"]:
-            self._forget(self.answers[0])
+            self.answers.pop(0)
 
     def _tell_expiry(self, r: Request) -> None:
         if r.told:
@@ -290,10 +289,6 @@ class Twin(RemoteService):
                 )
             )
 
-    def _forget(self, r: Request) -> None:
-        self.answers.remove(r)
-        self.requests.remove(r)
-
     def cancel(self, now_ns: int, handle: int) -> bool:
         self.enter(now_ns)
         r = self.find(handle)
@@ -306,7 +301,7 @@ class Twin(RemoteService):
         self.quotas.close(r, False)
         self._end(r, core.CANCELLED)
         if r in self.answers:
-            self._forget(r)
+            self.answers.remove(r)
         return True
 
     def replay(
@@ -378,7 +373,7 @@ class Twin(RemoteService):
         return r.principal, self.flows[r.flow].base, r.request_id
 
     def _is_taken(self, lease_id: int, names: tuple[int, int, bytes]) -> bool:
-        return any(r.lease_id == lease_id or self.names_of(r) == names for r in self.requests)
+        return any(r.lease_id == lease_id or self.names_of(r) == names for r in self.known())
 
     def drain(self, now_ns: int) -> None:
         self.enter(now_ns)

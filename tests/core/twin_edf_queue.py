@@ -1,11 +1,14 @@
 """The twin's order inside a flow: queues are sorted at each look."""
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from .twin_types import QUEUED, Request
 
 if TYPE_CHECKING:
     from .twin_estimate import Estimate
+
+_BY_ARRIVAL = attrgetter("seq")
 
 
 class Order:
@@ -20,16 +23,19 @@ class Order:
             return False, r.stated_ns, r.seq
         return True, 0, r.seq
 
+    def sorted(self, queued: list[Request]) -> list[Request]:
+        return sorted(queued, key=self.place if self.by_deadline else _BY_ARRIVAL)
+
     def queue(self, flow: int, target: int) -> list[Request]:
-        mine = self.state.queued(lambda r: (r.flow, r.target) == (flow, target))
-        return sorted(mine, key=self.place)
+        return self.sorted(
+            [r for r in self.state.queued() if r.flow == flow and r.target == target]
+        )
 
     def heads(self) -> list[Request]:
         """The first request of each queue, by arrival."""
-        found: dict[tuple[int, int], Request] = {}
-        for r in sorted(self.state.queued(), key=self.place):
-            found.setdefault((r.flow, r.target), r)
-        return sorted(found.values(), key=lambda r: r.seq)
+        from_last = reversed(self.sorted(self.state.queued()))
+        found = {(r.flow, r.target): r for r in from_last}
+        return sorted(found.values(), key=_BY_ARRIVAL)
 
     def ahead(self, r: Request) -> int:
         """How many are before it; by arrival those that were withdrawn since still count."""

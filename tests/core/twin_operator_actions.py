@@ -41,7 +41,7 @@ class OperatorActions(Serve):
 
     def revoke(self, now_ns: int, lease_id: int) -> int:
         self.enter(now_ns)
-        r = next((r for r in self.requests if r.lease_id == lease_id and r.state != QUEUED), None)
+        r = next((r for r in self.known() if r.lease_id == lease_id and r.state != QUEUED), None)
         if r is None:
             return core.LEASE_UNKNOWN
         if r.state == ENDED:

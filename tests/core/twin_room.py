@@ -135,18 +135,16 @@ class Room(Prefixes):
             return False
         weights = sum(self.flows[i].weight_milli for i in recent)
         size = max(self.pools[pool].capacity_blocks, self.promised(pool))
-        held = sum(
-            r.reserved_blocks for r in self.leases(lambda r: r.flow == flow and r.pool == pool)
-        )
+        held = sum(r.reserved_blocks for r in self.leases() if (r.flow, r.pool) == (flow, pool))
         return (held + blocks) * weights > size * self.flows[flow].weight_milli
 
     def recent_flows(self) -> list[int]:
         """Flows that are active, or were less than ten seconds ago."""
+        active = self.active()
         return [
             i
             for i, f in enumerate(self.flows)
-            if self.is_active(i)
-            or (f.idle_at_ns is not None and self.now_ns < f.idle_at_ns + LINGER_NS)
+            if i in active or (f.idle_at_ns is not None and self.now_ns < f.idle_at_ns + LINGER_NS)
         ]
 
     def kept_tokens(self, pool: int, now_ns: int | None = None) -> int:

@@ -14,7 +14,7 @@ from .twin_positions import Positions
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_tenants import Rule, Tenants
-from .twin_types import ENDED, QUEUED, Doubts, Due, Flow, Pool, Request, TwinError, Verdict
+from .twin_types import LEASED, QUEUED, Doubts, Due, Flow, Pool, Request, TwinError, Verdict
 
 
 class State:
@@ -36,8 +36,8 @@ class State:
         self.flow_names: list[bytes] = []
         self.pools: list[Pool] = []
         self.pool_names: list[bytes] = []
-        self.requests: list[Request] = []  # queued, leases and stored answers
-        self.answers: list[Request] = []  # those that ended, oldest first
+        self.requests: list[Request] = []  # that wait or run
+        self.answers: list[Request] = []  # of those that ended, oldest first
         #: By tenant and id: what was not served, why, and when.
         self.refused: dict[tuple[bytes, bytes], tuple[Request, int, int]] = {}
         self.verdicts: list[Verdict] = []
@@ -244,7 +244,7 @@ class State:
             self.quotas.is_new = True
         self.limits |= limits
         while len(self.answers) > self.limits["answers_max"]:
-            self.requests.remove(self.answers.pop(0))
+            self.answers.pop(0)
 
     def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
         self.enter(now_ns)
@@ -259,11 +259,11 @@ class State:
             if r.lined_ns is None and self.quotas.is_candidate(r):
                 r.lined_ns = self.now_ns
 
-    def queued(self, keep: Callable[[Request], bool] = lambda r: True) -> list[Request]:
-        return [r for r in self.requests if r.state == QUEUED and keep(r)]
+    def queued(self, keep: Callable[[Request], bool] | None = None) -> list[Request]:
+        return list(filter(keep, [r for r in self.requests if r.state == QUEUED]))
 
-    def leases(self, keep: Callable[[Request], bool] = lambda r: True) -> list[Request]:
-        return [r for r in self.requests if r.lives and keep(r)]
+    def leases(self, keep: Callable[[Request], bool] | None = None) -> list[Request]:
+        return list(filter(keep, [r for r in self.requests if r.state in LEASED]))
 
     def leases_of(self, pool: int) -> list[Request]:
         """Leases that hold a reservation in the pool."""
@@ -286,7 +286,11 @@ class State:
         return len(self.leases(lambda r: r.flow == flow))
 
     def is_active(self, flow: int) -> bool:
-        return any(r.flow == flow and r.state != ENDED for r in self.requests)
+        return flow in self.active()
+
+    def active(self) -> set[int]:
+        """The flows of these requests."""
+        return {r.flow for r in self.requests}
 
     def promised(self, pool: int) -> int:
         return sum(r.reserved_blocks for r in self.leases_of(pool))
@@ -326,11 +330,14 @@ class State:
 
     def has_room(self, adapter: bytes) -> bool:
         """Whether a request may name one adapter more, or one that is in use."""
-        used = {r.adapter for r in self.requests if r.state != ENDED and r.adapter}
+        used = {r.adapter for r in self.requests if r.adapter}
         return len(used | {adapter or next(iter(used), b"")}) <= self.limits["adapters_max"]
 
+    def known(self) -> list[Request]:
+        return self.requests + self.answers
+
     def find(self, handle: int) -> Request | None:
-        return next((r for r in self.requests if r.seq == handle), None)
+        return next((r for r in self.known() if r.seq == handle), None)
 
     def limited(self, r: Request, input_tokens: int, output_tokens: int) -> tuple[int, int]:
         """A report, as far as the request can use it."""
@@ -350,7 +357,7 @@ class State:
     def find_lease(self, lease_id: int, principal: int) -> Request | None:
         wanted = (lease_id, principal)
         return next(
-            (r for r in self.requests if r.lease_id and (r.lease_id, r.principal) == wanted), None
+            (r for r in self.known() if r.lease_id and (r.lease_id, r.principal) == wanted), None
         )
 
     def lift(self, flow: int) -> None:

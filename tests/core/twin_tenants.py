@@ -112,7 +112,7 @@ class Tenants:
 
     def _may_forget_flow(self, flow: int) -> bool:
         state, f = self.state, self.state.flows[flow]
-        if any(r.flow == flow for r in state.requests) or flow in state.restart.returning:
+        if any(r.flow == flow for r in state.known()) or flow in state.restart.returning:
             return False
         if f.idle_at_ns is not None and state.now_ns < f.idle_at_ns + LINGER_NS:
             return False

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 QUEUED, LIVE, SUSPECT, ENDED = "queued", "live", "suspect", "ended"
+LEASED = LIVE, SUSPECT
 
 
 class TwinError(Exception):
@@ -264,7 +265,7 @@ class Pool:
         return blocks if self.headroom_ppm > 0 else -blocks
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     seq: int
     flow: int
@@ -331,7 +332,7 @@ class Request:
 
     @property
     def lives(self) -> bool:
-        return self.state in (LIVE, SUSPECT)
+        return self.state in LEASED
 
 
 TICK_NS = 60_000
