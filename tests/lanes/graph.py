@@ -70,6 +70,7 @@ class Graph:
         self._sources: dict[str, Source] = {}
         self._edges: dict[str, frozenset[str]] = {}
         self._data: dict[str, set[str]] = {}
+        self._needs: dict[str, dict[str, str]] = {}
         for path in self.paths:
             pure = PurePosixPath(path)
             if any(rule.alone and rule.matches(path) for rule in RULES):
@@ -85,6 +86,11 @@ class Graph:
 
     def needs(self, start: str) -> dict[str, str]:
         """Everything that a file needs, each with the file that leads to it."""
+        if start not in self._needs:
+            self._needs[start] = self._reached(start)
+        return self._needs[start]
+
+    def _reached(self, start: str) -> dict[str, str]:
         reached = {start: ""}
         words: set[str] = set()
         held: set[str] = set()  # of a cluster: a service without that key does not import it

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.faults import run
+from schedsvc.lab.faults import cli, run
 from schedsvc.lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO
 from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc.lab.faults.disk import Disk, fields
@@ -31,11 +31,11 @@ from tests.core.support import make
 
 def test_seeds_hold_and_every_fault_happens() -> None:
     tally = Tally()
-    for _ in run_cases((Case(seed) for seed in range(40)), tally):
+    for _ in run_cases((Case(seed) for seed in range(16)), tally):
         pass
     assert tally.failures == []
-    assert tally.seeds == 40
-    assert tally.events > 40 * 2_000
+    assert tally.seeds == 16
+    assert tally.events > 16 * 2_000
     missing = {name for name, times in tally.faults.items() if not times}
     later = (STATE_FAULTS, OPERATOR_FAULTS, HOSTILE_FAULTS, CLUSTER_FAULTS)
     assert missing == set().union(*later)
@@ -43,8 +43,8 @@ def test_seeds_hold_and_every_fault_happens() -> None:
 
 def test_seeds_with_quotas_hold() -> None:
     first = 1 << 22
-    seeds = range(first, first + 20)
-    assert sum(draw(seed, 2_000).quotas is not None for seed in seeds) > 3
+    seeds = range(first, first + 10)
+    assert sum(draw(seed, 2_000).quotas is not None for seed in seeds) > 1
     tally = Tally()
     for _ in run_cases((Case(seed) for seed in seeds), tally):
         pass
@@ -59,7 +59,7 @@ def test_seeds_with_state_classes_limits_and_adapters_hold() -> None:
     assert any(q.tenants and max(t.share for t in q.tenants.values()) for o in drawn
         if (q := o.quotas) is not None)  # fmt: skip
     tally = Tally()
-    cases = [Case(seed) for seed in range(first, first + 16)]
+    cases = [Case(seed) for seed in range(first, first + 8)]
     kept = [seed for seed in range(first, first + 40) if draw(seed, 2_000).state]
     cases += [Case(seed, only=frozenset(STATE_FAULTS)) for seed in kept[:5]]
     for _ in run_cases(cases, tally):
@@ -108,7 +108,7 @@ def test_seeds_with_an_operator_order_by_deadline_and_prefixes_hold() -> None:
     assert all(o.core["grant_pacing"] == o.alike for o in drawn.values())
     assert min(len(by_deadline), len(by_prefix), len(kept)) > 5
     tally = Tally()
-    cases = [Case(seed) for seed in range(NEWEST, NEWEST + 10)]
+    cases = [Case(seed) for seed in range(NEWEST, NEWEST + 5)]
     cases += [Case(seed) for seed in (*by_deadline[:2], *by_prefix[:2])]
     only = frozenset(OPERATOR_FAULTS) | {"scheduler-restarted"}
     cases += [Case(seed, only=only) for seed in kept[:4]]
@@ -142,15 +142,19 @@ def test_newest_seeds_compare_service_in_several_pools() -> None:
     assert any(o.core.get("lead_max_micro") == LEAD_AUTO for o in drawn.values())
     assert {o.core.get("fairness_domain", 1) for o in drawn.values()} == {0, 1, 2}
     tally = Tally()
-    for _ in run_cases((Case(seed) for seed in several[:8]), tally):
+    for _ in run_cases((Case(seed) for seed in several[:4]), tally):
         pass
     assert tally.failures == []
 
 
-def test_seeds_that_failed_once_hold() -> None:
+def test_seeds_that_failed_once_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of them: `make test-faults` runs all."""
+    kept = cli._regressions()
+    assert len(kept) >= 14
+    monkeypatch.setattr(cli, "_regressions", lambda: kept[-2:])
     result = CliRunner().invoke(main, ["simtest", "--regressions", "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["seeds"] >= 14
+    assert json.loads(result.stdout)["seeds"] == 2
 
 
 def test_one_seed_is_one_run() -> None:

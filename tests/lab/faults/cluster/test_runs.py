@@ -31,16 +31,16 @@ def held(first: int, count: int) -> Tally:
 
 
 def test_seeds_hold() -> None:
-    assert held(CLUSTER, 4).events > 4 * 2_000
+    assert held(CLUSTER, 2).events > 2 * 2_000
 
 
 def test_seeds_with_ends_and_other_sets_hold() -> None:
-    faults = held(STRICT, 6).faults
+    faults = held(STRICT, 3).faults
     assert min(faults[CLUSTER_ENDED], faults[CLUSTER_SETS]) > 0
 
 
 def test_seeds_whose_store_refuses_writes_hold() -> None:
-    assert held(REFUSING, 6).faults[CLUSTER_REFUSES] > 0
+    assert held(REFUSING, 3).faults[CLUSTER_REFUSES] > 0
 
 
 @pytest.mark.slow
