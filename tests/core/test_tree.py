@@ -228,7 +228,7 @@ def test_books_balance_while_the_tree_changes(
     seed: int, policies: tuple[str, ...], pools: int
 ) -> None:
     walk = TreeWalk(seed, policies, pools)
-    walk.run(events=20_000, check_every=100)
+    walk.run(events=8_000, check_every=100)
     walk.drain()
     assert is_drained(walk.core, walk.now_ns)
 

@@ -453,7 +453,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 
 class TestTwins(Twins.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(
-        max_examples=80,
+        max_examples=40,
         stateful_step_count=60,
         deadline=None,
         database=None,

@@ -50,8 +50,9 @@ def read(text: str, module: str, *, is_package: bool) -> Source:
     """Read what a file's code names. Docstrings and comments name nothing."""
     tree = ast.parse(text)
     found = Source({name for _, name in imports(tree, module, is_package)})
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             found.names |= set(DOTTED.findall(node.value))
             found.words |= set(WORD.findall(node.value))

@@ -78,7 +78,7 @@ def test_jitter_takes_the_contents_along(tmp_path):
         assert jittered.arrival_ns[at] >= place * 1_000_000
 
 
-@pytest.mark.parametrize("seed", fresh(3))
+@pytest.mark.parametrize("seed", fresh(1))
 def test_no_cache_beats_belady_and_a_larger_one_no_smaller_one(tmp_path, seed):
     """One request at a time, each block used for an hour's pause: only the cache decides."""
     draws = Random(seed)
