@@ -100,13 +100,12 @@ async def ask(
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Every path as a spelling, with a method and a caller; each pair of these occurs."""
+    """Every path as a spelling, with a method and a caller: any three of these occur together."""
     return [
-        (spelling(path), method, caller)
+        (spelling(path), METHODS[(number + each + turn) % len(METHODS)], caller)
         for number, path in enumerate(sorted(OPERATOR_PATHS))
         for each, spelling in enumerate(SPELLINGS)
-        for method in {METHODS[(number + each) % len(METHODS)], "POST", "GET"}
-        for caller in CALLERS
+        for turn, caller in enumerate(CALLERS)
     ]
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.other_core import CORE, FLAGS, built, compile_extension, core_sources
 
 _PROBE = Path(__file__).with_name("base_probe.pyx")
-_FLAGS = (*FLAGS, "-w")
+# Compiling it takes longer than all that runs in it.
+_FLAGS = (*FLAGS, "-O0", "-w")
 # Those that the probe includes.
 _LAYERS = ("base", "wire", "model")
 
