@@ -238,7 +238,7 @@ class Shares:
         if self.share_of(r.flow) == -1 or r.seq in self.paid:
             return False
         cls = self.state.flows[r.flow].cls
-        line = [q for q in self.state.heads(r.target) if self.state.flows[q.flow].cls == cls]
+        line = self.state.heads(r.target, cls)
         alone = len(line) < 2
         if r.seq not in self.quotas.bills or (alone and not self.is_saturated(r.target)):
             return False

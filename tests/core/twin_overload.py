@@ -43,9 +43,8 @@ class Overload(Backfill):
         return self._level(pool, now_ns, target_ns // 2, saturation_ppm * 7 // 8)
 
     def _level(self, pool: int, now_ns: int, target_ns: int, saturation_ppm: int) -> int:
-        reason, (head, _) = self.pools[pool].reason, self.head_for(pool)
         for_no_room = ("NONE", "DETACHED", "DRAINING", "STRICT", "QUOTA", "DELAY")
-        waits = reason not in for_no_room and head is not None
-        if waits and now_ns - head.lined_ns > target_ns:  # type: ignore[union-attr,operator]
+        head = None if self.pools[pool].reason in for_no_room else self.head_for(pool)[0]
+        if head and now_ns - head.lined_ns > target_ns:  # type: ignore[operator]
             return OVER
-        return NEARLY if waits or self.fill_ppm(pool) >= saturation_ppm else UNDER
+        return NEARLY if head or self.fill_ppm(pool) >= saturation_ppm else UNDER

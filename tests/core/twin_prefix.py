@@ -51,7 +51,7 @@ class Prefixes(State):
     def longest(self, pool: int, first: Request) -> Request:
         """The head whose prompt the pool has most of, of those that stand with the first."""
         cls = self.flows[first.flow].cls
-        heads = [r for r in self.heads(pool) + self.heads(-1) if self.flows[r.flow].cls == cls]
+        heads = self.heads(pool, cls) + self.heads(-1, cls)
         stand = [
             r
             for r in sorted(heads, key=lambda r: self.rank(r, pool))[:LOOKAHEAD]

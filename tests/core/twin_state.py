@@ -420,12 +420,13 @@ class State:
 
     def least(self, target: int, cls: int, pool: int) -> Request | None:
         """The least (counter, seq) of a class's heads for one target, as a pool sees them."""
-        heads = [r for r in self.heads(target) if self.flows[r.flow].cls == cls]
-        return min(heads, key=lambda r: self.rank(r, pool), default=None)
+        return min(self.heads(target, cls), key=lambda r: self.rank(r, pool), default=None)
 
-    def heads(self, target: int) -> list[Request]:
-        """The first request of each flow for one target."""
+    def heads(self, target: int, cls: int | None = None) -> list[Request]:
+        """The first request of each flow for one target, or of each that has this class."""
         heads = [r for r in self.order.heads() if r.target == target]
+        if cls is not None:
+            heads = [r for r in heads if self.flows[r.flow].cls == cls]
         return [r for r in heads if self.quotas.is_candidate(r)]
 
     def rank(self, r: Request, pool: int) -> tuple[int, int]:
