@@ -21,7 +21,8 @@ AT_ONCE = 8
 PAIRS, ALL_PAIRS = 40, 1_000
 
 
-@pytest.fixture(scope="module", params=["bpe", "unigram"])
+# Each kind starts an engine; the emulator and the library count both at each change.
+@pytest.fixture(scope="module", params=["bpe", pytest.param("unigram", marks=pytest.mark.slow)])
 def model(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:

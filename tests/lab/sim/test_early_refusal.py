@@ -7,12 +7,6 @@ from .early_refusal import FOR_DEADLINES, LOADS, holds, play
 
 
 @pytest.mark.slow
-def test_refused_requests_were_hopeless_and_others_are_in_time():
-    found = play(Load(1_200, 6.0, (0.5, 20.0)), samples=60)
-    assert holds(found, samples=60), found
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_hundreds_of_those_that_are_refused(load):
