@@ -208,5 +208,5 @@ def served_in_quick_pool(s: core.Scheduler) -> list[int]:
 
 
 def test_random_histories_of_pools_keep_the_promise() -> None:
-    for seed in fresh(20):
+    for seed in fresh(60):
         PoolHistory(seed).play()

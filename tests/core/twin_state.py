@@ -36,8 +36,8 @@ class State:
         self.flow_names: list[bytes] = []
         self.pools: list[Pool] = []
         self.pool_names: list[bytes] = []
-        self.requests: list[Request] = []  # that wait or run
-        self.answers: list[Request] = []  # of those that ended, oldest first
+        self.requests: list[Request] = []  # those that wait or run
+        self.answers: list[Request] = []  # those that ended, oldest first
         #: By tenant and id: what was not served, why, and when.
         self.refused: dict[tuple[bytes, bytes], tuple[Request, int, int]] = {}
         self.verdicts: list[Verdict] = []
@@ -289,7 +289,7 @@ class State:
         return flow in self.active()
 
     def active(self) -> set[int]:
-        """The flows of these requests."""
+        """The flows with a request that waits or runs."""
         return {r.flow for r in self.requests}
 
     def promised(self, pool: int) -> int:
