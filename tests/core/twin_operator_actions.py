@@ -1,11 +1,11 @@
-"""An operator's handles on the twin: what is drained, and what is revoked."""
+"""An operator's handles on the twin: what is drained, revoked and unlearned."""
 
 from typing import Any
 
 from schedsvc import _core as core
 
 from .twin_serve import Serve
-from .twin_types import ENDED, QUEUED, SUSPECT, Request, TwinError
+from .twin_types import ENDED, QUEUED, SUSPECT, Doubts, Request, TwinError
 
 
 class OperatorActions(Serve):
@@ -38,6 +38,31 @@ class OperatorActions(Serve):
             return False
         holding = [p for p in range(len(self.pools)) if self.can_hold(p, r)]
         return bool(holding) and not set(holding) & set(self.serving())
+
+    def reset_learned(self) -> None:
+        self.restart.end()
+        self.predictor.forget()
+        self.prompt_seen, self.lead_given, self.told_ns, self.due.count = 0, 0, None, 0
+        self.doubts = Doubts()
+        for i, f in enumerate(self.flows):
+            f.interval_ns, f.granted_at_ns = 0, None
+            f.idle_at_ns, f.average_milli = None, 0
+            f.forget_waits(self.now_ns)
+            if not self.is_active(i):
+                f.vtc = 0
+        for p in self.pools:
+            p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
+            p.served = 0
+            p.light, p.foreign_tokens, p.brought, p.blocks = [], 0, False, {}
+            p.last_prefill_ns, p.opened_ns = 0, -1
+            p.forget_pace(self.now_ns)
+        self.classes.brought.clear()
+        for cls in list(self.levels):
+            if not self._active_counters(cls):
+                del self.levels[cls]
+        self.positions.forget()
+        self.average_charge = 0
+        self.quotas.fill_up()
 
     def revoke(self, now_ns: int, lease_id: int) -> int:
         self.enter(now_ns)

@@ -79,7 +79,7 @@ def parts_of(found: Counter[str]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def shared() -> Run:
-    """What a flood of the weighted organisations gets."""
+    """A flood of the weighted organisations."""
     return flooded(organisations(weighted=True))
 
 
