@@ -5,7 +5,8 @@ import importlib
 import importlib.metadata
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,14 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    """Return the distributions of each module that is installed, of which it reads all files."""
+    return importlib.metadata.packages_distributions()
+
+
 def _modules_of(distribution: str) -> list[str]:
-    found = importlib.metadata.packages_distributions().items()
+    found = _owners().items()
     return [name for name, owners in found if distribution in map(_normal, owners)]
 
 
@@ -77,7 +84,7 @@ def test_every_named_package_is_here(distribution: str) -> None:
 
 @pytest.mark.parametrize("package", PROJECTS)
 def test_every_import_is_named(package: str) -> None:
-    owners = importlib.metadata.packages_distributions()
+    owners = _owners()
     unnamed = set()
     for module in modules():
         if module.name.split(".")[0] != package:
