@@ -18,6 +18,8 @@ from schedsvc_vllm.proxy_cli import http_protocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tests.waiting import until
+
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECE = 16_384
@@ -44,6 +46,13 @@ class _App:
         headers = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def refuse(_: Scope, __: Receive, send: Send) -> None:
+    """Answer without reading the body."""
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    await send({"type": "http.response.body"})
 
 
 @contextlib.asynccontextmanager
@@ -211,6 +220,44 @@ async def test_connections_beyond_the_limit_are_closed() -> None:
         assert await answer_to(port) == b""
         app.go.set()
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+
+
+BEHIND = [
+    pytest.param(GET, b"\r\n", id="blank line"),
+    pytest.param(GET + b"content-length: 3\r\n", b"abc", id="body"),
+    pytest.param(GET + b"content-length: 3\r\n", b"a", id="part of a body"),
+]
+
+
+@pytest.mark.parametrize(("head", "behind"), BEHIND)
+async def test_bytes_behind_an_answer_keep_the_keep_alive_limit(head: bytes, behind: bytes) -> None:
+    async with serving(refuse, http_protocol()) as (port, server):
+        server.config.timeout_keep_alive = 1
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"\r\n")
+        assert await reader.readuntil(b"\r\n\r\n")
+        writer.write(behind)
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(("head", "behind"), BEHIND)
+async def test_bytes_behind_an_answer_leave_its_connection_idle(head: bytes, behind: bytes) -> None:
+    read = bytearray()
+
+    class Reading(http_protocol(1)):  # type: ignore[misc] # made at run time
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            read.extend(data)
+
+    async with serving(refuse, Reading) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"\r\n")
+        assert await reader.readuntil(b"\r\n\r\n")
+        writer.write(behind)
+        await until(lambda: read.endswith(b"\r\n\r\n" + behind))
+        assert b" 403 " in await answer_to(port, GET + b"connection: close\r\n\r\n")
         writer.close()
 
 

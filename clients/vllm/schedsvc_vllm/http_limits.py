@@ -126,6 +126,17 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         if self.timeout_keep_alive_task is not None:
             self.idle[self] = None
 
+    def _wait_for_request(self) -> None:
+        """Keep the limit on an idle connection: bytes behind an answer need not begin a request.
+
+        Such are blank lines, and the body of a request that was answered before it had come.
+        """
+        if self.timeout_keep_alive_task is None and self._reads_on():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+            self.idle[self] = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.idle.pop(self, None)
         self._stop_waiting()
@@ -146,8 +157,10 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
                     self.send_400_response("")
             if len(parts) > 1 and not self._reads_on():
                 break
-        if self._is_in_head and self._late is None:
+        if self._is_in_head:
             self._wait_for_head()
+        elif self.cycle is not None and self.cycle.response_complete:
+            self._wait_for_request()
 
     def _feed(self, data: bytes) -> None:
         """Parse bytes as uvicorn's `data_received()` does, and go on behind offers to upgrade."""
