@@ -223,6 +223,16 @@ async def test_connect_is_refused(target: bytes) -> None:
     assert recorder.read == []
 
 
+@pytest.mark.parametrize("target", [b"/a#f", b"/a?b=1#c?d", b"/a?#", b"http://x/a#f"])
+async def test_a_target_with_a_fragment_is_refused(target: bytes) -> None:
+    recorder = Recorder()
+    async with serving(recorder, http_protocol()) as (port, _):
+        request = b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target
+        answer = await answer_to(port, request)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert recorder.read == []
+
+
 # Trailers.
 
 

@@ -251,7 +251,8 @@ async def test_a_head_that_servers_read_differently_is_refused(
 
 def test_a_sound_head_has_no_refusal() -> None:
     assert (
-        head_refusal(b"POST", "1.1", [(b"host", b"x"), (b"transfer-encoding", b"chunked")]) == b""
+        head_refusal(b"POST", b"/", "1.1", [(b"host", b"x"), (b"transfer-encoding", b"chunked")])
+        == b""
     )
 
 

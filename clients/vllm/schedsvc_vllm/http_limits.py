@@ -56,6 +56,7 @@ _NO_VERSION = _refusal("400 Bad Request", "the request line has no version of HT
 _OTHER_VERSION = _refusal(
     "505 HTTP Version Not Supported", "the version of HTTP has to be 1.1 or 1.0"
 )
+_FRAGMENT = _refusal("400 Bad Request", "the request target has a fragment (#); send it without")
 _NO_TUNNEL = _refusal("501 Not Implemented", "CONNECT is not served: this server is no tunnel")
 
 
@@ -214,7 +215,8 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         if len(self.pipeline) >= PIPELINED_MAX:
             raise _BeyondError
         version = self.parser.get_http_version()
-        if refusal := head_refusal(self.parser.get_method(), version, self.headers):
+        method = self.parser.get_method()
+        if refusal := head_refusal(method, self.url, version, self.headers):
             self._refusal = refusal
             raise _BeyondError
         is_upgrade = self.parser.should_upgrade()
@@ -301,15 +303,19 @@ def _parts(data: bytes) -> list[bytes]:
     return [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
 
 
-def head_refusal(method: bytes, version: str, fields: Sequence[tuple[bytes, bytes]]) -> bytes:
+def head_refusal(
+    method: bytes, target: bytes, version: str, fields: Sequence[tuple[bytes, bytes]]
+) -> bytes:
     """Return the answer to a head that two servers could read differently; b"": it is sound.
 
-    `fields`: with lower-case names. O(fields). Sources: RFC 9112, 2.3, 3.2 and 6.1.
+    `fields`: with lower-case names. O(head). Sources: RFC 9112, 2.3, 3.2 and 6.1.
     """
     if version not in ("1.1", "1.0"):
         return _NO_VERSION if version == "0.9" else _OTHER_VERSION
     if method == b"CONNECT":
         return _NO_TUNNEL
+    if b"#" in target:
+        return _FRAGMENT  # uvicorn drops it, and another server may not
     hosts = codings = 0
     for name, value in fields:
         if name == b"host":
