@@ -22,7 +22,7 @@ from schedsvc_vllm.settings import Settings
 from .asgi import ask
 from .fake_scheduler import FakeScheduler
 from .test_gate_certificates import App
-from .test_http_limits import answer_to, serving
+from .test_http_limits import answer_to, refuse, serving
 from .test_vllm_proxy import Server, behind
 
 __all__ = ["behind"]
@@ -284,6 +284,28 @@ async def test_a_trailer_is_no_certificate(
             json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_certificate"
         )
     assert fake.admits == []
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_a_connection_that_a_trailer_closes_is_closed(is_early: bool) -> None:
+    """The parser reads no byte behind such a trailer: an open connection would hang."""
+    recorder = Recorder()
+    answered = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (refuse if is_early else recorder)(scope, receive, send)
+        answered.set()
+
+    async with serving(app, http_protocol()) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        if is_early:
+            await answered.wait()
+        writer.write(b"0\r\nconnection: close\r\n\r\nGET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+        got = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    assert got.count(b"HTTP/1.1 ") == 1
+    assert (b"connection: close" in got) == (not is_early)
 
 
 async def test_a_trailer_is_not_forwarded(fake: FakeScheduler, behind: tuple[Server, str]) -> None:

@@ -256,6 +256,13 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self._refusal = _TOO_LARGE
             raise _BeyondError
         super().on_message_complete()
+        cycle = self.cycle
+        # The parser takes a Connection field of the trailers for one of the head, and reads no
+        # byte behind a message that it takes for the last.
+        if not self.parser.should_keep_alive() and cycle is not None and cycle.keep_alive:
+            cycle.keep_alive = False
+            if cycle.response_complete:
+                self.transport.close()
 
     def _reads_on(self) -> bool:
         """Whether this connection is still read, and by this protocol."""
