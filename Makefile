@@ -125,6 +125,7 @@ test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/
 test-fuzz: build ## Hostile input and random walks, the core watching its memory: two minutes.
 	$(BIN)/python -m tests.fuzz --sanitised --seconds 4 --seed $(FRESH_SEED)
 	$(BIN)/python -m tests.clients.exchanges --count 10000 --seed $(FRESH_SEED)
+	$(BIN)/python -m tests.clients.streams --count 5000 --seed $(FRESH_SEED)
 
 cluster-shares: build ## Weights 4:1 at two and four schedulers, by several ingresses: six minutes.
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/cluster/test_shares.py

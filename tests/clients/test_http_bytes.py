@@ -7,10 +7,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
-import h11
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from schedsvc_vllm.asgi import Receive, Scope, Send
 from schedsvc_vllm.certificates import XFCC, CertificateSettings, read_patterns
 from schedsvc_vllm.gate import Gate
@@ -21,6 +18,7 @@ from schedsvc_vllm.settings import Settings
 
 from .asgi import ask
 from .fake_scheduler import FakeScheduler
+from .streams.grammar import OFFER
 from .test_gate_certificates import App
 from .test_http_limits import answer_to, refuse, serving
 from .test_vllm_proxy import Server, behind
@@ -28,21 +26,6 @@ from .test_vllm_proxy import Server, behind
 __all__ = ["behind"]
 
 Read = tuple[str, str, list[tuple[bytes, bytes]], bytes]
-#: Bytes that mislead a reader which looks for heads in bodies, or edits them.
-OFFER = (
-    b"GET /x HTTP/1.1\r\nUpgrade: h2c\r\nConnection:\r\nConnection: \r\nHTTP2-Settings: A\r\n\r\n"
-)
-NASTY = [
-    b"",
-    b"x",
-    b"\r\n",
-    b"\r\n\r\n",
-    b"0\r\n\r\n",
-    OFFER,
-    OFFER[:-2],
-    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-tenant-id: victim\r\ncontent-length: 0\r\n\r\n",
-    bytes(range(256)),
-]
 OFFERS = ["h2c", "H2C", "HTTP/2.0", "TLS/1.2", "websocket", "WebSocket", "h2c, websocket", "x"]
 
 
@@ -65,34 +48,6 @@ class Recorder:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-def read_by_h11(stream: bytes) -> list[Read]:
-    """Return the requests that h11, a reader of its own, finds in a stream."""
-    reader = h11.Connection(h11.SERVER)
-    reader.receive_data(stream)
-    found: list[Read] = []
-    body = b""
-    head: h11.Request | None = None
-    while True:
-        event = reader.next_event()
-        if isinstance(event, h11.Request):
-            head, body = event, b""
-        elif isinstance(event, h11.Data):
-            body += event.data
-        elif isinstance(event, h11.EndOfMessage):
-            assert head is not None
-            kept = [(name, value) for name, value in head.headers if name != b"upgrade"]
-            found.append((head.method.decode(), head.target.decode(), kept, body))
-            if reader.our_state is h11.SEND_RESPONSE:
-                reader.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-                reader.send(h11.EndOfMessage())
-        elif event is h11.PAUSED and reader.our_state is h11.DONE:
-            if reader.their_state is not h11.DONE:
-                return found
-            reader.start_next_cycle()
-        else:
-            return found
-
-
 async def read_at(port: int, recorder: Recorder, stream: bytes, cuts: list[int]) -> list[Read]:
     """Return the requests that a server passes on of a stream that comes in pieces."""
     recorder.read = []
@@ -105,62 +60,6 @@ async def read_at(port: int, recorder: Recorder, stream: bytes, cuts: list[int])
     await reader.read()  # the last request asks for the end of the connection
     writer.close()
     return recorder.read
-
-
-@st.composite
-def requests(draw: st.DrawFn, is_last: bool) -> bytes:
-    """Draw the bytes of a request: offers to upgrade, both framings, trailers, nasty bodies."""
-    method = draw(st.sampled_from([b"POST", b"PUT", b"GET"]))
-    body = b"".join(draw(st.lists(st.sampled_from(NASTY), max_size=3)))
-    lines = [b"Host: x", b"X-Tenant-Id: own"]
-    words = ["close"] if is_last else draw(st.sampled_from([[], ["keep-alive"]]))
-    offers = (
-        OFFERS if method != b"GET" else [each for each in OFFERS if each.lower() != "websocket"]
-    )
-    if draw(st.booleans()):
-        lines.append(b"Upgrade: " + draw(st.sampled_from(offers)).encode())
-        words = draw(st.permutations([*words, "Upgrade", "HTTP2-Settings"]))
-    if words:
-        lines.append(b"Connection: " + ", ".join(words).encode())
-    end = b""
-    if draw(st.booleans()):
-        lines.append(b"Content-Length: %d" % len(body))
-        end = body
-    elif method != b"GET" or body:
-        lines.append(b"Transfer-Encoding: chunked")
-        size = draw(st.integers(1, 40))
-        for at in range(0, len(body), size):
-            piece = body[at : at + size]
-            end += b"%x\r\n%b\r\n" % (len(piece), piece)
-        trailers = draw(st.lists(st.sampled_from([b"X-Tenant-Id: b", b"Host: b", b"x: y"])))
-        end += b"0\r\n" + b"".join(each + b"\r\n" for each in trailers) + b"\r\n"
-    head = b"\r\n".join([method + b" /a HTTP/1.1", *draw(st.permutations(lines))])
-    return head + b"\r\n\r\n" + end
-
-
-@st.composite
-def streams(draw: st.DrawFn) -> tuple[bytes, list[int]]:
-    count = draw(st.integers(1, 4))
-    stream = b"".join(draw(requests(number == count - 1)) for number in range(count))
-    cuts = draw(st.lists(st.integers(0, len(stream)), max_size=6))
-    return stream, sorted(cuts)
-
-
-def test_any_split_of_any_requests_is_read_as_by_h11() -> None:
-    recorder = Recorder()
-    with asyncio.Runner() as runner:
-        server = serving(recorder, http_protocol())
-        port, _ = runner.run(server.__aenter__())
-
-        @settings(max_examples=150, deadline=None)
-        @given(streams())
-        def check(drawn: tuple[bytes, list[int]]) -> None:
-            expected = read_by_h11(drawn[0])
-            assert expected
-            assert runner.run(read_at(port, recorder, *drawn)) == expected
-
-        check()
-        runner.run(server.__aexit__(None, None, None))
 
 
 async def test_a_body_that_looks_like_a_head_is_not_edited() -> None:

@@ -1,0 +1,1 @@
+"""Random byte streams through the proxy: its upstream reads what h11 reads, or nothing."""
