@@ -93,6 +93,7 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
     idle: dict[Any, None]
     httptools: Any
     parser: Any
+    timeout_keep_alive_task: asyncio.TimerHandle | None
 
     def connection_made(self, transport: Any) -> None:
         self._held = 0

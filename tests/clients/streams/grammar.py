@@ -100,6 +100,8 @@ WORDS = (
 )  # fmt: skip
 _EDGE = re.compile(rb"\r\n")
 _EACH_BYTE_MAX = 400
+# Of offers in a body that the server reads in parts, and stops to read.
+_LARGE = 1_000
 
 
 class Grammar:
@@ -151,8 +153,10 @@ class Grammar:
                               "hosts", "twice")) for _ in range(oddities)}  # fmt: skip
         method, target = rnd.choice(_METHODS), rnd.choice(_PATHS)
         body = b"".join(rnd.choice(BODIES) for _ in range(rnd.choice((0, 1, 1, 2))))
-        if method == b"POST" and rnd.random() < 0.1:
+        if method == b"POST" and rnd.random() < 0.2:
             target, body = _COMPLETIONS, ASK
+        elif rnd.random() < 0.005:
+            body = OFFER * _LARGE
         line = b"%b %b HTTP/1.1" % (method, target)
         if "line" in chosen:
             line = rnd.choice(_LINES).replace(b"%m", method).replace(b"%t", target)
@@ -210,7 +214,7 @@ class Grammar:
 
     def _chunks(self, body: bytes, oddities: set[str]) -> bytes:
         rnd = self.rnd
-        size = rnd.randrange(1, 300)
+        size = rnd.randrange(1, 300) if len(body) < _LARGE else rnd.randrange(5_000, 70_000)
         pieces = [body[at : at + size] for at in range(0, len(body), size)]
         odd = rnd.randrange(len(pieces) + 1) if "chunk" in oddities else -1
         out = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from schedsvc_vllm import proxy_cli
 from tests.clients.fake_scheduler import FakeScheduler
 from tests.waiting import until
 
-from .reading import BODILESS, Read, Reading, passed_fields, passed_targets, read
+from .reading import BODILESS, Field, Read, Reading, passed_fields, passed_targets, read
 from .upstream import NUMBER, Upstream
 
 #: Ends a stream that hangs; nothing that works takes as long.
@@ -59,13 +60,14 @@ class Answer(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What came of a stream: the client's bytes, and the upstream's requests.
+    """What came of a stream: the client's bytes, the upstream's requests, and who was charged.
 
     `stayed_open`: the proxy waited for more of it.
     """
 
     got: bytes
     asked: dict[int, Read]
+    tenants: list[bytes]
     stayed_open: bool
 
 
@@ -148,6 +150,9 @@ class World:
 
         return Watched
 
+    def _has_read(self, client: _Client, end: int) -> bool:
+        return self._received >= end or client.is_closed
+
     async def _until(self, condition: Callable[[], object]) -> None:
         while not condition():
             self._news.clear()
@@ -170,6 +175,7 @@ class World:
     async def play(self, stream: Stream) -> Played:
         """Send a stream, and wait until the proxy has done with it."""
         self.upstream.forget()
+        self.fake.admits.clear()
         self._protocol, self._received = None, 0
         loop = asyncio.get_running_loop()
         _, client = await loop.create_unix_connection(
@@ -179,7 +185,7 @@ class World:
         for begin, end in pairwise((0, *stream.cuts, len(stream.data))):
             if end > begin and not client.is_closed:
                 client.transport.write(stream.data[begin:end])
-                await self._until(lambda end=end: self._received >= end or client.is_closed)
+                await self._until(partial(self._has_read, client, end))
         await self._until(lambda: client.is_closed or self._is_idle())
         stayed_open = not client.is_closed
         if stayed_open:
@@ -189,7 +195,8 @@ class World:
         while tasks := list(self._server.server_state.tasks):
             await asyncio.wait(tasks)
         await self.upstream.settle()
-        return Played(bytes(client.got), dict(self.upstream.asked), stayed_open)
+        tenants = [admit.tenant.encode() for admit in self.fake.admits]
+        return Played(bytes(client.got), dict(self.upstream.asked), tenants, stayed_open)
 
     async def check(self, stream: Stream) -> None:
         """Play a stream, and compare. Raises Disagreement."""
@@ -201,15 +208,21 @@ class World:
         require(not self.upstream.faults, "the upstream was asked otherwise", self.upstream.faults)
         answers = answers_in(played.got, reading)
         self._compare(reading, answers, played)
+        self._compare_tenants(reading, played.tenants)
         served = sum(answer.number is not None for answer in answers)
+        whole = sum(request.is_whole for request in reading.requests)
         if stream.is_sound:
-            require(served == len(reading.requests), "a sound stream was not served", answers)
+            require(served == whole and not reading.error, "a sound stream is refused", answers)
         elif played.stayed_open:
-            whole = sum(request.is_whole for request in reading.requests)
             require(len(answers) >= whole, "a request has no answer", answers, whole)
         self.kinds["streams"] += 1
-        self.kinds["served whole"] += not reading.error and served == len(reading.requests)
         self.kinds["refused by h11"] += bool(reading.error)
+        if len(answers) > served:
+            self.kinds["refused"] += 1
+        elif played.stayed_open:
+            self.kinds["served to an open end"] += 1
+        else:
+            self.kinds["served whole" if served >= whole else "broken off"] += 1
 
     def _compare(self, reading: Reading, answers: Sequence[Answer], played: Played) -> None:
         """Compare what the upstream was asked with what h11 read, one after the other."""
@@ -217,7 +230,6 @@ class World:
         for place, answer in enumerate(answers):
             if answer.number is None:
                 require(answer.status >= 400, "the proxy answers by itself", answer)
-                self.kinds["refused"] += 1
                 continue
             require(asked and asked[0][0] == answer.number, "answers in another order", answers)
             self._same(reading, place, asked.pop(0)[1])
@@ -226,8 +238,14 @@ class World:
         is_cut = not played.stayed_open or any(not each.is_whole for each in reading.requests)
         require(len(asked) <= is_cut, "an answer is missing", asked)
         if asked:
-            self.kinds["broken off"] += 1
             self._same(reading, len(answers), asked[0][1])
+
+    def _compare_tenants(self, reading: Reading, tenants: Sequence[bytes]) -> None:
+        """Compare: each admitted request names the tenant of a head, in the order of the heads."""
+        heads = iter([tenant_of(request.fields) for request in reading.requests])
+        for tenant in tenants:
+            require(tenant in heads, "another tenant", tenant, reading.requests)
+            self.kinds["requests admitted"] += 1
 
     def _same(self, reading: Reading, place: int, asked: Read) -> None:
         if place >= len(reading.requests):
@@ -242,9 +260,15 @@ class World:
         require(fields == passed_fields(found, _KEPT), "other headers", fields, found.fields)
         body = b"" if is_bodiless else found.body
         require(asked.body == body, "another body", asked.body, body)
-        self.kinds["read alike"] += 1
+        self.kinds["requests read alike"] += 1
         for name in found.deviations:
-            self.kinds[name] += 1
+            self.kinds[f"requests with {name}"] += 1
+
+
+def tenant_of(fields: Sequence[Field]) -> bytes | None:
+    """Return the tenant that a head names; None: it names two, so that it has to be refused."""
+    names = [value for name, value in fields if name == _TENANT]
+    return b"".join(names) if len(names) < 2 else None
 
 
 def answers_in(got: bytes, reading: Reading) -> list[Answer]:
