@@ -90,7 +90,7 @@ _ODD_TRAILERS = (
 _ENDS = (
     b"\n", b"\r", b"\r\r\n", b"\n\r", b"", b" \r\n", b"\r\n ", b"\r\n\r\n", b"\0\r\n", b"\x0b\r\n",
 )  # fmt: skip
-#: What mutations insert.
+#: Mutations insert these.
 WORDS = (
     b"\r\n", b"\n", b"\r", b"\r\n\r\n", b"0\r\n\r\n",
     b"Content-Length: 3\r\n", b"\r\nHost: x", b"Transfer-Encoding: chunked\r\n", b"HTTP/1.1",

@@ -1,4 +1,4 @@
-"""What a stream of bytes means to h11, a reader that shares no code with the proxy's."""
+"""Reads a stream of bytes by h11, which shares no code with the parser of the proxy."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Answer(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What came of a stream: the client's bytes, the upstream's requests, and who was charged.
+    """The outcome of a stream: the client's bytes, the upstream's requests, the tenants admitted.
 
     `stayed_open`: the proxy waited for more of it.
     """
