@@ -153,7 +153,7 @@ class Grammar:
                               "hosts", "twice")) for _ in range(oddities)}  # fmt: skip
         method, target = rnd.choice(_METHODS), rnd.choice(_PATHS)
         body = b"".join(rnd.choice(BODIES) for _ in range(rnd.choice((0, 1, 1, 2))))
-        if method == b"POST" and rnd.random() < 0.2:
+        if method == b"POST" and rnd.random() < 0.35:
             target, body = _COMPLETIONS, ASK
         elif rnd.random() < 0.005:
             body = OFFER * _LARGE
