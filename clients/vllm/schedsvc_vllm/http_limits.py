@@ -11,6 +11,8 @@ as vLLM's does.
 - An offer to upgrade is ignored (RFC 9110, 7.8), but for WebSocket on a GET. The parser stops at
   each offer, so that the request would seem to have no body.
 - uvicorn collects headers without a limit, and one read can hold thousands of pipelined requests.
+- An idle connection always has a limit. uvicorn stops that timer at any byte, and starts it only
+  after an answer, so that a blank line would keep a connection for ever.
 - The certificate of a client goes into each scope, for the gate's certificates.py.
 """
 
