@@ -27,6 +27,7 @@ _FLOWS_AT_ONCE = 64
 #: The same for tenants with histograms, each in all its classes.
 _HISTOGRAMS_AT_ONCE = 16
 _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 #: How a page in the OpenMetrics format ends.
 _END = b"# EOF\n"
 #: Counts by outcome.
@@ -161,18 +162,18 @@ class Metrics:
         """The tenants that have histograms of their own; another object after a change."""
         return self._with_histograms
 
-    async def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the whole page and its content type; see `parts()`."""
-        content_type, parts = self.parts(accept)
-        return b"".join([part async for part in parts]), content_type
+    async def page(self, *, openmetrics: bool = False) -> bytes:
+        """Return the whole page; see `parts()`."""
+        return b"".join([part async for part in self.parts(openmetrics=openmetrics)[1]])
 
-    def parts(self, accept: str) -> tuple[str, AsyncIterator[bytes]]:
-        """Return the content type and the parts of the page, in the best format for the client.
+    def parts(self, *, openmetrics: bool) -> tuple[str, AsyncIterator[bytes]]:
+        """Return the content type and the parts of the page, as plain text or as OpenMetrics 1.0.
 
         The core is read and the text is written in slices of a few milliseconds at most: between
         them the event loop has its turn. O(flows).
         """
-        encoder, content_type = choose_encoder(accept)
+        # Not what a client asked for: the library raises at a version that is no number.
+        encoder, content_type = choose_encoder(_OPENMETRICS if openmetrics else "")
         return content_type, self._parts(encoder)
 
     async def _parts(self, encoder: Encoder) -> AsyncIterator[bytes]:

@@ -111,7 +111,7 @@ class HttpLimits:
         """
         if (connection := self._connections.get(request.protocol)) is not None:
             connection.begin_request()
-        if self._is_local and not _is_loopback(request.url.host or ""):
+        if self._is_local and not _is_loopback(_host_of(request)):
             raise web.HTTPForbidden(
                 text="the Host of a request to a loopback address must be that address\n"
             )
@@ -122,6 +122,14 @@ class HttpLimits:
             if request.transport is not None:
                 request.transport.abort()  # to close it would wait for the client to read
             raise
+
+
+def _host_of(request: web.Request) -> str:
+    """Return the host that a client asks. Raises HTTPBadRequest if what it sent is none."""
+    try:
+        return request.url.host or ""
+    except ValueError:
+        raise web.HTTPBadRequest(text="the Host of the request is no host\n") from None
 
 
 def _is_loopback(host: str) -> bool:

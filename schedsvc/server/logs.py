@@ -36,6 +36,12 @@ class _Handler(logging.Handler):
         self.writer = LogWriter(sys.stderr, _say_dropped)
 
     def emit(self, record: logging.LogRecord) -> None:
+        # A library names no peer, and most of its lines have one as their cause.
+        is_ours = isinstance(record.msg, dict)
+        left_out = 0 if is_ours else _admit(f"library {record.name}")
+        if left_out < 0:
+            return
+        record.suppressed = left_out
         try:
             self.writer.put(self.format(record) + "\n")
         except Exception:  # logging's own way would write to stderr, and could wait there
@@ -64,6 +70,10 @@ def _say_dropped(lines: int) -> None:
     _log.warning("log_lines_dropped", lines=lines, reason="no program read stderr")
 
 
+def _admit(peer: str) -> int:
+    return _limits.admit(peer, time.monotonic_ns())
+
+
 _handler = _Handler()
 _limits = PeerLimits()
 
@@ -87,7 +97,9 @@ def configure_logs(
     if _handler.writer.stream is not sys.stderr:
         _handler.writer = LogWriter(sys.stderr, _say_dropped)
     _handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=final)
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _note_suppressed], processors=final
+        )
     )
     root = logging.getLogger()
     root.handlers[:] = [_handler]
@@ -109,14 +121,25 @@ def configure_logs(
 def _limit_peers(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Leave out lines of a peer that causes too many; the next one says how many."""
-    peer = event.get("peer")
+    """Leave out lines of a peer that causes too many; the next one reports how many.
+
+    A line with a traceback may have a caller's message as its cause, also if it names no peer.
+    """
+    peer = event.get("peer") or (event["event"] if event.get("exc_info") else None)
     if peer is not None:
-        left_out = _limits.admit(str(peer), time.monotonic_ns())
+        left_out = _admit(str(peer))
         if left_out < 0:
             raise structlog.DropEvent
         if left_out:
             event["suppressed"] = left_out
+    return event
+
+
+def _note_suppressed(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if left_out := event["_record"].suppressed:
+        event["suppressed"] = left_out
     return event
 
 

@@ -43,7 +43,7 @@ async def test_a_scheduler_with_a_dead_store_serves() -> None:
         assert sharing is not None
         await until(lambda: "cannot connect" in sharing.problem, "it has tried")
         assert server.driver.unsynced_ns() > 0
-        page = (await server.metrics.page(""))[0].decode()
+        page = (await server.metrics.page()).decode()
     lines = [line for line in page.splitlines() if line.startswith("schedsvc_cluster")]
     assert any(line.startswith("schedsvc_cluster_unsynced_seconds ") for line in lines), lines
     assert "schedsvc_cluster_members 0.0" in lines

@@ -178,7 +178,7 @@ async def test_rules_name_metrics_that_exist(tmp_path: Path) -> None:
             cluster={"name": "c", "member": "a", "store": {"urls": ["redis://127.0.0.1:1"]}},
         )
     )
-    page = (await server.metrics.page(""))[0].decode()
+    page = (await server.metrics.page()).decode()
     await server.stop(None)
     expressions = [rule["expr"] for rule in rules()]
     assert len(expressions) > 10
@@ -191,7 +191,7 @@ async def test_rules_name_metrics_that_exist(tmp_path: Path) -> None:
 
 async def page() -> bytes:
     server = Server(config_of(metrics={"listen": "127.0.0.1:0"}))
-    found, _ = await server.metrics.page("")
+    found = await server.metrics.page()
     await server.stop(None)
     return found
 

@@ -136,7 +136,7 @@ async def test_a_broken_invariant_stops_everything(
         assert "promised" in driver.broken
         for name in (SERVICE, "", "readiness", "liveness"):
             assert await health(server, name) == health_pb2.HealthCheckResponse.NOT_SERVING
-        page, _ = await server.metrics.page("")
+        page = await server.metrics.page()
         assert b"schedsvc_up 0.0" in page
 
 

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import urllib.request
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
 
 import grpc
 import pytest
@@ -142,6 +144,77 @@ def test_hosts_are_separated_and_ports_are_not() -> None:
     assert host_of("ipv4:10.0.0.1:77") == "ipv4:10.0.0.1"
     assert host_of("ipv6:%5B::1%5D:77") == "ipv6:%5B::1%5D"
     assert host_of("unix:") == "unix:"
+
+
+LINES_OF_A_LIBRARY = """
+import logging, structlog
+from schedsvc.server.logs import configure_logs, flush_logs, lines_suppressed
+configure_logs("json", "info")
+for _ in range(5_000):
+    logging.getLogger("aiohttp.server").error("Error handling request", exc_info=ValueError("x"))
+    structlog.get_logger("schedsvc.server").error("defect", exc_info=ValueError("y"))
+structlog.get_logger("schedsvc.server").info("a line of our own")
+flush_logs()
+print(lines_suppressed())
+"""
+
+
+def test_lines_of_libraries_and_tracebacks_have_a_limit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LINES_OF_A_LIBRARY], capture_output=True, text=True, check=True
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert 201 <= len(lines) <= 241
+    assert lines[-1]["event"] == "a line of our own"
+    assert int(done.stdout) == 10_001 - len(lines)
+    later = sum(line.get("suppressed", 0) for line in lines)
+    assert later == 0 if len(lines) == 201 else later > 0
+
+
+#: Heads of requests that are wrong: in what they accept, in their Host, and in their form.
+WRONG_HEADS = [
+    *(
+        f"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {accept}\r\n\r\n".encode("latin1")
+        for accept in (
+            "application/openmetrics-text; version=x",
+            "application/openmetrics-text; version=1.0.x",
+            "text/plain; version=\xb2",
+            "text/plain; version=1.0.0; escaping=x; q=x",
+            "application/openmetrics-text; version=" + "9" * 5_000,
+            ";=,;version",
+        )
+    ),
+    *(
+        f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin1")
+        for host in ("a:b:c", "127.0.0.1:99999999", "\xff\xfe", "[::1", "127.0.0.1:x")
+    ),
+    b"GET /metrics HTTP/9.9\r\n\r\n",
+]
+
+
+def test_wrong_requests_are_no_defects_and_cause_few_lines(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("listeners: [{unix: s.sock}]\nmetrics: {listen: '127.0.0.1:0'}\n")
+    with scheduler(file) as (process, ready):
+        address = urlsplit(ready["metrics"])
+        answers = [status_of(address, head) for head in WRONG_HEADS]
+        assert answers[:6] == [200] * 6
+        assert set(answers[6:]) <= {200, 400, 403}
+        for _ in range(40):
+            answers += [status_of(address, head) for head in WRONG_HEADS]
+        assert not [status for status in answers if status >= 500]
+        process.terminate()
+        lines = process.communicate(timeout=60)[1].splitlines()
+    # 100 at once, and then one a second.
+    assert len([line for line in lines if "aiohttp" in line]) < 150
+
+
+def status_of(address: SplitResult, head: bytes) -> int:
+    assert address.hostname is not None
+    with socket.create_connection((address.hostname, address.port or 0), 30) as connection:
+        connection.sendall(head)
+        with connection.makefile("rb") as stream:
+            return int(stream.readline().split()[1])
 
 
 async def wrong_stream(stub: stubs.SchedulerServiceStub) -> None:

@@ -112,7 +112,7 @@ async def test_groups_and_models_have_series_of_their_own() -> None:
 async def test_page_is_written_in_small_parts() -> None:
     tenants = [{"name": f"t{i}"} for i in range(300)]
     async with serving(metrics={"listen": "127.0.0.1:0"}, tenants=tenants) as server:
-        _, parts = server.metrics.parts("")
+        _, parts = server.metrics.parts(openmetrics=False)
         lines = [sum(line[0] != "#" for line in part.decode().splitlines()) async for part in parts]
     assert sum(lines) > 300 * 20
     assert max(lines) < 64 + 20  # a histogram is written whole
@@ -171,10 +171,10 @@ async def test_scrape_during_a_reload_shows_one_set_of_tenants() -> None:
     tenants = [{"name": f"t{number}"} for number in range(130)]
     async with metered(tenants=tenants) as server, calling(server.targets[0]) as stub:
         await use(stub, "t129", 5)
-        page = asyncio.ensure_future(server.metrics.page(""))
+        page = asyncio.ensure_future(server.metrics.page())
         await asyncio.sleep(0)  # it has read the first flows
         server.reconfigure(config_of(tenants=tenants[::-1]))
-        samples = samples_of((await page)[0].decode())
+        samples = samples_of((await page).decode())
     assert of(samples, "output_tokens_total", tenant="t129") == 5
     assert of(samples, "output_tokens_total", tenant="other") == 5
     assert {dict(labels).get("tenant") for name, labels in samples if name == "live_leases"} == {
@@ -212,7 +212,7 @@ async def test_other_paths_are_not_found() -> None:
 
 async def test_help_texts_are_sentences_of_their_own() -> None:
     async with metered(classes=[{"name": "x", "rank": 1}]) as server:
-        page = (await server.metrics.page(""))[0].decode()
+        page = (await server.metrics.page()).decode()
     texts = [line.split(" ", 3)[3] for line in page.splitlines() if line.startswith("# HELP ")]
     assert len(texts) > 50
     fragments = ("Of ", "As ", "To ", "So ", "Its ", "What ", "That ", "Others ", "Not ", "They ")

@@ -180,7 +180,7 @@ async def test_a_drain_of_a_pool_leaves_the_others() -> None:
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert (await both.admit()).grant.pool == "q"
         assert await health(server) == SERVING
-        page = (await server.metrics.page(""))[0].decode()
+        page = (await server.metrics.page()).decode()
         assert 'schedsvc_pool_draining{pool="p"} 1.0' in page
         assert 'schedsvc_pool_draining{pool="q"} 0.0' in page
 

@@ -95,7 +95,7 @@ async def test_calls_beyond_the_rate_are_refused_and_others_served() -> None:
         error = await failure(stub.Stats(pb.StatsRequest(), metadata=bearer(LOUD)))
         assert "events_per_second or loop_share (auth.principals)" in (error.details() or "")
         assert (await stub.Admit(ask(10), metadata=bearer(CALM))).outcome == pb.OUTCOME_GRANTED
-        page, _ = await server.metrics.page("text/plain")
+        page = await server.metrics.page()
         assert b'schedsvc_throttled_total{caller="loud",what="call"}' in page
 
 

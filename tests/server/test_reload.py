@@ -123,7 +123,7 @@ async def test_classes_come_change_and_go_under_load() -> None:
             ("default", 0, 0),
         ]
         assert [flow.request_class for flow in answer.flows] == ["default", "fast"]
-        page = (await server.metrics.page(""))[0].decode()
+        page = (await server.metrics.page()).decode()
         assert 'schedsvc_class_queued_requests{class="fast"} 1.0' in page
         assert 'schedsvc_queued_requests{tenant="other"} 1.0' in page  # of all classes
         server.reconfigure(config_of(tenants=[{"name": "a"}, {"name": "b"}]))
@@ -168,7 +168,7 @@ async def test_quotas_are_in_stats_refusals_and_metrics() -> None:
         gained = told.remaining - 184
         assert 0 <= gained < 416
         assert 23_200 - 100 * (gained + 1) <= refused.refusal.retry_after_ms <= 27_000
-        page = (await server.metrics.page(""))[0].decode()
+        page = (await server.metrics.page()).decode()
         assert 'schedsvc_quota_limit{kind="tokens_per_minute",tenant="a"} 600.0' in page
         assert 'schedsvc_refusals_total{reason="rejected_quota",tenant="a"} 1.0' in page
         assert 'schedsvc_audit{tenant="a"} 0.0' in page

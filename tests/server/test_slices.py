@@ -17,7 +17,6 @@ from schedsvc.service.stats_response import Copy, snapshot
 from .conftest import calling, serving
 
 POOLS = [{"name": f"p{number}", "capacity_tokens": 1_600} for number in range(300)]
-PAGE = "application/openmetrics-text; version=1.0.0"
 
 
 class Others:
@@ -79,7 +78,7 @@ async def test_pages_with_many_pools_give_others_their_turn() -> None:
     others = Others()
     async with serving(pools=POOLS) as server:
         async with others.counted():
-            page, _ = await server.metrics.page(PAGE)
+            page = await server.metrics.page(openmetrics=True)
         families = {family.name: family for family in text_string_to_metric_families(page.decode())}
         pools = [
             sample.labels["pool"] for sample in families["schedsvc_pool_queued_requests"].samples

@@ -88,7 +88,7 @@ async def test_counters_and_quotas_outlive_a_stop(tmp_path: Path) -> None:
         stats = await stub.Stats(pb.StatsRequest())
         assert stats.HasField("state")
         assert not stats.state.problem
-        page, _ = await server.metrics.page("")
+        page = await server.metrics.page()
         assert b"schedsvc_state_failing 0.0" in page
 
 
@@ -124,7 +124,7 @@ async def test_a_failing_disk_is_reported_and_serving_goes_on(
                 [line] = file_lines(stats)
                 assert line.startswith("the state has not been saved for ")
                 assert line.endswith(stats.state.problem)
-                page, _ = await server.metrics.page("")
+                page = await server.metrics.page()
                 assert b"schedsvc_state_failing 1.0" in page
             await until(lambda: not saving.problem, "it is saved again")
             before = counters(server.driver)

@@ -352,7 +352,7 @@ async def test_metrics_show_tenants_that_come_and_go() -> None:
     async with operating(metrics=metrics, **WITH_RULE) as (server, both):
 
         async def shown() -> dict[str, float]:
-            page = (await server.metrics.page(""))[0].decode()
+            page = (await server.metrics.page()).decode()
             rows = re.findall(
                 r'^schedsvc_requests_granted_total\{tenant="(.*)"\} (.*)$', page, re.MULTILINE
             )

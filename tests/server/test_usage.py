@@ -152,7 +152,7 @@ async def test_metrics_show_the_ledger(tmp_path: Path) -> None:
     async with serving(usage=ledger_of(tmp_path)) as server, calling(server.targets[0]) as stub:
         await use(stub, "r1", 5)
         await until(lambda: saved(server) == 1, "a row saved")
-        page = (await server.metrics.page(""))[0].decode()
+        page = (await server.metrics.page()).decode()
         assert "schedsvc_usage_rows_saved_total 1.0" in page
         assert "schedsvc_usage_rows_lost_total 0.0" in page
         assert "schedsvc_usage_failing 0.0" in page
@@ -166,7 +166,7 @@ async def test_deleted_ledger_is_written_again_with_all_rows(tmp_path: Path) -> 
         await use(stub, "r2", 6)
         await until(lambda: saved(server) == 2, "2 rows saved")
         assert sums(tmp_path) == [(2, 20, 0, 11)]
-        page = (await server.metrics.page(""))[0].decode()
+        page = (await server.metrics.page()).decode()
         assert "schedsvc_usage_files_lost_total 1.0" in page
         with pytest.raises(UsageError, match="is held by another process"):
             Server(config_of(usage=ledger_of(tmp_path)))
