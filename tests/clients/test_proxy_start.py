@@ -35,6 +35,10 @@ class _Upstream(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"{}")
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -99,6 +103,56 @@ def test_proxy_keeps_its_socket_and_survives_a_hangup(
     assert process.poll() is None
     process.terminate()
     assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def ask(path: Path) -> int:
+    """Ask for a completion; return the status."""
+    body = b'{"model": "m", "prompt": "Hello", "max_tokens": 4}'
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        client.settimeout(60)
+        client.connect(str(path))
+        client.sendall(head.encode() + body)
+        return int(client.recv(15).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "status", "does"),
+    [
+        ("open", 200, "requests run without admission (SCHEDSVC_UNREACHABLE=open)"),
+        ("closed", 503, "requests get 503 (SCHEDSVC_UNREACHABLE=closed)"),
+    ],
+)
+def test_proxy_without_a_scheduler_logs_what_it_does(
+    upstream: str, folder: Path, unreachable: str, status: int, does: str
+) -> None:
+    path, log = folder / "p", folder / "log"
+    command = [*PROXY, "--upstream", upstream, "--uds", str(path)]
+    command += ["--schedsvc-target", f"unix:{folder}/none"]
+    environment = {
+        "SCHEDSVC_UNREACHABLE": unreachable,
+        "SCHEDSVC_UNREACHABLE_AFTER": "0.1",
+        "SCHEDSVC_TENANT_HEADERS": "x-tenant",
+        "SCHEDSVC_HEADER_SET_BY": "nginx",
+    }
+    with log.open("w") as stderr:
+        process = forked.Popen(command, env=os.environ | POOL | environment, stderr=stderr)
+    try:
+        wait_for_start(process, lambda: answers(path))
+        assert ask(path) == status
+        wait_for_start(process, lambda: "until the scheduler is back" in log.read_text())
+    finally:
+        process.kill()
+        process.wait()
+    said = log.read_text()
+    assert f"{does} until the scheduler is back: " in said
+    assert "admissions fail" not in said
+    offered = "pool default: 4096 tokens in blocks of 16, at most what fits at once"
+    assert f"admission by the scheduler at unix:{folder}/none; {offered}" in said
+    assert "tenants: by the header x-tenant, else by the hash of the API key\n" in said
 
 
 def test_socket_in_a_missing_folder_is_named(tmp_path: Path) -> None:

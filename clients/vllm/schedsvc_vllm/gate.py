@@ -438,6 +438,7 @@ class Gate:
                 )
             )
         self._identifier.start()
+        _log.info("tenants: by %s", ", else by ".join(self._identifier.sources) or "nothing")
         self._runtime.counts.key_set = self._identifier.key_set
         if self._settings.tenant_headers and not self._settings.header_set_by:
             _log.warning(

@@ -96,6 +96,19 @@ class Identifier:
             self._tokens.source.start()
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """What names the tenant of a request, in the order in which it is looked at."""
+        found = (
+            ("a client certificate", self._certificates is not None),
+            ("an API key that the scheduler knows", self.keys is not None),
+            ("a JSON Web Token", self._tokens is not None),
+            *((f"the header {name.decode()}", True) for name in self._headers),
+            ("the hash of the API key", self._trust_api_key),
+            ("the body's safety_identifier or user", self._trust_user_field),
+        )
+        return tuple(name for name, is_used in found if is_used)
+
+    @property
     def key_set(self) -> JwksSource | None:
         """The key set by which tokens are verified; None: none are."""
         return None if self._tokens is None else self._tokens.source

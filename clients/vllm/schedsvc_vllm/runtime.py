@@ -46,6 +46,9 @@ _IDLE_PERIOD_S = max(TELEMETRY_PERIOD_S, PROGRESS_PERIOD_S) + 0.2
 # If no request here waits, an end is held back to share a message: mostly with the next request of
 # its client. Each message costs the engine's API process a quarter of a millisecond.
 _END_DELAY_S = 0.02
+# For the log: what becomes of requests while the scheduler is away.
+_AWAY_OPEN = "requests run without admission (SCHEDSVC_UNREACHABLE=open)"
+_AWAY_CLOSED = "requests get 503 (SCHEDSVC_UNREACHABLE=closed)"
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -98,6 +101,7 @@ class Runtime:
             ),
             on_state=self._state_changed,
             fence=self.fence,
+            away=_AWAY_OPEN if settings.fail_open else _AWAY_CLOSED,
         )
         self._offer()
         self.session.start()
@@ -187,6 +191,12 @@ class Runtime:
             max_model_tokens=self.pool.max_model_tokens,
             gates=self._settings.pool.gates,
         )
+        _log.info(
+            "admission by the scheduler at %s; pool %s: %d tokens in blocks of %d, at most %s at once",
+            self._settings.target, self.pool.name,
+            self.pool.capacity_tokens, self.pool.block_size_tokens,
+            f"{self.pool.max_running} requests" if self.pool.max_running else "what fits",
+        )  # fmt: skip
 
     async def _look(self) -> None:
         fetch = self.engine.metrics

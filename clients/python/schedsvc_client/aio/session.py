@@ -65,7 +65,8 @@ class SchedulerSession(EngineReports, Asker):
 
     `target`: one, or several separated by commas; see `Targets`. `incarnation` must be larger at
     each start of the process that calls itself `client_id`: its start time in ns does. `on_state`
-    is called with each new state. `fence`: of the process for these targets by default.
+    is called with each new state. `fence`: of the process for these targets by default. `away`:
+    what becomes of requests while no scheduler serves this session, for the log.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class SchedulerSession(EngineReports, Asker):
         options: ClientOptions | None = None,
         on_state: Callable[[SessionState], None] | None = None,
         fence: Fence | None = None,
+        away: str = "admissions fail",
     ) -> None:
         super().__init__()
-        self.target = target
+        self.target, self._away = target, away
         self._targets = Targets(target)
         self.state = SessionState.CONNECTING
         self.last_error: CallError | None = None
@@ -367,7 +369,7 @@ class SchedulerSession(EngineReports, Asker):
             return
         bound_s = self._options.silent_after_s
         error = unavailable(f"the scheduler at {self.target} did not answer for {bound_s:g} s")
-        _log.warning("admissions fail until the scheduler answers: %s", error.message)
+        _log.warning("%s until the scheduler answers: %s", self._away, error.message)
         self.last_error = error
         self._set_state(SessionState.SILENT)
         self._stop_asking(error)
@@ -420,7 +422,8 @@ class SchedulerSession(EngineReports, Asker):
         if isinstance(error, _HOPELESS) or refuses_pool(error):
             if self._given_up is None:
                 place = self._targets.current
-                _log.error("the scheduler at %s refuses this client: %s", place, error)
+                what = "" if refuses_pool(error) else f"; {self._away} until it does not"
+                _log.error("the scheduler at %s refuses this client: %s%s", place, error, what)
                 self._away_logged = True
             # Of the stream, not of any admission: for them the scheduler is unavailable.
             of_caller = isinstance(error, Unauthenticated)
@@ -445,7 +448,7 @@ class SchedulerSession(EngineReports, Asker):
         self._give_up_timer = None
         cause = f": {self.last_error.message}" if self.last_error else ""
         error = unavailable(f"cannot reach the scheduler at {self.target}{cause}")
-        _log.warning("admissions fail until the scheduler is back: %s", error)
+        _log.warning("%s until the scheduler is back: %s", self._away, error)
         self._away_logged = True
         self._stop_asking(error)
 
