@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -58,15 +58,15 @@ class Metrics:
         tenants: Sequence[str],
         tenants_max: int,
         histogram_tenants_max: int,
-        log_lines: Mapping[str, Callable[[], int]] | None = None,
+        process_counts: Mapping[str, tuple[str, Callable[[], int]]] | None = None,
     ) -> None:
         """Show these tenants; those beyond `tenants_max` are summed up as `other`; groups, too.
 
         Only the first `histogram_tenants_max` of them have histograms of their own.
 
-        `log_lines`: what became of lines of the log that were not written, with their counts.
+        `process_counts`: help text and count of further counters, by name.
         """
-        self._log_lines = log_lines or {}
+        self._process_counts = process_counts or {}
         self._driver = driver
         self._tenants_max = tenants_max
         self._histogram_tenants_max = histogram_tenants_max
@@ -78,6 +78,7 @@ class Metrics:
         self._carried = _nothing()
         self.show(tenants)
         self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
         self._lag = Histogram(
             "schedsvc_event_loop_lag_seconds",
             "How late the event loop served a timer, in seconds.",
@@ -260,9 +261,8 @@ class Metrics:
 
     def _own(self) -> Iterator[Metric]:
         """Yield what is counted here, and not in the core."""
-        for fate, count in self._log_lines.items():
-            name = f"schedsvc_log_lines_{fate}"
-            family = CounterMetricFamily(name, "Lines of the log that were not written.")
+        for name, (text, count) in self._process_counts.items():
+            family = CounterMetricFamily(name, text)
             family.add_metric((), count())
             yield family
         series = list(self._failures.items())

@@ -64,10 +64,13 @@ def cluster() -> None:
 def init(config_file: Path, admin_user: str | None, admin_password_file: Path | None) -> None:
     """Load the functions into the store, and create the user of the members."""
     config, settings = _settings(config_file)
-    proof = None if admin_password_file is None else admin_password_file.read_text().strip()
+    proof, hint = None, "give an operator's password with --admin-password-file"
+    if admin_password_file is not None:
+        proof = admin_password_file.read_text().strip()
+        hint = f"check --admin-user and --admin-password-file {admin_password_file}"
 
     async def each(address: Address) -> str:
-        admin = dataclasses.replace(address, user=admin_user, password=proof)
+        admin = dataclasses.replace(address, user=admin_user, password=proof, hint=hint)
         done = await init_store(admin, settings.name, address.user, address.password)
         text = "a replica, which has the functions of its primary"
         text = f"store {address.text}: {text if done.is_replica else 'functions loaded'}"

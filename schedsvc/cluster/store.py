@@ -53,6 +53,8 @@ class Address:
     user: str | None
     password: str | None
     tls: dict[str, Any] | None = None
+    #: What to look at if the server refuses this user.
+    hint: str = f"check cluster.store.password_file, or {_INIT}"
 
     @property
     def text(self) -> str:
@@ -150,8 +152,7 @@ class StoreConnection:
             user = self.address.user or "default"
             is_unknown = isinstance(error, redis.exceptions.AuthenticationError)
             raise (StoreRefusedError if is_unknown else WritesRefusedError)(
-                f"{where} refuses user {user}: {error}; check cluster.store.password_file, or"
-                f" {_INIT}"
+                f"{where} refuses user {user}: {error}; {self.address.hint}"
             ) from None
         except redis.exceptions.ReadOnlyError:
             raise WritesRefusedError(f"{where} {_REPLICA}") from None

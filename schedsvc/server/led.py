@@ -112,7 +112,6 @@ class LedServer:
         """Listen on every address, and begin to ask for a term. Raises as `Server`."""
         await self._server.start()
         self.targets, self.metrics_url = self._server.targets, self._server.metrics_url
-        self._config = _at(self._config, self.targets, self.metrics_url)
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run())
         self._follower = loop.create_task(self._following.run())
@@ -204,6 +203,8 @@ class LedServer:
         self._server = server = self._make(self._config, self.leading, self._resume())
         server.on_promise = self._campaign.promised
         server.driver.loading, server.outdated = self._loading, self._outdated
+        # Not in its configuration, with which a reload compares the file.
+        server.placed = lambda config: _at(config, self.targets, self.metrics_url)
         await server.start()
         role = "leader" if self._is_leading else "standby"
         _log.info("role", role=role, set=self.leading.pool_set, term=self.leading.term)

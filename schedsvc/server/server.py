@@ -32,9 +32,10 @@ from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.health import Health
 from schedsvc.server.listed_tenants import ListedTenants, shown_tenants
 from schedsvc.server.listeners import Address, bind, server_options
-from schedsvc.server.logs import configure_logs, lines_dropped, lines_suppressed
+from schedsvc.server.logs import configure_logs
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
+from schedsvc.server.process_counts import PROCESS_COUNTS
 from schedsvc.server.reflection import add_reflection
 from schedsvc.server.shared_settings import share_settings
 from schedsvc.server.tasks import end_tasks
@@ -151,6 +152,8 @@ class Server:
         self.on_promise: Callable[[str, int], None] = lambda member, asked_ns: None
         #: Names the keys of files that were read at the start only, and have changed.
         self.outdated: Callable[[], list[str]] = list
+        #: Puts the ports that a server before this one got in the place of 0.
+        self.placed: Callable[[Config], Config] = lambda config: config
         self._grpc: list[grpc.aio.Server] = []
         self._addresses: list[Address] = []
         self._page: MetricsPage | None = None
@@ -192,21 +195,20 @@ class Server:
 
     async def _start(self) -> None:
         await self._handles.resume(self._said)
-        for listener in self._config.listeners:
-            kind = self._config.auth_kind(listener)
-            named = listener.unix or listener.tcp or ""
+        config = self.placed(self._config)
+        for listener in config.listeners:
+            kind, named = config.auth_kind(listener), listener.unix or listener.tcp or ""
             authenticator = Authenticator(self._callers.credentials, kind, named)
-            server = self._new_grpc_server(authenticator, self._config.may_operate(listener))
+            server = self._new_grpc_server(authenticator, config.may_operate(listener))
             self._grpc.append(server)
-            address = bind(server, self._config, listener)
+            address = bind(server, config, listener)
             self._addresses.append(address)
-            target = address.target
-            self.targets.append(target)
+            self.targets.append(target := address.target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
-        if self._config.metrics is not None:
+        if config.metrics is not None:
             state = ConsoleState(self.driver, self.metrics, lambda: self._config, self._incarnation)
             self._page = MetricsPage(self.metrics, Console(self.driver, state))
-            self.metrics_url = await self._page.start(self._config.metrics.listen)
+            self.metrics_url = await self._page.start(config.metrics.listen)
             _log.info("listening", metrics=self.metrics_url)
         if self._recording is not None:
             # All addresses and files are held now: until here an earlier recording was untouched.
@@ -431,8 +433,7 @@ def _metrics(driver: Driver, config: Config) -> Metrics:
     caps = (0, 0)
     if config.metrics is not None:
         caps = (config.metrics.tenants_max, config.metrics.histogram_tenants_max)
-    log_lines = {"dropped": lines_dropped, "suppressed": lines_suppressed}
-    metrics = Metrics(driver, shown_tenants(config), *caps, log_lines)
+    metrics = Metrics(driver, shown_tenants(config), *caps, PROCESS_COUNTS)
     metrics.expect_failures(
         (method.rpartition("/")[2], code.name)
         for method in sorted(METHODS)

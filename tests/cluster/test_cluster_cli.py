@@ -56,6 +56,20 @@ def test_init_needs_an_operator(config_file: Path) -> None:
     refused = run("init", config_file)
     assert refused.exit_code == 1
     assert "Error: store 127.0.0.1" in refused.output
+    assert "give an operator's password with --admin-password-file" in refused.output
+    assert "cluster.store.password_file" not in refused.output
+
+
+@pytest.mark.parametrize("options", [(), ("--admin-user", "nobody")])
+def test_init_with_a_wrong_password_names_its_file(
+    config_file: Path, options: tuple[str, ...]
+) -> None:
+    wrong = config_file.parent / "wrong"
+    wrong.write_text("not it\n")
+    refused = run("init", config_file, "--admin-password-file", str(wrong), *options)
+    assert refused.exit_code == 1
+    assert f"check --admin-user and --admin-password-file {wrong}\n" in refused.output
+    assert "cluster.store.password_file" not in refused.output
 
 
 def test_init_without_a_password_is_refused(config_file: Path) -> None:
