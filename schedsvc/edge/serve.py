@@ -15,6 +15,7 @@ from schedsvc.config.models import Listener
 from schedsvc.edge.relay import Allowance, Relay
 from schedsvc.malloc import return_freed_memory
 from schedsvc.server.credentials import credentials_of
+from schedsvc.server.descriptors import watch_descriptors
 from schedsvc.server.health import LIVENESS, READINESS
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs, flush_logs
@@ -140,11 +141,13 @@ async def _serve(config: Config, ready: ReadyFile) -> None:
     _log.info("ready", pid=os.getpid(), targets=[edge.target])
     ready.write([edge.target], None)
     notifier.ready()
-    watchdog = asyncio.get_running_loop().create_task(notifier.keep_watchdog())
+    loop = asyncio.get_running_loop()
+    watches = [loop.create_task(notifier.keep_watchdog()), loop.create_task(watch_descriptors())]
     await stopped.wait()
     notifier.stopping(_STOP_S_MAX)
     await edge.stop()
-    watchdog.cancel()
+    for task in watches:
+        task.cancel()
     _log.info("stopped")
 
 

@@ -12,6 +12,7 @@ import uvloop
 
 from schedsvc.config import Config
 from schedsvc.malloc import return_freed_memory
+from schedsvc.server.descriptors import watch_descriptors
 from schedsvc.server.led import LedServer, server_of
 from schedsvc.server.logs import configure_logs, flush_logs
 from schedsvc.server.notify import Notifier
@@ -75,7 +76,7 @@ async def _serve(
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
     ready.write(server.targets, server.metrics_url)
     notifier.ready()
-    watchdog = loop.create_task(notifier.keep_watchdog())
+    watches = [loop.create_task(notifier.keep_watchdog()), loop.create_task(watch_descriptors())]
     first = await signals.get()
     notifier.stopping(server.stop_s_max)
     for task in reloads:
@@ -91,7 +92,8 @@ async def _serve(
     else:
         second.cancel()
         await server.stop()
-    watchdog.cancel()
+    for task in watches:
+        task.cancel()
     _log.info("stopped")
 
 

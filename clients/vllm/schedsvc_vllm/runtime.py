@@ -192,7 +192,8 @@ class Runtime:
             gates=self._settings.pool.gates,
         )
         _log.info(
-            "admission by the scheduler at %s; pool %s: %d tokens in blocks of %d, at most %s at once",
+            "admission by the scheduler at %s;"
+            " pool %s: %d tokens in blocks of %d, at most %s at once",
             self._settings.target, self.pool.name,
             self.pool.capacity_tokens, self.pool.block_size_tokens,
             f"{self.pool.max_running} requests" if self.pool.max_running else "what fits",
