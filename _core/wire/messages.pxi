@@ -164,7 +164,11 @@ cdef int check_admit(AdmitMessage* m) except -1:
         invalid("n", f"prompts times n must be at most {SEQUENCES_MAX:,}")
     check_range("input_tokens", m.prompt_tokens * m.n, 1, TOKENS_MAX)
     check_output(m.prompt_tokens * m.n, m.max_output_tokens, m.prompts * m.n)
-    check_range("prefix_block_hashes", m.hashes, 0, HASHES_MAX)
+    if m.hashes > HASHES_MAX:
+        invalid(
+            "prefix_block_hashes",
+            f"has {m.hashes:,} hashes; at most {<int64_t>HASHES_MAX:,} are allowed",
+        )
     check_range("deadline_ms", m.deadline_ms, 0, <int64_t>1 << 40)
     check_range("queue_ttl_ms", m.queue_ttl_ms, 0, <int64_t>1 << 40)
     return 0

@@ -109,6 +109,15 @@ test('a wrong field is named', async () => {
   });
 });
 
+test('too many prefix hashes are refused with their number', async () => {
+  const prefixBlockHashes = Array.from({ length: 20_000 }, (_, n) => String(n));
+  await assert.rejects(scheduler.admit({ ...request, prefixBlockHashes }), (error) => {
+    assert.ok(error instanceof CallFailed);
+    assert.match(error.message, /prefix_block_hashes: has 20000 hashes; at most 4096 are allowed/);
+    return true;
+  });
+});
+
 test('a wrong token is a failed call', async () => {
   const stranger = new Scheduler(process.env.SCHEDSVC_TARGET, { token: 'wrong' });
   await assert.rejects(stranger.stats(), { name: 'CallFailed', code: 16 });

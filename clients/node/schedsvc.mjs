@@ -49,6 +49,8 @@ const OF_CALLER = [
 const FENCED = new Set(['Admit', 'Progress', 'Complete']);
 // Unanswered probes in a row after which a scheduler that holds a call is silent.
 const PROBES = 3;
+// Prefix hashes of one request; the scheduler refuses more.
+const PREFIX_HASHES_MAX = 4_096;
 
 /** The scheduler's verdict is that the request does not run. */
 export class Refused extends Error {
@@ -149,6 +151,12 @@ export class Scheduler {
    * @throws {CallFailed} the call itself failed
    */
   async admit(request, options) {
+    const hashes = request.prefixBlockHashes?.length ?? 0;
+    if (hashes > PREFIX_HASHES_MAX) {
+      const text = `has ${hashes} hashes; at most ${PREFIX_HASHES_MAX} are allowed`;
+      const details = `prefix_block_hashes: ${text}`;
+      throw new CallFailed('Admit', { code: status.INVALID_ARGUMENT, details });
+    }
     const response = await this.call('Admit', { requestId: randomUUID(), ...request }, options);
     if (response.outcome !== 'OUTCOME_GRANTED') throw new Refused(response);
     return new Admission(this, response);

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from schedsvc_client import ClientOptions, InvalidRequest
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession
@@ -17,7 +18,7 @@ from schedsvc.config import Config
 from schedsvc.driver import new_core
 from schedsvc.server import Server
 
-from .conftest import POOL, serving, totals, until
+from .conftest import POOL, ask, calling, failure, serving, totals, until
 
 # Of these 200 admissions together the message would take 8 KB.
 SMALL = {"message_max_bytes": 2_048}
@@ -94,6 +95,25 @@ async def test_hashes_that_do_not_fit_are_left_out(known: bool) -> None:
         await asyncio.wait_for(hinted.submit(), 30)
         hinted.complete(input_tokens=10)
         assert opened.last_error is None
+
+
+@pytest.mark.parametrize("hashes", [4_097, 8_180, 20_000])
+async def test_too_many_hashes_are_refused_with_their_number(hashes: int) -> None:
+    asked = {"input_tokens": [10], "max_output_tokens": 1, "prefix_block_hashes": range(hashes)}
+    said = f"prefix_block_hashes: has {hashes:,} hashes; at most 4,096 are allowed"
+    async with serving(pools=ROOMY) as server, session(server) as opened:
+        with pytest.raises(InvalidRequest, match=said):
+            await opened.admission(tenant="a", **asked).submit()
+        with Client(server.targets[0]) as unary, pytest.raises(InvalidRequest, match=said):
+            unary.admission(tenant="a", **asked).__enter__()
+        assert opened.last_error is None
+
+
+async def test_the_scheduler_names_the_number_of_hashes() -> None:
+    async with serving(pools=ROOMY) as server, calling(server.targets[0]) as stub:
+        error = await failure(stub.Admit(ask(prefix_block_hashes=range(4_097))))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "has 4,097 hashes; at most 4,096 are allowed" in str(error.details())
 
 
 async def test_reconnect_replays_within_a_smaller_limit() -> None:

@@ -13,6 +13,9 @@ import grpc
 from schedsvc_client.errors import InvalidRequest, Violation
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+#: Of one request; the scheduler refuses more.
+PREFIX_HASHES_MAX = 4_096
+
 
 class RequestIds:
     """Ids that no other process or object makes: 64 random bits and a number."""
@@ -58,8 +61,8 @@ def admit_request(
     `tenant_proof`: how the caller knows the name in `tenant`, a TenantProof.
     `client_request_id`: another id by which `schedsvc why` finds it.
 
-    Raises InvalidRequest, naming the field, where a value does not fit its type on the wire; the
-    scheduler judges everything else.
+    Raises InvalidRequest, naming the field, if a value does not fit its type on the wire, or if
+    there are more hashes than a message may have room for; the scheduler judges everything else.
     """
     values: dict[str, Any] = {
         "request_id": request_id,
@@ -82,9 +85,13 @@ def admit_request(
         "session": session,
     }
     try:
-        return pb.AdmitRequest(**values)
+        made = pb.AdmitRequest(**values)
     except (TypeError, ValueError):
         raise _misfit(values) from None
+    if (hashes := len(made.prefix_block_hashes)) > PREFIX_HASHES_MAX:
+        text = f"has {hashes:,} hashes; at most {PREFIX_HASHES_MAX:,} are allowed"
+        raise _invalid("prefix_block_hashes", text)
+    return made
 
 
 def _misfit(values: Mapping[str, Any]) -> InvalidRequest:
@@ -93,9 +100,11 @@ def _misfit(values: Mapping[str, Any]) -> InvalidRequest:
         try:
             pb.AdmitRequest(**{field: value})
         except (TypeError, ValueError) as error:
-            return InvalidRequest(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{field}: {error}",
-                violations=(Violation(field, str(error)),),
-            )
+            return _invalid(field, str(error))
     raise AssertionError("every value fits by itself")
+
+
+def _invalid(field: str, text: str) -> InvalidRequest:
+    return InvalidRequest(
+        grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {text}", violations=(Violation(field, text),)
+    )
