@@ -134,6 +134,10 @@ class Leading:
     followers: tuple[str, ...] = ()
     #: Requests that wait at the followed leader, and would keep their places here.
     followed_places: int = 0
+    #: By boot_ns(): since when this standby follows the leader, and when it heard of it last; 0: it
+    #: does not follow.
+    followed_ns: int = 0
+    heard_ns: int = 0
     #: This member leads, and knows nothing of the leases of the leader before.
     is_cold: bool = False
     #: Requests that waited at the last leader at the end of its term: keys of the core, and ns.

@@ -2,15 +2,13 @@
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from schedsvc.cli.cluster_status import show_status
 from schedsvc.cli.starting import config_option, read_config
 from schedsvc.cluster.admin import StoreStatus, init_store, status_of
 from schedsvc.cluster.errors import StoreError
@@ -18,6 +16,7 @@ from schedsvc.cluster.joining import fingerprint_of
 from schedsvc.cluster.store import Address
 from schedsvc.config import Config
 from schedsvc.config.cluster import Cluster
+from schedsvc.config.files import read_file
 from schedsvc.printable import printable
 
 T = TypeVar("T")
@@ -91,11 +90,21 @@ def init(config_file: Path, admin_user: str | None, admin_password_file: Path | 
 @config_option("Configuration file of any member.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def status(config_file: Path, as_json: bool) -> None:
-    """Show the members that the store knows; exit with status 1 if it cannot be used."""
+    """Show the members and sets that the store knows.
+
+    Exit with status 1 if the store cannot be used, a set has no leader, or a set of which several
+    members were seen has no standby.
+    """
     config, settings = _settings(config_file)
+    secret = None
+    if settings.secret_file is not None:
+        try:
+            secret = read_file(config.resolve(settings.secret_file)).strip()
+        except OSError as error:
+            raise click.ClickException(f"cluster.secret_file: {error}") from None
 
     async def first(address: Address) -> StoreStatus:
-        return await status_of(address, settings.name)
+        return await status_of(address, settings.name, settings.set, secret)
 
     problems = []
     for address in _addresses(config, settings):
@@ -104,7 +113,9 @@ def status(config_file: Path, as_json: bool) -> None:
         except click.ClickException as error:
             problems.append(error.message)
             continue
-        _show(address, found, fingerprint_of(config), as_json)
+        show_status(address.text, found, fingerprint_of(config), as_json)
+        if lacks := [text for each in found.sets for text in each.problems]:
+            raise click.ClickException(printable("; ".join(lacks)))
         return
     raise click.ClickException("\n".join(problems))
 
@@ -131,28 +142,3 @@ def _run(work: Callable[[Address], Awaitable[T]], address: Address) -> T:
         return asyncio.run(call())
     except StoreError as error:
         raise click.ClickException(printable(str(error))) from None
-
-
-def _show(address: Address, found: StoreStatus, fingerprint: str, as_json: bool) -> None:
-    members: list[dict[str, Any]] = [
-        {
-            "name": member.name,
-            "incarnation": member.incarnation,
-            "alive": member.left_ms > 0,
-            "same_configuration": member.fingerprint == fingerprint,
-        }
-        for member in found.members
-    ]
-    if as_json:
-        shown = {"store": address.text, "change_number": found.change_number, "rows": found.rows}
-        click.echo(json.dumps({**shown, "members": members}, indent=2))
-        return
-    click.echo(f"store {address.text}: change {found.change_number:,}, {found.rows:,} totals")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("member", "state", "configuration"):
-        table.add_column(heading)
-    for member in members:
-        state = "alive" if member["alive"] else "gone"
-        same = "as in this file" if member["same_configuration"] else "differs from this file"
-        table.add_row(printable(member["name"]), state, same)
-    Console(highlight=False, markup=False).print(table)

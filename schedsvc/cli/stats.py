@@ -173,6 +173,10 @@ def plain(message: Any) -> dict[str, Any]:
 
 
 def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
+    shared = [cluster_line(snapshot.cluster)] if snapshot.HasField("cluster") else []
+    notes = *shared, *_config(snapshot.config), *file_lines(snapshot)
+    if shared and not snapshot.cluster.cluster:
+        return Group(*notes)  # a standby serves nothing
     pools = _table(
         "pool", "promised", "posted", "capacity", "leases", "queued", "load", "waits for"
     )
@@ -220,8 +224,6 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
     left_out = _left_out(snapshot, len(shown), named)
-    shared = [cluster_line(snapshot.cluster)] if snapshot.HasField("cluster") else []
-    notes = *shared, *_config(snapshot.config), *file_lines(snapshot)
     return Group(line, *notes, *tables, *_groups(snapshot.groups), *_quotas(snapshot), *left_out)
 
 

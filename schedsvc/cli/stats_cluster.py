@@ -9,13 +9,19 @@ __all__ = ["cluster_line", "cluster_lines"]
 def cluster_line(cluster: Any) -> str:
     """Return in one line who shares service with this scheduler, and since when not."""
     if not cluster.cluster:
-        return f"member {cluster.member} stands by in set {cluster.set.name}"
+        leader = cluster.set.leadership.leader.partition("/")[0]
+        text = f"member {cluster.member} stands by in set {cluster.set.name}"
+        return f"{text}; {_leader_of(leader, cluster.set.target)}"
     seconds = cluster.unsynced_ms / 1_000
     text = f"cluster {cluster.cluster}: member {cluster.member}"
     if cluster.problem:
         return f"{text} has served alone for {seconds:,.1f} s: {cluster.problem}"
     names = ", ".join(cluster.members)
     return f"{text} of {len(cluster.members):,} ({names}); last exchange {seconds:.1f} s ago"
+
+
+def _leader_of(leader: str, target: str) -> str:
+    return f"the leader is {leader} at {target}" if leader else "no leader is known"
 
 
 def cluster_lines(cluster: Any) -> Iterator[str]:

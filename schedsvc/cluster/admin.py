@@ -15,7 +15,9 @@ from schedsvc.cluster.library import (
     settings_source,
     terms_source,
 )
+from schedsvc.cluster.set_status import SetSeen, sets_of
 from schedsvc.cluster.store import Address, connect, open_checked
+from schedsvc.cluster.terms import check_terms_version
 
 __all__ = ["MemberSeen", "Prepared", "StoreStatus", "init_store", "status_of"]
 
@@ -50,6 +52,7 @@ class StoreStatus:
     change_number: int
     rows: int
     members: list[MemberSeen]
+    sets: list[SetSeen]
 
 
 async def init_store(
@@ -82,11 +85,19 @@ async def init_store(
         await connection.close()
 
 
-async def status_of(address: Address, cluster: str) -> StoreStatus:
-    """Return what the store holds of a cluster. Raises StoreError. O(members)."""
+async def status_of(
+    address: Address, cluster: str, own_set: str | None = None, secret: bytes | None = None
+) -> StoreStatus:
+    """Return what the store holds of a cluster. Raises StoreError. O(members).
+
+    `own_set`: shown also if it has never had a leader. `secret`: of the cluster, by which
+    the row of the leader is checked.
+    """
     connection = await open_checked(address)
     try:
+        await check_terms_version(connection)
         found: list[Any] = await connection.call("schedsvc_status", keys_of(cluster))
+        sets = await sets_of(connection, cluster, own_set, secret)
     finally:
         await connection.close()
     number, _, rows, now_ms = found[:4]
@@ -96,4 +107,4 @@ async def status_of(address: Address, cluster: str) -> StoreStatus:
         left_ms = int(due_ms) - int(now_ms)
         members.append(MemberSeen(name.decode(), incarnation, fingerprint, left_ms))
     members.sort(key=lambda member: member.name)
-    return StoreStatus(int(number), int(rows), members)
+    return StoreStatus(int(number), int(rows), members, sets)

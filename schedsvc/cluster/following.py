@@ -81,6 +81,7 @@ class Following:
                 except (grpc.aio.AioRpcError, OSError) as error:
                     self._failed(error)
                 self._heard_ns = 0  # its stream is over
+                self._leading.followed_ns = 0
             await asyncio.sleep(_AGAIN_S)
 
     async def serves(self, target: str) -> bool:
@@ -163,6 +164,8 @@ class Following:
                     _log.info("following", leader=stated.leader, term=stated.term, rows=len(rows))
                 self.rows, self.operators, self.term = rows, operators, stated.term
                 self._places, self._leading.followed_places = places, len(places)
+                self._leading.heard_ns = self._heard_ns
+                self._leading.followed_ns = self._leading.followed_ns or self._heard_ns
                 self.problem = ""
             if message.asked_ns:
                 promises = self._campaign.promise()

@@ -14,6 +14,7 @@ turn.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ _LOOK_S = 0.01
 _ATTEMPT_S = 1.0
 #: One try to renew: two that hang, and the pauses before them, fit into a term.
 _RENEW_ATTEMPT_S = 0.6
+_NOTE_NS = 1_000_000_000
 _TERM_NS = TERM_MS * 1_000_000
 
 
@@ -76,6 +78,7 @@ class Campaign:
         self._promises: dict[str, int] = {}
         #: Until when this member starts no term, because it has promised a leader.
         self._promised_ns = 0
+        self._noted_ns = 0  # when it left its last note
         #: Until when a leader may live of which the store knows nothing.
         self._unsure_ns = 0
 
@@ -97,6 +100,7 @@ class Campaign:
                     if self._terms.lost_data:
                         self._unsure_ns = boot_ns() + _TERM_NS
                     self._note(term)
+                    await self._leave_note(link)
                     await self._keep()
                     for led in (term, self._terms.last):
                         if led is not None and (self.last is None or led.number > self.last.number):
@@ -133,6 +137,7 @@ class Campaign:
                     if is_over and not await self._terms.is_known(link):
                         self._lose("the term is over, and the store has lost its data")
                         return
+                    await self._leave_note(link)
                     found = await self._terms.renew(link)
             except (StoreError, TimeoutError) as error:
                 await self._failed(error, _RENEW_ATTEMPT_S)
@@ -241,6 +246,22 @@ class Campaign:
         leading.term = self._terms.led[0]
         leading.leader, leading.target = ("", "") if term is None else (term.leader, term.target)
         self._well()
+
+    async def _leave_note(self, link: StoreConnection) -> None:
+        """Let the store know once a second what this member does, for a person who asks."""
+        now_ns, leading = boot_ns(), self._leading
+        if now_ns < self._noted_ns + _NOTE_NS:
+            return
+        self._noted_ns = now_ns
+        leads, follows = now_ns < leading.until_ns, leading.followed_ns
+        note = {
+            "address": self._settings.advertised,
+            "role": "leader" if leads else "standby" if self._may_lead else "follower",
+            "term": leading.term,
+            "followed_ms": (now_ns - follows) // 1_000_000 if follows and not leads else None,
+            "lag_ms": (now_ns - leading.heard_ns) // 1_000_000 if follows and not leads else None,
+        }
+        await self._terms.note(link, json.dumps(note))
 
     async def _keep(self) -> None:
         """Have the highest term on the disk before this member acts on it."""

@@ -17,6 +17,7 @@ __all__ = [
     "is_replica",
     "keys_of",
     "limits_source",
+    "notes_key_of",
     "probe_key_of",
     "settings_keys_of",
     "settings_source",
@@ -28,7 +29,7 @@ __all__ = [
 #: As in functions.lua; a change of what a function takes or returns raises both.
 FUNCTIONS_VERSION = "3"
 #: As in terms.lua.
-TERMS_VERSION = "1"
+TERMS_VERSION = "2"
 #: As in escrow.lua.
 ESCROW_VERSION = "1"
 #: As in limits.lua.
@@ -99,6 +100,11 @@ def term_keys_of(cluster: str, pool_set: str) -> list[str]:
     """Return the keys of terms.lua for a set of a cluster."""
     names = f"term:{pool_set}", "terms", f"standbys:{pool_set}"
     return [f"{{schedsvc:{cluster}}}:{name}" for name in names]
+
+
+def notes_key_of(cluster: str, pool_set: str) -> str:
+    """Return the key of the notes that the members of a set leave for people."""
+    return f"{{schedsvc:{cluster}}}:notes:{pool_set}"
 
 
 def probe_key_of(cluster: str) -> str:

@@ -12,8 +12,9 @@
 --               row, which does not expire, and `ended:` the last one that its leader released
 --   3 standbys  hash: members that may take the next term, and until when they count
 
-local VERSION = '1'
+local VERSION = '2'
 local TERM_MS = 2000
+local NOTE_KEPT_MS = 604800000  -- a week
 
 local function now_ms()
     local time = redis.call('TIME')
@@ -95,9 +96,51 @@ local function release(keys, args)
     return 'released'
 end
 
+-- For people; no member decides by it.
+-- KEYS: hash of the notes that the members of a set leave. ARGV: member, and its note.
+local function note(keys, args)
+    local now = now_ms()
+    redis.call('HSET', keys[1], args[1], string.format('%.0f', now) .. ' ' .. args[2])
+    local all = redis.call('HGETALL', keys[1])
+    for i = 1, #all, 2 do
+        local left = tonumber(string.match(all[i + 1], '^(%d+) '))
+        if not left or left < now - NOTE_KEPT_MS then
+            redis.call('HDEL', keys[1], all[i])
+        end
+    end
+    return 'noted'
+end
+
+-- KEYS: as above, then the notes. ARGV: set. Returns the time in ms, hold, the last row of the set
+-- ('' for what is missing), then member and note by turns.
+local function show(keys, args)
+    local out = {
+        string.format('%.0f', now_ms()), redis.call('GET', keys[1]) or '',
+        redis.call('HGET', keys[2], 'set:' .. args[1]) or '',
+    }
+    for _, part in ipairs(redis.call('HGETALL', keys[4])) do
+        out[#out + 1] = part
+    end
+    return out
+end
+
+-- KEYS: the second one alone. Returns the names of the sets that have had a leader.
+local function sets(keys)
+    local out, all = {}, redis.call('HGETALL', keys[1])
+    for i = 1, #all, 2 do
+        out[#out + 1] = string.match(all[i], '^set:(.*)$')
+    end
+    return out
+end
+
 redis.register_function{
     function_name = 'schedsvc_terms_version', callback = version, flags = {'no-writes'}}
 redis.register_function('schedsvc_term_look', look)
 redis.register_function('schedsvc_term_take', take)
 redis.register_function('schedsvc_term_renew', renew)
 redis.register_function('schedsvc_term_release', release)
+redis.register_function('schedsvc_set_note', note)
+redis.register_function{
+    function_name = 'schedsvc_set_show', callback = show, flags = {'no-writes'}}
+redis.register_function{
+    function_name = 'schedsvc_sets', callback = sets, flags = {'no-writes'}}

@@ -17,7 +17,7 @@ import structlog
 from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.library import TERMS_VERSION, term_keys_of
+from schedsvc.cluster.library import TERMS_VERSION, notes_key_of, term_keys_of
 from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
 from schedsvc.cluster.store import StoreConnection, check_version
 
@@ -75,6 +75,7 @@ class Terms:
         """
         self._set, self._target, self._secret = pool_set, target, secret
         self._keys = term_keys_of(who.cluster, pool_set)
+        self._notes_key = notes_key_of(who.cluster, pool_set)
         self._member, self._leader = who.member, f"{who.member}/{who.life}"
         self._place = f"term:{pool_set}".encode()
         #: The highest term of any set that this member has seen in sealed rows, or followed.
@@ -234,6 +235,10 @@ class Terms:
         """
         await self.look(link, may_lead=False)
         return self.last is not None
+
+    async def note(self, link: StoreConnection, text: str) -> None:
+        """Leave a note about this member for `schedsvc cluster status`."""
+        await link.call("schedsvc_set_note", [self._notes_key], self._member, text)
 
     async def release(self, link: StoreConnection) -> None:
         """End the own term, so that another member can take the next one at once."""

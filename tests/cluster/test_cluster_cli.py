@@ -49,6 +49,7 @@ def test_init_makes_a_store_ready(config_file: Path, store: StoreServer) -> None
         "change_number": 0,
         "rows": 0,
         "members": [],
+        "sets": [],
     }
 
 

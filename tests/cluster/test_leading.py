@@ -137,7 +137,8 @@ async def test_stats_and_metrics_show_who_leads(store: StoreServer, tmp_path: Pa
         led_by = f"term 1, led by {a.leading.me} at {a.targets[0]}\n"
         assert f"set main: leader; {led_by}followers that may lead next: b\n" in leader
         assert "terms taken: 1; lost: 0" in leader
-        assert f"member b stands by in set main\nset main: standby; {led_by}" in standby
+        stands_by = f"member b stands by in set main; the leader is a at {a.targets[0]}\n"
+        assert f"{stands_by}set main: standby; {led_by}" in standby
         assert "terms taken: 0; lost: 0" in standby
         one, other = await asyncio.to_thread(series, a), await asyncio.to_thread(series, b)
         assert (one["leads"], one["term"], one["terms_taken_total"]) == (1, 1, 1)

@@ -308,8 +308,8 @@ async def test_functions_of_terms_have_a_version(
     link: StoreConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await check_terms_version(link)
-    monkeypatch.setattr("schedsvc.cluster.terms.TERMS_VERSION", "2")
-    with pytest.raises(StoreRefusedError, match="functions of terms of version 1, and this"):
+    monkeypatch.setattr("schedsvc.cluster.terms.TERMS_VERSION", "0")
+    with pytest.raises(StoreRefusedError, match="functions of terms of version 2, and this"):
         await check_terms_version(link)
 
 

@@ -225,6 +225,11 @@ def _release(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     return b"released"
 
 
+def _note(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+    data.put(keys[0], args[0], b"%d " % data.now_ms() + args[1])
+    return b"noted"
+
+
 TOTALS_FUNCTIONS = {
     "schedsvc_probe": _probe,
     "schedsvc_join": _join,
@@ -236,4 +241,5 @@ TERM_FUNCTIONS = {
     "schedsvc_term_take": _take,
     "schedsvc_term_renew": _renew,
     "schedsvc_term_release": _release,
+    "schedsvc_set_note": _note,
 }
