@@ -9,6 +9,7 @@ from rich.table import Table
 
 from schedsvc.config import Config, Problem, Reading, path_text, problem_text, read
 from schedsvc.config.models import Listener, Principal
+from schedsvc.config.network import is_wildcard
 from schedsvc.tables import table_console
 
 _EPILOG = """\b
@@ -94,7 +95,9 @@ def _summary(config: Config) -> list[tuple[str, str]]:
         rules = len(config.tenant_rules)
         by = f"{rules:,} rule{'s' if rules != 1 else ''}" if rules else "weight 1, without limits"
         unknown = f"with a proved name a flow of their own ({by}), others {unknown}"
-    metrics = "none" if config.metrics is None else f"http://{config.metrics.listen}/metrics"
+    metrics = "none"
+    if config.metrics is not None:
+        metrics = f"http://{config.metrics.listen}/metrics{_families(config.metrics.listen)}"
     return [
         ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),
         ("edge", _edge(config)),
@@ -181,14 +184,21 @@ def _listener(config: Config, listener: Listener) -> str:
     proof = words[config.auth_kind(listener)]
     if listener.unix is not None:
         return f"unix:{config.resolve(listener.unix)} (mode {listener.mode}, {proof})"
-    return f"{listener.tcp} ({'TLS' if listener.tls is not None else 'no TLS'}, {proof})"
+    tls = "TLS" if listener.tls is not None else "no TLS"
+    return f"{listener.tcp} ({tls}, {proof}){_families(listener.tcp or '')}"
+
+
+def _families(address: str) -> str:
+    """Return what a wildcard opens: one family is chosen by a real address."""
+    return ": all addresses of this host, IPv4 and IPv6" if is_wildcard(address) else ""
 
 
 def _edge(config: Config) -> str:
     if config.edge is None or config.edge_socket is None:
         return "none"
     tls = "TLS" if config.edge.tls is not None else "no TLS"
-    return f"{config.edge.tcp} ({tls}, tokens) to unix:{config.resolve(config.edge_socket)}"
+    shown = f"{config.edge.tcp} ({tls}, tokens){_families(config.edge.tcp)}"
+    return f"{shown} to unix:{config.resolve(config.edge_socket)}"
 
 
 def _tenants(config: Config) -> str:

@@ -1,10 +1,11 @@
 """The sections of a configuration about addresses and callers."""
 
+import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["STRICT", "Auth", "AuthKind", "Edge", "Listener", "Principal", "Tls"]
+__all__ = ["STRICT", "Auth", "AuthKind", "Edge", "Listener", "Principal", "Tls", "is_wildcard"]
 
 #: No key but the known ones, no value of another type.
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -15,6 +16,14 @@ FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 Patterns = Annotated[list[Name], Field(max_length=1_000)]
 AuthKind = Literal["none", "token", "certificate"]
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether HOST:PORT stands for all addresses of this host, of IPv4 and of IPv6."""
+    try:
+        return ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_unspecified
+    except ValueError:
+        return False
 
 
 class _Section(BaseModel):

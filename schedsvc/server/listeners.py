@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -15,8 +15,16 @@ from schedsvc.config import Config
 from schedsvc.config.file_rules import UNIX_PATH_BYTES_MAX
 from schedsvc.config.files import read_file
 from schedsvc.config.models import Limits, Listener, Tls
+from schedsvc.config.network import is_wildcard
 
-__all__ = ["Address", "ListenError", "bind", "refuse_taken", "server_options"]
+__all__ = [
+    "Address",
+    "ListenError",
+    "bind",
+    "refuse_taken",
+    "server_options",
+    "wildcard_socket",
+]
 
 
 class ListenError(OSError):
@@ -111,22 +119,45 @@ def refuse_taken(address: str) -> None:
     The error says why, and what to do.
     """
     host, _, port = address.rpartition(":")
+    found = []
     try:
-        found = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        if not is_wildcard(address):
+            found = socket.getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
-    family, kind, protocol, _, where = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(where)
-        except OSError as error:
-            what = (error.strerror or str(error)).lower()
-            raise ListenError(
-                f"cannot listen on {address}: {what}; stop the other program or choose another port"
-            ) from None
+    try:
+        with _bound(*found[0][:3], found[0][4]) if found else wildcard_socket(int(port)):
+            pass
+    except OSError as error:
+        what = (error.strerror or str(error)).lower()
+        raise ListenError(
+            f"cannot listen on {address}: {what}; stop the other program or choose another port"
+        ) from None
+
+
+def wildcard_socket(port: int) -> socket.socket:
+    """Return a bound socket for all addresses of this host: of IPv4 and, if it has it, of IPv6.
+
+    gRPC does the same for `0.0.0.0` and for `[::]`. Raises OSError.
+    """
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    return _bound(family, socket.SOCK_STREAM, 0, ("", port))
+
+
+def _bound(family: int, kind: int, protocol: int, where: Any) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # A real address of IPv6 has no other family.
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, where[0] != "")
+        made.bind(where)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:

@@ -3,13 +3,15 @@
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from aiohttp import web
 
+from schedsvc.config.network import is_wildcard
 from schedsvc.metrics import Metrics
 from schedsvc.server.console import Console
 from schedsvc.server.http_limits import KEPT_S, HttpLimits
-from schedsvc.server.listeners import ListenError, refuse_taken
+from schedsvc.server.listeners import ListenError, refuse_taken, wildcard_socket
 from schedsvc.server.negotiation import accepts_gzip, prefers_openmetrics
 
 __all__ = ["MetricsPage"]
@@ -42,9 +44,11 @@ class MetricsPage:
         assert runner.server is not None
         try:
             refuse_taken(address)
-            self._listener = await asyncio.get_running_loop().create_server(
-                limits.factory(runner.server), host.strip("[]"), int(port)
-            )
+            where: dict[str, Any] = {"host": host.strip("[]"), "port": int(port)}
+            if is_wildcard(address):
+                where = {"sock": wildcard_socket(int(port))}
+            loop, factory = asyncio.get_running_loop(), limits.factory(runner.server)
+            self._listener = await loop.create_server(factory, **where)
         except ListenError as error:
             raise ListenError(f"metrics.listen: {error}") from None
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The chart: what it renders for twelve sets of values, and what it refuses."""
+"""The chart: what it renders for thirteen sets of values, and what it refuses."""
 
 import re
 import shutil
@@ -49,6 +49,7 @@ SETS: dict[str, Object] = {
         "image": {"repository": "registry.example/schedsvc", "tag": "1.2", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "registry"}],
     },
+    "IPv6 alone": {"service": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}},
     "no claim": {"persistence": {"enabled": False}},
     "a claim of its own": {"persistence": {"existingClaim": "mine"}},
     "a storage class": {"persistence": {"size": "500Mi", "storageClassName": "fast"}},
@@ -257,6 +258,15 @@ def test_state_is_on_the_claim(objects: dict[str, list[Object]]) -> None:
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     file = config_of(objects["defaults"])["state"]["file"]
     assert Path(file).parent == Path(mounted[claim["metadata"]["name"]])
+
+
+def test_services_have_the_families_of_the_values(objects: dict[str, list[Object]]) -> None:
+    for name, families in (("IPv6 alone", ["IPv6"]), ("defaults", None)):
+        services = [each for each in objects[name] if each["kind"] == "Service"]
+        assert services
+        assert [each["spec"].get("ipFamilies") for each in services] == [families] * len(services)
+        policy = "SingleStack" if families else None
+        assert {each["spec"].get("ipFamilyPolicy") for each in services} == {policy}
 
 
 def test_network_policy_lets_clients_and_scrapers_in(objects: dict[str, list[Object]]) -> None:

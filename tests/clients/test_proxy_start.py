@@ -155,6 +155,33 @@ def test_proxy_without_a_scheduler_logs_what_it_does(
     assert "tenants: by the header x-tenant, else by the hash of the API key\n" in said
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_wildcard_of_the_proxy_means_both_families(upstream: str, host: str) -> None:
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as probe:
+        port = probe.getsockname()[1]
+    command = [*PROXY, "--upstream", upstream, "--host", host, "--port", str(port)]
+    command += ["--schedsvc-target", "127.0.0.1:1"]
+    process = forked.Popen(command, env=os.environ | POOL)
+
+    def is_reached(by: str) -> bool:
+        try:
+            with socket.create_connection((by, port), 10) as client:
+                client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                return client.recv(15).startswith(b"HTTP/1.1 200")
+        except ConnectionError:
+            return False
+
+    try:
+        wait_for_start(process, lambda: is_reached("127.0.0.1"))
+        assert is_reached("::1")
+        second = forked.run(command, env=os.environ | POOL, capture_output=True, text=True)
+        assert second.returncode == 2
+        assert f"--host {host} --port {port}: address already in use" in second.stderr
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_socket_in_a_missing_folder_is_named(tmp_path: Path) -> None:
     path, folder = str(tmp_path / "nowhere" / "s"), tmp_path / "nowhere"
     with pytest.raises(LaunchError, match=rf"^--uds {path}: the folder {folder} does not exist"):

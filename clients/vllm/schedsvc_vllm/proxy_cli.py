@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import ipaddress
 import logging
 import os
 import signal
@@ -49,7 +50,11 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--upstream", required=True, metavar="URL", help="The server behind it.")
-    made.add_argument("--host", default="127.0.0.1", help="Address to listen on (127.0.0.1).")
+    made.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="Address to listen on (127.0.0.1); 0.0.0.0 and :: mean all, of IPv4 and of IPv6.",
+    )
     made.add_argument("--port", type=int, default=9000, help="Port; 0 takes any free one (9000).")
     made.add_argument("--uds", metavar="PATH", help="Listen on this Unix socket instead.")
     made.add_argument("--ssl-certfile", metavar="FILE", help="PEM of its certificate: serve TLS.")
@@ -283,8 +288,37 @@ def serve(gate: Gate, options: argparse.Namespace) -> bool:
     server = server_for(gate, options)
     # The default action would end the process, and there is nothing to read again.
     signal.signal(signal.SIGHUP, lambda *_: _log.warning("SIGHUP has no effect; start it again"))
-    server.run()
+    wildcard = wildcard_socket(options)
+    server.run(sockets=[wildcard] if wildcard is not None else None)
     return bool(server.started)
+
+
+def wildcard_socket(options: argparse.Namespace) -> socket.socket | None:
+    """Return a bound socket for all addresses of this host, of both families, if they are wanted.
+
+    uvicorn would open one family alone. None: for a real address. Raises LaunchError.
+    """
+    if options.uds is not None or not _is_wildcard(options.host):
+        return None
+    has_both = socket.has_dualstack_ipv6()
+    made = socket.socket(socket.AF_INET6 if has_both else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if has_both:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(("", options.port))
+    except OSError as error:
+        made.close()
+        where = f"--host {options.host} --port {options.port}"
+        raise LaunchError(f"{where}: {(error.strerror or str(error)).lower()}") from None
+    return made
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def open_missing_streams() -> None:

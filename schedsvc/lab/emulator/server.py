@@ -1,6 +1,7 @@
 """Runs an emulator under uvicorn: its address, its readiness, its end."""
 
 import asyncio
+import ipaddress
 import json
 import os
 import signal
@@ -141,10 +142,13 @@ def run(emulator: Emulator, address: Address, on_ready: Callable[[Listening], No
 
 
 def _bind(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    host, both = address.host, False
+    if _is_wildcard(host):  # all addresses, of both families where there are two
+        host, both = "", socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
         listener = socket.create_server(
-            (address.host, address.port), family=family, backlog=BACKLOG
+            (host, address.port), family=family, backlog=BACKLOG, dualstack_ipv6=both
         )
     except OSError as error:
         where = f"{address.host}:{address.port}"
@@ -152,6 +156,13 @@ def _bind(address: Address) -> socket.socket:
     # Connections inherit it; asyncio's own loop would not set it on those of a foreign socket.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _clear_unix_path(path: str) -> None:

@@ -27,6 +27,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* IPv4, IPv6 or both for a Service; the pod listens on both. */}}
+{{- define "schedsvc.families" -}}
+{{- with .Values.service.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.ipFamilies }}
+ipFamilies: {{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{/* The configuration of the scheduler, with what has to agree with the pod. */}}
 {{- define "schedsvc.config" -}}
 {{- $keys := list "listeners" "metrics" "state" "edge" "record" }}
