@@ -222,9 +222,13 @@ export class Scheduler {
 
   #connect(target) {
     const retries = this.#targets.several
-      ? { 'grpc.initial_reconnect_backoff_ms': 100, 'grpc.max_reconnect_backoff_ms': 1_000 }
+      ? {}
       : { 'grpc.service_config': JSON.stringify(SERVICE_CONFIG) };
     const scheduling = new (serviceClient())(target, this.#credentials, {
+      'grpc.initial_reconnect_backoff_ms': 100,
+      'grpc.max_reconnect_backoff_ms': 1_000,
+      // Else a name that got another address is not looked up again for 30 s.
+      'grpc.dns_min_time_between_resolutions_ms': 1_000,
       ...retries,
       // grpc-js obeys grpc_proxy, https_proxy and http_proxy even for loopback addresses.
       ...(isLocal(target) ? { 'grpc.enable_http_proxy': 0 } : {}),
