@@ -162,6 +162,13 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
         )
         refuses.add_metric((), int(any(part.refuses_writes for part in parts)))
         yield refuses
+    if taken.sharing is not None:
+        evicts = GaugeMetricFamily(
+            "schedsvc_cluster_store_may_evict",
+            "1 while the store's policy lets it evict keys.",
+        )
+        evicts.add_metric((), int(taken.sharing.may_evict))
+        yield evicts
     yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
     yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
     yield from _rows(TOTAL_ROWS, "", {"": taken.totals})
@@ -275,6 +282,7 @@ def _leading(leading: Leading, *, leads: bool) -> Iterator[Metric]:
     """Yield which term of its set a member knows, and whether it leads."""
     for name, text, value in (
         ("leads", "1 while this member leads its set.", int(leads)),
+        ("leader_known", "1 while this member knows which one leads.", int(bool(leading.leader))),
         ("term", "The highest term that this member knows.", leading.term),
         (
             "terms_unknown",

@@ -77,6 +77,8 @@ class Sharing:
     problem: str = "not connected yet"
     #: The last exchange failed because the store answers and refuses writes.
     refuses_writes: bool = False
+    #: The store's policy lets it evict keys, which was set after this member had connected.
+    may_evict: bool = False
     #: Names of those that were alive at the last exchange, this one included.
     members: tuple[str, ...] = ()
     #: How many totals of others this member keeps, and how many of its own.

@@ -15,6 +15,7 @@ import structlog
 from schedsvc.cluster.errors import StoreError, StoreRefusedError, WritesRefusedError
 from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
+from schedsvc.cluster.library import info_problem
 from schedsvc.cluster.rows import Key, pack_row, pack_totals, split_rows, unpack_row, unpack_totals
 from schedsvc.cluster.settings import Settings, SettingsSync
 from schedsvc.cluster.store import CALL_S, StoreConnection, open_any
@@ -43,6 +44,8 @@ _ROWS_AT_ONCE = 100
 #: The core's own bound. A total that grows by more at once is no service.
 _GROWN_MAX = 1 << 62
 _TTL_MIN_MS = 3_000
+#: Between two looks at the store's policy.
+_LOOK_NS = 10_000_000_000
 #: The last exchange of a scheduler that stops.
 _END_S = 2.0
 
@@ -69,6 +72,7 @@ class Member:
         self._call = 0
         self._number, self._life = 0, b""  # as the store said last
         self._again = True  # until all totals were sent and read on this connection
+        self._looked_ns = 0  # when the store's policy was looked at last
         self._changed = 0  # totals of this member that the last exchange sent
         self.sharing = Sharing(settings.name, self._who.member, driver.clock.now_ns())
         driver.sharing = self.sharing
@@ -136,6 +140,7 @@ class Member:
     async def exchange(self) -> None:
         """Send what changed, and charge what others served. Raises StoreError."""
         link = self._link or await self._connect()
+        await self._look_at_policy(link)
         self._changed = self._own.unsent
         for _ in range(_CALLS_MAX):
             is_done = await self._sync(link)
@@ -152,9 +157,30 @@ class Member:
         )
         self._link = link
         self._number = self._call = 0
+        self._looked_ns, self.sharing.may_evict = self._driver.clock.now_ns(), False
         self._read_all_again()
         _log.info("cluster_joined", store=link.address.text, member=self._who.member)
         return link
+
+    async def _look_at_policy(self, link: StoreConnection) -> None:
+        """Notice a store that may evict keys by now. A new connection refuses such a store.
+
+        This one goes on: to give up sharing at once would do the harm that an eviction might do.
+        """
+        now_ns = self._driver.clock.now_ns()
+        if now_ns < self._looked_ns + _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        problem = info_problem((await link.command("INFO")).decode(errors="replace"))
+        if problem and not self.sharing.may_evict:
+            effect = "the store may lose quotas, totals and terms; no connection is made again"
+            _log.error(
+                "cluster_store_may_evict",
+                reason=f"store {link.address.text} {problem}", effect=effect,
+            )  # fmt: skip
+        elif self.sharing.may_evict and not problem:
+            _log.info("cluster_store_keeps_keys")
+        self.sharing.may_evict = bool(problem)
 
     def _read_all_again(self) -> None:
         """Send all totals, and so read those of others, because either may have been lost."""

@@ -23,14 +23,15 @@ import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from tests.cluster.members import ready_store
+from tests.cluster.members import ready_store, settings
 from tests.cluster.store_refusals import REFUSALS
-from tests.cluster.store_server import ADMIN_PASSWORD, StoreServer, running_store
+from tests.cluster.store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
 from tests.processes.programs import EngineSizes, Programs, config, stream
 
 from .conftest import ask, open_channel
 from .prometheus import Prometheus, scraping
 from .test_alerts import ALERTS, RULES
+from .test_descriptors import without_descriptors
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,13 +64,24 @@ EXPECTED = {
     "killed": {"SchedsvcDown"},
     "starved": {"SchedsvcLoopLags"},
     "broken": {"SchedsvcBroken"},
-    "sharing": {"SchedsvcStoreRefusesWrites"},
+    "sharing": {"SchedsvcStoreRefusesWrites", "SchedsvcUnsynced"},
+    "evicting": {"SchedsvcStoreMayEvict"},
+    "leaderless": {"SchedsvcNoLeader", "SchedsvcTermsUnknown"},
+    "mute": {"SchedsvcLogLinesDropped"},
+    "crowded": {"SchedsvcDescriptorsExhausted"},
     "robbed": {"SchedsvcUsageLost"},
     "unbooked": {"SchedsvcUsageFailing"},
     "tenant evicted": {"SchedsvcRequestsEvicted"},
     "tenant slow": {"SchedsvcFirstTokenSlow"},
 }
-LATER = ("sharing", "robbed", "unbooked")
+LATER = ("sharing", "robbed", "unbooked", "evicting", "leaderless", "mute", "crowded")
+#: Runs our command with a stderr that takes nothing.
+MUTE = """
+import os
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+from schedsvc.cli import main
+main()
+"""
 BREAKING = str(Path(__file__).with_name("breaking_scheduler.py"))
 
 
@@ -92,7 +104,7 @@ def faster_rules() -> dict[str, Any]:
     return rules
 
 
-def settings_of(name: str, store: StoreServer) -> dict[str, Any]:
+def settings_of(name: str, store: StoreServer, other: StoreServer) -> dict[str, Any]:
     own: dict[str, Any] = {"metrics": {"listen": "127.0.0.1:0"}}
     if name == "troubled":
         own["pools"] = POOLS
@@ -102,16 +114,19 @@ def settings_of(name: str, store: StoreServer) -> dict[str, Any]:
         own["mode"] = "dry_run"
     if name in ("robbed", "unbooked"):
         own["usage"] = {"path": "ledger/usage.db"}
-    if name == "sharing":
-        (store.folder / "password").write_text(ADMIN_PASSWORD)
-        reached = {"urls": [store.url], "password_file": str(store.folder / "password")}
+    if name in ("sharing", "evicting"):
+        used = store if name == "sharing" else other
+        (used.folder / "password").write_text(ADMIN_PASSWORD)
+        reached = {"urls": [used.url], "password_file": str(used.folder / "password")}
         own["cluster"] = {"name": "prod", "member": "a", "store": reached}
+    if name == "leaderless":
+        own |= settings(store.folder, "a", "redis://127.0.0.1:1", free_port())
     # A lease that is reported each half second must not expire while the machine is busy.
     return config(lease_ttl_ms=4_000, lease_grace_ms=4_000) | own
 
 
 @contextmanager
-def schedulers(store: StoreServer) -> Iterator[dict[str, Programs]]:
+def schedulers(store: StoreServer, other: StoreServer) -> Iterator[dict[str, Programs]]:
     """Run a scheduler in a folder of its own for each kind of fault, two with an engine."""
     made: dict[str, Programs] = {}
     with ExitStack() as stack:
@@ -120,9 +135,10 @@ def schedulers(store: StoreServer) -> Iterator[dict[str, Programs]]:
             (folder / "state").mkdir()
             (folder / "ledger").mkdir()
             sizes = EngineSizes(kv_tokens=1_024, context_tokens=1_024)
-            made[name] = Programs(folder, settings_of(name, store), sizes)
+            made[name] = Programs(folder, settings_of(name, store, other), sizes)
             stack.callback(made[name].stop)
-            made[name].start_scheduler((BREAKING,) if name == "broken" else ("-m", "schedsvc"))
+            program = {"broken": (BREAKING,), "mute": ("-c", MUTE)}.get(name, ("-m", "schedsvc"))
+            made[name].start_scheduler(program)
             if name in ("troubled", "overrun"):
                 made[name].start_engine()
         yield made
@@ -202,8 +218,13 @@ class Callers:
 
 
 async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
-    with running_store(tmp_path / "store") as store, schedulers(store) as programs:
-        await ready_store(store)
+    with (
+        running_store(tmp_path / "store") as store,
+        running_store(tmp_path / "other") as other,
+        schedulers(store, other) as programs,
+    ):
+        for each in (store, other):
+            await ready_store(each)
         pages = {page_of(each): name for name, each in programs.items()}
         async with AsyncExitStack() as stack:
             prometheus = await stack.enter_async_context(
@@ -224,6 +245,10 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
                 programs["starved"].resume("scheduler")
                 await asyncio.sleep(0.1)
 
+            async def reload() -> None:
+                programs["mute"].send("scheduler", signal.SIGHUP)
+                await asyncio.sleep(0.5)
+
             await callers.fill()
             work = (callers.evicted, callers.hold, callers.slow, callers.gone, callers.lies)
             programs["killed"].kill("scheduler")
@@ -232,8 +257,14 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
             (programs["robbed"].folder / "ledger" / "usage.db").unlink()
             (programs["unbooked"].folder / "ledger").rename(programs["unbooked"].folder / "gone")
             REFUSALS["memory"].begin(store)
+            await until_shares(prometheus)
+            other.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+            with without_descriptors(programs["crowded"]._running["scheduler"].pid):
+                await asyncio.sleep(2.5)
             watch = asyncio.ensure_future(until_all_fire(prometheus, pages))
-            tasks = [asyncio.ensure_future(ever(one)) for one in (*work, starve, *[flood] * 8)]
+            tasks = [
+                asyncio.ensure_future(ever(one)) for one in (*work, starve, reload, *[flood] * 8)
+            ]
             try:
                 done, _ = await asyncio.wait([watch, *tasks], return_when="FIRST_COMPLETED")
                 for task in done:  # those that work never end but by an error
@@ -276,6 +307,15 @@ async def until_scraped(prometheus: Prometheus, count: int) -> None:
             return
         await asyncio.sleep(0.25)
     pytest.fail("Prometheus does not scrape all pages")
+
+
+async def until_shares(prometheus: Prometheus) -> None:
+    """Wait until the member with a store of its own is connected: its store gets worse later."""
+    for _ in range(240):
+        if 1.0 in await prometheus.values("schedsvc_cluster_members == 1"):
+            return
+        await asyncio.sleep(0.25)
+    pytest.fail("no member is connected")
 
 
 async def until_all_fire(prometheus: Prometheus, pages: dict[str, str]) -> None:

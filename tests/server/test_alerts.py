@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from schedsvc.server import Server
+from tests.cluster.members import member
 
 from .conftest import config_of
 
@@ -60,6 +61,12 @@ PROVOKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "SchedsvcEnginePreempts": (POOL, {"schedsvc_engine_preemptions_total{}": "0+60x99"}),
     "SchedsvcReportsLimited": (ONE, {"schedsvc_reports_limited_total{}": "0+30x99"}),
     "SchedsvcStoreRefusesWrites": (ONE, {"schedsvc_cluster_store_refuses_writes{}": "1x99"}),
+    "SchedsvcStoreMayEvict": (ONE, {"schedsvc_cluster_store_may_evict{}": "1x99"}),
+    "SchedsvcUnsynced": (ONE, {"schedsvc_cluster_unsynced_seconds{}": "31x99"}),
+    "SchedsvcNoLeader": (ONE, {"schedsvc_cluster_leader_known{}": "0x99"}),
+    "SchedsvcTermsUnknown": (ONE, {"schedsvc_cluster_terms_unknown{}": "1x99"}),
+    "SchedsvcLogLinesDropped": (ONE, {"schedsvc_log_lines_dropped_total{}": "0+1x99"}),
+    "SchedsvcDescriptorsExhausted": (ONE, {"schedsvc_descriptors_exhausted_total{}": "0+1x99"}),
     "SchedsvcLoopLags": (
         ONE,
         {
@@ -180,6 +187,9 @@ async def test_rules_name_metrics_that_exist(tmp_path: Path) -> None:
     )
     page = (await server.metrics.page()).decode()
     await server.stop(None)
+    standby = member(tmp_path, "b", "redis://127.0.0.1:1")
+    page += (await standby._server.metrics.page()).decode()
+    await standby.stop(None)
     expressions = [rule["expr"] for rule in rules()]
     assert len(expressions) > 10
     assert unknown_metrics(expressions, page) == set()

@@ -41,17 +41,17 @@ class Program:
     def wait(self, events: list[str]) -> None:
         wait_for_start(self.process, lambda: self.events("descriptors_") == events)
 
-    @contextmanager
-    def without_descriptors(self) -> Iterator[None]:
-        """Lower its limit to what it has open, until the end."""
-        pid = self.process.pid
-        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        # The lowest number that is free and all below it: an open one above is no hindrance.
-        numbers = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-        free = next(number for number in range(len(numbers) + 1) if number not in numbers)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
-        yield
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+@contextmanager
+def without_descriptors(pid: int) -> Iterator[None]:
+    """Lower a process's limit to what it has open, until the end."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    # The lowest number that is free: an open one above it is no hindrance.
+    numbers = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    free = next(number for number in range(len(numbers) + 1) if number not in numbers)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def test_scheduler_logs_and_counts_exhausted_descriptors(tmp_path: Path) -> None
         assert of(samples, "descriptors_exhausted_total") == 0
         assert 5 < of(samples, "process_open_fds") < of(samples, "process_max_fds")
         for times in (1, 2):
-            with program.without_descriptors():
+            with without_descriptors(program.process.pid):
                 program.wait(["descriptors_exhausted", "descriptors_free_again"] * (times - 1)
                              + ["descriptors_exhausted"])  # fmt: skip
                 assert of(scrape(http_), "descriptors_exhausted_total") == times
@@ -92,6 +92,6 @@ def test_scheduler_logs_and_counts_exhausted_descriptors(tmp_path: Path) -> None
 
 def test_edge_logs_exhausted_descriptors(tmp_path: Path) -> None:
     with running(tmp_path, "edge") as program:
-        with program.without_descriptors():
+        with without_descriptors(program.process.pid):
             program.wait(["descriptors_exhausted"])
         program.wait(["descriptors_exhausted", "descriptors_free_again"])
