@@ -92,6 +92,9 @@ class Configurable(Protocol):
     def set_retired(self, now_ns: int, name: bytes) -> None:
         """Let a name be unknown, and a new tenant have its flow once it loses nothing by that."""
 
+    def is_known(self, name: bytes) -> bool:
+        """Whether a tenant has this name now."""
+
     def class_index(self, name: bytes) -> int:
         """Return the index of a class."""
 
@@ -224,7 +227,8 @@ def reconfigure(
 ) -> list[tuple[str, str]]:
     """Give a running core what differs from the configuration in force. O(tenants + queued).
 
-    Leases keep what they have; of a tenant that is gone what is queued is still served; what
+    Leases keep what they have; of a tenant that is gone what is queued is still served, and a new
+    tenant gets its flow once that takes nothing from it; what
     `needs_restart()` names stays as it was. Returns pools, each with the reason why the core keeps
     its old figures. If the core refuses anything else, `before` is in force again and its error
     is raised.
@@ -251,9 +255,9 @@ def _change(core: Configurable, config: Config, before: Config, now_ns: int) -> 
     options = {k: v for k, v in config.core_options().items() if k in LIVE_OPTIONS}
     core.set_options(now_ns, **options)
     names = {tenant.name for tenant in config.tenants}
-    for tenant in before.tenants:
-        if tenant.name not in names:
-            core.set_gone(now_ns, tenant.name.encode())
+    for name in (tenant.name.encode() for tenant in before.tenants if tenant.name not in names):
+        if core.is_known(name):  # not if the core refused a change before it came to this tenant
+            core.set_retired(now_ns, name)
     _apply(core, config, before, now_ns)
     _limit_pools(core, config, before, now_ns)
 

@@ -128,7 +128,7 @@ def refuse_taken(address: str) -> None:
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
     try:
-        with _bound(*found[0][:3], found[0][4]) if found else wildcard_socket(int(port)):
+        with _bound(found[0][0], found[0][4]) if found else wildcard_socket(int(port)):
             pass
     except OSError as error:
         what = (error.strerror or str(error)).lower()
@@ -143,11 +143,11 @@ def wildcard_socket(port: int) -> socket.socket:
     gRPC does the same for `0.0.0.0` and for `[::]`. Raises OSError.
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    return _bound(family, socket.SOCK_STREAM, 0, ("", port))
+    return _bound(family, ("", port))
 
 
-def _bound(family: int, kind: int, protocol: int, where: Any) -> socket.socket:
-    made = socket.socket(family, kind, protocol)
+def _bound(family: int, where: Any) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

@@ -13,7 +13,7 @@ import structlog
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from schedsvc._core import Scheduler
+from schedsvc._core import CallerError, Scheduler
 from schedsvc.config import Config, configure, file_digest, load, needs_restart, reconfigure
 from schedsvc.lab.sim.replay.exact import Exact
 from schedsvc.lab.sim.replay.reader import Recording as Recorded
@@ -309,3 +309,40 @@ async def test_hangups_during_a_reload_cause_one_more(tmp_path: Path) -> None:
     await asyncio.to_thread(file.read_bytes)  # another reload would begin meanwhile
     assert len(taken) == 2
     reloads.cancel()
+
+
+async def test_tenants_that_come_and_go_in_reloads_leave_nothing() -> None:
+    flows, names = [], 300
+    async with serving() as server:
+        for wave in range(4):
+            tenants = [{"name": f"w{wave}-{number}"} for number in range(names)]
+            server.reconfigure(config_of(tenants=tenants))
+            flows.append(totals(server)["flows"])
+            assert server.driver.tenant_stats(f"w{wave}-0".encode())
+            server.reconfigure(config_of())
+            assert totals(server)["flows"] == flows[-1]
+        # Later waves have the flows of the first one, under their own names.
+        assert flows == [flows[0]] * 4
+        for wave in range(3):
+            gone = [server.driver.tenant_stats(f"w{wave}-{n}".encode()) for n in range(names)]
+            assert sum(map(bool, gone)) <= 2
+        server.driver._core.check()
+
+
+async def test_a_reload_that_the_core_refuses_brings_gone_tenants_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as server:
+
+        def refuse(*_: object) -> None:
+            monkeypatch.undo()
+            raise CallerError(3, "tenants", "no")
+
+        monkeypatch.setattr("schedsvc.config.apply._apply", refuse)
+        with pytest.raises(CallerError, match="no"):
+            server.reconfigure(config_of(tenants=[{"name": "new"}]))
+        known = [
+            server.driver.change(lambda core, _, name=name: core.is_known(name))
+            for name in (b"a", b"b", b"new")
+        ]
+        assert known == [True, True, False]
