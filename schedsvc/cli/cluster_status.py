@@ -1,4 +1,4 @@
-"""What `schedsvc cluster status` prints: one table of all members, of a set or without one."""
+"""The output of `schedsvc cluster status`: one table of all members, of a set or without one."""
 
 import dataclasses
 import json

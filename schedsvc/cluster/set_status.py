@@ -1,4 +1,4 @@
-"""The sets of a cluster as its store knows them: who leads, and what the members noted last.
+"""The sets of a cluster as its store knows them: who leads, and the last notes of the members.
 
 Notes are for people. A program with the store's password can write one, so `leader` counts only
 what is sealed with the cluster's secret, if that is known here.
@@ -21,7 +21,7 @@ _LEADER, _STANDBY, _FOLLOWER = "leader", "standby", "follower"
 
 @dataclass(frozen=True)
 class MemberNote:
-    """What a member of a set noted last."""
+    """The last note of a member of a set."""
 
     name: str
     #: `leader`, `standby` (it may take the next term), or `follower` (it never leads).
@@ -54,7 +54,7 @@ class SetSeen:
 
     @property
     def problems(self) -> list[str]:
-        """What an operator has to know of; nothing if the set is well."""
+        """The lacks of the set, for an operator; none if it is well."""
         found = [] if self.leader else [f"set {self.name} has no leader"]
         others = [member for member in self.members if member.name != self.leader]
         follow = [m for m in others if m.alive and m.role == _STANDBY and m.followed_ms is not None]

@@ -53,7 +53,7 @@ class Address:
     user: str | None
     password: str | None
     tls: dict[str, Any] | None = None
-    #: What to look at if the server refuses this user.
+    #: The advice for a person if the server refuses this user.
     hint: str = f"check cluster.store.password_file, or {_INIT}"
 
     @property

@@ -1,4 +1,4 @@
-"""A store that is told to evict keys while members are connected: noticed, and tenants go on."""
+"""A store whose policy begins to evict keys while members are connected: noticed, no harm."""
 
 import asyncio
 import json

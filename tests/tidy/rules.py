@@ -233,6 +233,11 @@ ROOMS: dict[str, Room] = {
         "click rich",
         prints=True,
     ),
+    "schedsvc.cli.cluster_status": room(
+        "schedsvc.cluster schedsvc.printable schedsvc.tables",
+        "click rich",
+        prints=True,
+    ),
     "schedsvc.cli.top": room("schedsvc.cli schedsvc.cli.top_app schedsvc.option_types", "click"),
     # A screen of Textual, which only it needs.
     "schedsvc.cli.top_app": room(

@@ -97,7 +97,7 @@ class Identifier:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What names the tenant of a request, in the order in which it is looked at."""
+        """The sources of a tenant's name, in the order in which they are looked at."""
         found = (
             ("a client certificate", self._certificates is not None),
             ("an API key that the scheduler knows", self.keys is not None),
