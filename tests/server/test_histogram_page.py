@@ -158,7 +158,7 @@ async def test_no_series_goes_down_in_random_chains_of_reloads(seed: int) -> Non
             # Every event is in one histogram.
             waits = [v for (name, _), v in after.items() if name == "queue_wait_seconds_count"]
             assert sum(waits) <= totals(server)["granted"]
-    assert of(latest, "queue_wait_seconds_count", tenant="other", **{"class": "default"}) > 10
+    assert of(latest, "queue_wait_seconds_count", tenant="other", **{"class": "default"}) > 0
 
 
 async def test_restart_is_a_reset_to_0() -> None:

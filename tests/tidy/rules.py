@@ -229,7 +229,8 @@ ROOMS: dict[str, Room] = {
         prints=True,
     ),
     "schedsvc.cli.cluster": room(
-        "schedsvc.cli schedsvc.cluster schedsvc.config schedsvc.printable",
+        "schedsvc.cli schedsvc.cli.cluster_status schedsvc.cluster schedsvc.config"
+        " schedsvc.printable",
         "click rich",
         prints=True,
     ),
