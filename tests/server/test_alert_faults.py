@@ -112,6 +112,8 @@ def settings_of(name: str, store: StoreServer, other: StoreServer) -> dict[str, 
         own["state"] = {"file": "state/state.db", "every_ms": 100}
     if name == "overrun":
         own["mode"] = "dry_run"
+    if name == "mute":
+        own["log"] = {"level": "info"}
     if name in ("robbed", "unbooked"):
         own["usage"] = {"path": "ledger/usage.db"}
     if name in ("sharing", "evicting"):
