@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from schedsvc.usage import held_file
+from schedsvc import held_file
 
 __all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "check_form"]
 
@@ -113,20 +113,25 @@ class Ledger:
         self._ahead_s = time.time() - steady_s()
         self._prune_at_s = steady_s()
         self._is_first = True  # nothing was added since it was opened
+        #: Why the file of a killed scheduler was put back, and what was at its path; empty: it
+        #: was not.
+        self.recovered: str
+        self.aside: Path | None
         #: Called in the thread of the caller when another program took the file away or cut it
-        #: off: with the reason, and whether the rows that were saved before are safe.
-        self.on_file_lost: Callable[[str, bool], None] = lambda reason, is_kept: None
-        #: Called when the path has a whole ledger again, with the path of what was moved aside.
-        self.on_file_written: Callable[[Path | None], None] = lambda aside: None
+        #: off: with the reason.
+        self.on_file_lost: Callable[[str], None] = lambda reason: None
+        #: Called when the path has a ledger again: with the path of what was moved aside, and
+        #: whether it has all rows that were saved before.
+        self.on_file_written: Callable[[Path | None, bool], None] = lambda aside, is_kept: None
         self._lost = ""
         self._in_doubt: frozenset[int] = frozenset()
         self._reopening = threading.Lock()
         with self._failing("open"):
-            self._lock = held_file.lock(path)
+            self._lock, self.recovered, self.aside = held_file.claim(path)
             try:
                 self._connect()
             except BaseException:
-                self.close()
+                self._close()
                 raise
 
     def _connect(self) -> None:
@@ -135,6 +140,7 @@ class Ledger:
         )
         self._is_open = False
         self._prepare()
+        held_file.hold(self.path, self._lock)
         self._left = held_file.look(self.path)
         self._is_open = True
 
@@ -163,10 +169,10 @@ class Ledger:
         self._lock = fresh
 
     def _write_again(self, reason: str) -> None:
-        copy = held_file.copy_of(self._connection, self.path)
         if not self._lost:
             self._lost = reason
-            self.on_file_lost(reason, copy is not None)
+            self.on_file_lost(reason)
+        copy = held_file.copy_of(self._connection, self.path)
         new = self.path.with_name(self.path.name + ".new")
         lock = held_file.lock(new)
         try:
@@ -179,10 +185,13 @@ class Ledger:
             # Before the new connection: at the end of the old one SQLite deletes the log's name.
             self._is_open = False
             self._connection.close()
-            os.close(self._lock)
-            self._lock, self._lost = lock, ""
-            self._connect()
-        self.on_file_written(aside)
+            before, self._lock, self._lost = self._lock, lock, ""
+            try:
+                self._connect()
+            finally:
+                # Not before `.held` names the new file: another process could claim the old one.
+                os.close(before)
+        self.on_file_written(aside, copy is not None)
 
     def _prepare(self) -> None:
         ask = self._connection.execute
@@ -327,13 +336,25 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Close the file and give the lock back. Idempotent."""
+        """Close the file and give the lock back. Idempotent.
+
+        A file that another program took stays at its second name, for the next start.
+        """
+        if self._lock < 0:
+            return
+        is_there = not (
+            self._lost or held_file.difference(self.path, self._left, held_file.look(self.path))
+        )
+        self._close(is_there=is_there)
+
+    def _close(self, *, is_there: bool = False) -> None:
         # First, because SQLite's locks end with the first descriptor of the file that is closed.
         with suppress(sqlite3.Error):
             self._connection.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if is_there:
+            held_file.release(self.path)
+        os.close(self._lock)
+        self._lock = -1
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:

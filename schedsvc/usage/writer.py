@@ -61,6 +61,9 @@ class UsageWriter:
         self.on_known: Callable[[list[UsedLease]], None] = lambda leases: None
         ledger.on_file_lost, ledger.on_file_written = self._file_lost, self._file_written
         driver.keep_usage(self._figures, self.put)
+        if ledger.recovered:
+            self._file_lost(ledger.recovered)
+            self._file_written(ledger.aside, is_kept=True)
 
     def configure(self, config: Config) -> None:
         """Look groups and models up in another configuration from now on."""
@@ -123,16 +126,15 @@ class UsageWriter:
         else:
             self._tell("")
 
-    def _file_lost(self, reason: str, is_kept: bool) -> None:
+    def _file_lost(self, reason: str) -> None:
         self._figures.files_lost += 1
-        rows = "kept" if is_kept else "lost"
         effect = "no end is acknowledged until the file is written again"
-        file = str(self._ledger.path)
-        _log.error("usage_file_lost", file=file, reason=reason, saved_rows=rows, effect=effect)
+        _log.error("usage_file_lost", file=str(self._ledger.path), reason=reason, effect=effect)
 
-    def _file_written(self, aside: Path | None) -> None:
-        moved = str(aside or "")
-        _log.warning("usage_file_written_again", file=str(self._ledger.path), moved_aside=moved)
+    def _file_written(self, aside: Path | None, is_kept: bool) -> None:
+        rows, moved = "kept" if is_kept else "lost", str(aside or "")
+        file = str(self._ledger.path)
+        _log.warning("usage_file_written_again", file=file, saved_rows=rows, moved_aside=moved)
 
     async def write(self) -> bool:
         """Write one batch; False if the ledger cannot be written. Raises Broken."""

@@ -64,6 +64,7 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.held_file": room(never=IO, clock=NO_CLOCK),
     "schedsvc.driver": room(
         "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.clock schedsvc.config"
         " schedsvc.driver_calls schedsvc.driver_views schedsvc.upkeep"
@@ -74,7 +75,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.driver_calls": room("schedsvc._core schedsvc.clock schedsvc.upkeep"),
     # The wall clock says in which quarter of an hour a lease ended.
     "schedsvc.usage": room(
-        "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver",
+        "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver schedsvc.held_file",
         "structlog",
         clock=WALL,
     ),

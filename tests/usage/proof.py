@@ -101,12 +101,21 @@ class Proof:
         return self._requests * (2 * self._progress["attacks"] + 1) // (2 * self._attacks)
 
     async def _attack(self) -> None:
-        """Delete the ledger, its log, or both, or replace it; wait until it is written again."""
+        """Delete the ledger, its log, or both, or replace it; wait until it is written again.
+
+        Each second attack kills the scheduler at once, so only its next start can notice.
+        """
         attack = _ATTACKS[self._progress["attacks"] % len(_ATTACKS)]
+        kills = self._progress["attacks"] % 2 == 1
         written = self._times_written_again()
         attack(self._folder / "usage.db")
+        if kills:
+            self._running["scheduler"].kill()
         self._save(attacks=self._progress["attacks"] + 1)
         print(f"{time.strftime('%H:%M:%S')} {attack.__name__}: {self._progress}", flush=True)
+        if kills:
+            self._running.pop("scheduler").wait()
+            await self._start("scheduler")
         until_s = time.monotonic() + _START_S
         while self._times_written_again() == written:
             assert time.monotonic() < until_s, "the ledger is not written again; see scheduler.log"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from schedsvc import held_file
 from schedsvc.usage.ledger import Ledger, UsageError
 
 from .attacks import delete, delete_all, delete_log, move, rename_over
@@ -18,10 +19,15 @@ class Losses:
     """The reports of a ledger on its file."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.lost: list[tuple[str, bool]] = []
+        self.lost: list[str] = []
         self.asides: list[Path | None] = []
-        ledger.on_file_lost = lambda reason, is_kept: self.lost.append((reason, is_kept))
-        ledger.on_file_written = self.asides.append
+        self.kept: list[bool] = []
+        ledger.on_file_lost = self.lost.append
+        ledger.on_file_written = self._written
+
+    def _written(self, aside: Path | None, is_kept: bool) -> None:
+        self.asides.append(aside)
+        self.kept.append(is_kept)
 
 
 ATTACKS = [
@@ -42,7 +48,7 @@ def test_file_taken_before_a_write_keeps_all_rows(
     ledger.add([lease(1)])
     attack(ledger.path)
     assert ledger.add([lease(1), lease(2)]) == [lease(1)]
-    assert losses.lost == [(reason, True)]
+    assert (losses.lost, losses.kept) == ([reason], [True])
     with pytest.raises(UsageError, match="is held by another process"):
         opened(tmp_path)
     # As after a kill: nothing was closed.
@@ -75,7 +81,7 @@ def test_file_taken_during_a_write_is_written_before_it_returns(
 
     monkeypatch.setattr(ledger, "_add", add)
     assert ledger.add([lease(2), lease(3)]) == []
-    assert losses.lost == [(reason, True)]
+    assert (losses.lost, losses.kept) == ([reason], [True])
     assert sums(tmp_path) == [(3, 30, 12, 15)]
     ledger.close()
 
@@ -90,7 +96,8 @@ def test_truncated_file_begins_again_and_keeps_it_aside(tmp_path: Path) -> None:
     size = ledger.path.stat().st_size
     os.truncate(ledger.path, 0)
     ledger.add([lease(2)])
-    assert losses.lost == [(f"truncated from {size} to 0 bytes", False)]
+    assert losses.lost == [f"truncated from {size} to 0 bytes"]
+    assert losses.kept == [False]
     assert losses.asides == [tmp_path / "usage.db.aside"]
     assert sums(tmp_path) == [(1, 10, 4, 5)]
     with pytest.raises(UsageError, match="is held by another process"):
@@ -104,7 +111,7 @@ def test_truncated_file_whose_log_has_all_keeps_all_rows(tmp_path: Path) -> None
     ledger.add([lease(1)])
     os.truncate(ledger.path, 0)
     ledger.add([lease(2)])
-    assert [is_kept for _, is_kept in losses.lost] == [True] * len(losses.lost)
+    assert losses.kept == [True] * len(losses.lost)
     assert sums(tmp_path) == [(2, 20, 8, 10)]
     ledger.close()
 
@@ -127,21 +134,36 @@ def test_file_that_replaced_the_ledger_is_moved_aside(tmp_path: Path) -> None:
     ledger.close()
 
 
-def test_path_that_another_scheduler_took_is_left_to_it(tmp_path: Path) -> None:
+def test_path_that_another_process_locked_is_left_to_it(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     losses = Losses(ledger)
     ledger.add([lease(1)])
     ledger.path.unlink()
-    other = opened(tmp_path)
-    other.add([lease(9)])
+    other = held_file.lock(ledger.path)
     for _ in range(2):
         with pytest.raises(UsageError, match="is held by another process"):
             ledger.add([lease(2)])
-    assert losses.lost == [("replaced by another file", True)]
-    assert sums(tmp_path) == [(1, 10, 4, 5)]
-    other.close()
+    assert (losses.lost, losses.asides) == (["replaced by another file"], [])
+    assert ledger.path.stat().st_size == 0
+    os.close(other)
     assert ledger.add([lease(2)]) == []
     assert sums(tmp_path) == [(2, 20, 8, 10)]
+    ledger.close()
+
+
+def test_loss_is_reported_while_the_file_cannot_be_written(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    losses = Losses(ledger)
+    ledger.add([lease(1)])
+    ledger.path.unlink()
+    (tmp_path / "usage.db.new").mkdir()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="cannot write again the usage ledger"):
+            ledger.find_file()
+    assert (losses.lost, losses.kept) == (["deleted"], [])
+    (tmp_path / "usage.db.new").rmdir()
+    ledger.find_file()
+    assert (losses.lost, losses.kept) == (["deleted"], [True])
     ledger.close()
 
 

@@ -1,8 +1,14 @@
-"""The ledger's file as the process that holds it finds it at its path.
+"""A file that one process holds: the ledger, the state file, a recording, at its path.
 
-SQLite goes on with a file that another program deleted, replaced or truncated: it reports no error,
-and the rows are gone at the next start. So the ledger compares the path with the file that it left
-before and after each write, and publishes a copy of the file that it still has open.
+SQLite and the kernel go on with a file that another program deleted, replaced or truncated: they
+report no error, and the data is gone at the next start. So the holder compares the path with the
+file that it left, and writes the path again. Rules for a holder:
+
+- It calls `claim()` before it opens the file, and keeps the lock until it has closed everything.
+- It calls `hold()` once the file is at the path. `FILE.held` is then a second name of the file, so
+  a deleted file survives its process, and no other process can claim the path.
+- It calls `release()` when it has closed the file in order. After a kill, `claim()` puts the file
+  back at its path if it is gone from there.
 """
 
 import fcntl
@@ -10,8 +16,12 @@ import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["FileHeldError", "copy_of", "difference", "lock", "look", "move_aside", "publish"]
+__all__ = [
+    "Claim", "FileHeldError", "claim", "copy_of", "difference", "hold", "lock", "look",
+    "move_aside", "publish", "release",
+]  # fmt: skip
 
 _MODE = 0o600
 _ASIDE_MAX = 100
@@ -25,6 +35,80 @@ Look = tuple[os.stat_result | None, os.stat_result | None]
 
 class FileHeldError(OSError):
     """Another process holds the file at the path."""
+
+
+class Claim(NamedTuple):
+    """A locked file at its path."""
+
+    #: The descriptor that holds the lock.
+    lock: int
+    #: Why the file of the last holder had to be put back; empty: it was at the path.
+    lost: str = ""
+    #: Where the file is now that was at the path instead; None: none was.
+    aside: Path | None = None
+
+
+def claim(path: Path) -> Claim:
+    """Lock the file at the path, or make it; first put back the one that a killed holder had.
+
+    Raises FileHeldError if another process holds the file that is at the path or was there.
+    """
+    held = _beside(path, ".held")
+    file = lock(held if held.exists() else path)
+    try:
+        # A holder that was killed while it wrote its file again. Its file is at `.held`.
+        for suffix in (*_SUFFIXES, "-journal"):
+            _beside(path, f".new{suffix}").unlink(missing_ok=True)
+        lost, aside = _put_back(path, held) if held.exists() else ("", None)
+    except BaseException:
+        os.close(file)
+        raise
+    return Claim(file, lost, aside)
+
+
+def _put_back(path: Path, held: Path) -> tuple[str, Path | None]:
+    left, now = look(held), look(path)
+    if left[0] is None or left[1] is None or left[1].st_mtime_ns < left[0].st_mtime_ns:
+        # All of the log is in the file, which may have changed since.
+        left = left[0], None
+    lost = difference(path, left, now)
+    if not lost:
+        return "", None
+    aside = None
+    if left[0] is not None and (now[0] is None or not os.path.samestat(left[0], now[0])):
+        aside = move_aside(path, look(held))
+        os.link(held, path)
+    elif now[1] is not None:
+        aside = _free_name(path)
+        _beside(path, "-wal").rename(_beside(aside, "-wal"))
+    _beside(path, "-shm").unlink(missing_ok=True)
+    if left[1] is not None:
+        os.link(_beside(held, "-wal"), _beside(path, "-wal"))
+    _sync_folder(path)
+    return lost, aside
+
+
+def hold(path: Path, lock: int) -> None:
+    """Give the locked file at the path, and its log, a second name. O(1).
+
+    Without hard links, or if another program takes the file meanwhile, it has none.
+    """
+    held, part = _beside(path, ".held"), _beside(path, ".held.part")
+    _beside(held, "-wal").unlink(missing_ok=True)
+    part.unlink(missing_ok=True)
+    with suppress(OSError):
+        os.link(path, part)
+        if os.path.samestat(os.fstat(lock), part.stat()):
+            part.replace(held)
+            os.link(_beside(path, "-wal"), _beside(held, "-wal"))
+    # It stays if it is the same file as the one that it should replace.
+    part.unlink(missing_ok=True)
+
+
+def release(path: Path) -> None:
+    """Give the second names up; the caller has closed the file, and it was at its path. O(1)."""
+    _beside(path, ".held-wal").unlink(missing_ok=True)
+    _beside(path, ".held").unlink(missing_ok=True)
 
 
 def look(path: Path) -> Look:
@@ -156,6 +240,10 @@ def publish(copy: Path, path: Path) -> None:
     except FileExistsError:
         raise FileHeldError from None
     copy.unlink()
+    _sync_folder(path)
+
+
+def _sync_folder(path: Path) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,0 +1,93 @@
+"""A ledger whose file is taken and whose process is killed before it notices: no row is lost."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from schedsvc.usage.ledger import Ledger, UsageError
+
+from .attacks import delete, delete_all, delete_log, move, rename_over
+from .killed import holding
+from .test_ledger import lease, opened, sums
+
+ATTACKS = [delete, delete_all, delete_log, move, rename_over]
+
+
+def three_rows(folder: Path) -> Ledger:
+    """Two rows in the file, and one in its log alone."""
+    ledger = opened(folder)
+    ledger.add([lease(1), lease(2)])
+    ledger.close()
+    ledger = opened(folder)
+    ledger.add([lease(3)])
+    return ledger
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_ledger_taken_and_killed_at_once_keeps_all_rows(
+    tmp_path: Path, attack: Callable[[Path], None]
+) -> None:
+    with holding(lambda: three_rows(tmp_path)) as kill:
+        attack(tmp_path / "usage.db")
+        with pytest.raises(UsageError, match="is held by another process"):
+            opened(tmp_path)
+        kill()
+        ledger = opened(tmp_path)
+    assert ledger.recovered
+    assert ledger.add([lease(1), lease(2), lease(3)]) == [lease(1), lease(2), lease(3)]
+    assert sums(tmp_path) == [(3, 30, 12, 15)]
+    ledger.close()
+    assert not list(tmp_path.glob("usage.db.held*"))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_ledger_taken_before_it_closes_keeps_all_rows(
+    tmp_path: Path, attack: Callable[[Path], None]
+) -> None:
+    ledger = three_rows(tmp_path)
+    attack(tmp_path / "usage.db")
+    ledger.close()
+    ledger = opened(tmp_path)
+    assert sums(tmp_path) == [(3, 30, 12, 15)]
+    ledger.close()
+
+
+def test_log_that_a_reader_wrote_back_is_not_replayed(tmp_path: Path) -> None:
+    with holding(lambda: three_rows(tmp_path)) as kill:
+        kill()
+    # The last to close a file writes its log back, and deletes it.
+    connection = sqlite3.connect(tmp_path / "usage.db", isolation_level=None)
+    connection.execute("DELETE FROM usage")
+    connection.close()
+    assert not (tmp_path / "usage.db-wal").exists()
+    ledger = opened(tmp_path)
+    assert sums(tmp_path) == [(0, 0, 0, 0)]
+    assert not ledger.recovered
+    ledger.close()
+
+
+def test_killed_ledger_with_its_file_leaves_nothing_aside(tmp_path: Path) -> None:
+    with holding(lambda: three_rows(tmp_path)) as kill:
+        (tmp_path / "usage.db.new").write_bytes(b"half")
+        kill()
+    ledger = opened(tmp_path)
+    assert not ledger.recovered
+    ledger.add([lease(4)])
+    assert sums(tmp_path) == [(4, 40, 16, 20)]
+    ledger.close()
+    assert os.listdir(tmp_path) == ["usage.db"]
+
+
+def test_replacement_found_at_the_start_is_kept_aside(tmp_path: Path) -> None:
+    with holding(lambda: three_rows(tmp_path)) as kill:
+        (tmp_path / "other").write_bytes(b"of another program")
+        (tmp_path / "other").replace(tmp_path / "usage.db")
+        kill()
+    ledger = opened(tmp_path)
+    assert ledger.aside == tmp_path / "usage.db.aside"
+    assert ledger.aside.read_bytes() == b"of another program"
+    assert sums(tmp_path) == [(3, 30, 12, 15)]
+    ledger.close()
