@@ -5,8 +5,8 @@ report no error, and the data is gone at the next start. So the holder compares 
 file that it left, and writes the path again. Rules for a holder:
 
 - It calls `claim()` before it opens the file, and keeps the lock until it has closed everything.
-- It calls `hold()` once the file is at the path. `FILE.held` is then a second name of the file, so
-  a deleted file survives its process, and no other process can claim the path.
+- It calls `hold()` once the file is at the path. `FILE.held.INODE` is then a second name of the
+  file, so a deleted file survives its process, and no other process can claim the path.
 - It calls `release()` when it has closed the file in order. After a kill, `claim()` puts the file
   back at its path if it is gone from there.
 """
@@ -14,6 +14,7 @@ file that it left, and writes the path again. Rules for a holder:
 import fcntl
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -48,22 +49,50 @@ class Claim(NamedTuple):
     aside: Path | None = None
 
 
-def claim(path: Path) -> Claim:
+def claim(path: Path, own: int = -1) -> Claim:
     """Lock the file at the path, or make it; first put back the one that a killed holder had.
 
-    Raises FileHeldError if another process holds the file that is at the path or was there.
+    `own`: the lock of this process, which is kept if it is on that file. Raises FileHeldError if
+    another process holds the file that is at the path or was there.
     """
-    held = _beside(path, ".held")
-    file = lock(held if held.exists() else path)
+    held = _find_held(path)
+    file = own if _is_locked(own, held or path) else lock(held or path)
     try:
-        # A holder that was killed while it wrote its file again. Its file is at `.held`.
+        # A holder that was killed while it wrote its file again still has the one that it held.
         for suffix in (*_SUFFIXES, "-journal"):
             _beside(path, f".new{suffix}").unlink(missing_ok=True)
-        lost, aside = _put_back(path, held) if held.exists() else ("", None)
+        lost, aside = _put_back(path, held) if held else ("", None)
     except BaseException:
-        os.close(file)
+        if file != own:
+            os.close(file)
         raise
     return Claim(file, lost, aside)
+
+
+def _held_names(path: Path) -> Iterator[Path]:
+    for name in path.parent.iterdir():
+        if name.name.startswith(f"{path.name}.held.") and name.name.rpartition(".")[2].isdecimal():
+            yield name
+
+
+def _find_held(path: Path) -> Path | None:
+    """Return the second name of the file that the last holder had; None: it needs none."""
+    names = sorted(_held_names(path), key=lambda name: name.stat().st_mtime_ns)
+    if not path.exists():
+        return names[-1] if names else None
+    # A name in a copy of the folder is a file of its own, with another inode.
+    own = [name for name in names if name == _held_name(path, name.stat())]
+    at_path = [name for name in own if name.samefile(path)]
+    return (at_path or own or [None])[-1]
+
+
+def _held_name(path: Path, found: os.stat_result) -> Path:
+    return _beside(path, f".held.{found.st_ino}")
+
+
+def _is_locked(own: int, path: Path) -> bool:
+    found = _stat(path)
+    return own >= 0 and found is not None and os.path.samestat(os.fstat(own), found)
 
 
 def _put_back(path: Path, held: Path) -> tuple[str, Path | None]:
@@ -89,26 +118,28 @@ def _put_back(path: Path, held: Path) -> tuple[str, Path | None]:
 
 
 def hold(path: Path, lock: int) -> None:
-    """Give the locked file at the path, and its log, a second name. O(1).
+    """Give the locked file at the path, and its log, a second name in place of older ones.
 
     Without hard links, or if another program takes the file meanwhile, it has none.
     """
-    held, part = _beside(path, ".held"), _beside(path, ".held.part")
-    _beside(held, "-wal").unlink(missing_ok=True)
-    part.unlink(missing_ok=True)
+    held = _held_name(path, os.fstat(lock))
     with suppress(OSError):
-        os.link(path, part)
-        if os.path.samestat(os.fstat(lock), part.stat()):
-            part.replace(held)
-            os.link(_beside(path, "-wal"), _beside(held, "-wal"))
-    # It stays if it is the same file as the one that it should replace.
-    part.unlink(missing_ok=True)
+        if not held.exists() or not os.path.samestat(os.fstat(lock), held.stat()):
+            held.unlink(missing_ok=True)
+            os.link(path, held)
+        if not os.path.samestat(os.fstat(lock), held.stat()):
+            held.unlink()
+        _beside(held, "-wal").unlink(missing_ok=True)
+        os.link(_beside(path, "-wal"), _beside(held, "-wal"))
+    release(path, but=held)
 
 
-def release(path: Path) -> None:
-    """Give the second names up; the caller has closed the file, and it was at its path. O(1)."""
-    _beside(path, ".held-wal").unlink(missing_ok=True)
-    _beside(path, ".held").unlink(missing_ok=True)
+def release(path: Path, but: Path | None = None) -> None:
+    """Give the second names up; the caller has closed the file, and it was at its path."""
+    for held in _held_names(path):
+        if held != but:
+            _beside(held, "-wal").unlink(missing_ok=True)
+            held.unlink(missing_ok=True)
 
 
 def look(path: Path) -> Look:

@@ -34,6 +34,10 @@ def restore(
     A file whose rows are wrong is set aside like one that SQLite finds damaged, and the core starts
     as if it never ran. A wall clock that was put back credits nothing. Raises StateError.
     """
+    if store.recovered:
+        file, effect = str(store.path), "the file of the killed scheduler is back at its path"
+        _log.error("state_file_lost", file=file, reason=store.recovered, effect=effect)
+        _log.warning("state_file_begun", file=file, kept_as=str(store.aside or ""))
     rows = aged(store.rows, wall_ns())
     found = 0
     try:
@@ -84,6 +88,7 @@ class StateWriter:
         self._waiters: list[asyncio.Future[bool]] = []
         self._is_lost = False
         self._saving = driver.saving = Saving(driver.clock.now_ns())
+        self._saving.files_lost = int(bool(store.recovered))
         #: All that happened since then is unsaved if the file is lost.
         self._began_ns = self._saving.saved_ns
 
@@ -185,7 +190,7 @@ class StateWriter:
             self._tell(str(error))
             return False
         self._is_lost = False
-        kept_as = self._store.set_aside_as
+        kept_as = self._store.set_aside_as or str(self._store.aside or "")
         _log.warning("state_file_begun", file=str(self._store.path), kept_as=kept_as)
         return True
 

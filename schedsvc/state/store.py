@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from schedsvc import held_file
 from schedsvc.state.backlog import ChangedRow, SavedRow
 from schedsvc.state.log_frames import last_commit
 
@@ -79,6 +80,11 @@ class Store:
         self._is_old = True  # rows of an earlier process are still there
         #: `begin_again()` was called; the caller of `write()` clears it when it brings all rows.
         self.wants_all = False
+        #: Why the file of a killed scheduler was put back, and what was at its path; empty: it
+        #: was not.
+        self.recovered = ""
+        self.aside: Path | None = None
+        self._lock = -1
         #: Of the files as this process left them, and why they are that no more.
         self._left: list[os.stat_result | None] = []
         self._lost = ""
@@ -86,6 +92,9 @@ class Store:
             self._open()
         except _DamagedError as error:
             self.set_aside(str(error))
+        except BaseException:
+            self._unlock()
+            raise
 
     def find_lost(self) -> str:
         """Say what another program did to the file since the last write; empty: nothing. O(1).
@@ -146,6 +155,7 @@ class Store:
                 " move it yourself"
             ) from None
         self.set_aside_as = str(name)
+        held_file.release(self.path)
         try:
             self._open()
         except _DamagedError as error:
@@ -229,17 +239,39 @@ class Store:
         self._connection.executemany("DELETE FROM meta WHERE name = ?", gone)
 
     def close(self) -> None:
-        """Close the file. Blocks for the disk. Idempotent."""
+        """Close the file. Blocks for the disk. Idempotent.
+
+        A file that another program took stays at its second name, for the next start.
+        """
+        if self._lock < 0:
+            return
+        is_there = not self.find_lost()
         with suppress(sqlite3.Error):
             self._connection.close()
+        if is_there:
+            held_file.release(self.path)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def _claim(self) -> None:
+        """Lock the file; put the one back that this process or a killed one had."""
+        claim = held_file.claim(self.path, self._lock)
+        if claim.lock != self._lock:
+            self._unlock()
+        self._lock, self.recovered, self.aside = claim
 
     def _open(self) -> None:
         try:
-            # SQLite would make it as the umask says.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, _MODE))
+            self._claim()
             self._close_to_others()
             size = self.path.stat().st_size
             is_new = not (size or self._has_log())
+        except held_file.FileHeldError:
+            raise self._held() from None
         except OSError as error:
             raise StateError(f"cannot keep state in {self.path}: {error.strerror}") from None
         if size > FILE_BYTES_MAX:
@@ -255,6 +287,7 @@ class Store:
             # A damaged text decodes to another one, which `_read()` then reports as damage.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read(is_new=is_new, committed=committed)
+        held_file.hold(self.path, self._lock)
         self._left, self._lost = [], ""
         self._take_note()
 
@@ -302,7 +335,7 @@ class Store:
             self._load()
             ask("COMMIT")
         except BaseException:
-            self.close()
+            self._connection.close()
             raise
 
     def _make(self) -> None:
@@ -349,6 +382,11 @@ class Store:
             if kinds != [bytes, bytes, int]:
                 raise _DamagedError("a row is not of bytes and a time")
 
+    def _held(self) -> StateError:
+        return StateError(
+            f"{self.path} is held by another process; stop that scheduler, or name another file"
+        )
+
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
         """Turn SQLite's errors into ours."""
@@ -357,10 +395,7 @@ class Store:
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-                raise StateError(
-                    f"{self.path} is held by another process; stop that scheduler, or name"
-                    " another file"
-                ) from None
+                raise self._held() from None
             if what == "open" and name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
                 raise _DamagedError(str(error)) from None
             raise StateError(f"cannot {what} {self.path}: {error}") from None

@@ -15,6 +15,7 @@ from schedsvc_client.v1 import operator_pb2
 from schedsvc_client.v1.mode_pb2 import MODE_AUDIT
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 
+from schedsvc import held_file
 from schedsvc.config import load
 from schedsvc.server import Server
 from schedsvc.state import Store
@@ -125,14 +126,14 @@ async def test_file_that_a_second_process_took_is_left_to_it(tmp_path: Path) -> 
             await served(stub, 500)
             assert await keeper.save()
             delete(file)
-            other = Store(file)
+            other = held_file.lock(file)
             for _ in range(2):
                 assert not await keeper.save()
             assert "held by another process" in saving.problem
             samples = await scrape(server)
             assert of(samples, "state_failing") == 1
             assert of(samples, "state_files_lost_total") == 1
-            other.close()
+            os.close(other)
             assert await keeper.save()
             assert saving.problem == ""
             assert len(content(file, tmp_path / "copy")[0]) > 3

@@ -81,7 +81,9 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc.usage.parquet": room(packages="pyarrow"),
     # The wall clock gives the time that a scheduler was away: quotas are credited for it.
-    "schedsvc.state": room("schedsvc._core schedsvc.driver", "structlog", clock=WALL),
+    "schedsvc.state": room(
+        "schedsvc._core schedsvc.driver schedsvc.held_file", "structlog", clock=WALL
+    ),
     "schedsvc.recording": room("schedsvc._core schedsvc.config"),
     "schedsvc.service": room(
         "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.slices schedsvc.status"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from schedsvc.usage.ledger import Ledger, UsageError
+from tests.killed import holding
 
 from .attacks import delete, delete_all, delete_log, move, rename_over
-from .killed import holding
 from .test_ledger import lease, opened, sums
 
 ATTACKS = [delete, delete_all, delete_log, move, rename_over]
@@ -91,3 +91,19 @@ def test_replacement_found_at_the_start_is_kept_aside(tmp_path: Path) -> None:
     assert ledger.aside.read_bytes() == b"of another program"
     assert sums(tmp_path) == [(3, 30, 12, 15)]
     ledger.close()
+
+
+def test_copy_of_the_folder_of_a_killed_ledger_is_whole(tmp_path: Path) -> None:
+    folder, copy = tmp_path / "folder", tmp_path / "copy"
+    folder.mkdir()
+    with holding(lambda: three_rows(folder)) as kill:
+        kill()
+    copy.mkdir()
+    # The log first: by its time the file is newer.
+    for name in sorted(os.listdir(folder), key=lambda name: not name.endswith("-wal")):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    ledger = opened(copy)
+    assert not ledger.recovered
+    assert sums(copy) == [(3, 30, 12, 15)]
+    ledger.close()
+    assert os.listdir(copy) == ["usage.db"]

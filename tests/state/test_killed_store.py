@@ -1,0 +1,53 @@
+"""A state file that is taken, and whose process is killed before it notices."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from schedsvc.state import StateError, Store
+from tests.killed import holding
+from tests.usage.attacks import delete, delete_log, move, rename_over
+
+ROWS = [(b"fa", b"one", 5), (b"fb", b"two", 7)]
+
+
+def two_rows(file: Path) -> Store:
+    """One row in the file, and one in its log alone."""
+    store = Store(file)
+    store.write(ROWS[:1])
+    store.close()
+    store = Store(file)
+    store.write(ROWS, b"said")
+    return store
+
+
+def delete_all(file: Path) -> None:
+    for suffix in ("", "-wal"):
+        file.with_name(file.name + suffix).unlink()
+
+
+@pytest.mark.parametrize("attack", [delete, delete_all, delete_log, move, rename_over])
+def test_state_taken_and_killed_at_once_is_restored(
+    tmp_path: Path, attack: Callable[[Path], None]
+) -> None:
+    file = tmp_path / "state.db"
+    with holding(lambda: two_rows(file)) as kill:
+        attack(file)
+        with pytest.raises(StateError, match="is held by another process"):
+            Store(file)
+        kill()
+        store = Store(file)
+    assert store.recovered
+    assert (sorted(store.rows), store.modes) == (ROWS, b"said")
+    store.close()
+    assert not list(tmp_path.glob("state.db.held*"))
+
+
+def test_state_taken_before_it_closes_is_restored(tmp_path: Path) -> None:
+    store = two_rows(tmp_path / "state.db")
+    delete_all(store.path)
+    store.close()
+    store = Store(store.path)
+    assert (sorted(store.rows), store.modes) == (ROWS, b"said")
+    store.close()
