@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 __all__ = [
     "Claim", "FileHeldError", "claim", "copy_of", "difference", "hold", "lock", "look",
-    "move_aside", "publish", "release",
+    "move_aside", "publish", "put_back", "release",
 ]  # fmt: skip
 
 _MODE = 0o600
@@ -88,6 +88,18 @@ def _find_held(path: Path) -> Path | None:
 
 def _held_name(path: Path, found: os.stat_result) -> Path:
     return _beside(path, f".held.{found.st_ino}")
+
+
+def put_back(path: Path, own: int) -> tuple[str, Path | None]:
+    """Put the locked file back at its path: why, and where the file is now that was there instead.
+
+    Raises FileNotFoundError if the file has no second name, and FileHeldError if another process
+    holds the file at the path.
+    """
+    held = _find_held(path)
+    if held is None or not _is_locked(own, held):
+        raise FileNotFoundError
+    return _put_back(path, held)
 
 
 def _is_locked(own: int, path: Path) -> bool:
@@ -171,7 +183,7 @@ def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:
 def lock(path: Path) -> int:
     """Open or make a file, and lock it. Raises FileHeldError if another process holds it."""
     # SQLite's own locks are of another kind, so readers are not kept out.
-    file = os.open(path, os.O_RDWR | os.O_CREAT, _MODE)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The holder may have published another file since this one was opened.

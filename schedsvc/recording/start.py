@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 
 from schedsvc._core import Scheduler
@@ -24,11 +25,12 @@ class Recording:
         config: Config,
         now_ns: int,
         on_stop: Callable[[str], None] | None = None,
+        on_put_back: Callable[[str, Path | None], None] | None = None,
         **options: Any,
     ) -> None:
         """Make the core and lock the file, which stays as it is until `begin()`.
 
-        `on_stop` is called, in any thread, with the reason if the recording stops. Raises
+        `on_stop` and `on_put_back` are those of the writer, and are called in any thread. Raises
         RecordingError if the file cannot be written.
         """
         if config.record is None:
@@ -46,8 +48,9 @@ class Recording:
         #: The file that it is written to.
         self.path = config.resolve(config.record)
         self._writer = RecordingWriter(
-            self.path, header, bytes_max=config.limits.record_max_mb << 20, on_stop=on_stop
-        )
+            self.path, header, bytes_max=config.limits.record_max_mb << 20,
+            on_stop=on_stop, on_put_back=on_put_back,
+        )  # fmt: skip
         #: The core for the driver, which records each call.
         self.core = record(core, self._writer)
 

@@ -1,6 +1,5 @@
 """Writes a recording beside the event loop: events are put into a queue, a thread writes them."""
 
-import fcntl
 import os
 import threading
 from collections import deque
@@ -9,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from schedsvc import held_file
 from schedsvc.recording.form import FIRST_LINE, frame, header_bytes
 
 __all__ = ["FLUSH_S", "QUEUED_BYTES_MAX", "RecordingError", "RecordingWriter"]
@@ -29,8 +29,9 @@ class RecordingWriter:
     """Appends events to a file; if that fails, the recording ends and `on_stop` gets the reason.
 
     An existing file is kept as FILE.1, in the place of an older one. One process at a time holds
-    the file, by a lock (flock). It is readable by its owner alone: it names tenants, request ids
-    and lease ids.
+    the file, by a lock (flock). A file that another program deletes, moves or replaces is put back
+    at its path, and `on_put_back` gets the reason and the path of what was there instead. It is
+    readable by its owner alone: it names tenants, request ids and lease ids.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class RecordingWriter:
         *,
         bytes_max: int,
         on_stop: Callable[[str], None] | None = None,
+        on_put_back: Callable[[str, Path | None], None] | None = None,
     ) -> None:
         """Lock the file, which stays as it is until `begin()`. Raises RecordingError.
 
@@ -50,6 +52,7 @@ class RecordingWriter:
         self.stopped = ""
         self._bytes_max = bytes_max
         self._on_stop = on_stop
+        self._on_put_back = on_put_back
         self._events: deque[bytes] = deque()
         self._put_bytes = 0
         self._taken_bytes = 0
@@ -59,7 +62,9 @@ class RecordingWriter:
         self._first = FIRST_LINE + self._frame(header_bytes(header))
         self._thread: threading.Thread | None = None
         with self._failing():
-            self._file = self._lock()
+            self._file, lost, aside = held_file.claim(path)
+        if lost and on_put_back is not None:
+            on_put_back(lost, aside)
 
     def begin(self) -> None:
         """Keep an existing file as FILE.1, and write the header into a new one.
@@ -69,9 +74,9 @@ class RecordingWriter:
         with self._failing():
             if os.fstat(self._file).st_size:
                 self.path.replace(self.path.with_name(self.path.name + ".1"))
-                earlier, self._file = self._file, self._lock(os.O_EXCL)
+                earlier, self._file = self._file, held_file.lock(self.path)
                 os.close(earlier)
-            os.fchmod(self._file, 0o600)
+            held_file.hold(self.path, self._file)
             self._write(self._first)
         self._size = len(self._first)
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
@@ -81,29 +86,13 @@ class RecordingWriter:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except BlockingIOError:
+        except held_file.FileHeldError:
             raise RecordingError(
                 f"cannot record to {self.path}: another process records to it; stop that one, or"
                 " name another file"
             ) from None
         except OSError as error:
             raise RecordingError(f"cannot record to {self.path}: {error.strerror}") from error
-
-    def _lock(self, flags: int = 0) -> int:
-        """Open or make the file, and lock it. Raises BlockingIOError if another process holds it.
-
-        One that is empty was made by a start that failed.
-        """
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | flags, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process that ends or begins may have moved it since it was opened.
-            if not os.path.samestat(os.fstat(file), self.path.stat()):
-                raise BlockingIOError
-            return file
-        except BaseException:
-            os.close(file)
-            raise
 
     def put(self, event: bytes) -> None:
         """Queue an event; never blocks. O(1)."""
@@ -147,15 +136,34 @@ class RecordingWriter:
         except OSError as error:
             self._stop(f"cannot write to {self.path}: {error.strerror}")
         finally:
+            if self._is_at_path():
+                held_file.release(self.path)
             os.close(self._file)
+
+    def _is_at_path(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _put_back(self) -> None:
+        try:
+            lost, aside = held_file.put_back(self.path, self._file)
+        except held_file.FileHeldError:
+            self._stop(f"{self.path} was replaced by the file of another process")
+        except FileNotFoundError:
+            self._stop(f"{self.path} was deleted, with its second name")
+        else:
+            if self._on_put_back is not None:
+                self._on_put_back(lost, aside)
 
     def _flush(self) -> None:
         """Write what is queued, in frames."""
         found = os.fstat(self._file)
-        if not found.st_nlink:
-            self._stop(f"{self.path} was deleted")
-        elif found.st_size < self._size:
+        if found.st_size < self._size:
             self._stop(f"{self.path} was truncated")
+        elif not self._is_at_path():
+            self._put_back()
         while self._events and not self.stopped:
             parts, size = [], 0
             while self._events and size < _FRAME_BYTES:

@@ -23,7 +23,6 @@ from schedsvc.config import (
 )
 from schedsvc.driver import WORK_MAX, Broken, Driver, Leading, new_core
 from schedsvc.metrics import Metrics
-from schedsvc.recording.start import Recording
 from schedsvc.server.cluster import member_of, set_fingerprint
 from schedsvc.server.console import Console
 from schedsvc.server.console_state import ConsoleState
@@ -36,6 +35,7 @@ from schedsvc.server.logs import configure_logs
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.process_counts import PROCESS_COUNTS
+from schedsvc.server.recorded import recording_of
 from schedsvc.server.reflection import add_reflection
 from schedsvc.server.shared_settings import share_settings
 from schedsvc.server.tasks import end_tasks
@@ -104,7 +104,7 @@ class Server:
         self._said, listed = _what_was_said(store, config, log)
         whole = listed.on(config)
         now_ns = self._clock.now_ns()
-        self._recording = None if stands_by else _recording_of(whole, now_ns, options)
+        self._recording = None if stands_by else recording_of(whole, now_ns, options)
         core = self._recording.core if self._recording else new_core(whole, now_ns, **options)
         if store is not None:
             # Nothing listens before that: each client that connects finds the scheduler restored.
@@ -455,13 +455,6 @@ def _core_options(config: Config, incarnation: int) -> dict[str, Any]:
     }
 
 
-def _recording_of(config: Config, now_ns: int, options: dict[str, Any]) -> Recording | None:
-    """Make a core that is recorded, if the configuration says so. Raises RecordingError."""
-    if config.record is None:
-        return None
-    return Recording(config, now_ns, _on_recording_stopped, **options)
-
-
 def _usage_of(
     driver: Driver, config: Config | None
 ) -> tuple[UsageWriter, Budgets] | tuple[None, None]:
@@ -493,8 +486,3 @@ def _what_was_said(
 
 
 async def _nothing_to_save() -> None: ...
-
-
-def _on_recording_stopped(reason: str) -> None:
-    """Say that serving goes on without being recorded."""
-    _log.error("recording_stopped", reason=reason)

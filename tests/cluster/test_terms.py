@@ -1,8 +1,9 @@
 """Terms in a real store: taken by one member, renewed, handed over, and never by a forged row."""
 
 import asyncio
+import os
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -260,7 +261,8 @@ def test_highest_term_outlives_the_process(tmp_path: Path) -> None:
         file.keep(number, led)
         found = TermFile(tmp_path / "state.db", "main")
         assert (found.number, found.led) == (file.number, file.led) == kept
-    assert [path.name for path in tmp_path.iterdir()] == ["state.db.term"]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["state.db.term", "state.db.term.copy"]
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
@@ -282,6 +284,37 @@ def test_damaged_term_file_is_loud_and_counts_for_nothing(tmp_path: Path, text: 
     assert file.number == 0
     file.keep(3)
     assert TermFile(tmp_path / "state.db", "main").number == 3
+
+
+TERM_FILE_ATTACKS: list[Callable[[Path], object]] = [
+    Path.unlink,
+    lambda path: os.truncate(path, 0),
+    lambda path: path.rename(path.with_name("elsewhere")),
+    lambda path: path.write_text("1\n"),
+]
+
+
+@pytest.mark.parametrize("attack", TERM_FILE_ATTACKS)
+@pytest.mark.parametrize("name", ["state.db.term", "state.db.term.copy"])
+def test_term_file_that_is_taken_is_written_again(
+    tmp_path: Path, attack: Callable[[Path], object], name: str
+) -> None:
+    known = 9, (7, "a/61")
+    file = TermFile(tmp_path / "state.db", "main")
+    file.keep(*known)
+    assert not file.lacks(*known)
+    attack(tmp_path / name)
+    # As the next life of a member that was killed at once.
+    found = TermFile(tmp_path / "state.db", "main")
+    assert (found.number, found.led) == known
+    assert found.lacks(*known)
+    assert file.lacks(*known)
+    with capture_logs() as logs:
+        file.keep(*known)
+    assert [entry["event"] for entry in logs] == ["term_file_lost"]
+    assert not file.lacks(*known)
+    texts = {path.read_text() for path in tmp_path.glob("state.db.term*")}
+    assert texts == {"9 7 a/61 main\n"}
 
 
 def test_term_that_cannot_be_kept_is_logged(tmp_path: Path) -> None:

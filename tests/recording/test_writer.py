@@ -11,6 +11,8 @@ from schedsvc.lab.sim.replay.reader import Recording
 from schedsvc.recording import writer as module
 from schedsvc.recording.form import Event, Kind, pack
 from schedsvc.recording.writer import RecordingError, RecordingWriter
+from tests.killed import holding
+from tests.usage.attacks import delete, move, rename_over
 from tests.waiting import wait_until
 
 HEADER = {"options": {}, "setup": []}
@@ -120,7 +122,7 @@ def test_file_of_a_live_recording_is_left_alone(tmp_path):
     first = write(tmp_path / "r", polls([1]))
     with pytest.raises(RecordingError, match="another process records to it; stop that one"):
         RecordingWriter(tmp_path / "r", HEADER, bytes_max=MB)
-    assert [file.name for file in tmp_path.iterdir()] == ["r"]
+    assert len(list(tmp_path.glob("r*"))) == len(list(tmp_path.glob("r.held.*"))) + 1
     first.close()
     assert list(Recording(tmp_path / "r").events()) == polls([1])
 
@@ -147,8 +149,17 @@ def test_events_before_the_beginning_are_recorded(tmp_path):
     assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o600
 
 
+def delete_all(path):
+    for each in path.parent.iterdir():
+        each.unlink()
+
+
 @pytest.mark.parametrize(
-    ("harm", "what"), [(os.unlink, "deleted"), (lambda path: os.truncate(path, 3), "truncated")]
+    ("harm", "what"),
+    [
+        (delete_all, "deleted, with its second name"),
+        (lambda path: os.truncate(path, 3), "truncated"),
+    ],
 )
 def test_recording_that_is_harmed_ends_and_says_so(tmp_path, harm, what):
     reasons = []
@@ -159,10 +170,34 @@ def test_recording_that_is_harmed_ends_and_says_so(tmp_path, harm, what):
     assert reasons == [f"{tmp_path / 'r'} was {what}"]
 
 
-def test_recording_that_is_renamed_goes_on(tmp_path):
-    writer = write(tmp_path / "r", polls([1]))
-    (tmp_path / "r").rename(tmp_path / "elsewhere")
+@pytest.mark.parametrize("attack", [delete, move, rename_over])
+def test_recording_that_is_taken_is_put_back_whole(tmp_path, attack):
+    found = []
+    writer = write(tmp_path / "r", polls([1]), on_put_back=lambda *args: found.append(args))
+    wait_until(lambda: Recording(tmp_path / "r").frames)
+    attack(tmp_path / "r")
     writer.put(pack(polls([2])[0]))
     writer.close()
     assert not writer.stopped
-    assert list(Recording(tmp_path / "elsewhere").events()) == polls([1, 2])
+    aside = tmp_path / "r.aside" if attack is rename_over else None
+    assert [each for _, each in found] == [aside]
+    assert list(Recording(tmp_path / "r").events()) == polls([1, 2])
+    assert not list(tmp_path.glob("r.held*"))
+
+
+def recorded(path):
+    writer = write(path, polls([1]))
+    wait_until(lambda: Recording(path).frames)
+    return writer
+
+
+@pytest.mark.parametrize("attack", [delete, move, rename_over])
+def test_recording_taken_and_killed_at_once_is_kept(tmp_path, attack):
+    with holding(lambda: recorded(tmp_path / "r")) as kill:
+        attack(tmp_path / "r")
+        with pytest.raises(RecordingError, match="another process records to it"):
+            RecordingWriter(tmp_path / "r", HEADER, bytes_max=MB)
+        kill()
+    write(tmp_path / "r", polls([2])).close()
+    assert list(Recording(tmp_path / "r").events()) == polls([2])
+    assert list(Recording(tmp_path / "r.1").events()) == polls([1])

@@ -84,7 +84,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.state": room(
         "schedsvc._core schedsvc.driver schedsvc.held_file", "structlog", clock=WALL
     ),
-    "schedsvc.recording": room("schedsvc._core schedsvc.config"),
+    "schedsvc.recording": room("schedsvc._core schedsvc.config schedsvc.held_file"),
     "schedsvc.service": room(
         "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.slices schedsvc.status"
         " schedsvc_client.v1",
