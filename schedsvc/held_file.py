@@ -13,22 +13,19 @@ file that it left, and writes the path again. Rules for a holder:
 
 import fcntl
 import os
-import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
-    "Claim", "FileHeldError", "claim", "copy_of", "difference", "hold", "lock", "look",
+    "Claim", "FileHeldError", "claim", "difference", "hold", "lock", "look",
     "move_aside", "publish", "put_back", "release",
 ]  # fmt: skip
 
 _MODE = 0o600
 _ASIDE_MAX = 100
 _SUFFIXES = ("", "-wal", "-shm")
-#: Results of SQLite that a truncated file leads to; any other error is the disk's, and passes.
-_DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 #: The file and its write-ahead log; None for one that is not there.
 Look = tuple[os.stat_result | None, os.stat_result | None]
@@ -83,7 +80,7 @@ def _find_held(path: Path) -> Path | None:
     # A name in a copy of the folder is a file of its own, with another inode.
     own = [name for name in names if name == _held_name(path, name.stat())]
     at_path = [name for name in own if name.samefile(path)]
-    return (at_path or own or [None])[-1]
+    return (at_path or own)[-1] if own else None
 
 
 def _held_name(path: Path, found: os.stat_result) -> Path:
@@ -197,45 +194,6 @@ def lock(path: Path) -> int:
         os.close(file)
         raise
     return file
-
-
-def copy_of(connection: sqlite3.Connection, path: Path) -> Path | None:
-    """Copy an open database to the file FILE.new; None, and an empty file, if it is damaged.
-
-    O(file).
-
-    Raises OSError or sqlite3.Error if the copy cannot be written.
-    """
-    copy = _beside(path, ".new")
-    for suffix in (*_SUFFIXES, "-journal"):
-        _beside(copy, suffix).unlink(missing_ok=True)
-    file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE)
-    try:
-        connection.execute("VACUUM INTO ?", (str(copy),))
-        if not _is_whole(copy):
-            os.ftruncate(file, 0)
-            return None
-        os.fsync(file)
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0)
-        if code & 0xFF in _DAMAGED or code == sqlite3.SQLITE_IOERR_SHORT_READ:
-            os.ftruncate(file, 0)
-            return None
-        raise
-    finally:
-        os.close(file)
-    return copy
-
-
-def _is_whole(path: Path) -> bool:
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        return bool(tables) and connection.execute("PRAGMA integrity_check(1)").fetchone()[0] == (
-            "ok"
-        )
-    finally:
-        connection.close()
 
 
 def move_aside(path: Path, own: Look) -> Path | None:

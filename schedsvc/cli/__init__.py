@@ -37,7 +37,8 @@ _SERVICE = {
         "schedsvc.cli.cluster:cluster",
         "Prepare and inspect the store that the schedulers of a cluster share.",
     ),
-    "usage": ("schedsvc.cli.usage:usage", "Export what tenants used."),
+    "usage": ("schedsvc.cli.usage:usage", "Export and back up what tenants used."),
+    "state": ("schedsvc.cli.state:state", "Back up counters, quotas, and what operators set."),
     "completion": (
         "schedsvc.cli.completion:completion",
         "Print the completion script of a shell.",

@@ -1,4 +1,4 @@
-"""`schedsvc usage`: exports the usage ledger."""
+"""`schedsvc usage`: exports the usage ledger, and backs it up."""
 
 import csv
 import json
@@ -10,11 +10,13 @@ from typing import Any, TextIO
 
 import click
 
+from schedsvc.cli.backups import write_backup
 from schedsvc.cli.starting import config_option, read_config
 from schedsvc.config.outputs import Usage
 from schedsvc.option_types import check_file
 from schedsvc.usage import UsageError
 from schedsvc.usage.export import DIMENSIONS, FOCUS_COLUMNS, SUMS, Span, focus_rows, plain_rows
+from schedsvc.usage.ledger import check_form
 
 _EPILOG = """\b
 Example:
@@ -56,7 +58,26 @@ Example:
 
 @click.group(epilog=_GROUP_EPILOG)
 def usage() -> None:
-    """Export what tenants used."""
+    """Export and back up what tenants used."""
+
+
+_BACKUP_EPILOG = """\b
+Example:
+  schedsvc usage backup --config schedsvc.yaml usage-2026-12-01.db
+
+A backup is a ledger: `usage export --ledger` reads it. docs/usage.md has the steps to restore it.
+"""
+
+
+@usage.command(epilog=_BACKUP_EPILOG)
+@config_option("Configuration file, for usage.path.")
+@click.argument("file", type=click.Path(path_type=Path))
+def backup(config_file: Path, file: Path) -> None:
+    """Copy the ledger to a new FILE, also while a scheduler writes it."""
+    config = read_config(config_file, None, "")[0]
+    if config.usage is None:
+        raise click.ClickException(f"{config_file} has no usage.path, so no ledger is kept; add it")
+    write_backup(config.resolve(config.usage.path), file, check_form)
 
 
 @usage.command(epilog=_EPILOG)

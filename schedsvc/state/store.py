@@ -13,7 +13,7 @@ from schedsvc import held_file
 from schedsvc.state.backlog import ChangedRow, SavedRow
 from schedsvc.state.log_frames import last_commit
 
-__all__ = ["FILE_BYTES_MAX", "OperatorRows", "StateError", "Store"]
+__all__ = ["FILE_BYTES_MAX", "OperatorRows", "StateError", "Store", "check_form"]
 
 #: A larger file is not read.
 FILE_BYTES_MAX = 1 << 30
@@ -313,8 +313,6 @@ class Store:
         ask = self._connection.execute
         ask("PRAGMA trusted_schema = OFF")
         ask("PRAGMA cell_size_check = ON")
-        # No other process reads it meanwhile, so WAL needs no shared memory.
-        ask("PRAGMA locking_mode = EXCLUSIVE")
         ask("PRAGMA journal_mode = WAL")
         ask("PRAGMA synchronous = NORMAL")
         # How many frames of the log SQLite accepts.
@@ -347,14 +345,7 @@ class Store:
 
     def _check_form(self) -> None:
         ask = self._connection.execute
-        if ask("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-            raise StateError(f"{self.path} is another program's database; name another file")
-        form = ask("PRAGMA user_version").fetchone()[0]
-        if form != _FORM:
-            raise StateError(
-                f"{self.path} was written by another version of schedsvc (form {form}, this one"
-                f" reads {_FORM}); move it away, or run that version"
-            )
+        check_form(self._connection, self.path)
         tables = {text for (text,) in ask("SELECT sql FROM sqlite_master WHERE sql NOT NULL")}
         if tables != set(_TABLES):
             raise _DamagedError("its tables are not those of a state file")
@@ -404,6 +395,18 @@ class Store:
             if what == "open":
                 raise _DamagedError(reason) from None
             raise StateError(f"cannot {what} {self.path}: {reason}") from None
+
+
+def check_form(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise StateError if a database is no state file of this version."""
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        raise StateError(f"{path} is another program's database; name another file")
+    form = connection.execute("PRAGMA user_version").fetchone()[0]
+    if form != _FORM:
+        raise StateError(
+            f"{path} was written by another version of schedsvc (form {form}, this one"
+            f" reads {_FORM}); move it away, or run that version"
+        )
 
 
 def _torn(name: str, committed: int, found: int) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedsvc import held_file
+from schedsvc.sqlite_files import copy_of
 
 __all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "check_form"]
 
@@ -172,8 +173,8 @@ class Ledger:
         if not self._lost:
             self._lost = reason
             self.on_file_lost(reason)
-        copy = held_file.copy_of(self._connection, self.path)
         new = self.path.with_name(self.path.name + ".new")
+        is_kept = copy_of(self._connection, new)
         lock = held_file.lock(new)
         try:
             aside = held_file.move_aside(self.path, self._left)
@@ -191,7 +192,7 @@ class Ledger:
             finally:
                 # Not before `.held` names the new file: another process could claim the old one.
                 os.close(before)
-        self.on_file_written(aside, copy is not None)
+        self.on_file_written(aside, is_kept)
 
     def _prepare(self) -> None:
         ask = self._connection.execute

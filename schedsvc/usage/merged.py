@@ -10,10 +10,11 @@ ledger has an estimate and the other one the holder's report.
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from schedsvc.sqlite_files import readable
 from schedsvc.usage.ledger import UsageError, check_form
 
 __all__ = ["LEDGERS_MAX", "open_to_read"]
@@ -51,17 +52,16 @@ def open_to_read(paths: Sequence[Path]) -> Iterator[sqlite3.Connection]:
         raise UsageError(f"at most {LEDGERS_MAX} ledgers can be read at once, not {len(paths)}")
     path = paths[0]
     try:
-        connection = sqlite3.connect("file::memory:", uri=True, isolation_level=None)
-        try:
+        with ExitStack() as stack:
+            connection = sqlite3.connect("file::memory:", uri=True, isolation_level=None)
+            stack.callback(connection.close)
             for number, path in enumerate(paths):
-                uri = f"{path.absolute().as_uri()}?mode=ro"
+                uri = stack.enter_context(readable(path))
                 connection.execute(f"ATTACH ? AS m{number}", (uri,))
                 check_form(connection, path, f"m{number}.")
             connection.execute("BEGIN")  # what each ledger has at the first look
             _make_view(connection, len(paths))
             yield connection
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         raise UsageError(f"cannot read the usage ledger {path}: {error}") from error
 

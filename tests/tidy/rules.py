@@ -65,6 +65,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
     "schedsvc.held_file": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.sqlite_files": room(never=IO, clock=NO_CLOCK),
     "schedsvc.driver": room(
         "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.clock schedsvc.config"
         " schedsvc.driver_calls schedsvc.driver_views schedsvc.upkeep"
@@ -75,7 +76,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.driver_calls": room("schedsvc._core schedsvc.clock schedsvc.upkeep"),
     # The wall clock says in which quarter of an hour a lease ended.
     "schedsvc.usage": room(
-        "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver schedsvc.held_file",
+        "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver schedsvc.held_file"
+        " schedsvc.sqlite_files",
         "structlog",
         clock=WALL,
     ),
@@ -227,7 +229,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.option_types schedsvc.printable schedsvc.request_ids"
         " schedsvc.tables schedsvc.server schedsvc.edge schedsvc.usage schedsvc.usage.parquet"
-        " schedsvc_client",
+        " schedsvc.sqlite_files schedsvc.state schedsvc_client",
         "click rich",
         prints=True,
     ),

@@ -1,0 +1,101 @@
+"""Reads and copies the SQLite files of schedulers, also while these write them.
+
+`copy_of()` is for the process that has the file open, `back_up()` for all others.
+"""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+__all__ = ["back_up", "copy_of", "readable"]
+
+_MODE = 0o600
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+#: Results of SQLite that a truncated file leads to; any other error is the disk's, and passes.
+_DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def copy_of(connection: sqlite3.Connection, copy: Path) -> bool:
+    """Copy an open database to a new file; False, and an empty file, if it is damaged. O(file).
+
+    Raises OSError or sqlite3.Error if the copy cannot be written.
+    """
+    for suffix in _SUFFIXES:
+        _beside(copy, suffix).unlink(missing_ok=True)
+    file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE)
+    try:
+        connection.execute("VACUUM INTO ?", (str(copy),))
+        if not _is_whole(copy):
+            os.ftruncate(file, 0)
+            return False
+        os.fsync(file)
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code & 0xFF in _DAMAGED or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+            os.ftruncate(file, 0)
+            return False
+        raise
+    finally:
+        os.close(file)
+    return True
+
+
+def _is_whole(path: Path) -> bool:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        return bool(tables) and connection.execute("PRAGMA integrity_check(1)").fetchone()[0] == (
+            "ok"
+        )
+    finally:
+        connection.close()
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[str]:
+    """Yield the URI with which SQLite reads a file, also in a folder that cannot be written.
+
+    O(1); O(file) for a file in such a folder that has a log.
+    """
+    if os.access(path.parent, os.W_OK):
+        yield f"{path.absolute().as_uri()}?mode=ro"
+        return
+    log = _beside(path, "-wal")
+    # SQLite reads no log without a file beside it.
+    if not (log.exists() and log.stat().st_size):
+        yield f"{path.absolute().as_uri()}?immutable=1"
+        return
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        for suffix in ("", "-wal"):
+            shutil.copyfile(_beside(path, suffix), _beside(copy, suffix))
+        yield f"{copy.as_uri()}?mode=ro"
+
+
+def back_up(source: Path, target: Path, check: Callable[[sqlite3.Connection, Path], None]) -> None:
+    """Copy a file to a new one, which is its owner's alone. O(file).
+
+    `check` raises if the file is another program's. Raises FileExistsError if there is a target,
+    other OSErrors, or sqlite3.Error.
+    """
+    if target.exists():
+        raise FileExistsError(f"{target} exists; name another file")
+    part = _beside(target, ".part")
+    with readable(source) as uri:
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        try:
+            check(connection, source)
+            if not copy_of(connection, part):
+                raise sqlite3.DatabaseError("database disk image is malformed")
+            part.rename(target)
+        finally:
+            connection.close()
+            part.unlink(missing_ok=True)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
