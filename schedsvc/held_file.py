@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
-    "Claim", "FileHeldError", "claim", "difference", "hold", "lock", "look",
+    "Claim", "FileHeldError", "claim", "difference", "hold", "lock", "look", "looked_again",
     "move_aside", "publish", "put_back", "release",
 ]  # fmt: skip
 
@@ -163,6 +163,13 @@ def difference(path: Path, left: Look, now: Look) -> str:
     """
     main, wal = (_compare(before, after) for before, after in zip(left, now, strict=True))
     return main or (wal and f"its write-ahead log {path.name}-wal was {wal}")
+
+
+def looked_again(left: Look, now: Look) -> Look:
+    """Return what to compare with after the holder wrote its log back: of the same files. O(1)."""
+    wals = [each[1] for each in (left, now) if each[1] is not None]
+    is_same = len(wals) < 2 or os.path.samestat(*wals)
+    return now if is_same and not _compare(left[0], now[0]) else left
 
 
 def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:

@@ -204,6 +204,7 @@ def _ledgering(ledgering: Ledgering) -> Iterator[Metric]:
     for name, text, value in (
         ("rows_waiting", "Ended leases that wait for the usage ledger.", ledgering.waiting_rows),
         ("failing", "1 while the usage ledger cannot be written.", bool(ledgering.problem)),
+        ("log_bytes", "Size of the usage ledger's write-ahead log.", ledgering.log_bytes),
     ):
         gauge = GaugeMetricFamily(f"schedsvc_usage_{name}", text)
         gauge.add_metric((), int(value))

@@ -7,12 +7,16 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["back_up", "copy_of", "readable"]
+__all__ = ["HELD_FACTOR", "LOG_BYTES_MAX", "back_up", "copy_of", "readable", "write_log_back"]
 
+#: A write-ahead log of this size is written back and truncated.
+LOG_BYTES_MAX = 4 << 20
+#: A log of so many times that size is held by a reader in the middle of a query.
+HELD_FACTOR = 16
 _MODE = 0o600
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 #: Results of SQLite that a truncated file leads to; any other error is the disk's, and passes.
@@ -42,6 +46,35 @@ def copy_of(connection: sqlite3.Connection, copy: Path) -> bool:
     finally:
         os.close(file)
     return True
+
+
+def write_log_back(connection: sqlite3.Connection, log: Path) -> int:
+    """Write a large log back into its file, and truncate it; return its size. O(log).
+
+    While a reader is in the middle of a query, SQLite needs the log and lets it grow. A failure
+    leaves the log as it is: its rows are saved, and the next call tries again.
+    """
+    if _size(log) < LOG_BYTES_MAX:
+        return _size(log)
+    with suppress(sqlite3.Error):
+        (before,) = connection.execute("PRAGMA busy_timeout").fetchone()
+        connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            _, frames, done = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {before}")
+        if frames != done:
+            # The file has only a part of the log, so held_file must not take the log for older.
+            with suppress(OSError):
+                os.utime(log)
+    return _size(log)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _is_whole(path: Path) -> bool:

@@ -47,6 +47,8 @@ class Ledgering:
     problem: str = ""
     #: How often another program deleted, replaced or truncated the file.
     files_lost: int = 0
+    #: Of the file's write-ahead log. It grows while another program is in the middle of a query.
+    log_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -171,6 +171,7 @@ def _usage(driver: Driver) -> usage_pb2.UsageStats | None:
         lost_rows=kept.lost_rows,
         saved_rows=kept.saved_rows,
         problem=kept.problem,
+        log_bytes=kept.log_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedsvc import held_file
+from schedsvc.sqlite_files import write_log_back
 from schedsvc.state.backlog import ChangedRow, SavedRow
 from schedsvc.state.log_frames import last_commit
 
@@ -222,6 +223,9 @@ class Store:
                 raise
             finally:
                 self._take_note()
+            if not self._lost:
+                write_log_back(self._connection, self._log_path)
+                self._take_note()
 
     def _take_note(self) -> None:
         """Note the files as this process left them; one that went during a write is lost."""
@@ -315,6 +319,7 @@ class Store:
         ask("PRAGMA cell_size_check = ON")
         ask("PRAGMA journal_mode = WAL")
         ask("PRAGMA synchronous = NORMAL")
+        ask("PRAGMA wal_autocheckpoint = 0")
         # How many frames of the log SQLite accepts.
         found = ask("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
         self.torn = _torn(self._log_path.name, committed, found)

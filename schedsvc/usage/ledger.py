@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from schedsvc import held_file
-from schedsvc.sqlite_files import copy_of
+from schedsvc import held_file, sqlite_files
 
 __all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "check_form"]
 
@@ -124,6 +123,11 @@ class Ledger:
         #: Called when the path has a ledger again: with the path of what was moved aside, and
         #: whether it has all rows that were saved before.
         self.on_file_written: Callable[[Path | None, bool], None] = lambda aside, is_kept: None
+        #: Of the write-ahead log after the last write.
+        self.log_bytes = 0
+        #: Called when a reader keeps the log from being truncated, and when none does any more.
+        self.on_log_held: Callable[[bool], None] = lambda is_held: None
+        self._log_is_held = False
         self._lost = ""
         self._in_doubt: frozenset[int] = frozenset()
         self._reopening = threading.Lock()
@@ -174,7 +178,7 @@ class Ledger:
             self._lost = reason
             self.on_file_lost(reason)
         new = self.path.with_name(self.path.name + ".new")
-        is_kept = copy_of(self._connection, new)
+        is_kept = sqlite_files.copy_of(self._connection, new)
         lock = held_file.lock(new)
         try:
             aside = held_file.move_aside(self.path, self._left)
@@ -199,6 +203,7 @@ class Ledger:
         ask("PRAGMA trusted_schema = OFF")
         ask("PRAGMA journal_mode = WAL")
         ask("PRAGMA synchronous = FULL")
+        ask("PRAGMA wal_autocheckpoint = 0")
         if ask("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
             ask("BEGIN IMMEDIATE")
             for statement in _TABLES:
@@ -230,7 +235,18 @@ class Ledger:
         self._left = self._looked_again()
         self.find_file()
         self._in_doubt = frozenset()
+        self._write_log_back()
         return known
+
+    def _write_log_back(self) -> None:
+        log = self.path.with_name(f"{self.path.name}-wal")
+        self.log_bytes = sqlite_files.write_log_back(self._connection, log)
+        self._left = held_file.looked_again(self._left, held_file.look(self.path))
+        limit = sqlite_files.LOG_BYTES_MAX
+        is_held = self.log_bytes >= limit * (1 if self._log_is_held else sqlite_files.HELD_FACTOR)
+        if is_held != self._log_is_held:
+            self._log_is_held = is_held
+            self.on_log_held(is_held)
 
     def _looked_again(self) -> held_file.Look:
         """Return the look to compare with from now on: of a file that is still at the path."""

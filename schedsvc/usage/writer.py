@@ -60,6 +60,7 @@ class UsageWriter:
         #: Gets the leases of each batch that the ledger had already.
         self.on_known: Callable[[list[UsedLease]], None] = lambda leases: None
         ledger.on_file_lost, ledger.on_file_written = self._file_lost, self._file_written
+        ledger.on_log_held = self._log_held
         driver.keep_usage(self._figures, self.put)
         if ledger.recovered:
             self._file_lost(ledger.recovered)
@@ -136,6 +137,14 @@ class UsageWriter:
         file = str(self._ledger.path)
         _log.warning("usage_file_written_again", file=file, saved_rows=rows, moved_aside=moved)
 
+    def _log_held(self, is_held: bool) -> None:
+        file, size = f"{self._ledger.path}-wal", self._ledger.log_bytes
+        if is_held:
+            effect = "the log grows until the query of another program ends"
+            _log.warning("usage_log_held", file=file, bytes=size, effect=effect)
+        else:
+            _log.info("usage_log_truncated", file=file, bytes=size)
+
     async def write(self) -> bool:
         """Write one batch; False if the ledger cannot be written. Raises Broken."""
         batch = list(islice(self._waiting, _BATCH_MAX))
@@ -154,6 +163,7 @@ class UsageWriter:
             self._waiting.popleft()
         self._figures.waiting_rows = len(self._waiting)
         self._figures.saved_rows += len(batch)
+        self._figures.log_bytes = self._ledger.log_bytes
         self._tell("")
         self.on_known(known)
         # Once none waits, dropped rows are not waited for either.

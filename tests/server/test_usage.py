@@ -156,6 +156,10 @@ async def test_metrics_show_the_ledger(tmp_path: Path) -> None:
         assert "schedsvc_usage_rows_saved_total 1.0" in page
         assert "schedsvc_usage_rows_lost_total 0.0" in page
         assert "schedsvc_usage_failing 0.0" in page
+        size = (tmp_path / "usage.db-wal").stat().st_size
+        assert size > 0
+        assert f"schedsvc_usage_log_bytes {float(size)}" in page
+        assert (await stub.Stats(pb.StatsRequest())).usage.log_bytes == size
 
 
 async def test_deleted_ledger_is_written_again_with_all_rows(tmp_path: Path) -> None:

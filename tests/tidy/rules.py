@@ -84,7 +84,9 @@ ROOMS: dict[str, Room] = {
     "schedsvc.usage.parquet": room(packages="pyarrow"),
     # The wall clock gives the time that a scheduler was away: quotas are credited for it.
     "schedsvc.state": room(
-        "schedsvc._core schedsvc.driver schedsvc.held_file", "structlog", clock=WALL
+        "schedsvc._core schedsvc.driver schedsvc.held_file schedsvc.sqlite_files",
+        "structlog",
+        clock=WALL,
     ),
     "schedsvc.recording": room("schedsvc._core schedsvc.config schedsvc.held_file"),
     "schedsvc.service": room(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17schedsvc/v1/usage.proto\x12\x0bschedsvc.v1\"\x19\n\nUsageSaved\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"Z\n\nUsageStats\x12\x14\n\x0cwaiting_rows\x18\x01 \x01(\x03\x12\x11\n\tlost_rows\x18\x02 \x01(\x03\x12\x12\n\nsaved_rows\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17schedsvc/v1/usage.proto\x12\x0bschedsvc.v1\"\x19\n\nUsageSaved\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"m\n\nUsageStats\x12\x14\n\x0cwaiting_rows\x18\x01 \x01(\x03\x12\x11\n\tlost_rows\x18\x02 \x01(\x03\x12\x12\n\nsaved_rows\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x11\n\tlog_bytes\x18\x05 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGESAVED']._serialized_start=40
   _globals['_USAGESAVED']._serialized_end=65
   _globals['_USAGESTATS']._serialized_start=67
-  _globals['_USAGESTATS']._serialized_end=157
+  _globals['_USAGESTATS']._serialized_end=176
 # @@protoc_insertion_point(module_scope)

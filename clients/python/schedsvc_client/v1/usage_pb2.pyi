@@ -50,6 +50,7 @@ class UsageStats(_message.Message):
     LOST_ROWS_FIELD_NUMBER: _builtins.int
     SAVED_ROWS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
     waiting_rows: _builtins.int
     """Ended leases that wait to be saved, and those that were dropped because saving failed too long."""
     lost_rows: _builtins.int
@@ -57,6 +58,8 @@ class UsageStats(_message.Message):
     """Ended leases that were saved since the start."""
     problem: _builtins.str
     """Why the ledger cannot be written; empty while it can. Serving goes on."""
+    log_bytes: _builtins.int
+    """Of the ledger's write-ahead log, which grows while another program is in the middle of a query."""
     def __init__(
         self,
         *,
@@ -64,10 +67,11 @@ class UsageStats(_message.Message):
         lost_rows: _builtins.int = ...,
         saved_rows: _builtins.int = ...,
         problem: _builtins.str = ...,
+        log_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost_rows", b"lost_rows", "problem", b"problem", "saved_rows", b"saved_rows", "waiting_rows", b"waiting_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_bytes", b"log_bytes", "lost_rows", b"lost_rows", "problem", b"problem", "saved_rows", b"saved_rows", "waiting_rows", b"waiting_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
