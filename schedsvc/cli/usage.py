@@ -15,7 +15,15 @@ from schedsvc.cli.starting import config_option, read_config
 from schedsvc.config.outputs import Usage
 from schedsvc.option_types import check_file
 from schedsvc.usage import UsageError
-from schedsvc.usage.export import DIMENSIONS, FOCUS_COLUMNS, SUMS, Span, focus_rows, plain_rows
+from schedsvc.usage.export import (
+    DIMENSIONS,
+    FOCUS_COLUMNS,
+    SUMS,
+    Span,
+    as_text,
+    focus_rows,
+    plain_rows,
+)
 from schedsvc.usage.ledger import check_form
 
 _EPILOG = """\b
@@ -101,6 +109,11 @@ def backup(config_file: Path, file: Path) -> None:
     help="Add the ledger of another member of the cluster, or a copy; a lease that several have"
     " counts once. May be repeated.",
 )  # fmt: skip
+@click.option(
+    "--raw", is_flag=True,
+    help="Leave names as they are. Without it, a tenant that is not in the configuration or an"
+    " adapter gets a leading quote in CSV if a spreadsheet would take its name for a formula.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead.")
 @click.option(
     "--out",
@@ -115,6 +128,7 @@ def export(
     by: str,
     form: str,
     others: tuple[Path, ...],
+    raw: bool,
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -124,6 +138,8 @@ def export(
         raise click.ClickException(f"{config_file} has no usage.path, so no ledger is kept; add it")
     if form == "parquet" and not as_json and out is None:
         raise click.UsageError("--format parquet needs --out FILE")
+    if raw and (as_json or form == "parquet"):
+        raise click.UsageError("--raw has an effect on CSV alone; leave it out")
     if out is not None:
         check_file(out)
     names = _names(by, form)
@@ -139,8 +155,12 @@ def export(
         elif form == "parquet":
             _write_parquet(out or Path(), columns, rows)
         else:
-            _write(out, lambda file: _write_csv(file, columns, rows))
+            own = {each.name for each in config.tenants} | {each.name for each in config.adapters}
+            cells = rows if raw else [as_text(row, own) for row in rows]
+            _write(out, lambda file: _write_csv(file, columns, cells))
     except OSError as error:
+        if out is None:
+            raise
         raise click.ClickException(f"cannot write {out}: {error.strerror}") from None
 
 
@@ -176,8 +196,18 @@ def _write(out: Path | None, write: Any) -> None:
         write(file)
 
 
+class _Lines:
+    """Ends lines with a line feed alone. The writer quotes only parts of its own line end."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, line: str) -> object:
+        return self._file.write(line.removesuffix("\r\n") + "\n")
+
+
 def _write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    writer = csv.DictWriter(_Lines(file), columns, lineterminator="\r\n")
     writer.writeheader()
     writer.writerows(rows)
 

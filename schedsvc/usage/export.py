@@ -1,7 +1,7 @@
 """Sums the ledger up for people and programs: plain rows, and FOCUS 1.2 charges."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -12,7 +12,7 @@ from schedsvc.config.outputs import Price, Usage
 from schedsvc.usage.ledger import SLOT_S
 from schedsvc.usage.merged import open_to_read
 
-__all__ = ["DIMENSIONS", "FOCUS_COLUMNS", "SUMS", "Span", "focus_rows", "plain_rows"]
+__all__ = ["DIMENSIONS", "FOCUS_COLUMNS", "SUMS", "Span", "as_text", "focus_rows", "plain_rows"]
 
 #: The dimensions by which rows are grouped, and the column of each in the ledger.
 DIMENSIONS = {
@@ -29,6 +29,10 @@ DIMENSIONS = {
 }
 SUMS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens")
 _SUM_TEXT = "sum(requests), sum(input_tokens), sum(cached_tokens), sum(output_tokens)"
+#: Columns with a name that a caller may have chosen, of plain rows and of FOCUS.
+_CALLERS_COLUMNS = ("tenant", "adapter", "SubAccountId", "SubAccountName")
+#: A spreadsheet takes a cell that begins with one of these for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MILLION = Decimal(1_000_000)
 _PROVIDER = "schedsvc"
 
@@ -93,6 +97,19 @@ def plain_rows(
             if "estimated" in found:
                 found["estimated"] = bool(found["estimated"])
             yield found
+
+
+def as_text(row: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Return a row in which no name that a caller chose is a formula to a spreadsheet. O(columns).
+
+    Such a name gets a leading quote. `own`: names that operators chose, which stay as they are.
+    """
+    return {
+        column: f"'{value}"
+        if column in _CALLERS_COLUMNS and value.startswith(_FORMULA) and value not in own
+        else value
+        for column, value in row.items()
+    }
 
 
 def focus_rows(

@@ -40,6 +40,7 @@ def config(tmp_path: Path) -> Path:
             UsedLease(3, NOON, other, True, 7, 0, 3),
         ]
     )
+    ledger.close()
     return file
 
 
@@ -49,7 +50,7 @@ def export(config: Path, *options: str) -> Result:
 
 def rows(result: Result) -> list[dict[str, str]]:
     assert result.exit_code == 0, result.output
-    return list(csv.DictReader(io.StringIO(result.stdout)))
+    return list(csv.DictReader(io.StringIO(result.stdout, newline="")))
 
 
 def test_export_sums_by_tenant_model_and_class(config: Path) -> None:
@@ -135,3 +136,59 @@ def test_without_a_ledger_export_says_what_to_add(tmp_path: Path) -> None:
     file = tmp_path / "schedsvc.yaml"
     file.write_text('listeners: [{tcp: "127.0.0.1:0"}]\n')
     assert "has no usage.path, so no ledger is kept" in export(file).output
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(1)", "\tx", "\rx"]
+
+
+@pytest.fixture
+def chosen(config: Path) -> Path:
+    """Callers' names that a spreadsheet takes for formulas, and an operator's own ones."""
+    more = 'tenants: [{name: "=own"}]\nadapters: [{name: "+own", tokens: 1}]\n'
+    config.write_text(config.read_text() + more)
+    ledger = Ledger(config.with_name("usage.db"), 400)
+    for i, name in enumerate([*FORMULAS, "=own", "x=1", "'=1"]):
+        key = UsageKey("", name, "-m", "-m", "+own" if name == "=own" else name, "default")
+        ledger.add([UsedLease(100 + i, NOON, key, False, 5, 0, 5)])
+    ledger.close()
+    return config
+
+
+def test_names_of_callers_are_no_formulas_in_csv(chosen: Path) -> None:
+    found = rows(export(chosen, "--by", "tenant,adapter,model"))
+    names = {(row["tenant"], row["adapter"]) for row in found if row["model"] == "-m"}
+    quoted = {(f"'{name}", f"'{name}") for name in FORMULAS}
+    assert names == quoted | {("=own", "+own"), ("x=1", "x=1"), ("'=1", "'=1")}
+
+
+def test_names_of_callers_are_no_formulas_in_focus(chosen: Path) -> None:
+    found = rows(export(chosen, "--format", "focus"))
+    for column in ("SubAccountId", "SubAccountName"):
+        names = {row[column] for row in found}
+        assert names == {f"'{name}" for name in FORMULAS} | {"=own", "x=1", "'=1", "a", "b"}
+    assert {json.loads(row["Tags"])["adapter"] for row in found} >= set(FORMULAS)
+
+
+def test_numbers_below_zero_are_no_formulas(chosen: Path) -> None:
+    ledger = Ledger(chosen.with_name("usage.db"), 400)
+    key = UsageKey("", "=1+1", "llama", "gpu-1", "", "default")
+    ledger.add([UsedLease(200, NOON, key, False, 5, 0, -9)])
+    ledger.close()
+    found = rows(export(chosen, "--by", "tenant"))
+    assert [row["output_tokens"] for row in found if row["tenant"] == "'=1+1"] == ["-4"]
+
+
+def test_raw_export_leaves_names_as_they_are(chosen: Path, tmp_path: Path) -> None:
+    for options in (["--raw"], ["--json"]):
+        result = export(chosen, "--by", "tenant", *options)
+        found = json.loads(result.stdout) if options == ["--json"] else rows(result)
+        assert {row["tenant"] for row in found} == {*FORMULAS, "=own", "x=1", "'=1", "a", "b"}
+    out = tmp_path / "u.parquet"
+    assert export(chosen, "--format", "parquet", "--out", str(out)).exit_code == 0
+    assert set(FORMULAS) <= set(pyarrow.parquet.read_table(out)["tenant"].to_pylist())
+
+
+@pytest.mark.parametrize("other", [["--json"], ["--format", "parquet", "--out", "u"]])
+def test_raw_export_of_another_format_is_refused(config: Path, other: list[str]) -> None:
+    result = export(config, "--raw", *other)
+    assert (result.exit_code, "--raw has an effect on CSV alone" in result.output) == (2, True)
