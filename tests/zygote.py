@@ -71,14 +71,14 @@ def _run(words: list[str]) -> None:
     """Run what stands behind `python` in a command, as Python does."""
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], os.getcwd()
-        importlib.reload(sys.modules["schedsvc.cli.hangups"])  # it looks at the arguments
+        importlib.reload(sys.modules["schedsvc.cli.early_signals"])  # it looks at the arguments
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv, sys.path[0] = ["-c", *words[2:]], ""
         exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
-        importlib.reload(sys.modules["schedsvc.cli.hangups"])
+        importlib.reload(sys.modules["schedsvc.cli.early_signals"])
         runpy.run_path(words[0], run_name="__main__")
 
 

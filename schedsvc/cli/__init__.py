@@ -1,14 +1,17 @@
 """The command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
 
-import schedsvc.cli.hangups  # before all others, because it handles a signal
+import schedsvc.cli.early_signals  # before all others, because it handles signals
 import schedsvc.cli.streams  # noqa: F401 - before anything opens a file
 
 # isort: split
 import errno
 import importlib
 import os
+import sys
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -70,6 +73,9 @@ _EXTRAS = dict.fromkeys(_LAB, "lab") | {"cluster": "cluster", "top": "top"}
 #: Errors of a write to a full disk or device.
 _OUTPUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+#: Exit status after Ctrl-C: 128 and the number of the signal, as shells report it.
+_INTERRUPTED = 130
+
 _INSTALL_LAB = "pip install 'schedsvc[lab]'"
 
 _EPILOG = """\b
@@ -125,8 +131,36 @@ class _Commands(MutableMapping[str, click.Command]):
         return len(_COMMANDS)
 
 
+@contextmanager
+def _ending() -> Iterator[None]:
+    """End a command in order whose reader has gone, whose disk is full, or that gets Ctrl-C."""
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_output()
+        raise click.exceptions.Exit(0) from None
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(_INTERRUPTED) from None
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAILS or error.filename:
+            raise
+        _drop_output()
+        raise click.ClickException(f"cannot write the output: {error.strerror}") from error
+
+
+def _drop_output() -> None:
+    """Let what Python still buffers for stdout go nowhere, or it reports the same at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _Root(click.Group):
     """Lists commands without importing them, and ends unexpected errors in one line."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the arguments; `--help` and `--version` print here."""
+        with _ending():
+            return super().make_context(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which one needs them."""
@@ -153,8 +187,11 @@ class _Root(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; an error that it does not know becomes a message and exit status 1."""
         try:
-            return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            with _ending():
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             if ctx.params["debug"]:
@@ -162,8 +199,6 @@ class _Root(click.Group):
             command = ctx.invoked_subcommand
             if isinstance(error, ModuleNotFoundError) and command in _EXTRAS:
                 raise click.ClickException(_needs(command, error)) from error
-            if isinstance(error, OSError) and error.errno in _OUTPUT_FAILS and not error.filename:
-                raise click.ClickException(f"cannot write the output: {error.strerror}") from error
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise click.ClickException(f"{what} (schedsvc --debug ... shows where)") from error
 

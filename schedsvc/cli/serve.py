@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.cli.hangups import hung_up
+from schedsvc.cli.early_signals import hung_up
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.option_types import FiniteRange
 from schedsvc.server import (

@@ -4,6 +4,7 @@ A supervisor may start a command with closed standard streams (`2>&-`). Then the
 gets descriptor 2, and what a library writes to stderr goes into it, as into a state file.
 """
 
+import codecs
 import os
 import sys
 from io import TextIOWrapper
@@ -27,10 +28,16 @@ def open_missing() -> None:
 
 
 def escape_unprintable() -> None:
-    """Let a stream of another encoding than UTF-8 print any name; Python would raise."""
+    """Let a stream of another encoding than UTF-8 print any name; Python would raise.
+
+    The locale C names no encoding, so its streams are UTF-8 unless PYTHONIOENCODING sets another.
+    """
+    names_none = not os.environ.get("PYTHONIOENCODING")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            is_ascii = names_none and codecs.lookup(stream.encoding).name == "ascii"
+            encoding = "utf-8" if is_ascii else stream.encoding
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 open_missing()

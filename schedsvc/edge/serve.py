@@ -133,6 +133,8 @@ def serve(config: Config, ready_file: Path | None = None) -> None:
 async def _serve(config: Config, ready: ReadyFile) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue  # as it was inherited
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _on_hangup)
     notifier = Notifier()

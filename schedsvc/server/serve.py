@@ -60,9 +60,11 @@ async def _serve(
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in _SIGNALS:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue  # as it was inherited
         loop.add_signal_handler(number, signals.put_nowait, number)
     hangups = asyncio.Event()
-    if source is not None:
+    if source is not None and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hangups.set)
         if hung_up():
             hangups.set()

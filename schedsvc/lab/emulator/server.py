@@ -117,7 +117,9 @@ class EmulatorServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGTERM and SIGINT; a stop that was asked for is a success."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT)
+        both = (signal.SIGTERM, signal.SIGINT)
+        # An ignored one stays ignored.
+        signals = [each for each in both if signal.getsignal(each) is not signal.SIG_IGN]
         for number in signals:
             loop.add_signal_handler(number, self.stop)
         try:
