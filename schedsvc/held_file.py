@@ -53,7 +53,7 @@ def claim(path: Path, own: int = -1) -> Claim:
     another process holds the file that is at the path or was there.
     """
     held = _find_held(path)
-    file = own if _is_locked(own, held or path) else lock(held or path)
+    file = own if _is_locked(own, held or path) else _lock_found(held) if held else lock(path)
     try:
         # A holder that was killed while it wrote its file again still has the one that it held.
         for suffix in (*_SUFFIXES, "-journal"):
@@ -74,13 +74,15 @@ def _held_names(path: Path) -> Iterator[Path]:
 
 def _find_held(path: Path) -> Path | None:
     """Return the second name of the file that the last holder had; None: it needs none."""
-    names = sorted(_held_names(path), key=lambda name: name.stat().st_mtime_ns)
-    if not path.exists():
-        return names[-1] if names else None
-    # A name in a copy of the folder is a file of its own, with another inode.
-    own = [name for name in names if name == _held_name(path, name.stat())]
-    at_path = [name for name in own if name.samefile(path)]
-    return (at_path or own)[-1] if own else None
+    looked = [(name, _stat(name)) for name in _held_names(path)]
+    found = [(name, stat) for name, stat in looked if stat is not None]
+    at_path = _stat(path)
+    if at_path is not None:
+        # A name in a copy of the folder is a file of its own, with another inode.
+        found = [(name, stat) for name, stat in found if name == _held_name(path, stat)]
+    same = [each for each in found if at_path and os.path.samestat(each[1], at_path)]
+    newest = max(same or found, key=lambda each: each[1].st_mtime_ns, default=None)
+    return newest[0] if newest else None
 
 
 def _held_name(path: Path, found: os.stat_result) -> Path:
@@ -106,7 +108,7 @@ def _is_locked(own: int, path: Path) -> bool:
 
 def _put_back(path: Path, held: Path) -> tuple[str, Path | None]:
     left, now = look(held), look(path)
-    if left[0] is None or left[1] is None or left[1].st_mtime_ns < left[0].st_mtime_ns:
+    if left[0] is None or left[1] is None or not left[1].st_size or _is_older(left[1], left[0]):
         # All of the log is in the file, which may have changed since.
         left = left[0], None
     lost = difference(path, left, now)
@@ -124,6 +126,10 @@ def _put_back(path: Path, held: Path) -> tuple[str, Path | None]:
         os.link(_beside(held, "-wal"), _beside(path, "-wal"))
     _sync_folder(path)
     return lost, aside
+
+
+def _is_older(one: os.stat_result, other: os.stat_result) -> bool:
+    return one.st_mtime_ns < other.st_mtime_ns
 
 
 def hold(path: Path, lock: int) -> None:
@@ -186,8 +192,18 @@ def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:
 
 def lock(path: Path) -> int:
     """Open or make a file, and lock it. Raises FileHeldError if another process holds it."""
+    return _lock_found(path, os.O_CREAT)
+
+
+def _lock_found(path: Path, flags: int = 0) -> int:
+    """Lock a file; without O_CREAT one that is gone was held until this moment."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | flags, _MODE)
+    except FileNotFoundError:
+        if flags:
+            raise
+        raise FileHeldError from None
     # SQLite's own locks are of another kind, so readers are not kept out.
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The holder may have published another file since this one was opened.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schedsvc import held_file
 from schedsvc.usage.ledger import Ledger, UsageError
 from tests.killed import holding
 
@@ -67,6 +68,25 @@ def test_log_that_a_reader_wrote_back_is_not_replayed(tmp_path: Path) -> None:
     assert sums(tmp_path) == [(0, 0, 0, 0)]
     assert not ledger.recovered
     ledger.close()
+
+
+def test_start_while_the_holder_ends_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = three_rows(tmp_path)
+    find = held_file._find_held
+
+    def find_and_end(path: Path) -> Path | None:
+        found = find(path)
+        ledger.close()
+        return found
+
+    monkeypatch.setattr(held_file, "_find_held", find_and_end)
+    with pytest.raises(UsageError, match="is held by another process"):
+        opened(tmp_path)
+    assert os.listdir(tmp_path) == ["usage.db"]
+    monkeypatch.undo()
+    assert sums(tmp_path) == [(3, 30, 12, 15)]
 
 
 def test_killed_ledger_with_its_file_leaves_nothing_aside(tmp_path: Path) -> None:
