@@ -15,7 +15,7 @@ __all__ = ["HELD_FACTOR", "LOG_BYTES_MAX", "back_up", "copy_of", "readable", "wr
 
 #: A write-ahead log of this size is written back and truncated.
 LOG_BYTES_MAX = 4 << 20
-#: A log of so many times that size is held by a reader in the middle of a query.
+#: A log of this many times that size is held by a reader in the middle of a query.
 HELD_FACTOR = 16
 _MODE = 0o600
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
