@@ -70,7 +70,7 @@ EXPECTED = {
     "mute": {"SchedsvcLogLinesDropped"},
     "crowded": {"SchedsvcDescriptorsExhausted"},
     "robbed": {"SchedsvcUsageLost"},
-    "unbooked": {"SchedsvcUsageFailing"},
+    "unbooked": {"SchedsvcUsageFailing", "SchedsvcUsageLost"},
     "tenant evicted": {"SchedsvcRequestsEvicted"},
     "tenant slow": {"SchedsvcFirstTokenSlow"},
 }
