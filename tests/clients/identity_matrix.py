@@ -148,6 +148,9 @@ CLAIMS = {
 # Places.
 
 
+_BODY: dict[str, Any] = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 5}
+
+
 def request(
     own: Evidence,
     *,
@@ -164,7 +167,7 @@ def request(
     dropped = own.sets - {name for name, _ in own.fields}
     given = [("host", "x"), ("content-type", "application/json"), *before, *own.fields, *after]
     fields = [pair for pair in given if pair[0].lower() not in dropped]
-    text = json.dumps({"model": "m", "prompt": [1, 2, 3], "max_tokens": 5} | more | own.body)
+    text = json.dumps(_BODY | more | own.body)
     content = text.encode() if body is None else body
     head = "".join(f"{name}: {value}\r\n" for name, value in fields).encode()
     size = framing % len(content) if b"%d" in framing else framing
@@ -198,6 +201,15 @@ def _joined(own: Evidence, name: str, value: str, *, is_first: bool) -> bytes:
 
 def _in_body(own: Evidence, name: str, value: str) -> bytes:
     return request(own, **({name: value} if name not in own.sets else {}))
+
+
+def _twice(own: Evidence, name: str, value: str, *, is_first: bool) -> bytes:
+    """Write the claim as a field of the body beside one of the same name, if the evidence is one."""
+    if name in own.sets - own.body.keys():
+        return request(own)  # the front drops it
+    text, claim = json.dumps(_BODY | own.body), json.dumps({name: value})[1:-1]
+    body = f"{{{claim}, {text[1:]}" if is_first else f"{text[:-1]}, {claim}}}"
+    return request(own, body=body.encode())
 
 
 def _named_by_connection(own: Evidence, name: str, value: str) -> bytes:
@@ -258,6 +270,12 @@ PLACES: dict[str, Place] = {
         own, target=f"http://{name}:{VICTIM}@x/v1/completions".encode()
     ),
     "field of the body": _in_body,
+    "field of the body twice, first": lambda own, name, value: _twice(
+        own, name, value, is_first=True
+    ),
+    "field of the body twice, last": lambda own, name, value: _twice(
+        own, name, value, is_first=False
+    ),
     "field of the body's metadata": lambda own, name, value: request(own, metadata={name: value}),
     "query": lambda own, name, value: request(
         own, target=f"/v1/completions?{name}={value}".replace(" ", "+").encode()
