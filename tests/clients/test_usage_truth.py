@@ -196,7 +196,8 @@ def test_usage_in_every_chunk_is_read_however_it_is_written(
          "usage": OPENAI | {"completion_tokens": n}}
         for n in range(1, 13)
     ]  # fmt: skip
-    whole = b"".join(event(chunk, style=style) for chunk in chunks).replace(b"\n", end)
+    stream = b"".join(event(chunk, style=style) for chunk in chunks) + b"data: [DONE]\n\n"
+    whole = stream.replace(b"\n", end)
     usage_filter = UsageFilter(keep_last=keep_last, keep_all=keep_all)
     out, counts = read(usage_filter, pieces_of(whole, places))
     assert counts == (2_000, 64, 12)

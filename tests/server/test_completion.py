@@ -114,7 +114,7 @@ def test_wrong_options_complete_nothing(options: tuple[str, str]) -> None:
 
 
 def test_commands_and_options_are_completed() -> None:
-    assert complete("st") == ["stats"]
+    assert complete("st") == ["stats", "state"]
     assert complete("--ver") == ["--version"]
     assert "--watch-config" in complete("serve", "--")
     assert complete("completion", "") == list(SHELLS)

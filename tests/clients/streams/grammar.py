@@ -231,5 +231,6 @@ class Grammar:
             out.append(head + b"\r\n" + piece + (end if piece else b""))
         trailers = rnd.choices(_TRAILERS, k=rnd.choice((0, 0, 1, 2)))
         if oddities and rnd.random() < 0.2:
-            trailers += [rnd.choice(rnd.choice((_ODD_FIELDS, _ODD_TRAILERS)))]
+            closing = (b"Connection: close",)  # the parser reads no more then
+            trailers += [rnd.choice(rnd.choice((_ODD_FIELDS, _ODD_TRAILERS, closing)))]
         return b"".join(out) + b"".join(each + b"\r\n" for each in trailers) + b"\r\n"

@@ -28,13 +28,17 @@ async def start(out: Path) -> Process:
     return await asyncio.create_subprocess_exec(*COMMAND, str(out), stdout=PIPE, stderr=PIPE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_a_signal_ends_every_program(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 1), (signal.SIGHUP, 1)]
+)
+async def test_a_signal_ends_every_program(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     demo = await start(tmp_path / "out")
     engine = await until_the_engine_runs(tmp_path / "out")
     demo.send_signal(number)
     await asyncio.wait_for(demo.communicate(), 60)
-    assert demo.returncode == 1
+    assert demo.returncode == status
     assert gone(engine)
 
 
