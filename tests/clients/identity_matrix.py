@@ -204,7 +204,7 @@ def _in_body(own: Evidence, name: str, value: str) -> bytes:
 
 
 def _twice(own: Evidence, name: str, value: str, *, is_first: bool) -> bytes:
-    """Write the claim as a field of the body beside one of the same name, if the evidence is one."""
+    """Write the claim as a field of the body, beside evidence of the same name if that is one."""
     if name in own.sets - own.body.keys():
         return request(own)  # the front drops it
     text, claim = json.dumps(_BODY | own.body), json.dumps({name: value})[1:-1]

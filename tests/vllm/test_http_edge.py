@@ -1,4 +1,4 @@
-"""What HTTP leaves open, with the real vLLM: trailers, packed answers, clients that leave early."""
+"""HTTP at its edges, with the real vLLM: trailers, packed answers, clients that leave early."""
 
 from __future__ import annotations
 
