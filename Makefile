@@ -81,7 +81,7 @@ check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	cd proto && ../$(BIN)/buf lint
-	$(BIN)/python -m pytest -q -p no:cacheprovider tests/tidy
+	$(BIN)/python -m pytest -q -p no:cacheprovider -n $(TESTS_AT_ONCE) tests/tidy
 
 test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser \

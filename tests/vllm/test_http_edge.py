@@ -16,6 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests.clients.fake_scheduler import FakeScheduler
 from tests.clients.upstreams import POOL, listening, proxy
+from tests.waiting import until
 
 from . import programs
 from .stack import Stack, completion
@@ -98,8 +99,8 @@ async def test_the_proxy_counts_an_answer_of_vllm_in_several_gzip_members(
                 text = await answered.text()
                 assert answered.status == 200, text
         assert "choices" in text
+        await until(lambda: fake.books[1].completes)
         end = fake.books[1].end
-        assert end is not None
         assert (end.outcome, end.input_tokens, end.output_tokens) == (
             pb.COMPLETE_OUTCOME_COMPLETED,
             40,
