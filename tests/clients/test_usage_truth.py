@@ -214,6 +214,21 @@ def test_without_usage_each_event_is_a_token(count: int, places: list[int]) -> N
     assert (out, counts) == (whole, (None, None, count))
 
 
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [
+        ([b'data: {"a":1}\n\n'], 1),
+        ([b'data: {"error":{"a":1}}\n\n'], 0),
+        ([b'data: {"a":1}\revent: error\n\n'], 0),
+        ([b'data: {"a":1}\n:', b"x\nevent: error\n\n"], 0),
+    ],
+)
+def test_a_piece_without_usage_is_read_to_its_end(pieces: list[bytes], tokens: int) -> None:
+    usage_filter = UsageFilter(keep_last=False, keep_all=False)
+    out, counts = read(usage_filter, pieces)
+    assert (out, counts[2], usage_filter.failed) == (b"".join(pieces), tokens, not tokens)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 def test_an_event_of_an_error_is_no_token(path: str) -> None:
     readers = (

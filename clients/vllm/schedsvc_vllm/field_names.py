@@ -19,6 +19,8 @@ from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.routes import ROUTES
 
 _SHOWN_CHARS_MAX = 80
+# To find this many colons costs less than to count all.
+_FEW = 16
 # A colon that is written as an escape.
 _ESCAPED = re.compile(rb"\\u003[aA]")
 #: Fields by which the gate sizes a request or finds its tenant, beside those of its route.
@@ -50,9 +52,11 @@ def check_unique(
 
     `body`: as it was parsed, with the last value of each name; `exact`: makes a text for Python's
     parser. A field that is lost takes a colon with it; else the body, written again, has as many as
-    its text. O(bytes), without a loop in Python: less than parsing, and more than that only for a
-    text that writes a colon as an escape.
+    its text. O(bytes), with a loop in Python over a few fields alone: less than parsing, and more
+    than that only for a text that writes a colon as an escape.
     """
+    if len(body) <= _FEW and _is_flat(raw, len(body)):
+        return
     colons = raw.count(b":")
     if len(body) == colons:  # and none is in a text
         return
@@ -73,6 +77,17 @@ def check_unique(
         names = [*map(itemgetter(0), given)]
         shown = next(compress(names, map(ne, names, kept)), names[len(kept)])[:_SHOWN_CHARS_MAX]
         raise BadRequestError(f"{shown}: occurs twice in one object; send it once", shown)
+
+
+def _is_flat(raw: bytes, fields: int) -> bool:
+    """Return whether a body has no colon but those of its own fields. O(bytes).
+
+    Looking for one skips many bytes at once; counting looks at each.
+    """
+    at = 0
+    for _ in range(fields):
+        at = raw.find(b":", at) + 1
+    return raw.find(b":", at) < 0
 
 
 def check_case(body: Mapping[str, Any]) -> None:

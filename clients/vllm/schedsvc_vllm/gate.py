@@ -143,7 +143,8 @@ class Gate:
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that needs a credential, or may cost the engine something."""
-        self._begin(scope)
+        if self._runtime is None:
+            self._begin(scope)
         open_paths = self._settings.open_paths if self._settings is not None else frozenset()
         place = place_of(scope, open_paths)
         if place is None:

@@ -75,7 +75,7 @@ class _Passing:
 
     async def all_of(self, response: aiohttp.ClientResponse) -> None:
         """Pass on an answer. Raises aiohttp.ClientError where it breaks off."""
-        headers = answer_headers(response.raw_headers, str(response.url))
+        headers = answer_headers(response.raw_headers, response.url)
         self.begun = True
         is_stream = response.content_type == "text/event-stream"
         send, content = self.send, response.content
@@ -390,10 +390,10 @@ class _Connector(aiohttp.TCPConnector):
         """Return a connection for a request: a kept one that lives, else a new one."""
         while True:
             connection = await super().connect(*arguments, **options)
-            if connection.protocol is None:
+            if (protocol := connection.protocol) is None:
                 return connection
-            if connection.protocol not in self._known:
-                self._known.add(connection.protocol)
+            if protocol not in self._known:
+                self._known.add(protocol)
                 return connection
             if not _is_dead(connection):
                 return connection
@@ -404,10 +404,10 @@ def _is_dead(connection: Connection) -> bool:
     """Whether the server has closed the connection; asyncio may not have noticed it yet. O(1)."""
     transport = connection.transport
     opened = transport.get_extra_info("socket") if transport is not None else None
-    if opened is None or opened.fileno() < 0:
+    if opened is None or (number := opened.fileno()) < 0:
         return True
     poll = select.poll()
-    poll.register(opened.fileno(), _CLOSED)
+    poll.register(number, _CLOSED)
     return bool(poll.poll(0))
 
 

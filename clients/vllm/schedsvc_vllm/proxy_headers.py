@@ -63,38 +63,45 @@ def asked_headers(scope: Scope, kept: frozenset[bytes] = frozenset()) -> Fields:
     client's address is appended to x-forwarded-for. Raises BadRequestError for a value that is not
     UTF-8: the HTTP client writes nothing else.
     """
-    fields = scope["headers"]
-    dropped = _NOT_ASKED | (_named_by_connection(fields) - kept)
-    forwarded = [value for name, value in fields if name == _FORWARDED]
+    fields, dropped = scope["headers"], _NOT_ASKED
+    names = dict(fields)
+    if b"connection" in names:
+        dropped = dropped | (_named_by_connection(fields) - kept)
+    forwarded = []
+    if _FORWARDED in names:
+        forwarded += [value for name, value in fields if name == _FORWARDED]
     if client := scope.get("client"):
         forwarded.append(str(client[0]).encode())
     headers = [pair for pair in fields if pair[0] not in dropped]
     if forwarded:
         headers.append((_FORWARDED, b", ".join(forwarded)))
-    return [(name.decode("latin-1"), _text(name, value)) for name, value in headers]
-
-
-def _text(name: bytes, value: bytes) -> str:
+    name = b""
     try:
-        return value.decode()
+        return [((name := pair[0]).decode("latin-1"), pair[1].decode()) for pair in headers]
     except UnicodeDecodeError:
         text = name.decode("latin-1")
         raise BadRequestError(f"{text}: the header has to be UTF-8", text) from None
 
 
-def answer_headers(fields: Sequence[tuple[bytes, bytes]], origin: str) -> list[tuple[bytes, bytes]]:
+def answer_headers(
+    fields: Sequence[tuple[bytes, bytes]], origin: object
+) -> list[tuple[bytes, bytes]]:
     """Return an answer's headers, but those of its connection. O(headers).
 
-    `origin`: a URL of the upstream. A location there becomes a path, which holds for the client.
+    `origin`: a URL of the upstream, written by str() if it is needed. A location there becomes a
+    path, which holds for the client.
     """
-    dropped = _NOT_ANSWERED | _named_by_connection(fields)
-    headers = [pair for pair in fields if pair[0].lower() not in dropped]
-    if any(name.lower() in _LOCATIONS for name, _ in headers):
-        return [
-            (name, _outside(value, origin) if name.lower() in _LOCATIONS else value)
-            for name, value in headers
-        ]
-    return headers
+    names, dropped = [name.lower() for name, _ in fields], _NOT_ANSWERED
+    if b"connection" in names:
+        dropped = dropped | _named_by_connection(fields)
+    headers = [pair for name, pair in zip(names, fields, strict=True) if name not in dropped]
+    if _LOCATIONS.isdisjoint(names):
+        return headers
+    root = str(origin)
+    return [
+        (name, _outside(value, root) if name.lower() in _LOCATIONS else value)
+        for name, value in headers
+    ]
 
 
 def _outside(location: bytes, origin: str) -> bytes:

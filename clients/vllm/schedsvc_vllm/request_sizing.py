@@ -165,7 +165,7 @@ def size_call(
     if sizes.context_tokens and route.generates:
         limit = _fit(route, prompts, limit, sizes.context_tokens)
     room = (sizes.capacity_tokens or INT_MAX) - max(tokens)
-    if not route.is_form:
+    if not route.is_form and (sets or body.get("priority")):
         raw = _forwarded(raw, body, sets)
     asks = stream and reads_answer and route.stream_options
     asked = _ask_usage(raw, body, asking) if asks and asking else None
@@ -192,8 +192,6 @@ def _forwarded(raw: bytes, body: Mapping[str, Any], sets: Mapping[str, str]) -> 
     The scheduler alone sets that, by a header. O(body) if a field of the caller goes, else a copy.
     """
     removes = bool(body.get("priority"))
-    if not (removes or sets):
-        return raw
     if not removes and sets.keys().isdisjoint(body):
         appended = _with_tail(raw, b"," + json.dumps(sets).encode()[1:])
         if appended is not None:

@@ -112,7 +112,13 @@ class UsageFilter(_Told):
         if body.find(b"\n") != len(body) - 2 or not body.startswith(b"data: {"):
             return None
         at = body.rfind(_KEY)
-        usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
+        if at < 0:
+            is_plain = body.endswith(b"\n\n") and not (
+                b'"usage"' in body or b'"error"' in body or b"\r" in body
+            )
+            self._events += is_plain
+            return body if is_plain else None
+        usual = _USUAL_END.fullmatch(body, at)
         if usual is None:
             return None
         prompt, completion = int(usual[1]), int(usual[2])
@@ -286,17 +292,14 @@ class UsageReader(_Told):
             self._events += name not in FRAMES
         self._whole = self._whole or name in LAST
         if self.form.mark in data:
-            try:
-                self._note(json_parser.loads(data))
-            except (ValueError, RecursionError):
-                with contextlib.suppress(ValueError, RecursionError):
-                    self._note(json.loads(data))
+            with contextlib.suppress(ValueError, RecursionError):
+                self._note(_loads(data))
 
     def _read_whole(self) -> None:
         parts, self._parts = self._parts, []
         if self._bytes <= ANSWER_BYTES_MAX:
             with contextlib.suppress(ValueError, RecursionError):
-                answer = json.loads(b"".join(parts))
+                answer = _loads(b"".join(parts))
                 self._note(answer)
                 self.failed = self.failed or _states_an_error(answer)
         if self._told is None and self._guesses and not self.failed:
@@ -362,6 +365,14 @@ def _is_failure(raw: bytes, data: bytes) -> bool:
         return _states_an_error(json.loads(data))
     except (ValueError, RecursionError):
         return False
+
+
+def _loads(text: bytes) -> Any:
+    """Parse JSON, in any form that Python takes. Raises ValueError or RecursionError."""
+    try:
+        return json_parser.loads(text)
+    except (ValueError, RecursionError):
+        return json.loads(text)
 
 
 def _states_an_error(answer: object) -> bool:
