@@ -102,7 +102,7 @@ async def test_the_proxy_counts_an_answer_of_vllm_in_several_gzip_members(
         await until(lambda: fake.books[1].completes)
         end = fake.books[1].end
         assert (end.outcome, end.input_tokens, end.output_tokens) == (
-            pb.COMPLETE_OUTCOME_COMPLETED,
+            pb.OUTCOME_COMPLETED,
             40,
             12,
         )
