@@ -241,6 +241,14 @@ def test_an_event_of_an_error_is_no_token(path: str) -> None:
         assert reader.output_tokens == 1
 
 
+def test_an_event_of_which_only_the_end_is_json_breaks_no_stream() -> None:
+    odd = b'data: {"a":1}' + event({"a": 1, "usage": OPENAI}, style=(",", ":"))
+    usage_filter = UsageFilter(keep_last=True, keep_all=False)
+    out, counts = read(usage_filter, [odd, b"data: [DONE]\n\n"])
+    assert out.endswith(b"data: [DONE]\n\n")
+    assert counts == (2_000, 64, 12)
+
+
 def test_after_an_event_that_is_too_large_usage_is_still_taken_out() -> None:
     large = event({"choices": [{"text": "x" * (5 << 20)}]})
     told = event({"choices": [{"text": "a"}], "usage": OPENAI}, style=(",", ":"))

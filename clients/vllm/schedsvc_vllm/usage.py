@@ -154,8 +154,11 @@ class UsageFilter(_Told):
         raw, self._taken = self._taken, None
         if not raw or self.failed:
             return b""
-        chunk = json.loads(data_of(raw))
-        usage = chunk.pop("usage")
+        try:
+            chunk = json.loads(data_of(raw))
+            usage = chunk.pop("usage")
+        except (ValueError, RecursionError, KeyError, AttributeError):
+            return b""  # only its end is JSON, see _own_usage()
         data = json.dumps({**chunk, "choices": [], "usage": usage}, separators=(",", ":"))
         return b"data: " + data.encode() + (b"\r\n\r\n" if raw.endswith(b"\r\n") else b"\n\n")
 
