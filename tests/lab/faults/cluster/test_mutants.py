@@ -53,7 +53,7 @@ BUGS = {
     "split-brain": Bug(
         Campaign, "_extend",
         "min(ends_ns, default=term_end_ns(now_ns))", "term_end_ns(now_ns)",
-        "a scheduler decides after the next leader has begun", "is_set",
+        "a scheduler decides after the next leader has begun", "is_set", CLUSTER + 191,
     ),
     "grants-after-a-pause": Bug(
         Records, "check_term", "boot_ns() >= self.leading.until_ns", "not self.leading.until_ns",
