@@ -53,6 +53,16 @@ FAILED: dict[str, tuple[int, str, list[bytes], int]] = {
     ),
     "messages": (200, "text/event-stream", [named("ping"), named("error", error=ERROR)], 0),
     "cohere": (200, "text/event-stream", [named("message-start"), named("error", error=ERROR)], 0),
+    "error with usage": (
+        200,
+        "text/event-stream",
+        [TEXT, TEXT, data(error=ERROR, usage={"completion_tokens": 2})],
+        2,
+    ),
+    "error with no usage": (200, "text/event-stream", [TEXT, data(error=ERROR, usage=None)], 1),
+    "named with usage": (200, "text/event-stream", [TEXT, named("error", usage=None)], 1),
+    "page as JSON": (200, "application/json", [b" <html>" + b"x" * 80], 0),
+    "empty": (200, "application/json", [], 0),
     "page": (200, "text/html; charset=utf-8", [b"<html>" + b"x" * 80], 0),
     "moved": (301, "text/plain", [b"moved" * 40], 0),
 }
@@ -106,6 +116,10 @@ COMPLETIONS = [*([TEXT] * 9), data(choices=[], usage={"completion_tokens": 5})]
 #: Streams with 5 tokens in more events, by their form and last event; and how they end.
 LAST_EVENTS: dict[tuple[str, str], tuple[list[bytes], int]] = {
     ("completions", "[DONE]"): ([*COMPLETIONS, b"data: [DONE]\n\n"], pb.OUTCOME_COMPLETED),
+    ("completions", "[DONE] without a space"): (
+        [*COMPLETIONS, b"data:[DONE]\n\n"],
+        pb.OUTCOME_COMPLETED,
+    ),
     ("responses", "response.completed"): (
         responses("response.completed"),
         pb.OUTCOME_COMPLETED,
@@ -122,7 +136,8 @@ LAST_EVENTS: dict[tuple[str, str], tuple[list[bytes], int]] = {
 
 def test_each_last_event_of_the_table_has_a_test() -> None:
     found = {(form, name.decode()) for form, events in FORMS.items() for name in events.last}
-    assert found | {("completions", "[DONE]")} == LAST_EVENTS.keys()
+    done = {("completions", "[DONE]"), ("completions", "[DONE] without a space")}
+    assert found | done == LAST_EVENTS.keys()
 
 
 @pytest.mark.parametrize(("form", "last"), LAST_EVENTS)

@@ -176,3 +176,29 @@ def test_texts_with_colons_need_no_second_parse(
         assert parse_json(json.dumps(body, separators=style).encode()) == body
         escaped = json.dumps(body, separators=style).replace("<", "\\u003c").encode()
         assert parse_json(escaped) == body
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "Content": "b"}]}),
+        ("/v1/chat/completions", {"messages": [{"content": [{"type": "text", "Text": "b"}]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "CONTENT": "b"}]}),
+        ("/v1/messages", {"max_tokens": 9, "messages": [], "system": [{"Text": "b"}]}),
+    ],
+)
+async def test_another_case_of_a_name_in_a_message_is_refused(
+    fake: FakeScheduler, path: str, body: dict[str, Any]
+) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response({"choices": [], "usage": {"completion_tokens": 1}})
+
+    async with (
+        listening(handle) as url,
+        proxy({"SCHEDSVC_TARGET": fake.target, **POOL}, url) as front,
+        aiohttp.ClientSession() as session,
+        session.post(front + path, json=body) as answered,
+    ):
+        assert answered.status == 400
+        assert "is not a field here" in await answered.text()
+    assert fake.admits == []

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_vllm import proxy as proxy_module
 from schedsvc_vllm import proxy_cli
 
 from tests import forked
@@ -170,3 +171,23 @@ async def test_health_is_503_where_the_upstreams_is_not_200(
         slow.status = status
         assert (await get(url, "/health"))[0] == 503
         assert await up(url) == "0"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/version"])
+async def test_a_page_that_hangs_behind_a_sound_probe_is_answered(
+    fake: FakeScheduler, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_module, "_PAGE_LIMIT", aiohttp.ClientTimeout(total=0.2))
+    hangs = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.Response:
+        if hangs.is_set() and request.path == path:
+            await asyncio.sleep(3_600)
+        return web.Response(text="")
+
+    async with listening(handle) as upstream, proxied(fake.target, upstream) as (_, url):
+        hangs.set()
+        if path == "/metrics":
+            assert await up(url) == "0"
+        else:
+            assert (await get(url, path))[0] == 503

@@ -131,3 +131,23 @@ async def test_a_stream_whose_first_event_comes_in_bytes_is_known(
     server.pieces = [whole[at : at + 1] for at in range(len(whole))]
     found = found_in(await stream(front, asks=False))
     assert [chunk for chunk in found if "usage" in chunk] == []
+
+
+TYPES_OF_ENDS = [(SSE, b""), (SSE, b"\xef\xbb\xbf"), ("application/json", b""), ("", b"\n")]
+
+
+@pytest.mark.parametrize(("kind", "start"), TYPES_OF_ENDS)
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("is_one_piece", [False, True])
+async def test_usage_is_given_as_asked_where_no_done_ends_the_stream(
+    packed: tuple[Packed, str], front: str, kind: str, start: bytes, asks: bool, is_one_piece: bool
+) -> None:
+    pieces = events("each", "\n\n", (",", ":"))[:-1]
+    pieces[0] = start + pieces[0]
+    pieces = [b"".join(pieces)] if is_one_piece else pieces
+    packed[0].headers, packed[0].pieces = {"content-type": kind}, pieces
+    answer = await stream(front, asks)
+    assert answer.startswith(start + b"data: ")
+    found = found_in(answer.removeprefix(start) + b"data: [DONE]\n\n")
+    assert [len(chunk["choices"]) for chunk in found] == [1, 1, 1, 1, *([0] if asks else [])]
+    assert [chunk for chunk in found if chunk.get("usage")] == found[4:]

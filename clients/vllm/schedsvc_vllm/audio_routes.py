@@ -59,16 +59,24 @@ def parse_form(content_type: str, raw: bytes) -> dict[str, Any]:
 
 def _part(part: bytes) -> tuple[str, Any]:
     head, separator, content = part.partition(b"\r\n\r\n")
+    if head.partition(b"\r\n")[0].strip(b" \t"):
+        # A server may read on here, as what begins like the boundary is none.
+        raise BadRequestError("the boundary of the form occurs in it as a part of longer text")
     if not separator or len(head) > _HEAD_BYTES_MAX:
         raise BadRequestError("a part of the form has no header")
     disposition = ""
     for line in head.decode("utf-8", "replace").split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition":
+            if disposition:
+                raise BadRequestError("a part of the form has two names; send it once with each")
             disposition = value.strip()
     told = Message()
     told["content-disposition"] = disposition
     field = told.get_param("name", header="content-disposition")
+    given = told.get_params([], header="content-disposition")
+    if sum(name.lower() == "name" for name, _ in given) > 1:
+        raise BadRequestError("a part of the form has two names; send it once with each")
     if not isinstance(field, str):
         raise BadRequestError("a part of the form has no name")
     if told.get_filename() is not None:

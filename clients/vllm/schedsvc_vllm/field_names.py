@@ -41,7 +41,15 @@ _OF_ROUTES = frozenset(
     )
     if name
 )
+_TALK = ("messages", "input", "system")
 NAMES = _FIELDS | _OF_ROUTES
+#: Of messages and their parts.
+_SAID = frozenset(
+    (
+        *("content", "data", "function_call", "image_url", "input", "output", "reasoning"),
+        *("reasoning_content", "role", "source", "text", "tool_calls", "type"),
+    )
+)
 _INNER = frozenset({"stream_options", *(route.params_field for route in ROUTES.values())} - {""})
 
 
@@ -92,13 +100,29 @@ def _is_flat(raw: bytes, fields: int) -> bool:
 
 def check_case(body: Mapping[str, Any]) -> None:
     """Refuse another case of a name that the gate reads. Raises BadRequestError. O(fields)."""
-    if NAMES.issuperset(body) and _INNER.isdisjoint(body):
+    if not NAMES.issuperset(body) or not _INNER.isdisjoint(body):
+        for fields in (body, *map(body.get, _INNER)):
+            _check_case(fields, NAMES)
+    for talk in map(body.get, _TALK):
+        if isinstance(talk, list):
+            _check_said(talk)
+
+
+def _check_said(items: list[Any]) -> None:
+    """Check messages, or the parts of one."""
+    for item in items:
+        if isinstance(item, dict):
+            if not _SAID.issuperset(item):
+                _check_case(item, _SAID)
+            item = item.get("content")
+        if isinstance(item, list):
+            _check_said(item)
+
+
+def _check_case(fields: object, names: frozenset[str]) -> None:
+    if not isinstance(fields, dict) or not (others := fields.keys() - names):
         return
-    for fields in (body, *map(body.get, _INNER)):
-        if not isinstance(fields, dict) or not (others := fields.keys() - NAMES):
-            continue
-        if not NAMES.isdisjoint(map(str.casefold, others)):
-            found = compress(others, map(NAMES.__contains__, map(str.casefold, others)))
-            name = min(found)
-            shown, known = name[:_SHOWN_CHARS_MAX], name.casefold()
-            raise BadRequestError(f"{shown}: is not a field here; write it as {known}", shown)
+    if not names.isdisjoint(map(str.casefold, others)):
+        name = min(compress(others, map(names.__contains__, map(str.casefold, others))))
+        shown, known = name[:_SHOWN_CHARS_MAX], name.casefold()
+        raise BadRequestError(f"{shown}: is not a field here; write it as {known}", shown)

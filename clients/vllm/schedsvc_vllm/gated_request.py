@@ -404,10 +404,13 @@ class GatedRequest:
             return changed if asked.keep_all else changed | _OF_LENGTH
         route = self._call.route
         guesses = self._status < 400 and route.generates
-        reader = UsageReader(route.usage, is_stream=is_stream, guesses=guesses)
+        reader = UsageReader(
+            route.usage, is_stream=is_stream, guesses=guesses, is_json=guesses and not route.is_form
+        )
         reader.failed = is_failed
         self._reader = reader
-        if asked is None or is_failed or kind.startswith(b"application/json"):
+        is_whole = kind.startswith(b"application/json") and b"content-length" in told
+        if asked is None or is_failed or is_whole:
             return changed
         events = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
         self._reader = UnnamedStream(events, reader)

@@ -40,6 +40,8 @@ from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, sen
 PROBE_PERIOD_S = 1.0
 CONNECT_S_MAX = 10.0
 SCRAPE_S_MAX = 5.0
+_NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
+_PAGE_LIMIT = aiohttp.ClientTimeout(total=SCRAPE_S_MAX)
 # As common servers have them.
 _HEADER_BYTES_MAX = 1 << 16
 # Servers close a connection that is idle for 5 s (uvicorn's default): it must not be used then.
@@ -235,9 +237,14 @@ class Upstream:
                 data=body,
                 headers=headers,
                 allow_redirects=False,
+                timeout=_PAGE_LIMIT if probes(scope) else _NO_LIMIT,
             ) as response:
                 await passing.all_of(response)
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            if scope["path"] == metrics_page.PATH and probes(scope) and not passing.begun:
+                self._probe.up = False  # it answers its probe and not this
+                await send_empty(send)
+                return
             await self._broke(error, passing)
 
     async def _broke(self, error: Exception, passing: _Passing) -> None:
@@ -343,7 +350,7 @@ class Upstream:
             self._http = aiohttp.ClientSession(
                 connector=_Connector(),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
+                timeout=_NO_LIMIT,
                 request_class=_Request,
                 skip_auto_headers=_NOT_ADDED,
                 auto_decompress=False,

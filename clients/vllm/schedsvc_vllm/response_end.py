@@ -14,7 +14,11 @@ from schedsvc_vllm.stream_events import DONE, LAST
 
 _EVENT_STREAM = b"text/event-stream"
 # JSON escapes newlines, so no text that a model makes can look like a last event.
-_LAST_EVENTS = (b"\ndata: " + DONE, *(b"\nevent: " + name for name in sorted(LAST)))
+_LAST_EVENTS = tuple(
+    line
+    for gap in (b" ", b"")
+    for line in (b"\ndata:" + gap + DONE, *(b"\nevent:" + gap + name for name in sorted(LAST)))
+)
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 # Bytes of earlier text needed to find a last event, or an end, that the next piece completes.
 _TAIL_BYTES = max(map(len, _LAST_EVENTS)) - 1

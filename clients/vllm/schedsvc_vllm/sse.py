@@ -16,7 +16,8 @@ _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _END_BYTES_MAX = 4
 _HALF_ENDS = (b"\r\n\r", b"\n\r")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_BOM = b"\xef\xbb\xbf"
+#: The mark of UTF-8, which may begin a stream.
+BOM = b"\xef\xbb\xbf"
 
 
 class Event(NamedTuple):
@@ -96,7 +97,7 @@ def name_of(event: bytes) -> bytes:
 
 def _fields(event: bytes, name: bytes) -> list[bytes]:
     found = []
-    for line in _LINE_END.split(event.removeprefix(_BOM)):
+    for line in _LINE_END.split(event.removeprefix(BOM)):
         field, _, value = line.partition(b":")
         if field == name:
             found.append(value.removeprefix(b" "))

@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from schedsvc_vllm import json_parser
-from schedsvc_vllm.sse import Event, EventSplitter, data_of, name_of
+from schedsvc_vllm.sse import BOM, Event, EventSplitter, data_of, name_of
 from schedsvc_vllm.stream_events import DONE, FAILURES, FRAMES, LAST
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
 
@@ -28,7 +28,7 @@ _USUAL_END = re.compile(
 _VALUE = json.JSONDecoder()
 _DATA = (b"data: {", b"data:{")
 # How a stream of events can begin: with a field, a comment, or the mark of UTF-8.
-_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\xef\xbb\xbf")
+_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", BOM)
 # The most bytes kept of a whole answer, to be read at its end. In an answer without usage, four
 # bytes count as a token.
 ANSWER_BYTES_MAX = 32 << 20
@@ -100,11 +100,12 @@ class UsageFilter(_Told):
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
         if not self._splitter.rest and (usual := self._usual(body)) is not None:
-            return usual
+            return usual + self._usage_alone() if last else usual
         events = self._splitter.feed(body)
-        if last and (rest := self._splitter.end()) is not None:
-            events.append(rest)
-        kept = [self._event(event) for event in events]
+        rest = self._splitter.end() if last else None
+        kept = [self._event(event) for event in (*events, *((rest,) if rest else ()))]
+        if last and rest is None:
+            kept.append(self._usage_alone())  # not every server says [DONE]
         return b"".join(kept)
 
     def _usual(self, body: bytes) -> bytes | None:
@@ -119,7 +120,7 @@ class UsageFilter(_Told):
             self._events += is_plain
             return body if is_plain else None
         usual = _USUAL_END.fullmatch(body, at)
-        if usual is None:
+        if usual is None or b'"error"' in body:
             return None
         prompt, completion = int(usual[1]), int(usual[2])
         if self.input_tokens is None or prompt > self.input_tokens:
@@ -178,6 +179,11 @@ class UsageFilter(_Told):
             return raw
         if (usual := self._usual(raw)) is not None:
             return usual
+        if _is_failure(raw, data := data_of(raw)):
+            self.failed = True
+            with contextlib.suppress(ValueError, RecursionError):
+                self._note(_loads(data))
+            return raw
         found = self._own_usage(raw)
         if found is None:
             return self._any_event(raw)
@@ -235,26 +241,31 @@ class UsageFilter(_Told):
             chunk["usage"] = None
         head = raw.rstrip(b"\r\n")
         lines = re.split(rb"\r\n|\n|\r", head)
+        lines[0] = lines[0].removeprefix(BOM)
         others = [line for line in lines if line.partition(b":")[0] != b"data"]
         text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
         data = b"data: " + text.encode("utf-8", "surrogatepass")
-        return b"\n".join([*others, data]) + raw[len(head) :]
+        mark = BOM if raw.startswith(BOM) else b""
+        return mark + b"\n".join([*others, data]) + raw[len(head) :]
 
 
 class UsageReader(_Told):
     """One answer that passes as it is: a stream of events, or a whole one.
 
     `guesses`: a whole answer that states no usage still is an answer, and is charged by its bytes.
+    `is_json`: but not an empty one or a page of HTML, whatever type it is given.
     Until a stream states its usage, each event counts as one token, except those before the first
     token. Engines merge tokens, so this count exceeds the tokens by at most the few events that end
     a message.
     """
 
-    __slots__ = ("_bytes", "_guesses", "_parts", "_splitter", "_whole")
+    __slots__ = ("_bytes", "_guesses", "_is_json", "_parts", "_splitter", "_whole")
 
-    def __init__(self, form: UsageForm, *, is_stream: bool, guesses: bool = False) -> None:
+    def __init__(
+        self, form: UsageForm, *, is_stream: bool, guesses: bool = False, is_json: bool = False
+    ) -> None:
         super().__init__(form)
-        self._guesses = guesses
+        self._guesses, self._is_json = guesses, is_json
         self._splitter = EventSplitter() if is_stream else None
         self._parts: list[bytes] = []
         self._bytes = 0
@@ -301,8 +312,11 @@ class UsageReader(_Told):
     def _read_whole(self) -> None:
         parts, self._parts = self._parts, []
         if self._bytes <= ANSWER_BYTES_MAX:
+            text = b"".join(parts)
+            if self._is_json and text.lstrip()[:1] in (b"", b"<"):
+                self.failed = True
             with contextlib.suppress(ValueError, RecursionError):
-                answer = _loads(b"".join(parts))
+                answer = _loads(text)
                 self._note(answer)
                 self.failed = self.failed or _states_an_error(answer)
         if self._told is None and self._guesses and not self.failed:
@@ -330,10 +344,11 @@ class UnnamedStream:
         """Take a piece (`last`: nothing follows); what the client is to get."""
         if self._held is not None:
             body = self._held = self._held + body
-            if not last and any(start.startswith(body) for start in _STARTS):
+            begun = body.lstrip(b"\r\n")
+            if not last and any(start.startswith(begun) for start in _STARTS):
                 return b""
             self._held = None
-            if body.startswith(_STARTS):
+            if begun.startswith(_STARTS):
                 self._reader = self._events
         return self._reader.feed(body, last)
 
