@@ -253,7 +253,7 @@ class UsageReader(_Told):
     """One answer that passes as it is: a stream of events, or a whole one.
 
     `guesses`: a whole answer that states no usage still is an answer, and is charged by its bytes.
-    `is_json`: but not an empty one or a page of HTML, whatever type it is given.
+    `is_json`: but not one that is no JSON or a single value, whatever type it is given.
     Until a stream states its usage, each event counts as one token, except those before the first
     token. Engines merge tokens, so this count exceeds the tokens by at most the few events that end
     a message.
@@ -313,7 +313,7 @@ class UsageReader(_Told):
         parts, self._parts = self._parts, []
         if self._bytes <= ANSWER_BYTES_MAX:
             text = b"".join(parts)
-            if self._is_json and text.lstrip()[:1] in (b"", b"<"):
+            if self._is_json and text.lstrip()[:1] not in (b"{", b"["):
                 self.failed = True
             with contextlib.suppress(ValueError, RecursionError):
                 answer = _loads(text)
@@ -374,10 +374,10 @@ class ByteReader(_Told):
 
 
 def _is_failure(raw: bytes, data: bytes) -> bool:
-    """Return whether an event states an error: by its name, or as its data's own field."""
+    """Return whether an event states an error: by its name, its type, or its data's own field."""
     if name_of(raw) in FAILURES:
         return True
-    if b'"error"' not in data:
+    if b'"error"' not in data and b'"response.failed"' not in data:
         return False
     try:
         return _states_an_error(json.loads(data))
@@ -394,7 +394,11 @@ def _loads(text: bytes) -> Any:
 
 
 def _states_an_error(answer: object) -> bool:
-    return isinstance(answer, dict) and bool(answer.get("error"))
+    if not isinstance(answer, dict):
+        return False
+    if answer.get("error") or answer.get("object") == "error":
+        return True
+    return answer.get("type") in ("error", "response.failed")  # as an event without a name
 
 
 def _larger(known: int | None, told: int | None) -> int | None:
