@@ -323,6 +323,15 @@ def test_a_form_that_two_parsers_read_differently_is_refused(raw: bytes) -> None
         parse_form("multipart/form-data; boundary=b", raw)
 
 
+@pytest.mark.parametrize("second", ["; boundary=c", " ;BOUNDARY=c", "; boundary*=utf-8''c"])
+def test_a_form_with_two_boundaries_is_refused(second: str) -> None:
+    """Starlette's parser takes the last."""
+    raw = NAMED + REST
+    with pytest.raises(BadRequestError, match="two boundaries"):
+        parse_form(f"multipart/form-data; boundary=b{second}", raw + raw.replace(b"--b", b"--c"))
+    assert parse_form('multipart/form-data; boundary=b; x="; boundary=c"', raw)["file"].size
+
+
 def test_a_file_with_its_name_in_two_encodings_is_taken() -> None:
     raw = NAMED + b"; filename*=UTF-8''%C3%A4.wav" + REST
     assert parse_form("multipart/form-data; boundary=b", raw)["file"].size == 9_000

@@ -44,6 +44,9 @@ def parse_form(content_type: str, raw: bytes) -> dict[str, Any]:
             f"content-type: {content_type[:80]!r} is not taken; send multipart/form-data",
             status=415,
         )
+    params = told.get_params([], unquote=False)
+    if sum(name.lower().startswith("boundary") for name, _ in params) > 1:
+        raise BadRequestError("content-type: it has two boundaries; send it with one")
     mark = b"\r\n--" + boundary.encode("latin-1", "replace")
     parts = (b"\r\n" + raw).split(mark, PARTS_MAX + 2)
     if len(parts) < 3 or len(parts) > PARTS_MAX + 2 or not parts[-1].startswith(b"--"):
