@@ -103,8 +103,8 @@ def check_case(body: Mapping[str, Any]) -> None:
     if not NAMES.issuperset(body) or not _INNER.isdisjoint(body):
         for fields in (body, *map(body.get, _INNER)):
             _check_case(fields, NAMES)
-    for talk in map(body.get, _TALK):
-        if isinstance(talk, list):
+    for name in _TALK:
+        if name in body and isinstance(talk := body[name], list):
             _check_said(talk)
 
 

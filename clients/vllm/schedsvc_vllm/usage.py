@@ -120,7 +120,7 @@ class UsageFilter(_Told):
             self._events += is_plain
             return body if is_plain else None
         usual = _USUAL_END.fullmatch(body, at)
-        if usual is None or b'"error"' in body:
+        if usual is None or body.find(b'"error"', 0, at) >= 0:
             return None
         prompt, completion = int(usual[1]), int(usual[2])
         if self.input_tokens is None or prompt > self.input_tokens:
