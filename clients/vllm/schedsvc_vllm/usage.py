@@ -100,12 +100,12 @@ class UsageFilter(_Told):
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
         if not self._splitter.rest and (usual := self._usual(body)) is not None:
-            return usual + self._usage_alone() if last else usual
+            return usual + self._usage_at_end() if last else usual
         events = self._splitter.feed(body)
         rest = self._splitter.end() if last else None
         kept = [self._event(event) for event in (*events, *((rest,) if rest else ()))]
         if last and rest is None:
-            kept.append(self._usage_alone())  # not every server says [DONE]
+            kept.append(self._usage_at_end())
         return b"".join(kept)
 
     def _usual(self, body: bytes) -> bytes | None:
@@ -149,6 +149,10 @@ class UsageFilter(_Told):
         if self._taken is not None:
             self._taken = raw
         return _NO_USAGE
+
+    def _usage_at_end(self) -> bytes:
+        """Return the same where a stream ends without [DONE], which not every server sends."""
+        return self._usage_alone() if self._told else b""  # it may have been cut at a placeholder
 
     def _usage_alone(self) -> bytes:
         """Return an event with the usage that was taken out last, if its client has to get it."""
