@@ -18,8 +18,8 @@ from schedsvc_vllm.scrape import ScrapeError
 HEALTH_PATH = "/health"
 #: Pages that are asked for only once the server has answered a probe.
 PATHS = frozenset({HEALTH_PATH, metrics_page.PATH, "/ping", "/version"})
-#: A page of metrics waits this long for a server that did not answer the last probe.
-AGAIN_S = 0.2
+#: A page of metrics waits this long for a probe; without an answer, the server counts as down.
+PAGE_S = 0.5
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -32,24 +32,24 @@ class UpstreamProbe:
     """Probes one server. `fetch` asks for its health within a limit, or raises ScrapeError."""
 
     def __init__(self, fetch: Callable[[], Awaitable[object]]) -> None:
-        #: Whether the server answered the last probe.
+        #: Whether the server answered the last probe, in time for those that waited.
         self.up = True
+        self._logged_up = True
         self._fetch = fetch
         self._probing: asyncio.Task[None] | None = None
 
     async def ask(self, wait_s: float | None = None) -> bool:
-        """Probe the server, or join the probe that runs; return whether it answers.
-
-        After `wait_s`, that is what the last probe found.
-        """
+        """Probe the server, or join the probe that runs; return whether it answers by `wait_s`."""
         if self._probing is None or self._probing.done():
             self._probing = asyncio.ensure_future(self._probe())
-        await asyncio.wait((self._probing,), timeout=wait_s)
+        _, late = await asyncio.wait((self._probing,), timeout=wait_s)
+        if late:
+            self.up = False
         return self.up
 
     async def ask_for_page(self) -> bool:
-        """Return whether the server answers, at once if it did not answer the last probe."""
-        return await self.ask(None if self.up else AGAIN_S)
+        """Return whether the server answers soon enough for a page of metrics."""
+        return await self.ask(PAGE_S)
 
     def close(self) -> None:
         """End a probe that runs."""
@@ -63,11 +63,11 @@ class UpstreamProbe:
         except ScrapeError as error:
             problem = str(error)
         is_up = not problem
-        if self.up and problem:
+        if self._logged_up and problem:
             _log.warning("the upstream does not answer its probe: %s", problem)
-        elif is_up and not self.up:
+        elif is_up and not self._logged_up:
             _log.warning("the upstream answers its probe again")
-        self.up = is_up
+        self.up = self._logged_up = is_up
 
 
 async def send_empty(send: Send) -> None:
