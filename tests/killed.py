@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,16 +10,19 @@ from contextlib import contextmanager
 def holding(hold: Callable[[], object]) -> Iterator[Callable[[], None]]:
     """Fork a process that calls `hold` and then waits; yield what kills it with SIGKILL."""
     read, write = os.pipe()
+    waits, parent = os.pipe()
     child = os.fork()
     if not child:
         try:
+            os.close(parent)
             kept = hold()
             os.write(write, b".")
-            while kept is not None:
-                time.sleep(60)
+            os.read(waits, 1)  # to the end of this process's parent
+            del kept
         finally:
             os._exit(1)
     os.close(write)
+    os.close(waits)
     alive = True
 
     def kill() -> None:
@@ -36,3 +38,4 @@ def holding(hold: Callable[[], object]) -> Iterator[Callable[[], None]]:
     finally:
         kill()
         os.close(read)
+        os.close(parent)

@@ -138,4 +138,4 @@ def test_none_waits_beyond_the_delay_and_prefills_batch(seed: int) -> None:
     s.check()
     assert asked / batches > 3
     assert alone < batches / 3
-    assert len(running) > 500
+    assert len(running) > 570  # all but the last batch
