@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from schedsvc_vllm.asgi import App, Message, Receive, Scope, Send
+from schedsvc_vllm.asgi import App, Receive, Scope, Send
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy_cli import build, prepare
 from schedsvc_vllm.settings import PoolSettings, Settings
@@ -81,23 +81,7 @@ async def _ask(app: App, form: str) -> None:
     """Send one request. Raises RuntimeError if it does not run with the scheduler."""
     asked = {"model": "emulated", "prompt": _TEXT, "max_tokens": _PIECES, "user": "u"}
     body = json.dumps({**asked, "stream": form == "streamed"}).encode()
-    inbox: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    told: dict[bytes, bytes] = {}
-
-    async def receive() -> Message:
-        if inbox:
-            return inbox.pop()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            told.update(message["headers"])
-
-    headers = [(b"x-tenant-id", b"a"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-    await app({**scope, "query_string": b"", "state": {}}, receive, send)
-    if told.get(b"x-schedsvc-mode") != b"enforced":
+    if await gates.ask(app, None, body) != b"enforced":
         raise RuntimeError("a request did not run with the scheduler")
 
 

@@ -125,15 +125,18 @@ def scheduler() -> Iterator[str]:
             process.wait()
 
 
-async def ask(app: App, owner: object) -> bytes:
+def _body() -> bytes:
+    prompt = [100 + 7 * at % 1900 for at in range(INPUT_TOKENS)]
+    asked = {"model": "m", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "stream": True}
+    return json.dumps(asked).encode()
+
+
+async def ask(app: App, owner: object, body: bytes | None = None) -> bytes:
     """Send one request to an app; returns how the gate let it run, b"" past it.
 
     Raises RuntimeError where it is not answered as a whole.
     """
-    prompt = [100 + 7 * at % 1900 for at in range(INPUT_TOKENS)]
-    body = json.dumps(
-        {"model": "m", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "stream": True}
-    ).encode()
+    body = _body() if body is None else body
     inbox: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[int] = []
     told: dict[bytes, bytes] = {}
@@ -148,12 +151,12 @@ async def ask(app: App, owner: object) -> bytes:
         if message["type"] == "http.response.start":
             sent.append(message["status"])
             told.update(message["headers"])
-        elif not message["more_body"]:
+        elif not message.get("more_body"):
             sent.append(0)
 
     headers = [(b"x-tenant-id", b"a"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-    await app({**scope, "app": owner, "state": {}}, receive, send)
+    await app({**scope, "query_string": b"", "app": owner, "state": {}}, receive, send)
     if sent != [200, 0]:
         raise RuntimeError(f"a request was not served: {sent}")
     return told.get(b"x-schedsvc-mode", b"")
