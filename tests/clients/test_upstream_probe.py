@@ -120,6 +120,7 @@ async def test_probes_are_answered_while_the_upstream_is_stopped(
         found = await asyncio.gather(*(get(url, path, method) for path, method in probed))
         assert {status for status, _ in found} == {503}
         assert {text for _, text in found if "does not answer its probe" not in text} == {""}
+        assert (await get(url, "/health", "OPTIONS"))[0] == 503
         assert await up(url) == "0"
         assert engine.state == "T"
         engine.go_on()

@@ -139,7 +139,7 @@ class Upstream:
     async def _answer_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_page = scope["path"] == metrics_page.PATH
         if await (self._probe.ask_for_page() if is_page else self._probe.ask()):
-            if scope["path"] != HEALTH_PATH:
+            if scope["path"] != HEALTH_PATH or scope["method"] == "OPTIONS":
                 await self._forward(scope, receive, send)
                 return
         elif not is_page:

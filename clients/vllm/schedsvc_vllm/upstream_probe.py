@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from schedsvc_vllm import metrics_page
 from schedsvc_vllm.asgi import Scope, Send
-from schedsvc_vllm.paths import READ_METHODS
+from schedsvc_vllm.paths import SAFE_METHODS
 from schedsvc_vllm.scrape import ScrapeError
 
 HEALTH_PATH = "/health"
@@ -25,7 +25,8 @@ _log = logging.getLogger("schedsvc_vllm")
 
 def probes(scope: Scope) -> bool:
     """Return whether a request is a probe."""
-    return scope["method"] in READ_METHODS and scope["path"] in PATHS
+    # HAProxy's `option httpchk` sends OPTIONS.
+    return scope["method"] in SAFE_METHODS and scope["path"] in PATHS
 
 
 class UpstreamProbe:
