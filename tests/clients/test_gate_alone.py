@@ -97,17 +97,22 @@ class TestLifespan:
             if message["type"] == "lifespan.startup.complete":
                 self.started = gate._runtime
                 inbox.put_nowait({"type": "lifespan.shutdown"})
+            if message["type"] == "lifespan.startup.failed":
+                server.cancel()  # A server that cannot start ends, and its application with it.
 
         inbox.put_nowait({"type": "lifespan.startup"})
-        await gate({"type": "lifespan", "app": owner_}, inbox.get, send)
+        server = asyncio.ensure_future(
+            gate({"type": "lifespan", "app": owner_}, inbox.get, send)
+        )
+        with contextlib.suppress(asyncio.CancelledError):
+            await server
         return sent
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["type"] == "lifespan.startup"
         await send({"type": "lifespan.startup.complete"})
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(receive(), 60)
-            await send({"type": "lifespan.shutdown.complete"})
+        assert (await receive())["type"] == "lifespan.shutdown"
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def test_the_session_lives_as_long_as_the_server(self, fake: FakeScheduler) -> None:
         gate = Gate(self.app, Settings(target=fake.target))
