@@ -139,6 +139,11 @@ def _ending() -> Iterator[None]:
     except BrokenPipeError:
         _drop_output()
         raise click.exceptions.Exit(0) from None
+    except SystemExit as ended:
+        # So rich ends a program whose reader has gone, with status 1.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        raise click.exceptions.Exit(0) from None
     except KeyboardInterrupt:
         raise click.exceptions.Exit(_INTERRUPTED) from None
     except OSError as error:

@@ -43,6 +43,16 @@ def test_reader_that_goes_ends_a_command_quietly_with_0(config: Path, command: l
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_reader_that_goes_ends_a_table_of_the_laboratory_with_0(stream: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: writing}
+    done = subprocess.run([*SCHEDSVC, "simtest", "--seed", "1", "--seeds", "1"], **streams)
+    os.close(writing)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(
     "command", [["--help"], ["usage", "--help"], ["--version"], ["usage", "export", "--config"]]
 )
