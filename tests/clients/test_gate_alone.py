@@ -101,9 +101,7 @@ class TestLifespan:
                 server.cancel()  # A server that cannot start ends, and its application with it.
 
         inbox.put_nowait({"type": "lifespan.startup"})
-        server = asyncio.ensure_future(
-            gate({"type": "lifespan", "app": owner_}, inbox.get, send)
-        )
+        server = asyncio.ensure_future(gate({"type": "lifespan", "app": owner_}, inbox.get, send))
         with contextlib.suppress(asyncio.CancelledError):
             await server
         return sent

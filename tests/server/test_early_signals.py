@@ -21,9 +21,18 @@ class Hook:
             module = ""
             os.kill(os.getpid(), number)
 sys.meta_path.insert(0, Hook())
-from schedsvc.cli import main
+if sys.argv[1] == "schedsvc-proxy":
+    sys.argv.pop(0)
+    from schedsvc_vllm.proxy_cli import main
+else:
+    from schedsvc.cli import main
 main()
 """
+#: How the proxy is started; no upstream answers.
+PROXY = (
+    *("schedsvc-proxy", "--upstream", "http://127.0.0.1:9", "--port", "0"),
+    *("--schedsvc-target", "unix:s.sock"),
+)
 STAYING = {
     "serve": ["serve", "--config", "c.yaml", "--ready-file", "ready.json"],
     "edge": ["edge", "--config", "c.yaml", "--ready-file", "ready.json"],
@@ -56,6 +65,14 @@ def test_signal_at_the_start_ends_a_staying_command_with_0(
     folder: Path, command: str, module: str, number: signal.Signals
 ) -> None:
     assert run(folder, module, number, *STAYING[command]).wait(60) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("module", ["argparse", "schedsvc_vllm.gate", "uvicorn"])
+def test_signal_at_the_start_ends_the_proxy_with_0(
+    folder: Path, module: str, number: signal.Signals
+) -> None:
+    assert run(folder, module, number, *PROXY).wait(60) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

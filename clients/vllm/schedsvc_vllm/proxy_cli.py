@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from schedsvc_vllm import early_signals  # before all that takes time
+
+# isort: split
 import argparse
+import contextlib
 import importlib
 import ipaddress
 import logging
@@ -12,7 +16,7 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -251,6 +255,27 @@ def http_protocol(connections_max: int = CONNECTIONS_MAX) -> Any:
     return bounded(base, connections_max=connections_max)
 
 
+def stoppable(base: Any) -> Any:
+    """Make uvicorn's server one whose stop by a signal is a success."""
+
+    class Server(base):  # type: ignore[misc] # its class is known when it is imported
+        stopped = False
+
+        def handle_exit(self, number: int, frame: Any) -> None:
+            self.stopped = True
+            super().handle_exit(number, frame)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """As uvicorn does, but an ignored signal stays ignored, and none is raised again."""
+            for number in (signal.SIGTERM, signal.SIGINT):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self.handle_exit)
+            yield
+
+    return Server
+
+
 def server_for(gate: Gate, options: argparse.Namespace) -> Any:
     """Make the server. Raises LaunchError where the extra is not installed."""
     try:
@@ -276,7 +301,7 @@ def server_for(gate: Gate, options: argparse.Namespace) -> Any:
         ssl_ca_certs=options.ssl_ca_certs,
         ssl_cert_reqs=options.ssl_cert_reqs,
     )
-    server = uvicorn.Server(config)
+    server = stoppable(uvicorn.Server)(config)
     upstream: Any = gate.app
     upstream.state.server = server  # as vLLM does
     upstream.stopping = lambda: bool(server.should_exit)
@@ -284,13 +309,17 @@ def server_for(gate: Gate, options: argparse.Namespace) -> Any:
 
 
 def serve(gate: Gate, options: argparse.Namespace) -> bool:
-    """Serve until a signal; True where the start succeeded."""
+    """Serve until a signal; True where the start succeeded, or a signal ended it."""
     server = server_for(gate, options)
     # The default action would end the process, and there is nothing to read again.
     signal.signal(signal.SIGHUP, lambda *_: _log.warning("SIGHUP has no effect; start it again"))
     wildcard = wildcard_socket(options)
-    server.run(sockets=[wildcard] if wildcard is not None else None)
-    return bool(server.started)
+    try:
+        server.run(sockets=[wildcard] if wildcard is not None else None)
+    except SystemExit:  # the start failed
+        if not server.stopped:
+            raise
+    return bool(server.started or server.stopped)
 
 
 def wildcard_socket(options: argparse.Namespace) -> socket.socket | None:
@@ -334,6 +363,7 @@ def open_missing_streams() -> None:
 
 def main() -> None:
     """Run the proxy; exit status 2 where the command line or a setting is wrong."""
+    early_signals.handle()
     open_missing_streams()
     try:
         options, settings = prepare(sys.argv[1:], dict(os.environ))
