@@ -3,7 +3,7 @@ set -eu
 folder=$1
 packages="base-files libbz2-1.0 libc6 libcrypt1 libexpat1 libffi8 libgcc-s1 liblzma5
     libpython3.11-minimal libpython3.11-stdlib libsqlite3-0 libssl3 libstdc++6 libuuid1 media-types
-    netbase python3.11-minimal zlib1g"
+    netbase python3.11-minimal tini zlib1g"
 mkdir -p "$folder/var/lib/dpkg/status.d"
 # /lib and its like are links to folders of /usr, and belong to no package.
 for link in bin lib lib64 sbin; do

@@ -1,6 +1,8 @@
 """The images: what they hold, how they start, and that a restart keeps the state."""
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,15 +13,15 @@ from typing import Any
 import pytest
 
 from deploy.release import version
+from tests.waiting import wait_until
 
 from .conftest import Images
 from .tools import Containers, run
 
-pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 SIZE_MAX = 150_000_000
-READY_S_MAX = 2.0
-TRIES = 5
+START_CPU_S_MAX = 2.0
 
 
 @pytest.fixture(scope="session")
@@ -89,20 +91,45 @@ def test_every_writable_file_is_in_a_volume(root: Path) -> None:
     assert theirs == {Path("run/schedsvc"), Path("var/lib/schedsvc")}
 
 
-def test_service_serves_within_two_seconds(containers: Containers, service: str) -> None:
-    took = []
-    for _ in range(TRIES):
-        began = time.monotonic()
-        with serving(containers, service):
-            took.append(time.monotonic() - began)
-        if took[-1] < READY_S_MAX:
-            break
-    assert min(took) < READY_S_MAX, took
+def test_service_starts_with_little_cpu(containers: Containers, service: str) -> None:
+    with serving(containers, service):
+        fields = (
+            Path(f"/proc/{serving_pid(containers)}/stat").read_text().rpartition(")")[2].split()
+        )
+    ticks = int(fields[11]) + int(fields[12])  # of the user and of the system
+    assert ticks / os.sysconf("SC_CLK_TCK") < START_CPU_S_MAX
+
+
+def serving_pid(containers: Containers) -> int:
+    """The scheduler's process as this host sees it: the child of process 1; 0: not there yet."""
+    init = containers.podman("inspect", "--format={{.State.Pid}}", "serving").strip()
+    return int(Path(f"/proc/{init}/task/{init}/children").read_text() or 0)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5])
+def test_stop_during_the_start_is_not_lost(
+    containers: Containers, service: str, wait_s: float
+) -> None:
+    command = containers.command(service, options=("--name=serving",))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: is_running(containers) and serving_pid(containers))
+        time.sleep(wait_s)
+        containers.podman("stop", "--time=60", "serving")
+    finally:
+        containers.podman("rm", "--force", "--ignore", "--time=0", "serving")
+    # Before Python's first line the default action ends it. Of a lost signal 137 would remain.
+    assert process.wait() in (0, 128 + signal.SIGTERM)
+
+
+def is_running(containers: Containers) -> bool:
+    return "serving" in containers.podman("ps", "--format={{.Names}}").split()
 
 
 def test_health_command_sees_a_drain(containers: Containers, service: str) -> None:
     with serving(containers, service) as (name, ready):
-        assert ready["pid"] == 1
+        # Process 1 is an init, which loses no signal.
+        assert ready["pid"] > 1
         ask = ("exec", name, "schedsvc", "health")
         assert containers.podman(*ask, "readiness") == "readiness: SERVING\n"
         assert containers.podman("healthcheck", "run", name).strip() in ("", "healthy")
