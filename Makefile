@@ -13,7 +13,8 @@ VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop
 FRONTS_VENV := .venv-fronts
-TESTS_AT_ONCE ?= 2
+# More than the cores of a small machine: many tests wait for processes of their own.
+TESTS_AT_ONCE ?= 3
 # Folders that other targets run: the house rules, and what needs the real vLLM.
 ELSEWHERE := --ignore tests/tidy --ignore tests/vllm
 # The files with tests of a mark: to collect all others for a few takes longer than to run these. A
@@ -83,7 +84,7 @@ check: build ## Lint, types, contract drift, house rules.
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python -m pytest -q -p no:cacheprovider -n $(TESTS_AT_ONCE) tests/tidy
 
-test: build ## All but slow tests and house rules: no GPU, no network. Two at a time, then one.
+test: build ## All but slow tests and house rules: no GPU, no network. Three at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser \
 		and not fronts',\
 		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
@@ -152,7 +153,8 @@ tree-proof: build ## A million random trees over one pool, and over three: seven
 		--totals out/tree-proof-pools.json
 
 test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
-	$(call RUN,'vllm and not slow',,tests/vllm)
+	$(call RUN,'vllm and not slow and not alone',-n 2 --dist loadgroup,tests/vllm)
+	$(call RUN,'vllm and alone and not slow',,tests/vllm)
 
 test-vllm-slow: build $(VLLM_VENV)/.installed ## What takes too long there for every change.
 	$(BIN)/python -m pytest -q -m 'vllm and slow' tests/vllm

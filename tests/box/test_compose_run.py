@@ -13,7 +13,7 @@ import pytest
 from .test_compose import COMPOSE, FILE
 from .tools import Containers, need, run
 
-pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 NAMES = list(COMPOSE["services"])
 WAIT_S_MAX = 60.0

@@ -10,7 +10,7 @@ from deploy.release import DIST
 from .conftest import BASE
 from .tools import Containers, page_blocks, run
 
-pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 COMMANDS_MAX = 10
 [BLOCK] = page_blocks("docs/install.md", "sh", "Try it from nothing")

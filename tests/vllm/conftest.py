@@ -29,6 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith("tests/vllm/"):
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.timeout(240))
+            # Two engines run at a time: the one that most files share, and that of one file.
+            shares = "stack" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("stack" if shares else item.path.name))
 
 
 @pytest.fixture(scope="session")

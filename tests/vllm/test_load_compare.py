@@ -11,6 +11,9 @@ from schedsvc.lab.load.result import OWN_KEYS
 
 from .load_compare import compare
 
+# They compare times.
+pytestmark = pytest.mark.alone
+
 # One round on a machine that stalls shows no more; `python -m tests.vllm.load_compare` holds the
 # bars of 3 % and 5 %, on a quiet one. A figure in other units or of other requests is far outside.
 THROUGHPUT_OFF_MAX = 0.10

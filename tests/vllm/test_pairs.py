@@ -19,6 +19,9 @@ import pytest
 from . import cost, pairs
 from .figures import figures, judge, summary
 
+# They compare times.
+pytestmark = pytest.mark.alone
+
 SECONDS, WARMUP_S = 20.0, 6.0
 OVERLOAD = 1.5
 BURSTS = 4
