@@ -62,7 +62,8 @@ class RecordingWriter:
         self._first = FIRST_LINE + self._frame(header_bytes(header))
         self._thread: threading.Thread | None = None
         with self._failing():
-            self._file, lost, aside = held_file.claim(path)
+            self._file, lost, aside, is_cut = held_file.claim(path)
+            lost = lost or ("truncated to 0 bytes" if is_cut else "")
         if lost and on_put_back is not None:
             on_put_back(lost, aside)
 
@@ -76,8 +77,8 @@ class RecordingWriter:
                 self.path.replace(self.path.with_name(self.path.name + ".1"))
                 earlier, self._file = self._file, held_file.lock(self.path)
                 os.close(earlier)
-            held_file.hold(self.path, self._file)
             self._write(self._first)
+            held_file.hold(self.path, self._file)
         self._size = len(self._first)
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()

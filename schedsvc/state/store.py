@@ -261,16 +261,20 @@ class Store:
             os.close(self._lock)
         self._lock = -1
 
-    def _claim(self) -> None:
-        """Lock the file; put the one back that this process or a killed one had."""
+    def _claim(self) -> bool:
+        """Lock the file; put the one back that this process or a killed one had.
+
+        Returns whether another program truncated that one to nothing.
+        """
         claim = held_file.claim(self.path, self._lock)
         if claim.lock != self._lock:
             self._unlock()
-        self._lock, self.recovered, self.aside = claim
+        self._lock, self.recovered, self.aside, is_cut = claim
+        return is_cut
 
     def _open(self) -> None:
         try:
-            self._claim()
+            is_cut = self._claim()
             self._close_to_others()
             size = self.path.stat().st_size
             is_new = not (size or self._has_log())
@@ -288,6 +292,8 @@ class Store:
             self._connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
             )
+            if is_cut:
+                raise _DamagedError("another program truncated it to 0 bytes")
             # A damaged text decodes to another one, which `_read()` then reports as damage.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read(is_new=is_new, committed=committed)

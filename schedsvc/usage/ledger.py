@@ -95,6 +95,14 @@ class UsedLease:
     carried: bool = False
 
 
+def _damaged(path: Path, why: str) -> UsageError:
+    names = f"{path.name}, {path.name}-wal, {path.name}-shm and {path.name}.held.*"
+    return UsageError(
+        f"{path} is damaged ({why}), so usage in it is lost; remove {names}, and then restore a"
+        " backup or begin without one"
+    )
+
+
 class Ledger:
     """The file as the one process that writes it sees it. All methods block for the disk."""
 
@@ -132,7 +140,10 @@ class Ledger:
         self._in_doubt: frozenset[int] = frozenset()
         self._reopening = threading.Lock()
         with self._failing("open"):
-            self._lock, self.recovered, self.aside = held_file.claim(path)
+            self._lock, self.recovered, self.aside, is_cut = held_file.claim(path)
+            if is_cut:
+                os.close(self._lock)
+                raise _damaged(path, "truncated to 0 bytes while a scheduler held it")
             try:
                 self._connect()
             except BaseException:
@@ -211,7 +222,17 @@ class Ledger:
             ask(f"PRAGMA application_id = {_APPLICATION_ID}")
             ask(f"PRAGMA user_version = {_FORM}")
             ask("COMMIT")
+        elif self._is_short() and ask("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise _damaged(self.path, "truncated while a scheduler held it")
         check_form(self._connection, self.path)
+
+    def _is_short(self) -> bool:
+        """Whether pages stand behind the file's end: in its log alone, or truncated away."""
+        (pages,), (size,) = (
+            self._connection.execute(f"PRAGMA {what}").fetchone()
+            for what in ("page_count", "page_size")
+        )
+        return self.path.stat().st_size < int(pages) * int(size)
 
     def add(self, leases: Sequence[UsedLease]) -> list[UsedLease]:
         """Add leases in one transaction; return those that the file had already.
@@ -378,6 +399,9 @@ class Ledger:
         try:
             yield
         except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if what == "open" and code == sqlite3.SQLITE_CORRUPT:
+                raise _damaged(self.path, str(error)) from error
             raise UsageError(f"cannot {what} the usage ledger {self.path}: {error}") from error
         except UsageError:
             raise

@@ -1,5 +1,6 @@
 """A state file that is taken, and whose process is killed before it notices."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,20 @@ def test_state_taken_and_killed_at_once_is_restored(
     assert (sorted(store.rows), store.modes) == (ROWS, b"said")
     store.close()
     assert not list(tmp_path.glob("state.db.held*"))
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_state_truncated_and_killed_at_once_is_found_damaged(tmp_path: Path, has_log: bool) -> None:
+    file = tmp_path / "state.db"
+    with holding(lambda: two_rows(file)) as kill:
+        os.truncate(file, 0)
+        if not has_log:
+            os.truncate(f"{file}-wal", 0)
+        kill()
+        store = Store(file)
+    assert "truncated" in store.damage or "no tables" in store.damage, store.damage
+    assert store.set_aside_as == f"{file}.damaged"
+    store.close()
 
 
 def test_state_taken_before_it_closes_is_restored(tmp_path: Path) -> None:

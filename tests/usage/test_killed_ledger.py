@@ -44,6 +44,25 @@ def test_ledger_taken_and_killed_at_once_keeps_all_rows(
     assert not list(tmp_path.glob("usage.db.held*"))
 
 
+@pytest.mark.parametrize("size", [0, 4_096, 8_192, 300_000])
+def test_ledger_truncated_and_killed_at_once_is_not_opened(tmp_path: Path, size: int) -> None:
+    def many_rows() -> Ledger:
+        ledger = opened(tmp_path)
+        ledger.add([lease(number) for number in range(1, 20_000)])
+        ledger.close()
+        return three_rows(tmp_path)
+
+    with holding(many_rows) as kill:
+        os.truncate(tmp_path / "usage.db", size)
+        kill()
+        with pytest.raises(UsageError, match=r"is damaged \(.*\).* remove usage\.db, .* and then"):
+            opened(tmp_path)
+    # What the message says leads out of it.
+    for name in tmp_path.glob("usage.db*"):
+        name.unlink()
+    opened(tmp_path).close()
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_ledger_taken_before_it_closes_keeps_all_rows(
     tmp_path: Path, attack: Callable[[Path], None]
