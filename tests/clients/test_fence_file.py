@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from schedsvc_vllm.fence_file import (
 )
 from schedsvc_vllm.launcher import prepare
 from schedsvc_vllm.settings import PoolSettings, Settings, SettingsError
+
+from tests.waiting import wait_until
 
 RAISES = """
 import sys
@@ -73,6 +77,62 @@ def test_torn_file_keeps_the_last_leadership(tmp_path: Path) -> None:
     assert file.read() == Rank(3, "a/1")
     assert file.raise_to(Rank(2, "b/1")) == Rank(3, "a/1")
     assert file.raise_to(Rank(4, "b/1")) == file.read() == Rank(4, "b/1")
+
+
+def found(path: Path) -> Rank:
+    """What a process that starts now finds."""
+    with closing(FenceFile(str(path))) as file:
+        return file.read()
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def restore_older(path: Path) -> None:
+    older = path.with_name("older")
+    FenceFile(str(older)).raise_to(Rank(2, "b/1"))
+    older.replace(path)
+
+
+def replace_by_nothing(path: Path) -> None:
+    other = path.with_name("other")
+    other.touch()
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    "attack", [empty, cut, Path.unlink, restore_older, replace_by_nothing], ids=lambda a: a.__name__
+)
+def test_file_that_another_program_took_is_written_again(
+    tmp_path: Path, attack: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "fence"
+    fence = Fence(shared=FenceFile(str(path)))
+    assert fence.obeys(Rank(3, "a/1"))
+    attack(path)
+    assert not fence.obeys(Rank(2, "b/1"))
+    wait_until(lambda: fence.highest == found(path) == Rank(3, "a/1"))
+    assert fence.obeys(Rank(4, "b/1"))
+    assert found(path) == Rank(4, "b/1")
+
+
+def test_file_of_another_kind_at_the_path_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "fence"
+    fence = Fence(shared=FenceFile(str(path)))
+    fence.obeys(Rank(3, "a/1"))
+    path.unlink()
+    path.write_text("mine")
+    wait_until(lambda: fence.highest and "is lost" in caplog.text)
+    assert fence.obeys(Rank(4, "b/1"))
+    assert not fence.obeys(Rank(3, "a/1"))
+    assert path.read_text() == "mine"
 
 
 def test_leader_that_cannot_be_shared_is_not_obeyed(tmp_path: Path) -> None:

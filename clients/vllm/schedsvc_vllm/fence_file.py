@@ -1,8 +1,12 @@
 """Fencing between the gate processes of one engine: a file that they share, or a single process.
 
 `SCHEDSVC_FENCE` names the file, which the launcher makes. It holds the highest leadership that any
-of them has seen. A process writes it under a lock, and compares before it obeys a scheduler: the
-file is mapped into memory, so a comparison costs a microsecond and no system call.
+of them has seen. A process writes it under a lock, and compares before it obeys a scheduler, which
+costs one system call. The file is not mapped into memory: if another program truncated it, each
+access would end the process.
+
+A process writes what it has seen again if another program emptied the file. It opens the path again
+within a second if the file is gone from there, and so all processes find one file.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import mmap
+import logging
 import os
 import re
 import socket
@@ -36,6 +40,9 @@ LEADER_BYTES_MAX = _BYTES - _HEAD.size - _CRC.size
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.001
 _PREFIX = "schedsvc-fence-"
+#: The path is compared with the open file this often.
+_LOOK_S = 1.0
+_log = logging.getLogger("schedsvc_vllm")
 
 
 class FenceFile:
@@ -43,34 +50,45 @@ class FenceFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._file = self._open()
+        self._raw: bytes | None = None  # of the last reading or writing
+        self._rank = Rank()
+        self._look_at_s = time.monotonic() + _LOOK_S
+        self._problem = ""
+
+    def _open(self) -> int:
+        """Open or make the file. Another program's file is refused, not overwritten."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.open(path, flags, 0o600)
-        try:
-            self._grow()
-            self._map = mmap.mmap(self._file, _BYTES)
-        except BaseException:
-            os.close(self._file)
-            raise
-        self._raw, self._rank = b"", Rank()
+        file = os.open(self._path, flags, 0o600)
+        size = os.fstat(file).st_size
+        if size not in (0, _BYTES):
+            os.close(file)
+            raise OSError(f"{self._path} has {size} bytes: it is no fence file; name another path")
+        return file
 
     def close(self) -> None:
         """Let go of the file."""
-        self._map.close()
         os.close(self._file)
 
     def read(self) -> Rank:
-        """Return the highest leadership. O(1), without a system call if it has not changed."""
-        raw = self._map[:_BYTES]
+        """Return the highest leadership. O(1)."""
+        if time.monotonic() >= self._look_at_s:
+            self._look()
+        raw = os.pread(self._file, _BYTES, 0)
         if raw == self._raw:
             return self._rank
         rank = _decoded(raw)
         if rank is None:
             # A process writes it now, or was killed while it did.
             with contextlib.suppress(OSError), self._locked():
-                raw = self._map[:_BYTES]
+                raw = os.pread(self._file, _BYTES, 0)
                 rank = _decoded(raw)
         if rank is not None and rank.term >= self._rank.term:
             self._raw, self._rank = raw, rank
+        else:
+            # Another program emptied it. A process that starts has to find what this one has seen.
+            with contextlib.suppress(OSError):
+                self.raise_to(self._rank)
         return self._rank
 
     def raise_to(self, rank: Rank) -> Rank:
@@ -78,29 +96,40 @@ class FenceFile:
 
         Raises OSError if another process holds the lock, or the leader's name is too long.
         """
-        leader = rank.leader.encode()
-        if len(leader) > LEADER_BYTES_MAX:
-            raise OSError(
-                f"the leader's name has {len(leader)} bytes, more than {LEADER_BYTES_MAX}"
-            )
+        size = len(rank.leader.encode())
+        if size > LEADER_BYTES_MAX:
+            raise OSError(f"the leader's name has {size} bytes, more than {LEADER_BYTES_MAX}")
         with self._locked():
-            there = _decoded(self._map[:_BYTES]) or self._rank
-            if there.term >= rank.term:
-                return there
-            head = _HEAD.pack(_MAGIC, rank.term, len(leader)) + leader.ljust(
-                LEADER_BYTES_MAX, b"\0"
-            )
-            self._map[:_BYTES] = head + _CRC.pack(zlib.crc32(head))
-        return rank
+            there = _decoded(os.pread(self._file, _BYTES, 0))
+            # Of equal terms the one that is there counts.
+            highest = max(there or Rank(), self._rank, rank, key=lambda each: each.term)
+            raw = _encoded(highest)
+            if there != highest:
+                os.pwrite(self._file, raw, 0)
+            self._raw, self._rank = raw, highest
+        return highest
 
-    def _grow(self) -> None:
-        """Give a new file its size. Another file is refused, not overwritten."""
-        size = os.fstat(self._file).st_size
-        if size == 0:
-            with self._locked():
-                os.ftruncate(self._file, _BYTES)
-        elif size != _BYTES:
-            raise OSError(f"{self._path} has {size} bytes: it is no fence file; name another path")
+    def _look(self) -> None:
+        """Open the path again if another program took the file away from there. O(1)."""
+        self._look_at_s = time.monotonic() + _LOOK_S
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                at_path = os.stat(self._path, follow_symlinks=False)
+                if os.path.samestat(at_path, os.fstat(self._file)):
+                    self._problem = ""
+                    return
+            fresh = self._open()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            if problem != self._problem:
+                _log.warning("the fence file %s is lost: %s", self._path, problem)
+            self._problem = problem
+            return
+        # Other threads read by this number meanwhile.
+        os.dup2(fresh, self._file, inheritable=False)
+        os.close(fresh)
+        self._raw = None
+        _log.warning("the fence file %s was deleted or replaced; it is written again", self._path)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -118,10 +147,18 @@ class FenceFile:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
+def _encoded(rank: Rank) -> bytes:
+    leader = rank.leader.encode()
+    head = _HEAD.pack(_MAGIC, rank.term, len(leader)) + leader.ljust(LEADER_BYTES_MAX, b"\0")
+    return head + _CRC.pack(zlib.crc32(head))
+
+
 def _decoded(raw: bytes) -> Rank | None:
     """Return the leadership in the file's bytes; None if they are torn."""
     if not raw.strip(b"\0"):
         return Rank()
+    if len(raw) != _BYTES:
+        return None
     magic, term, length = _HEAD.unpack_from(raw)
     body, crc = raw[: -_CRC.size], _CRC.unpack(raw[-_CRC.size :])[0]
     if magic != _MAGIC or length > LEADER_BYTES_MAX or zlib.crc32(body) != crc:
