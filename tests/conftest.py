@@ -23,14 +23,18 @@ settings.load_profile("seeded")
 
 @pytest.hookimpl(tryfirst=True)  # hypothesis reads its option in the same hook
 def pytest_configure(config: pytest.Config) -> None:
-    """Seed property tests, and let Ctrl-C reach the programs that tests start.
+    """Seed property tests, and let signals reach the programs that tests start.
 
-    A process in the background is started with Ctrl-C ignored, and would pass that on to them.
+    A process in the background is started with Ctrl-C ignored, one of nohup with SIGHUP, and each
+    would pass that on to them.
     """
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Not the default action, which would end the tests; what they start gets it.
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)
