@@ -1,10 +1,14 @@
 # Tenants at first sight, and tenants that an operator has deleted, are forgotten, so that others
 # may have their flows.
 #
-# A tenant is forgotten only if it gains nothing by that when it returns. So none of its requests
-# waits or runs, none of its answers is stored, and nothing is owed to it or by it. Each of its
-# counters is at a newcomer's or below, its buckets are full, and its outputs are predicted from
-# those of all flows. Its flow then goes to the tenant that asks, so that each flow has a tenant.
+# A tenant at first sight is forgotten only if it gains nothing by that when it returns. So none of
+# its requests waits or runs, none of its answers is stored, and nothing is owed to it or by it. Each
+# of its counters is at a newcomer's or below, its buckets are full, and its outputs are predicted
+# from those of all flows. Its flow then goes to the tenant that asks, so that each flow has a tenant.
+#
+# A tenant that an operator deleted returns by an operator's act alone, so it cannot choose to. Then
+# its counters and what its outputs taught do not count; without that, tenants that were served once
+# and deleted would keep their flows for as long as no other tenant is served more.
 #
 # Otherwise a tenant with enough outputs would keep its flow for good. So what they taught fades
 # some time after its last grant, whether or not it is forgotten.
@@ -49,7 +53,7 @@ cdef int32_t reclaim_flow(Core core, int32_t maker) except -2:
         core.forget_at = flow + 1
         if maker != NONE and core.flows.items[flow].maker != maker + 1:
             continue
-        if core.flows.items[flow].born and may_forget(core, flow):
+        if core.flows.items[flow].born and may_forget(core, flow, False):
             forget_tenant(core, flow)
             return flow
     return NONE
@@ -75,7 +79,7 @@ cdef int32_t reclaim_retired(Core core) except -2:
         flow, _ = core.retired.popitem(last=False)
         if is_named(core, flow):  # the tenant has returned
             continue
-        if may_forget(core, flow):
+        if may_forget(core, flow, True):
             forget_tenant(core, flow)
             return flow
         core.retired[flow] = None
@@ -91,13 +95,14 @@ cdef bint is_named(Core core, int32_t flow) except -1:
     return core.names.get(h.hi, h.lo) == flow
 
 
-cdef bint may_forget(Core core, int32_t flow) except -1:
-    """Whether a tenant has nothing that it would lose. O(classes * pools)."""
+cdef bint may_forget(Core core, int32_t flow, bint is_deleted) except -1:
+    """Whether a tenant has nothing that it would lose, or gain; of a deleted one nothing that it
+    would lose. O(classes * pools)."""
     cdef Quota* n
     cdef int32_t own = core.flows.items[flow].own_quota
     cdef int k
     while flow != NONE:
-        if not may_forget_flow(core, flow):
+        if not has_nothing_open(core, flow) or not (is_deleted or is_new_again(core, flow)):
             return False
         flow = core.flows.items[flow].sibling
     if own == NONE:
@@ -116,17 +121,27 @@ cdef bint may_forget(Core core, int32_t flow) except -1:
     return True
 
 
-cdef bint may_forget_flow(Core core, int32_t flow) except -1:
-    cdef Flows flows = core.flows
-    cdef const Flow* f = &flows.items[flow]
-    cdef int32_t n = f.first_position
-    cdef int64_t newcomer = 0
+cdef bint has_nothing_open(Core core, int32_t flow) except -1:
+    """Whether nothing of a flow waits, runs or is owed; sessions without requests end. O(pools)."""
+    cdef const Flow* f = &core.flows.items[flow]
     if f.held or (f.agents and f.queued == 0 and f.live == 0 and not drop_sessions(core, flow)):
         return False
     if f.queued or f.live or f.answers or f.resumed or f.linger_until_ns or f.open_charged:
         return False
     if f.owed and core.resume_until_ns:
         return False
+    for positions in core.saved_positions.values():
+        if flow in positions:
+            return False
+    return True
+
+
+cdef bint is_new_again(Core core, int32_t flow) except -1:
+    """Whether a flow stands in no line behind a newcomer, and is predicted as one. O(pools)."""
+    cdef Flows flows = core.flows
+    cdef const Flow* f = &flows.items[flow]
+    cdef int32_t n = f.first_position
+    cdef int64_t newcomer = 0
     if flows.lifts:
         newcomer = max(<int64_t>0, flows.level_of(flow)[0] - flows.credit(f.depth))
     if f.vtc > newcomer:
@@ -135,9 +150,6 @@ cdef bint may_forget_flow(Core core, int32_t flow) except -1:
         if flows.positions.items[n].key > flows.newcomer_at(flow, flows.positions.items[n].pool):
             return False
         n = flows.positions.items[n].next_position
-    for positions in core.saved_positions.values():
-        if flow in positions:
-            return False
     if is_stale(core, flow):
         return True
     if core.ahead == AHEAD_AVERAGE and f.average_milli:

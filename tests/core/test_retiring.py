@@ -73,6 +73,27 @@ def test_a_flow_is_not_given_away_while_it_has_something(deleted: str) -> None:
     s.check()
 
 
+@pytest.mark.parametrize("pools", [1, 3])
+def test_tenants_that_were_served_leave_no_flow_behind(pools: int) -> None:
+    s = scheduler(answers_max=0)
+    for number in range(1, pools):
+        s.set_pool(0, b"more%d" % number, 1, 1_000, 16)
+    counts = []
+    for wave in range(3):
+        now_ns = wave * 10 * SECOND
+        s.poll(now_ns)  # what ended lingers for a moment
+        names = [b"%d/%d" % (wave, number) for number in range(50)]
+        for name in names:
+            lease = run_one(s, now_ns, s.set_flow(name, 1_000), name)
+            s.complete(now_ns, lease.lease_id, lease.pool_epoch, output_tokens=40)
+        for name in names:
+            s.set_retired(now_ns, name)
+        counts.append(totals(s, now_ns)["flows"])
+        assert not any(s.is_known(name) for name in names)
+        s.check()
+    assert counts == [counts[0]] * 3
+
+
 def test_a_tenant_that_returns_keeps_its_flow() -> None:
     s = scheduler()
     flow = s.set_flow(b"a", 1_000)

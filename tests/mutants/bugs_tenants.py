@@ -79,7 +79,7 @@ TENANT_BUGS = (
         (
             (
                 "lifecycle/forgetting.pxi",
-                "        if may_forget(core, flow):\n",
+                "        if may_forget(core, flow, True):\n",
                 "        if BUG:\n            forget_tenant(core, flow)\n            return flow\n",
             ),
         ),
