@@ -2,16 +2,17 @@
 # may have their flows.
 #
 # A tenant at first sight is forgotten only if it gains nothing by that when it returns. So none of
-# its requests waits or runs, none of its answers is stored, and nothing is owed to it or by it. Each
-# of its counters is at a newcomer's or below, its buckets are full, and its outputs are predicted
-# from those of all flows. Its flow then goes to the tenant that asks, so that each flow has a tenant.
+# its requests waits or runs, none of its answers is stored, and nothing is owed to it or by it.
+# Each of its counters is at a newcomer's or below, its buckets are full, and its outputs are
+# predicted from those of all flows. Its flow then goes to the tenant that asks, so that each flow
+# has a tenant.
 #
-# A tenant that an operator deleted returns by an operator's act alone, so it cannot choose to. Then
-# its counters and what its outputs taught do not count; without that, tenants that were served once
+# A tenant with enough outputs would keep its flow for good. So what they taught fades some time
+# after its last grant, whether or not it is forgotten.
+#
+# A tenant that an operator deleted returns by an operator's act alone, so it cannot choose to.
+# Therefore its counters and its outputs do not count. If they did, tenants that were served once
 # and deleted would keep their flows for as long as no other tenant is served more.
-#
-# Otherwise a tenant with enough outputs would keep its flow for good. So what they taught fades
-# some time after its last grant, whether or not it is forgotten.
 
 cdef enum:
     FORGET_LOOKS = 32  # flows that one new name looks at

@@ -80,7 +80,7 @@ def test_torn_file_keeps_the_last_leadership(tmp_path: Path) -> None:
 
 
 def found(path: Path) -> Rank:
-    """What a process that starts now finds."""
+    """Return the leadership that a process finds that starts now."""
     with closing(FenceFile(str(path))) as file:
         return file.read()
 

@@ -30,9 +30,9 @@ from .test_cli import scheduler
 PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 CONFIG = """\
 listeners: [{unix: s.sock}]
-state: {file: state.db, every_ms: 100}
-usage: {path: usage.db}
-record: record.bin
+state: {file: counters.db, every_ms: 100}
+usage: {path: ledger.db}
+record: recorded.bin
 log: {format: json}
 pools: [{name: pool, capacity_tokens: 160000}]
 tenants: [{name: a}]

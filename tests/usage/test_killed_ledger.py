@@ -57,7 +57,7 @@ def test_ledger_truncated_and_killed_at_once_is_not_opened(tmp_path: Path, size:
         kill()
         with pytest.raises(UsageError, match=r"is damaged \(.*\).* remove usage\.db, .* and then"):
             opened(tmp_path)
-    # What the message says leads out of it.
+    # The advice of the message leads out of it.
     for name in tmp_path.glob("usage.db*"):
         name.unlink()
     opened(tmp_path).close()
