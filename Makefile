@@ -139,8 +139,8 @@ cluster-seeds: build ## 20,000 seeds of two to five schedulers in virtual time; 
 failovers: build ## 400 failovers under load, of four kinds; an hour as root, goes on.
 	nice -n 5 $(BIN)/python -m tests.cluster.failovers --each 100 --out out/failovers
 
-usage-proof: build ## The usage ledger over a million requests and 20 kills; goes on where it was.
-	nice -n 19 $(BIN)/python -m tests.usage.proof --out out/usage-proof
+usage-proof: build ## A million requests, 20 kills, the ledger taken 20 times; goes on where it was.
+	nice -n 19 $(BIN)/python -m tests.usage.proof --attacks 20 --out out/usage-proof
 
 advise-bars: build ## Drafts of `advise` beside 200 random configurations: half an hour, goes on.
 	nice -n 19 $(BIN)/python -m tests.lab.advise.bars --traces ../shared/data/traces \
