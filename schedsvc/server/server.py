@@ -317,6 +317,8 @@ class Server:
         for service in self._services:
             for stream in [s for s in service.streams if s.principal in ended]:
                 stream.end(failure)
+        for follow in self.follow_services:
+            follow.withdraw(ended)
 
     async def drain(self) -> None:
         """Refuse what is new, serve what is queued and running, then evict; close the streams.

@@ -5,7 +5,8 @@ within the write stall is cut off, and starts again; it holds up neither the lea
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -81,6 +82,8 @@ class FollowService(ServicerBase):
             Leadership() if leading is None else Leadership(term=leading.term, leader=leading.me)
         )
         self._followers: dict[str, int] = {}
+        #: How often a proof of a principal was withdrawn.
+        self._withdrawn: Counter[int] = Counter()
         if leading is not None:
             leading.followers = ()
         #: Set when the leader ends its term, and (the second) once the store knows it.
@@ -91,6 +94,10 @@ class FollowService(ServicerBase):
         """Wait until all followers have the last rows."""
         if any(self._followers.values()):
             await self._all_flushed.wait()
+
+    def withdraw(self, principals: Iterable[int]) -> None:
+        """End the streams of principals of which a proof is not valid any more. O(principals)."""
+        self._withdrawn.update(principals)
 
     def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Return the handler to add to a grpc.aio server; its method takes and gives bytes."""
@@ -113,7 +120,7 @@ class FollowService(ServicerBase):
                     f"member {hello.member} has other tenants, classes, groups, prices or"
                     " principals than the leader; give all members the same",
                 )
-            await self._serve(hello, context)
+            await self._serve(hello, context, principal)
         except (CallerError, Broken, Unauthenticated, Forbidden) as error:
             await self._fail(context, "Follow", error)
         except TimeoutError:
@@ -121,7 +128,8 @@ class FollowService(ServicerBase):
             failure = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
             await self._abort(context, "Follow", failure)
 
-    async def _serve(self, hello: pb.FollowRequest, context: Any) -> None:
+    async def _serve(self, hello: pb.FollowRequest, context: Any, principal: int) -> None:
+        is_member, began = self._authenticator.credentials.is_member, self._withdrawn[principal]
         name = hello.member if hello.may_lead else ""
         self._count(name, 1)
         _log.info("follower", member=hello.member)
@@ -130,6 +138,8 @@ class FollowService(ServicerBase):
             async for response in self._responses():
                 if reading.done():
                     return
+                if not is_member(principal) or self._withdrawn[principal] != began:
+                    raise Unauthenticated("this caller's token or certificate was withdrawn")
                 async with asyncio.timeout(self._write_stall_s):
                     await context.write(response.SerializeToString())
         finally:
