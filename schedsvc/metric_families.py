@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
-from schedsvc.driver import Leading, Ledgering, Loading, SettingsShared, Sharing
+from schedsvc.driver import Leading, Ledgering, Loading, Saving, SettingsShared, Sharing
 from schedsvc.metric_rows import (
     CLASS_ROWS,
     FLOW_ROWS,
@@ -107,9 +107,8 @@ class Snapshot:
     histograms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     loading: Loading = field(default_factory=Loading)
     draining: bool = False
-    unsaved_ns: int | None = None  # None: no state is kept
-    not_saved: bool = False
-    files_lost: int = 0
+    saving: Saving | None = None  # None: no state is kept
+    unsaved_ns: int = 0
     ledgering: Ledgering | None = None  # no usage ledger is kept
     sharing: Sharing | None = None  # None: it is no member of a cluster
     unsynced_ns: int = 0
@@ -131,23 +130,8 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
     draining.add_metric((), int(taken.draining))
     yield draining
     yield from _config(taken.loading)
-    if taken.unsaved_ns is not None:
-        unsaved = GaugeMetricFamily(
-            "schedsvc_state_unsaved_seconds",
-            "Age of the oldest change that a restart now would lose, in seconds.",
-        )
-        unsaved.add_metric((), taken.unsaved_ns / 1e9)
-        yield unsaved
-        failing = GaugeMetricFamily(
-            "schedsvc_state_failing", "1 while the state file cannot be written."
-        )
-        failing.add_metric((), int(taken.not_saved))
-        yield failing
-        lost = CounterMetricFamily(
-            "schedsvc_state_files_lost", "State files that other programs deleted or changed."
-        )
-        lost.add_metric((), taken.files_lost)
-        yield lost
+    if taken.saving is not None:
+        yield from _saving(taken.saving, taken.unsaved_ns)
     if taken.ledgering is not None:
         yield from _ledgering(taken.ledgering)
     if taken.sharing is not None:
@@ -182,6 +166,26 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
         yield from _rows(QUOTA_ROWS, "quota", {row["name"]: row for row in taken.quotas})
     if taken.groups:
         yield from _rows(GROUP_ROWS, "group", taken.groups)
+
+
+def _saving(saving: Saving, unsaved_ns: int) -> Iterator[Metric]:
+    for name, text, value in (
+        (
+            "unsaved_seconds",
+            "Age of the oldest change that a restart now would lose, in seconds.",
+            unsaved_ns / 1e9,
+        ),
+        ("failing", "1 while the state file cannot be written.", bool(saving.problem)),
+        ("log_bytes", "Size of the state file's write-ahead log.", saving.log_bytes),
+    ):
+        gauge = GaugeMetricFamily(f"schedsvc_state_{name}", text)
+        gauge.add_metric((), float(value))
+        yield gauge
+    lost = CounterMetricFamily(
+        "schedsvc_state_files_lost", "State files that other programs deleted or changed."
+    )
+    lost.add_metric((), saving.files_lost)
+    yield lost
 
 
 def _ledgering(ledgering: Ledgering) -> Iterator[Metric]:

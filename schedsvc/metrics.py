@@ -203,11 +203,9 @@ class Metrics:
                 taken.forgiven_micro = self._driver.forgiven_micro()
             if self._driver.leading is not None:
                 taken.leading, taken.leads = replace(self._driver.leading), self._driver.leads
-            saving = self._driver.saving
-            if saving is not None:
+            if self._driver.saving is not None:
+                taken.saving = replace(self._driver.saving)
                 taken.unsaved_ns = self._driver.unsaved_ns()
-                taken.not_saved = bool(saving.problem)
-                taken.files_lost = saving.files_lost
             if self._driver.ledgering is not None:
                 taken.ledgering = replace(self._driver.ledgering)
             async for rows in pool_rows(self._driver):

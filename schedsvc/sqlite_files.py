@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["HELD_FACTOR", "LOG_BYTES_MAX", "back_up", "copy_of", "readable", "write_log_back"]
+__all__ = ["HELD_FACTOR", "LOG_BYTES_MAX", "WriteAheadLog", "back_up", "copy_of", "readable"]
 
 #: A write-ahead log of this size is written back and truncated.
 LOG_BYTES_MAX = 4 << 20
@@ -48,15 +48,41 @@ def copy_of(connection: sqlite3.Connection, copy: Path) -> bool:
     return True
 
 
-def write_log_back(connection: sqlite3.Connection, log: Path) -> int:
-    """Write a large log back into its file, and truncate it; return its size. O(log).
+class WriteAheadLog:
+    """Keeps the log of an open database small; its writer calls `write_back()` again and again.
 
-    While a reader is in the middle of a query, SQLite needs the log and lets it grow. A failure
-    leaves the log as it is: its rows are saved, and the next call tries again.
+    While a reader is in the middle of a query, SQLite needs the log and lets it grow.
     """
-    if _size(log) < LOG_BYTES_MAX:
-        return _size(log)
-    with suppress(sqlite3.Error):
+
+    def __init__(self, database: Path) -> None:
+        """Read and change nothing yet."""
+        self.path = _beside(database, "-wal")
+        #: Its size after the last `write_back()`.
+        self.bytes = 0
+        #: Called when a reader keeps the log from being truncated, and when none does any more.
+        self.on_held: Callable[[bool], None] = lambda is_held: None
+        self._is_held = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `write_back()` has something to do, or a reader that has gone to report."""
+        return self._is_held or _size(self.path) >= LOG_BYTES_MAX
+
+    def write_back(self, connection: sqlite3.Connection) -> None:
+        """Write a large log back into its file, and truncate it. O(log).
+
+        A failure leaves the log as it is: its rows are saved, and the next call tries again.
+        """
+        if _size(self.path) >= LOG_BYTES_MAX:
+            with suppress(sqlite3.Error):
+                self._truncate(connection)
+        self.bytes = _size(self.path)
+        is_held = self.bytes >= LOG_BYTES_MAX * (1 if self._is_held else HELD_FACTOR)
+        if is_held != self._is_held:
+            self._is_held = is_held
+            self.on_held(is_held)
+
+    def _truncate(self, connection: sqlite3.Connection) -> None:
         (before,) = connection.execute("PRAGMA busy_timeout").fetchone()
         connection.execute("PRAGMA busy_timeout = 0")
         try:
@@ -66,8 +92,7 @@ def write_log_back(connection: sqlite3.Connection, log: Path) -> int:
         if frames != done:
             # The file has only a part of the log, so held_file must not take the log for older.
             with suppress(OSError):
-                os.utime(log)
-    return _size(log)
+                os.utime(self.path)
 
 
 def _size(path: Path) -> int:

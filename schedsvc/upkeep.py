@@ -19,6 +19,8 @@ class Saving:
     problem: str = ""
     #: How often the file was found deleted, or changed by another program.
     files_lost: int = 0
+    #: Of the file's write-ahead log. It grows while another program is in the middle of a query.
+    log_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -89,6 +90,7 @@ class StateWriter:
         self._is_lost = False
         self._saving = driver.saving = Saving(driver.clock.now_ns())
         self._saving.files_lost = int(bool(store.recovered))
+        store.log.on_held = self._log_held
         #: All that happened since then is unsaved if the file is lost.
         self._began_ns = self._saving.saved_ns
 
@@ -133,20 +135,20 @@ class StateWriter:
         await self.collect()
         taken, modes = self._backlog.take(), self._driver.mode_overlay.saved()
         entries = self._driver.tenant_entries.take(everything=self._store.is_old)
+        work: Callable[[], None] = self._store.look
         if taken or entries or modes != self._store.modes:
-            loop = asyncio.get_running_loop()
-            try:
-                await loop.run_in_executor(
-                    self._thread, self._store.write, taken.values(), modes, entries
-                )
-            except (asyncio.CancelledError, StateError) as error:
-                self._backlog.put_back(taken)
-                self._driver.tenant_entries.put_back(entries)
-                if not isinstance(error, StateError):
-                    # Perhaps it is written, perhaps its turn never comes: `close()` writes it.
-                    raise
-                self._tell(str(error))
-                return False
+            work = partial(self._store.write, taken.values(), modes, entries)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except (asyncio.CancelledError, StateError) as error:
+            self._backlog.put_back(taken)
+            self._driver.tenant_entries.put_back(entries)
+            if not isinstance(error, StateError):
+                # Perhaps it is written, perhaps its turn never comes: `close()` writes it.
+                raise
+            self._tell(str(error))
+            return False
+        self._saving.log_bytes = self._store.log.bytes
         self._saving.saved_ns = began_ns
         self._tell("")
         return True
@@ -204,6 +206,14 @@ class StateWriter:
             _answer(self._waiters, saved=False)
             await loop.run_in_executor(self._thread, self._store.close)
             self._thread.shutdown()
+
+    def _log_held(self, is_held: bool) -> None:
+        log = self._store.log
+        if is_held:
+            effect = "the log grows until the query of another program ends"
+            _log.warning("state_log_held", file=str(log.path), bytes=log.bytes, effect=effect)
+        else:
+            _log.info("state_log_truncated", file=str(log.path), bytes=log.bytes)
 
     def _tell(self, problem: str) -> None:
         if problem != self._saving.problem:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedsvc import held_file
-from schedsvc.sqlite_files import write_log_back
+from schedsvc.sqlite_files import WriteAheadLog
 from schedsvc.state.backlog import ChangedRow, SavedRow
 from schedsvc.state.log_frames import last_commit
 
@@ -85,6 +85,7 @@ class Store:
         #: was not.
         self.recovered = ""
         self.aside: Path | None = None
+        self.log = WriteAheadLog(path)
         self._lock = -1
         #: Of the files as this process left them, and why they are that no more.
         self._left: list[os.stat_result | None] = []
@@ -223,9 +224,21 @@ class Store:
                 raise
             finally:
                 self._take_note()
-            if not self._lost:
-                write_log_back(self._connection, self._log_path)
-                self._take_note()
+            self._write_log_back()
+
+    def look(self) -> None:
+        """Do what is due without rows to write: truncate a log that a reader held. O(log).
+
+        Raises StateError.
+        """
+        with self._failing("write"):
+            if self.log.is_due:
+                self._write_log_back()
+
+    def _write_log_back(self) -> None:
+        if not self._lost:
+            self.log.write_back(self._connection)
+            self._take_note()
 
     def _take_note(self) -> None:
         """Note the files as this process left them; one that went during a write is lost."""
@@ -287,7 +300,7 @@ class Store:
                 f"{self.path} is larger than {FILE_BYTES_MAX >> 30} GiB: no state file of this"
                 " scheduler; name another file"
             )
-        committed = last_commit(self._log_path)
+        committed = last_commit(self.log.path)
         with self._failing("open"):
             self._connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
@@ -315,10 +328,6 @@ class Store:
             return self.path.with_name(self.path.name + "-wal").stat().st_size > 0
         return False
 
-    @property
-    def _log_path(self) -> Path:
-        return self.path.with_name(self.path.name + "-wal")
-
     def _read(self, *, is_new: bool, committed: int) -> None:
         ask = self._connection.execute
         ask("PRAGMA trusted_schema = OFF")
@@ -328,7 +337,7 @@ class Store:
         ask("PRAGMA wal_autocheckpoint = 0")
         # How many frames of the log SQLite accepts.
         found = ask("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
-        self.torn = _torn(self._log_path.name, committed, found)
+        self.torn = _torn(self.log.path.name, committed, found)
         ask("BEGIN IMMEDIATE")
         try:
             problems = [line for (line,) in ask("PRAGMA integrity_check(1)")]

@@ -131,11 +131,7 @@ class Ledger:
         #: Called when the path has a ledger again: with the path of what was moved aside, and
         #: whether it has all rows that were saved before.
         self.on_file_written: Callable[[Path | None, bool], None] = lambda aside, is_kept: None
-        #: Of the write-ahead log after the last write.
-        self.log_bytes = 0
-        #: Called when a reader keeps the log from being truncated, and when none does any more.
-        self.on_log_held: Callable[[bool], None] = lambda is_held: None
-        self._log_is_held = False
+        self.log = sqlite_files.WriteAheadLog(path)
         self._lost = ""
         self._in_doubt: frozenset[int] = frozenset()
         self._reopening = threading.Lock()
@@ -259,15 +255,18 @@ class Ledger:
         self._write_log_back()
         return known
 
+    def look(self) -> None:
+        """Do what is due without usage: as `find_file()`, and truncate a log that was held. O(log).
+
+        Raises UsageError as `find_file()`.
+        """
+        self.find_file()
+        if self.log.is_due:
+            self._write_log_back()
+
     def _write_log_back(self) -> None:
-        log = self.path.with_name(f"{self.path.name}-wal")
-        self.log_bytes = sqlite_files.write_log_back(self._connection, log)
+        self.log.write_back(self._connection)
         self._left = held_file.looked_again(self._left, held_file.look(self.path))
-        limit = sqlite_files.LOG_BYTES_MAX
-        is_held = self.log_bytes >= limit * (1 if self._log_is_held else sqlite_files.HELD_FACTOR)
-        if is_held != self._log_is_held:
-            self._log_is_held = is_held
-            self.on_log_held(is_held)
 
     def _looked_again(self) -> held_file.Look:
         """Return the look to compare with from now on: of a file that is still at the path."""

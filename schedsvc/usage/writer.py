@@ -60,7 +60,7 @@ class UsageWriter:
         #: Gets the leases of each batch that the ledger had already.
         self.on_known: Callable[[list[UsedLease]], None] = lambda leases: None
         ledger.on_file_lost, ledger.on_file_written = self._file_lost, self._file_written
-        ledger.on_log_held = self._log_held
+        ledger.log.on_held = self._log_held
         driver.keep_usage(self._figures, self.put)
         if ledger.recovered:
             self._file_lost(ledger.recovered)
@@ -118,13 +118,17 @@ class UsageWriter:
                 return
 
     async def _look(self) -> None:
-        """Write the file again if it is lost, before another scheduler starts with its path."""
+        """Write the file again if it is lost, before another scheduler starts with its path.
+
+        The log that a reader held is truncated here if no usage comes after the reader.
+        """
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, self._ledger.find_file)
+            await loop.run_in_executor(self._thread, self._ledger.look)
         except UsageError as error:
             self._tell(str(error))
         else:
+            self._figures.log_bytes = self._ledger.log.bytes
             self._tell("")
 
     def _file_lost(self, reason: str) -> None:
@@ -138,7 +142,7 @@ class UsageWriter:
         _log.warning("usage_file_written_again", file=file, saved_rows=rows, moved_aside=moved)
 
     def _log_held(self, is_held: bool) -> None:
-        file, size = f"{self._ledger.path}-wal", self._ledger.log_bytes
+        file, size = str(self._ledger.log.path), self._ledger.log.bytes
         if is_held:
             effect = "the log grows until the query of another program ends"
             _log.warning("usage_log_held", file=file, bytes=size, effect=effect)
@@ -163,7 +167,7 @@ class UsageWriter:
             self._waiting.popleft()
         self._figures.waiting_rows = len(self._waiting)
         self._figures.saved_rows += len(batch)
-        self._figures.log_bytes = self._ledger.log_bytes
+        self._figures.log_bytes = self._ledger.log.bytes
         self._tell("")
         self.on_known(known)
         # Once none waits, dropped rows are not waited for either.

@@ -37,6 +37,7 @@ PROVOKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "SchedsvcStateLost": (ONE, {"schedsvc_state_files_lost_total{}": "0+1x99"}),
     "SchedsvcUsageFailing": (ONE, {"schedsvc_usage_failing{}": "1x99"}),
     "SchedsvcUsageLost": (ONE, {"schedsvc_usage_files_lost_total{}": "0+1x99"}),
+    "SchedsvcWriteAheadLogHeld": (ONE, {"schedsvc_state_log_bytes{}": "67108864x99"}),
     "SchedsvcReloadFailed": (ONE, {"schedsvc_config_last_reload_successful{}": "0x99"}),
     "SchedsvcPoolDetached": (
         POOL,

@@ -56,16 +56,16 @@ def test_log_that_a_query_holds_is_reported_once_and_truncated_after_it(tmp_path
     losses = Losses(ledger)
     ledger.add([lease(0)])
     held: list[bool] = []
-    ledger.on_log_held = held.append
+    ledger.log.on_held = held.append
     with reader(ledger.path, "SELECT * FROM usage"):
         for batch in range(1, 200):
             ledger.add([lease(batch * 100 + i) for i in range(100)])
-            assert ledger.log_bytes == (tmp_path / "usage.db-wal").stat().st_size
-        assert ledger.log_bytes > sqlite_files.HELD_FACTOR * SMALL
+            assert ledger.log.bytes == (tmp_path / "usage.db-wal").stat().st_size
+        assert ledger.log.bytes > sqlite_files.HELD_FACTOR * SMALL
         assert held == [True]
     ledger.add([lease(200_000)])
     assert held == [True, False]
-    assert ledger.log_bytes == (tmp_path / "usage.db-wal").stat().st_size == 0
+    assert ledger.log.bytes == (tmp_path / "usage.db-wal").stat().st_size == 0
     assert losses.lost == []
     assert sums(tmp_path, "tenant") == [(KEY.tenant, 19_902, 199_020, 79_608, 99_510)]
     ledger.close()
@@ -86,3 +86,39 @@ def test_log_of_a_state_file_is_truncated_beside_a_reader(tmp_path: Path) -> Non
     assert (tmp_path / "state.db-wal").stat().st_size == 0
     assert store.find_lost() == ""
     store.close()
+
+
+def test_log_of_a_ledger_shrinks_without_usage_after_a_query(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    losses = Losses(ledger)
+    held: list[bool] = []
+    ledger.log.on_held = held.append
+    ledger.add([lease(0)])
+    with reader(ledger.path, "SELECT * FROM usage"):
+        for batch in range(1, 200):
+            ledger.add([lease(batch * 100 + i) for i in range(100)])
+        ledger.look()
+        assert held == [True]
+        assert ledger.log.bytes > sqlite_files.HELD_FACTOR * SMALL
+    ledger.look()
+    assert held == [True, False]
+    assert ledger.log.bytes == (tmp_path / "usage.db-wal").stat().st_size == 0
+    ledger.look()
+    assert held == [True, False]
+    assert losses.lost == []
+    ledger.close()
+
+
+def test_log_that_was_held_is_reported_small_if_its_file_was_lost(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    held: list[bool] = []
+    ledger.log.on_held = held.append
+    ledger.add([lease(0)])
+    with reader(ledger.path, "SELECT * FROM usage"):
+        for batch in range(1, 200):
+            ledger.add([lease(batch * 100 + i) for i in range(100)])
+        ledger.path.unlink()
+        ledger.look()
+        assert held == [True, False]
+        assert ledger.log.bytes == (tmp_path / "usage.db-wal").stat().st_size < SMALL
+    ledger.close()
