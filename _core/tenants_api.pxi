@@ -49,6 +49,9 @@ cdef class TenantsApi(Core):
     def may_see_tenant(self, int32_t principal, bytes name):
         return sees_tenant(self, principal, name)
 
+    def may_see_pool(self, int32_t principal, bytes name):
+        return bool(self.principals.sees_pool(principal, name))
+
     def unlisted_stats(self):
         return unlisted_row(self)
 

@@ -37,6 +37,8 @@ class TenantsApi:
         """
     def may_see_tenant(self, principal: int, name: bytes) -> bool:
         """Whether a principal may vouch for this tenant. O(patterns)."""
+    def may_see_pool(self, principal: int, name: bytes) -> bool:
+        """Whether a principal may know how full a pool of this name is. O(patterns)."""
     def flow_keys(
         self, first: int, end: int, principal: int = -1
     ) -> tuple[int, list[tuple[bool, int, int]]]:

@@ -62,6 +62,11 @@ class Views(Records):
         return self._core.may_see_tenant(principal, tenant)
 
     @guarded
+    def may_see_pool(self, principal: int, pool: bytes) -> bool:
+        """Whether a principal may know how full a pool is. O(patterns)."""
+        return self._core.may_see_pool(principal, pool)
+
+    @guarded
     def tenant_stats(self, tenant: bytes) -> list[dict[str, Any]]:
         """Return a tenant's flows, that in the default class first; none if it is not known."""
         now_ns = self.clock.now_ns()

@@ -151,7 +151,7 @@ def _estimate(story: Any) -> str:
         "as it was": story.ttft_ms or -1,
     }
     known = [f"{value / 1e3:,.1f} s {name}" for name, value in figures.items() if value >= 0]
-    if story.place.reason:
+    if story.place.reason and story.place.work_ahead_tokens >= 0:
         before = f"{story.place.work_ahead_tokens:,} tokens of work before it; "
     else:
         before = ""
@@ -183,11 +183,12 @@ def _waited(story: Any) -> Table:
 def _pools(story: Any) -> Table:
     table = _table("pool", "next", "waits for", "needs", "load with it", "allowed")
     for pool in story.pools:
+        figures = (pool.need_tokens, pool.load_tokens, pool.load_max_tokens)
         table.add_row(
             pool.pool + ("" if pool.attached else " (detached)"),
             "this request" if pool.is_next else pool.next_tenant,
             _name(pool),
-            *(f"{n:,}" for n in (pool.need_tokens, pool.load_tokens, pool.load_max_tokens)),
+            *(f"{n:,}" if pool.need_tokens else "" for n in figures),
         )
     return table
 

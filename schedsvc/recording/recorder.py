@@ -45,6 +45,7 @@ READS = frozenset(
         "flow_keys",
         "pool_rows",
         "may_see_tenant",
+        "may_see_pool",
         "explain",
         "recent_request_ids",
         "unlisted_stats",

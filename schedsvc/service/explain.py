@@ -17,6 +17,9 @@ __all__ = ["EXPLAIN_SERVICE_NAME", "ExplainService", "stories"]
 EXPLAIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExplainService"].full_name
 #: For the core: requests of any principal.
 _ANY = -1
+#: In place of a figure that the caller may not see.
+_HIDDEN = -1
+_STATES = {name.removeprefix("REQUEST_STATE_"): n for name, n in pb.RequestState.items()}
 
 
 class ExplainService(ServicerBase):
@@ -73,21 +76,34 @@ def stories(
 ) -> list[pb.RequestStory]:
     """Return what is known of a request, one story for each tenant that used the id.
 
-    A `principal` sees only its own requests, and not who precedes them; None sees all. O(tenants)
-    if no tenant is named. Raises CallerError and Broken.
+    A `principal` sees only its own requests, not which flow precedes them, and no figures of a
+    pool that Stats would not show it; None sees all. O(tenants) if no tenant is named. Raises
+    CallerError and Broken.
     """
     rows = driver.explain(
         request_id.encode(), tenant.encode(), _ANY if principal is None else principal
     )
-    return [_story(row, sees_all=principal is None) for row in rows]
+    found = [pb.RequestStory(**row | {"state": _STATES[row["state"]]}) for row in rows]
+    for story in found:
+        if principal is not None:
+            _hide_others(story, lambda pool: driver.may_see_pool(principal, pool.encode()))
+        story.message = sentences(story)
+    return found
 
 
-def _story(row: dict[str, Any], *, sees_all: bool) -> pb.RequestStory:
-    state = pb.RequestState.Value("REQUEST_STATE_" + row["state"])
-    story = pb.RequestStory(**{**row, "state": state})
-    if not sees_all:
-        for pool in story.pools:
-            pool.ClearField("next_tenant")
-            pool.ClearField("next_group")
-    story.message = sentences(story)
-    return story
+def _hide_others(story: pb.RequestStory, sees_pool: Callable[[str], bool]) -> None:
+    """Clear which flow is next, and how full each pool is that the caller may not see."""
+    unseen = {pool.pool for pool in story.pools if not sees_pool(pool.pool)}
+    for pool in story.pools:
+        pool.ClearField("next_tenant")
+        pool.ClearField("next_group")
+        if pool.pool in unseen:
+            for field in ("need_tokens", "load_tokens", "load_max_tokens", "next_lead_tokens"):
+                pool.ClearField(field)
+    if unseen:  # the work and the flows ahead are those of all pools that it may go to
+        story.place.work_ahead_tokens = story.place.flows_ahead = _HIDDEN
+        if story.place.reason == pb.WAIT_REASON_MODEL_QUOTA:
+            story.ClearField("limit")
+        if story.session.HasField("cap") and story.session.cap.pool in unseen:
+            for field in ("active_tokens", "active_sessions", "limit_tokens"):
+                story.session.cap.ClearField(field)

@@ -99,7 +99,9 @@ def _now(story: pb.RequestStory) -> str:
             return _in_session(story.session)
         ahead = place.queue_ahead
         return f"{_number(ahead, 1_024)} of its own flow {'is' if ahead == 1 else 'are'} before it."
-    if reason in (pb.WAIT_REASON_QUOTA, pb.WAIT_REASON_MODEL_QUOTA):
+    if reason == pb.WAIT_REASON_QUOTA or (
+        reason == pb.WAIT_REASON_MODEL_QUOTA and story.HasField("limit")
+    ):
         return _quota(story.limit)
     if reason == pb.WAIT_REASON_SHARE:
         whose = f"Group {story.limit.quota}" if story.limit.quota else "Its tenant"
@@ -127,10 +129,15 @@ def _in_session(session: pb.SessionPlace) -> str:
 
 
 def _session_cap(cap: pb.SessionCapWait) -> str:
+    held = "the active sessions there leave less"
+    if cap.limit_tokens:  # else the caller may not see the pool
+        held = (
+            f"the active sessions there ({cap.active_sessions:,}) hold {cap.active_tokens:,} of"
+            f" {cap.limit_tokens:,}"
+        )
     return (
         f"Its session waits to begin in pool {cap.pool}: it needs {cap.needs_tokens:,} tokens, and"
-        f" the active sessions there ({cap.active_sessions:,}) hold {cap.active_tokens:,} of"
-        f" {cap.limit_tokens:,} (sessions_max_tokens). Sessions of its tenant that wait before it:"
+        f" {held} (sessions_max_tokens). Sessions of its tenant that wait before it:"
         f" {_number(cap.sessions_ahead, 32)}. The first of all that wait there begins in"
         f" {_seconds(cap.next_in_ms / 1e3)} at the latest."
     )
@@ -143,7 +150,7 @@ def _number(number: int, most: int) -> str:
 
 def _lack(pool: pb.PoolWait) -> str:
     needs = _POOL_NEEDS.get(pool.reason, "has no room")
-    if pool.reason in _ROOM and pool.is_next:
+    if pool.reason in _ROOM and pool.is_next and pool.need_tokens:  # else it may not see the pool
         needs += (
             f": with its {pool.need_tokens:,} tokens it would hold {pool.load_tokens:,},"
             f" and {pool.load_max_tokens:,} are allowed"

@@ -19,7 +19,7 @@ from schedsvc.cli import main
 from schedsvc.server import Server
 from schedsvc.service.explanation_text import sentences
 
-from .conftest import ask, failure, open_channel, serving, token_of, totals, until
+from .conftest import POOL, ask, failure, open_channel, serving, token_of, totals, until
 
 OPERATORS = [{"tcp": "127.0.0.1:0", "operate": True}]
 SHIM, OTHER = "correct-horse-battery", "another-horse-battery"
@@ -121,6 +121,75 @@ async def test_others_hear_nothing(tmp_path: Path) -> None:
         for call in calls:
             call.cancel()
         await channel.close()
+
+
+@pytest.mark.parametrize("stats", ["own", "all"])
+async def test_figures_of_a_pool_are_for_callers_that_see_it(stats: str) -> None:
+    """As in Stats and refusals; the caller may ask for the pool, and not offer it."""
+    own = token_of("alice", SHIM, pools=[], tenants=["*"], stats=stats)
+    async with serving(auth={"principals": [own, AUTH["principals"][1]]}) as server:
+        channel, calls = await wait_for_two(server, bearer(SHIM))
+        (first,) = await explained(server.targets[0], "first", bearer(SHIM))
+        (second,) = await explained(server.targets[0], "it", bearer(SHIM))
+        seen = stats == "all"
+        for story in (first, second):
+            (pool,) = story.pools
+            assert (pool.pool, pool.reason) == ("pool", pb.WAIT_REASON_KV)
+            figures = (pool.need_tokens, pool.load_tokens, pool.load_max_tokens)
+            assert all(figures) if seen else not any(figures)
+            place = (story.place.work_ahead_tokens, story.place.flows_ahead)
+            assert (min(place) >= 0) if seen else (place == (-1, -1))
+        assert first.pools[0].is_next
+        assert ("tokens it would hold" in first.message) == seen
+        assert "It is next; pool pool needs KV cache" in first.message
+        assert (second.pools[0].next_lead_tokens > 0) == seen
+        words = ("--target", server.targets[0], "--token-env", "T")
+        shown = await asyncio.to_thread(
+            CliRunner().invoke, main, ["why", "first", *words], env={"T": SHIM}
+        )
+        assert ("1,600" in shown.output, "work before it" in shown.output) == (seen, seen)
+        for call in calls:
+            call.cancel()
+        await channel.close()
+
+
+@pytest.mark.parametrize("stats", ["own", "all"])
+async def test_limits_of_a_pool_are_for_callers_that_see_it(stats: str) -> None:
+    """The quota of its model, and what its sessions of agents hold."""
+    own = token_of("alice", SHIM, pools=[], tenants=["*"], stats=stats)
+    limits: dict[str, Any] = {
+        "pools": [{**POOL, "name": name} for name in ("metered", "agents")],
+        "models": [{"name": "m", "pools": ["metered"], "quota": {"requests_per_minute": 1}}],
+        "pool_limits": [{"pools": ["agents"], "sessions_max_tokens": 200}],
+    }
+    async with (
+        serving(auth={"principals": [own]}, **limits) as server,
+        open_channel(server.targets[0]) as channel,
+    ):
+        stub, calls = SchedulerServiceStub(channel), []
+        for name, fields in {"quota": {"pool": "metered"}, "cap": {"pool": "agents"}}.items():
+            for k in range(2):
+                more = {"session": f"s{k}"} if name == "cap" else {}
+                request = ask(100, request_id=f"{name}-{k}", **fields, **more)
+                calls.append(stub.Admit(request, metadata=bearer(SHIM)))
+                if k == 0:
+                    await calls[-1]
+        await until(lambda: queued(server) == 2, "the second of each waits")
+        (quota,) = await explained(server.targets[0], "quota-1", bearer(SHIM))
+        (cap,) = await explained(server.targets[0], "cap-1", bearer(SHIM))
+        seen = stats == "all"
+        assert quota.place.reason == pb.WAIT_REASON_MODEL_QUOTA
+        assert quota.HasField("limit") == seen
+        assert ("requests a minute" if seen else "waits for the quota of its model") in (
+            quota.message
+        )
+        held = cap.session.cap
+        assert (held.pool, held.needs_tokens) == ("agents", 116)
+        figures = (held.active_tokens, held.active_sessions, held.limit_tokens)
+        assert figures == ((116, 1, 200) if seen else (0, 0, 0))
+        assert ("hold 116 of 200" if seen else "there leave less") in cap.message
+        for call in calls:
+            call.cancel()
 
 
 async def test_an_id_that_two_clients_chose_shows_both(tmp_path: Path) -> None:

@@ -456,7 +456,7 @@ class SessionCapWait(_message.Message):
     pool: _builtins.str
     needs_tokens: _builtins.int
     """The tokens that it would hold, those that the active ones hold, how many these are, and
-    `sessions_max_tokens`.
+    `sessions_max_tokens`. A caller that may not see the pool gets needs_tokens alone.
     """
     active_tokens: _builtins.int
     active_sessions: _builtins.int
@@ -504,9 +504,11 @@ class QueuePlace(_message.Message):
     queue_ahead: _builtins.int
     """Requests before it in its own queue; 1,025 stands for any larger number."""
     flows_ahead: _builtins.int
-    """Other flows of its class that precede its own now; 33 stands for any larger number."""
+    """Other flows of its class that precede its own now; 33 stands for any larger number. -1: the
+    caller may not see a pool that the request may go to.
+    """
     work_ahead_tokens: _builtins.int
-    """The expected work before it, in tokens as they are charged."""
+    """The expected work before it, in tokens as they are charged; -1 as above."""
     evicted_in_ms: _builtins.int
     """The time until its queue TTL has passed."""
     def __init__(
@@ -557,9 +559,9 @@ class PoolWait(_message.Message):
     can_hold: _builtins.bool
     """The pool is large enough for it."""
     need_tokens: _builtins.int
-    """The tokens that it would reserve now."""
+    """The tokens that it would reserve now; 0: the caller may not see the pool."""
     load_tokens: _builtins.int
-    """The most that the pool would have to hold with it, and the limit of that."""
+    """The most that the pool would have to hold with it, and the limit of that; 0 with need_tokens."""
     load_max_tokens: _builtins.int
     next_tenant: _builtins.str
     """Tenant and class of the next request, if it is another one."""

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class ExplainServiceStub(object):
     """Answers for single requests. An operator (see operator.proto) sees every request. Any other
-    caller sees the requests that it has asked for itself, and not which flow precedes them.
+    caller sees the requests that it has asked for itself, and not which flow precedes them. It sees
+    no figures of a pool that Stats does not show it.
     """
 
     def __init__(self, channel):
@@ -50,7 +51,8 @@ class ExplainServiceStub(object):
 
 class ExplainServiceServicer(object):
     """Answers for single requests. An operator (see operator.proto) sees every request. Any other
-    caller sees the requests that it has asked for itself, and not which flow precedes them.
+    caller sees the requests that it has asked for itself, and not which flow precedes them. It sees
+    no figures of a pool that Stats does not show it.
     """
 
     def Explain(self, request, context):
@@ -91,7 +93,8 @@ def add_ExplainServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ExplainService(object):
     """Answers for single requests. An operator (see operator.proto) sees every request. Any other
-    caller sees the requests that it has asked for itself, and not which flow precedes them.
+    caller sees the requests that it has asked for itself, and not which flow precedes them. It sees
+    no figures of a pool that Stats does not show it.
     """
 
     @staticmethod

@@ -28,7 +28,8 @@ GRPC_VERSION: str
 
 class ExplainServiceStub:
     """Answers for single requests. An operator (see operator.proto) sees every request. Any other
-    caller sees the requests that it has asked for itself, and not which flow precedes them.
+    caller sees the requests that it has asked for itself, and not which flow precedes them. It sees
+    no figures of a pool that Stats does not show it.
     """
 
     @_typing.overload
@@ -45,7 +46,8 @@ class ExplainServiceStub:
 @_typing.type_check_only
 class ExplainServiceAsyncStub(ExplainServiceStub):
     """Answers for single requests. An operator (see operator.proto) sees every request. Any other
-    caller sees the requests that it has asked for itself, and not which flow precedes them.
+    caller sees the requests that it has asked for itself, and not which flow precedes them. It sees
+    no figures of a pool that Stats does not show it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -58,7 +60,8 @@ class ExplainServiceAsyncStub(ExplainServiceStub):
 
 class ExplainServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers for single requests. An operator (see operator.proto) sees every request. Any other
-    caller sees the requests that it has asked for itself, and not which flow precedes them.
+    caller sees the requests that it has asked for itself, and not which flow precedes them. It sees
+    no figures of a pool that Stats does not show it.
     """
 
     @_abc_1.abstractmethod
