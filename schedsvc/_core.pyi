@@ -202,9 +202,9 @@ class Scheduler(ClusterApi):
     def set_flow_class(
         self, flow: int, default_class: int = 0, named: tuple[int, ...] = ()
     ) -> None:
-        """Give a tenant the class of its requests that name none, and those that they may name.
+        """Give a tenant the class of its requests that name none, and others that they may name.
 
-        Both are indices of classes. No `named`: all that are not exempt.
+        Both are indices of classes.
         """
     def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
         """Let whatever runs in the pool of this name, also a later one, take from a quota too.

@@ -110,11 +110,7 @@ cdef bint lacks_lease(Core core, int32_t principal, int64_t queued) noexcept:
 cdef bint may_name_class(Core core, int32_t flow, int32_t cls) noexcept:
     """Whether requests of a tenant may name a class. O(1)."""
     cdef const Flow* f = &core.flows.items[flow]
-    if cls == f.default_class:
-        return True
-    if f.named_classes:
-        return (f.named_classes >> cls) & 1
-    return not core.classes.items[cls].exempt
+    return cls == f.default_class or (f.named_classes >> cls) & 1
 
 
 cdef int take_class(Core core, Ask* ask, const uint8_t* name, int64_t size) except -1:

@@ -19,7 +19,7 @@ ctypedef struct Flow:
     int32_t held  # requests that wait for a cap of sessions, and are in no queue
     int32_t cls  # its class
     int32_t default_class  # of requests that name none; here and below, of the base
-    uint32_t named_classes  # that requests may name, as bits; 0: all that are not exempt
+    uint32_t named_classes  # that requests may name beside its own, as bits
     int32_t quota, own_quota  # first node of its chain; the node of its own limits; -1: none
     int32_t waits_at  # node whose quota it waits for; -1: none
     int32_t wait_head, wait_slot  # the request it waits with; its place among the waiters

@@ -6,7 +6,7 @@ from typing import Any
 from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, with_terms
 from schedsvc.config.yaml_positions import Path
 
-__all__ = ["DEFAULT_CLASS", "class_findings"]
+__all__ = ["DEFAULT_CLASS", "class_advice", "class_findings"]
 
 #: The class of requests that name none, of tenants that have none.
 DEFAULT_CLASS = "default"
@@ -43,6 +43,24 @@ def class_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
         listed = entry.get("classes")
         for k, name in enumerate(listed if isinstance(listed, list) else []):
             yield from _named(name, known, (*path, "classes", k))
+
+
+def class_advice(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield each class that no request can be of. O(file)."""
+    used = {DEFAULT_CLASS}
+    for _, entry in with_terms(data):
+        listed = entry.get("classes")
+        names = [entry.get("class"), *(listed if isinstance(listed, list) else [])]
+        used.update(name for name in names if isinstance(name, str))
+    for i, entry in items(data.get("classes")):
+        name = entry.get("name")
+        if isinstance(name, str) and name not in used and not data.get("tenants_dir"):
+            message = (
+                f"{name[:80]!r} is of no use, unless an operator gives it to a tenant: by default a"
+                " tenant may name its own class only; list it in `class` or `classes` of a tenant,"
+                " a rule, or unknown_tenants_limits"
+            )
+            yield ("classes", i, "name"), message
 
 
 def _rank(entry: dict[str, Any], name: Any, path: Path, ranks: Once) -> Iterator[Finding]:

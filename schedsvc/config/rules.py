@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from schedsvc.config.auth_rules import has_tokens, principal_advice, principal_findings, proof_kind
-from schedsvc.config.class_rules import class_findings
+from schedsvc.config.class_rules import class_advice, class_findings
 from schedsvc.config.cluster import cluster_advice, cluster_findings
 from schedsvc.config.file_rules import file_advice, file_findings, socket_findings
 from schedsvc.config.files import path_in, unreadable
@@ -87,6 +87,7 @@ def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
     if not isinstance(data, dict):
         return
     yield from principal_advice(data)
+    yield from class_advice(data)
     tokens = has_tokens(data)
     for i, entry in items(data.get("listeners")):
         tcp = entry.get("tcp")

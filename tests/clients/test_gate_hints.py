@@ -69,18 +69,6 @@ async def test_the_service_tier_names_the_class_where_that_is_on(
     await bench.gate._close()
 
 
-async def test_a_tier_that_cannot_be_a_class_is_named(fake: FakeScheduler) -> None:
-    bench = Bench(fake, Settings(target=fake.target, class_from_service_tier=True))
-    for tier in ("x" * 65, "a\nb"):
-        refused = await bench.ask(ask(service_tier=tier))
-        assert (refused.status, refused.error["param"]) == (400, "service_tier")
-    fake.faults = [pb.SessionFault(code=3, field="request.request_class", description="is unknown")]
-    refused = await bench.ask(ask(service_tier="flex"))
-    assert (refused.status, refused.error["param"]) == (400, "service_tier")
-    assert refused.error["message"] == "service_tier: is unknown"
-    await bench.gate._close()
-
-
 async def test_a_model_that_is_an_adapter_is_named(bench: Bench) -> None:
     served = SimpleNamespace(lora_requests={"sql": object()})
     bench.owner.state.openai_serving_models = served

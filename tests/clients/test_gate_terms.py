@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import turn
 from schedsvc_vllm.settings import Settings, SettingsError
 
@@ -107,11 +106,6 @@ async def test_an_objective_names_the_class_before_the_tier(fake: FakeScheduler)
     assert (await bench.ask(body, headers={OBJECTIVE: "batch"})).status == 200
     assert (await bench.ask(body)).status == 200
     assert [admit.request_class for admit in fake.admits] == ["batch", "flex"]
-    fake.faults = [pb.SessionFault(code=3, field="request.request_class", description="is unknown")]
-    refused = await bench.ask(headers={OBJECTIVE: "batch"})
-    assert (refused.status, refused.error["param"]) == (400, OBJECTIVE)
-    refused = await bench.ask(headers={OBJECTIVE: "x" * 65})
-    assert (refused.status, refused.error["param"]) == (400, OBJECTIVE)
     await bench.gate._close()
 
 

@@ -157,7 +157,9 @@ def test_groups_are_compared_where_they_are_siblings() -> None:
 
 def classes(surplus_ppm: int, **more: Any) -> core.Scheduler:
     s = backfilling(200, backfill_surplus_ppm=surplus_ppm, **more)
-    s.set_class(b"low", 5, SECOND)
+    low = s.set_class(b"low", 5, SECOND)
+    for flow in range(3):
+        s.set_flow_class(flow, 0, (low,))
     return s
 
 

@@ -17,10 +17,13 @@ AGEING = 2 * SECOND
 
 
 def classed(*flows: tuple[str, int], **more: Any) -> core.Scheduler:
-    """A scheduler with classes around the default one; tenant 0 may name the exempt one, too."""
+    """A scheduler with classes around the default one, which all tenants may name; tenant 0 may
+    name the exempt one, too."""
     s = make(*flows, **more)
     high, low = s.set_class(HIGH, -5), s.set_class(LOW, 5, AGEING)
-    s.set_flow_class(0, 0, (0, high, low, s.set_class(PROBE, 0, SECOND, True)))
+    probe = s.set_class(PROBE, 0, SECOND, True)
+    for flow in range(max(1, len(flows))):
+        s.set_flow_class(flow, 0, (high, low) if flow else (high, low, probe))
     return s
 
 
@@ -71,6 +74,11 @@ def test_one_class_is_all_there_is_unless_others_are_configured() -> None:
 def test_a_class_is_named_by_the_request_else_by_its_tenant() -> None:
     s = classed(("a", 1000), ("b", 1000))
     s.set_flow_class(1, 1)
+    for cls in (LOW, PROBE, b"default"):  # by default it has its own class only
+        with pytest.raises(core.CallerError, match="may not name") as wrong:
+            ask(s, "no", cls, 1)
+        assert (wrong.value.code, wrong.value.field) == (3, "request_class")
+    s.set_flow_class(1, 1, (0, 2))
     assert grant(s, 0, "own", flow=1).engine_priority == -5
     assert grant(s, 0, "named", flow=1, request_class=LOW).engine_priority == 5
     assert grant(s, 0, "plain", flow=1, request_class=b"default").engine_priority == 0

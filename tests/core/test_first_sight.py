@@ -155,8 +155,8 @@ def test_names_beyond_a_share_spare_the_flows_of_others() -> None:
 
 def test_flows_of_many_classes_leave_others_their_share() -> None:
     s = shared(500_000, flows_max=5)
-    for i in range(4):
-        s.set_class(b"c%d" % i, i + 1)
+    named = tuple(s.set_class(b"c%d" % i, i + 1) for i in range(4))
+    s.set_tenant_rule(0, b"*", named=named)
     for i in range(2):
         for cls in range(4):
             ask_as(s, 7, f"t{i}", 4 * i + cls, request_class=f"c{cls}")

@@ -132,7 +132,9 @@ def test_shown_tenants_count_by_themselves() -> None:
 
 def test_classes_of_a_shown_tenant_count_by_themselves() -> None:
     s = make(("a", 1000), ("b", 1000))
-    s.set_class(b"batch", 5)
+    batch = s.set_class(b"batch", 5)
+    for flow in (0, 1):
+        s.set_flow_class(flow, 0, (batch,))
     s.show_histograms(0, True)
     assert [r["request_class"] for r in s.histograms(0)] == ["default", "batch"]
     for flow in (0, 1):
@@ -153,7 +155,9 @@ def test_histograms_of_classes_that_a_tenant_may_not_name_are_left_out() -> None
 
 def test_class_that_takes_a_place_begins_at_0() -> None:
     s = make(("a", 1000), ("b", 1000))
-    s.set_class(b"old", 5)
+    old = s.set_class(b"old", 5)
+    for flow in (0, 1):
+        s.set_flow_class(flow, 0, (old,))
     s.show_histograms(0, True)
     for flow in (0, 1):
         grant(s, 0, f"r{flow}", flow=flow, request_class=b"old")

@@ -140,7 +140,7 @@ def test_late_end_is_saved_once_its_row_is() -> None:
 
 def test_late_usage_names_adapter_and_class() -> None:
     s = keeping()
-    s.set_class(b"batch", 5)
+    s.set_flow_class(0, 0, (s.set_class(b"batch", 5),))
     late(s, adapter="lora", request_class="batch").send(LATE_NS, completing(7, **USED))
     ((_, tenant, request_class, _, adapter, *_),) = s.take_usage()
     assert (tenant, request_class, adapter) == (b"f", b"batch", b"lora")

@@ -133,7 +133,7 @@ def test_an_unknown_pool_cannot_be_drained() -> None:
 
 def test_rows_have_the_names_of_the_contract() -> None:
     s = make(("a", 1000), capacity=100, block=8)
-    s.set_class(b"fast", -1)
+    s.set_flow_class(0, 0, (s.set_class(b"fast", -1),))
     stream = Stream(s)
     ask = asking(1, "r", 10, tenant="a", adapter="x", request_class="fast")
     assert fates(stream.send(SECOND, ask)) == [(1, core.GRANTED)]
@@ -169,7 +169,7 @@ def test_what_lives_all_along_is_on_exactly_one_page(size: int) -> None:
 
 def test_filters_hold_together() -> None:
     s = two_pools()
-    s.set_class(b"fast", -1)
+    s.set_flow_class(0, 0, (s.set_class(b"fast", -1),))
     stream = Stream(s)
     old = grant(s, 0, "old", pool=0).lease_id
     fast = grant(s, SECOND, "fast", pool=0, request_class=b"fast").lease_id

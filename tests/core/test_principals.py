@@ -19,8 +19,9 @@ def scheduler(**grants: Any) -> core.Scheduler:
     s = core.Scheduler(headroom_ppm=0, leases_max=100, queue_max=20, adapters_max=4)
     for name in (b"acme", b"beta"):
         s.set_flow(name, 1_000)
-    s.set_class(b"batch", -5)
-    s.set_class(b"ops", 5)
+    batch, ops = s.set_class(b"batch", -5), s.set_class(b"ops", 5)
+    for flow in (0, 1):
+        s.set_flow_class(flow, 0, (batch, ops))
     s.set_unknown(s.set_flow(b"unknown", 1_000))
     s.set_pool(0, b"p", 1, 1_000, 1)
     s.set_principal(0, LIMITED, b"gate", **grants)

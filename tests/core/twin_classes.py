@@ -78,8 +78,7 @@ class Classes:
         return cls
 
     def may_name(self, base: int, cls: int) -> bool:
-        allowed = self.named.get(base) or [i for i, c in enumerate(self.items) if not c.exempt]
-        return cls == self.default.get(base, 0) or cls in allowed
+        return cls == self.default.get(base, 0) or cls in self.named.get(base, ())
 
     def replayed(self, base: int, name: bytes) -> int:
         cls = self.find(name)

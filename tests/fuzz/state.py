@@ -42,9 +42,9 @@ def _rows(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
 def _core_of() -> _core.Scheduler:
     """A core with all that rows can speak of."""
     core = _core.Scheduler(samples_min=3)
-    core.set_class(b"fast", -1)
+    fast = core.set_class(b"fast", -1)
     for name in (b"a", b"b"):
-        core.set_flow(name, 1_000)
+        core.set_flow_class(core.set_flow(name, 1_000), 0, (fast,))
     group = core.set_quota(0, b"team", requests=60, total_tokens=6_000, share=3_000)
     core.set_flow_quota(0, 0, group, total_tokens=3_000, concurrency=2, share=1_000)
     core.set_pool(0, b"p", 1, 1_000, 16)

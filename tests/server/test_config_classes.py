@@ -2,18 +2,24 @@
 
 from pathlib import Path
 
+import grpc
 import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.v1 import tenants_pb2
 
 from schedsvc._core import CallerError
+from schedsvc.config import path_text
 from schedsvc.driver import new_core
 
+from .conftest import ask, calling, failure, serving
 from .test_config import MINIMAL, found, reading
 
 
 def test_classes_reach_the_core(tmp_path: Path) -> None:
     text = MINIMAL + (
         "classes: [{name: fast, rank: -3, ageing_ms: 700}, {name: ops, exempt: true}]\n"
-        "tenants: [{name: a, class: fast}, {name: b, classes: [ops]}, {name: c}]\n"
+        "tenants: [{name: a, class: fast}, {name: b, classes: [ops]},"
+        " {name: c, classes: [fast]}, {name: d}]\n"
         "pools: [{name: p, capacity_tokens: 1000}]\n"
     )
     config = reading(tmp_path, text).config
@@ -22,14 +28,51 @@ def test_classes_reach_the_core(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in core.stats(0)["classes"]}
     assert list(rows) == ["ops", "fast", "default"]
     assert (rows["fast"]["rank"], rows["fast"]["ageing_ms"]) == (-3, 700)
-    a, b, c = (core.flow_index(name) for name in (b"a", b"b", b"c"))
-    asked = [(a, b""), (a, b"default"), (b, b"ops"), (b, b""), (c, b"fast")]
+    a, b, c, d = (core.flow_index(name) for name in (b"a", b"b", b"c", b"d"))
+    asked = [(a, b""), (a, b"fast"), (b, b"ops"), (b, b""), (c, b"fast"), (d, b"default")]
     for i, (flow, name) in enumerate(asked):
         assert core.admit(0, flow, b"r%d" % i, 10, 10, request_class=name) > 0
-    assert [d.engine_priority for d in core.poll(0)] == [-1_001, -3, -3, 0, 0]
-    for flow, name in ((b, b"fast"), (c, b"ops")):
+    assert [d.engine_priority for d in core.poll(0)] == [-1_001, -3, -3, -3, 0, 0]
+    for flow, name in ((a, b"default"), (b, b"fast"), (c, b"ops"), (d, b"fast")):
         with pytest.raises(CallerError, match="may not name"):
             core.admit(0, flow, b"x", 10, 10, request_class=name)
+
+
+async def test_a_tenant_names_its_own_class_alone_by_default() -> None:
+    """Whether it is listed, of a rule, or without a flow of its own."""
+    keys = {
+        "classes": [{"name": "priority", "rank": -10}, {"name": "flex", "rank": 5}],
+        "tenants": [{"name": "a"}, {"name": "b", "class": "flex"}],
+        "tenant_rules": [{"match": "*", "class": "flex"}],
+    }
+    own = {"a": "default", "b": "flex", "by-rule": "flex", "by-header": "default"}
+    async with serving(**keys) as server, calling(server.targets[0]) as stub:
+        for tenant, cls in own.items():
+            proof = tenants_pb2.TENANT_PROOF_HEADER if tenant == "by-rule" else 0
+            for name in ("priority", "flex", "default", ""):
+                request = ask(1, tenant=tenant, request_class=name, tenant_proof=proof)
+                if name in (cls, ""):
+                    assert (await stub.Admit(request)).outcome == pb.OUTCOME_GRANTED
+                else:
+                    error = await failure(stub.Admit(request))
+                    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+                    assert "request_class: the tenant may not name" in (error.details() or "")
+
+
+def test_check_names_a_class_that_no_request_can_be_of(tmp_path: Path) -> None:
+    text = (
+        MINIMAL + "classes: [{name: fast, rank: -3}, {name: slow, rank: 3}, {name: ops, rank: 9}]\n"
+    )
+    warnings = reading(tmp_path, text + "tenants: [{name: a, classes: [slow]}]\n").warnings
+    found = [(path_text(each.path), each.message.split(",")[0]) for each in warnings]
+    assert [each for each in found if each[0].startswith("classes")] == [
+        ("classes[0].name", "'fast' is of no use"),
+        ("classes[2].name", "'ops' is of no use"),
+    ]
+    used = "tenants: [{name: a, class: fast}]\ntenant_rules: [{match: x, classes: [ops]}]\n"
+    used += "unknown_tenants_limits: {classes: [slow]}\n"
+    warnings = reading(tmp_path, text + used).warnings
+    assert not [each for each in warnings if each.path[0] == "classes"]
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,16 @@ LE = [str(bound / 1e3) for bound in HISTOGRAM_BOUNDS_MS] + ["+Inf"]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
+def named_by_all(classes: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The classes of a tenant that may name each of them."""
+    return {"classes": ["default", *(entry["name"] for entry in classes)]} if classes else {}
+
+
 def counting(tenants: int, shown: int, histograms: int, **keys: Any) -> dict[str, Any]:
-    """A configuration with tenants t0, t1, and so on."""
+    """A configuration with tenants t0, t1, and so on, which may name all classes."""
     caps = {"tenants_max": shown, "histogram_tenants_max": histograms}
-    names = [{"name": f"t{number}"} for number in range(tenants)]
+    named = named_by_all(keys.get("classes", []))
+    names = [{"name": f"t{number}", **named} for number in range(tenants)]
     return {"metrics": {"listen": "127.0.0.1:0", **caps}, "tenants": names, **keys}
 
 
@@ -106,10 +112,11 @@ def growing(samples: Samples) -> Samples:
 def changed(rng: random.Random) -> dict[str, Any]:
     """A file with some of the tenants and classes, in some order."""
     names = rng.sample([f"t{number}" for number in range(6)], rng.randint(0, 6))
-    classes = rng.sample(["x", "y", "z"], rng.randint(0, 3))
+    drawn = rng.sample(["x", "y", "z"], rng.randint(0, 3))
+    classes = [{"name": name, "rank": 1 + "xyz".index(name)} for name in drawn]
     return {
-        "tenants": [{"name": name} for name in names],
-        "classes": [{"name": name, "rank": 1 + "xyz".index(name)} for name in classes],
+        "tenants": [{"name": name, **named_by_all(classes)} for name in names],
+        "classes": classes,
         "metrics": {"listen": "127.0.0.1:0", "tenants_max": 3, "histogram_tenants_max": 2},
     }
 

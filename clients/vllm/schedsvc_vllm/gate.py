@@ -258,7 +258,7 @@ class Gate:
         identity = proved or self._identifier.identity(scope, body, known)
         terms = self._terms.read(scope, body)
         if identity.request_class:
-            terms = replace(terms, request_class=identity.request_class, class_field="token")
+            terms = replace(terms, request_class=identity.request_class)
         shown_id, engine_id = self._identifier.request_ids(scope)
         tally = runtime.counter.tally() if runtime.counter is not None else None
         sets = {}
@@ -318,6 +318,7 @@ class Gate:
             runtime, request.call, request.identity.key, mailbox, send, request.tally, ids
         )
         gated.read_s, gated.traceparent, gated.span = request.read_s, traceparent, span
+        gated.states_tier = request.terms.states_tier
         if span is not None:
             span.attributes.update(request.span_attributes(runtime.pool.name))
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
-from schedsvc_vllm.answers import granted_headers, queue_duration
+from schedsvc_vllm.answers import Dialect, granted_headers, queue_duration
 from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
 from schedsvc_vllm.decoding import Decoder, DecodingError
 from schedsvc_vllm.delivery import NOTHING, Delivery
@@ -19,6 +19,7 @@ from schedsvc_vllm.limit import holds_place
 from schedsvc_vllm.request_sizing import Asking, Call, ask_less
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.runtime import Runtime
+from schedsvc_vllm.service_tier import ServedTier
 from schedsvc_vllm.token_counter import TokenTotals, Usage, final_usage, metadata
 from schedsvc_vllm.tracing import QueueSpan, Totals
 from schedsvc_vllm.usage import ByteReader, UnnamedStream, UsageFilter, UsageReader
@@ -41,7 +42,8 @@ class GatedRequest:
         "_call", "_decoder", "_delivery", "_ending", "_has_asked_less", "_held", "_ids",
         "_is_finished", "_is_refused", "_keep", "_reader", "_running", "_runtime", "_send",
         "_status", "_tally", "_task", "_tenant", "_told", "admission", "asked_again",
-        "local_wait_us", "mailbox", "place", "read_s", "revoked", "span", "traceparent",
+        "local_wait_us", "mailbox", "place", "read_s", "revoked", "service_class", "span",
+        "states_tier", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +92,8 @@ class GatedRequest:
         self.traceparent = b""
         #: Of a request whose trace is sampled.
         self.span: QueueSpan | None = None
+        #: Its answer states the class by which it is served; "": the tenant's own.
+        self.states_tier, self.service_class = False, ""
         mailbox.on_left = self._client_left
 
     @property
@@ -151,6 +155,7 @@ class GatedRequest:
         )
         gated.asked_again = True
         gated.traceparent, gated.span = self.traceparent, self.span
+        gated.states_tier = self.states_tier
         return gated
 
     def granted(self) -> None:
@@ -352,6 +357,8 @@ class GatedRequest:
 
     def _begun(self, message: Message) -> Message:
         self._status = message["status"]
+        if self.states_tier and self._call.route.dialect is Dialect.OPENAI:
+            self._send = ServedTier(self._send, self.service_class or "default").send
         headers = [(bytes(key).lower(), bytes(value)) for key, value in message.get("headers", ())]
         told, dropped = dict(headers), _REPLACED
         if self._tally is None or self._tally.broken:

@@ -1,9 +1,10 @@
 """The terms that a request sets for the scheduler: longest wait, deadline, class, session.
 
 The gate reads these headers from any caller. Each can make only that caller's own request leave
-earlier, or names a class that the scheduler then allows or refuses. A session only divides what
-the caller's own tenant gets. `SCHEDSVC_REQUEST_HEADERS` lists the headers that are read. A header
-whose value cannot be used returns 400.
+earlier, or names a class. A class that the scheduler does not have, or that the tenant may not
+name, counts as the tenant's own: SDKs name tiers that no configuration has. A session only divides
+what the caller's own tenant gets. `SCHEDSVC_REQUEST_HEADERS` lists the headers that are read. A
+header of another kind whose value cannot be used returns 400.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ _CLASS_BYTES_MAX = 64
 _SESSION_BYTES_MAX = 256
 _NUMBER = re.compile(rb"\d{1,9}(\.\d{0,9})?", re.ASCII)
 _TIER = "service_tier"
+_OWN = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The terms of one request, as AdmitRequest has them; 0 and "": the scheduler's default.
 
-    `class_field`: the header or field of the body that named the class.
+    `states_tier`: the request named a tier or a class, so its answer states the one that counted.
     """
 
     queue_ttl_ms: int = 0
     deadline_ms: int = 0
     request_class: str = ""
-    class_field: str = _TIER
+    states_tier: bool = False
     session: str = ""
 
     @property
@@ -77,12 +79,12 @@ class TermsReader:
         if deadline_ms is None:
             # llm-d's routers write 0 for "no target".
             deadline_ms = self._milliseconds(scope, LLM_D_TTFT, 0)
-        request_class, class_field = self._class(scope, body)
+        named = self._class(scope, body)
         return Terms(
             queue_ttl_ms=0 if wait_ms is None else max(1, wait_ms),
             deadline_ms=deadline_ms or 0,
-            request_class=request_class,
-            class_field=class_field,
+            request_class=_OWN if named is None else named,
+            states_tier=named is not None,
             session=self._session(scope),
         )
 
@@ -113,22 +115,19 @@ class TermsReader:
             )
         return number
 
-    def _class(self, scope: Scope, body: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the priority class that a request names, and what named it."""
+    def _class(self, scope: Scope, body: Mapping[str, Any]) -> str | None:
+        """Return the priority class that a request names; None: it names no class and no tier."""
         if LLM_D_OBJECTIVE in self._names:
             value = once(scope, LLM_D_OBJECTIVE.encode()).strip()
             if value:
-                return _class_name(value.decode("latin-1"), LLM_D_OBJECTIVE), LLM_D_OBJECTIVE
+                return _class_name(value.decode("latin-1"))
         tier = body.get(_TIER) if self._class_from_tier else None
-        if not isinstance(tier, str) or tier in ("auto", "default"):
-            return "", _TIER
-        return _class_name(tier, _TIER), _TIER
+        if not isinstance(tier, str):
+            return None
+        return _OWN if tier in ("auto", "default") else _class_name(tier)
 
 
-def _class_name(value: str, where: str) -> str:
-    if not value.isprintable() or len(value.encode("utf-8", "replace")) > _CLASS_BYTES_MAX:
-        raise BadRequestError(
-            f"{where}: {value[:40]!r} is no class: at most {_CLASS_BYTES_MAX} printable bytes",
-            where,
-        )
-    return value
+def _class_name(value: str) -> str:
+    """Return a name that can be that of a class, else the tenant's own."""
+    fits = value.isprintable() and len(value.encode("utf-8", "replace")) <= _CLASS_BYTES_MAX
+    return value if fits else _OWN

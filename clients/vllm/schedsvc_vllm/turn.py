@@ -13,7 +13,7 @@ import time
 from typing import NamedTuple, TypeVar
 
 from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, RequestConflict
-from schedsvc_client.aio import SessionState
+from schedsvc_client.aio import Admission, SessionState
 
 from schedsvc_vllm import answers
 from schedsvc_vllm.answers import Answer, BadRequestError
@@ -147,34 +147,24 @@ async def _ask(
     runtime: Runtime, request: Request, gated: GatedRequest, held_s: float
 ) -> Answer | None:
     """Ask the scheduler; `held_s` was waited before. Raises CallError where it cannot be asked."""
-    call, identity = request.call, request.identity
     asked_as = runtime.ids.claim(request.engine_id)
+    request_class = request.terms.request_class
+    admission = _admission(runtime, request, gated, asked_as, request_class)
     try:
-        admission = gated.admission = runtime.session.admission(
-            tenant=identity.tenant,
-            api_key_sha256=identity.api_key_sha256,
-            tenant_proof=identity.proof,
-            pool=runtime.pool.name,
-            input_tokens=call.prompts.tokens,
-            n=call.n,
-            max_output_tokens=call.max_output_tokens,
-            request_class=request.terms.request_class,
-            queue_ttl_ms=request.terms.queue_ttl_ms,
-            deadline_ms=request.terms.deadline_ms,
-            request_id=asked_as,
-            client_request_id=request.id if request.id != asked_as else "",
-            adapter=request.adapter,
-            prefix_block_hashes=request.prefix_block_hashes,
-            input_estimated=not call.prompts.exact,
-            whole_answer=gated.is_counted_at_end,
-            session=request.terms.session,
-        )
-        await first(admission.submit(), gated.mailbox)
+        try:
+            await first(admission.submit(), gated.mailbox)
+        except CallError as error:
+            if not request_class or _field_of(error) != "request_class":
+                raise
+            # A class that this tenant or gate may not name counts as the tenant's own.
+            request_class = ""
+            admission = _admission(runtime, request, gated, asked_as, request_class)
+            await first(admission.submit(), gated.mailbox)
     except Refused as refused:
         refused.queue_duration_us += int(held_s * 1e6)
         if gated.span is not None:
             gated.span.refused(refused)
-        return answers.refusal(refused, admission, request.id, call.route.prompt_field)
+        return answers.refusal(refused, admission, request.id, request.call.route.prompt_field)
     except InvalidRequest as error:
         return answers.bad_request(_wrong_field(error, request), request.id)
     except LimitExceeded as error:
@@ -182,8 +172,36 @@ async def _ask(
             error.message, "scheduler_limit", request.id, error.retry_after_ms
         )
     admission.queue_duration_us += int(held_s * 1e6)
+    gated.service_class = request_class
     gated.granted()
     return None
+
+
+def _admission(
+    runtime: Runtime, request: Request, gated: GatedRequest, asked_as: str, request_class: str
+) -> Admission:
+    """Make what asks the scheduler, and leave it in the GatedRequest."""
+    call, identity = request.call, request.identity
+    gated.admission = runtime.session.admission(
+        tenant=identity.tenant,
+        api_key_sha256=identity.api_key_sha256,
+        tenant_proof=identity.proof,
+        pool=runtime.pool.name,
+        input_tokens=call.prompts.tokens,
+        n=call.n,
+        max_output_tokens=call.max_output_tokens,
+        request_class=request_class,
+        queue_ttl_ms=request.terms.queue_ttl_ms,
+        deadline_ms=request.terms.deadline_ms,
+        request_id=asked_as,
+        client_request_id=request.id if request.id != asked_as else "",
+        adapter=request.adapter,
+        prefix_block_hashes=request.prefix_block_hashes,
+        input_estimated=not call.prompts.exact,
+        whole_answer=gated.is_counted_at_end,
+        session=request.terms.session,
+    )
+    return gated.admission
 
 
 async def _run_without(
@@ -210,16 +228,19 @@ async def _run_without(
     return None
 
 
+def _field_of(error: CallError) -> str:
+    """Return the field of AdmitRequest that an error names; "": none."""
+    return error.violations[0].field.rpartition(".")[2] if error.violations else ""
+
+
 def _wrong_field(error: InvalidRequest, request: Request) -> BadRequestError:
-    """Name the field or header that the scheduler's complaint is about."""
-    field = error.violations[0].field if error.violations else ""
+    """Name the field of the body that the scheduler's complaint is about."""
     names = {
         "input_tokens": request.call.route.prompt_field,
         "max_output_tokens": request.call.limit_field,
         "n": "n",
-        "request_class": request.terms.class_field,
     }
     for theirs, ours in names.items():
-        if field.rpartition(".")[2].startswith(theirs):
+        if _field_of(error).startswith(theirs):
             return BadRequestError(f"{ours}: {error.violations[0].description}", ours)
     return BadRequestError(error.message)

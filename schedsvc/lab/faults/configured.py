@@ -83,8 +83,12 @@ def _set_classes(core: Scheduler, options: Options) -> None:
         c.name: core.set_class(c.name.encode(), c.rank, c.ageing_ns, c.exempt)
         for c in classes.known.values()
     }
-    for tenant, name in classes.of_tenants.items():
-        core.set_flow_class(core.flow_index(tenant.encode()), numbers[name])
+    named = tuple(numbers[c.name] for c in classes.known.values() if not c.exempt)
+    hostile = [] if options.hostile is None else [TENANT]
+    unknown = ["unknown"] if options.shares_unknown else []
+    for tenant in (*options.tenants, *hostile, *unknown):
+        own = numbers[classes.of_tenants.get(tenant, "default")]
+        core.set_flow_class(core.flow_index(tenant.encode()), own, named)
 
 
 def _set_quotas(core: Scheduler, options: Options, now_ns: int, groups: dict[str, int]) -> None:

@@ -12,6 +12,7 @@ from schedsvc._core import (
     EXPIRED,
     GRANTED,
     REJECTED_UNKNOWN_TENANT,
+    CallerError,
     Scheduler,
     progress_all,
     promised_tokens,
@@ -150,7 +151,18 @@ class CoreAdapter:
         if flow < 0:
             self._refused.append(Verdict(index, REJECTED_UNKNOWN_TENANT, NEVER))
             return
-        answer = self.core.admit(
+        try:
+            answer = self._admit(now_ns, flow, index, self._class_of(index))
+        except CallerError as error:
+            if error.field != "request_class":
+                raise
+            answer = self._admit(now_ns, flow, index, b"")  # as a gate does
+        if answer < 0:
+            self._refused.append(Verdict(index, -answer, NEVER))
+
+    def _admit(self, now_ns: int, flow: int, index: int, request_class: bytes) -> int:
+        requests = self._requests
+        return self.core.admit(
             now_ns,
             flow,
             index.to_bytes(8, "little"),
@@ -161,12 +173,10 @@ class CoreAdapter:
             adapter=self._adapter(index),
             told_output=0 if self._told is None else self._told[index],
             deadline_ns=0 if self._deadlines is None else self._deadlines[index],
-            request_class=self._class_of(index),
+            request_class=request_class,
             prefix_block_hashes=self._hashes(index),
             session=self._session(index),
         )
-        if answer < 0:
-            self._refused.append(Verdict(index, -answer, NEVER))
 
     def _adapter(self, index: int) -> bytes:
         contents = self._requests.contents

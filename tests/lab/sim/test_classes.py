@@ -32,11 +32,11 @@ def requests(tmp_path):
     return Requests.from_trace(read_trace(path, keep_records=True))
 
 
-def waits_ms(requests, classes):
+def waits_ms(requests, classes, named=()):
     config = Config.model_validate(
         {
             "listeners": [{"tcp": "127.0.0.1:0"}],
-            "tenants": [{"name": "a"}],
+            "tenants": [{"name": "a", "classes": named}] if named else [{"name": "a"}],
             "scheduler": {"queue_ttl_ms": 3_600_000},
             "pools": [{"name": "p", "capacity_tokens": 2_400}],
             "classes": classes,
@@ -51,11 +51,14 @@ def waits_ms(requests, classes):
 
 
 def test_a_class_of_the_trace_goes_first_where_the_configuration_has_it(requests):
-    mean, waits = waits_ms(requests, CLASSES)
+    mean, waits = waits_ms(requests, CLASSES, ["fast", "slow"])
     assert mean["fast"] < mean["slow"] / 3
     assert max(waits["fast"]) < max(waits["slow"]) / 2
     # Without these classes everything is of the default one, first come, first served.
     mean, _ = waits_ms(requests, [])
+    assert mean["fast"] == pytest.approx(mean["slow"], rel=0.1)
+    # So it is if the tenant may not name them.
+    mean, _ = waits_ms(requests, CLASSES)
     assert mean["fast"] == pytest.approx(mean["slow"], rel=0.1)
 
 
