@@ -105,5 +105,6 @@ def _hide_others(story: pb.RequestStory, sees_pool: Callable[[str], bool]) -> No
         if story.place.reason == pb.WAIT_REASON_MODEL_QUOTA:
             story.ClearField("limit")
         if story.session.HasField("cap") and story.session.cap.pool in unseen:
-            for field in ("active_tokens", "active_sessions", "limit_tokens"):
-                story.session.cap.ClearField(field)
+            story.session.cap.ClearField("active_tokens")
+            story.session.cap.ClearField("active_sessions")
+            story.session.cap.ClearField("limit_tokens")

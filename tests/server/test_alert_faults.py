@@ -10,9 +10,10 @@ import json
 import re
 import shutil
 import signal
+import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from schedsvc.sqlite_files import HELD_FACTOR, LOG_BYTES_MAX
+from schedsvc.usage.ledger import Ledger, UsageKey, UsedLease
 from tests.cluster.members import ready_store, settings
 from tests.cluster.store_refusals import REFUSALS
 from tests.cluster.store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
@@ -71,10 +74,13 @@ EXPECTED = {
     "crowded": {"SchedsvcDescriptorsExhausted"},
     "robbed": {"SchedsvcUsageLost"},
     "unbooked": {"SchedsvcUsageFailing", "SchedsvcUsageLost"},
+    "read": {"SchedsvcWriteAheadLogHeld"},
     "tenant evicted": {"SchedsvcRequestsEvicted"},
     "tenant slow": {"SchedsvcFirstTokenSlow"},
 }
-LATER = ("sharing", "robbed", "unbooked", "evicting", "leaderless", "mute", "crowded")
+LATER = ("sharing", "robbed", "unbooked", "evicting", "leaderless", "mute", "crowded", "read")
+#: A log that is held has more.
+HELD_BYTES = HELD_FACTOR * LOG_BYTES_MAX
 #: Runs our command with a stderr that takes nothing.
 MUTE = """
 import os
@@ -114,7 +120,7 @@ def settings_of(name: str, store: StoreServer, other: StoreServer) -> dict[str, 
         own["mode"] = "dry_run"
     if name == "mute":
         own["log"] = {"level": "info"}
-    if name in ("robbed", "unbooked"):
+    if name in ("robbed", "unbooked", "read"):
         own["usage"] = {"path": "ledger/usage.db"}
     if name in ("sharing", "evicting"):
         used = store if name == "sharing" else other
@@ -137,6 +143,8 @@ def schedulers(store: StoreServer, other: StoreServer) -> Iterator[dict[str, Pro
             (folder / "state").mkdir()
             (folder / "ledger").mkdir()
             sizes = EngineSizes(kv_tokens=1_024, context_tokens=1_024)
+            if name == "read":
+                stack.enter_context(log_held(folder / "ledger" / "usage.db"))
             made[name] = Programs(folder, settings_of(name, store, other), sizes)
             stack.callback(made[name].stop)
             program = {"broken": (BREAKING,), "mute": ("-c", MUTE)}.get(name, ("-m", "schedsvc"))
@@ -144,6 +152,23 @@ def schedulers(store: StoreServer, other: StoreServer) -> Iterator[dict[str, Pro
             if name in ("troubled", "overrun"):
                 made[name].start_engine()
         yield made
+
+
+@contextmanager
+def log_held(path: Path) -> Iterator[None]:
+    """A ledger whose log is large, while another program is in the middle of a query."""
+    ledger = Ledger(path, 400)
+    ledger.add([UsedLease(0, 0, UsageKey("", "a", "", "", "", ""), False, 1, 0, 1)])
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM usage").fetchone()
+        number, log = 1, path.with_name(f"{path.name}-wal")
+        while log.stat().st_size < HELD_BYTES:
+            keys = [UsageKey("", f"{number + i}", "m" * 2_000, "", "", "") for i in range(1_000)]
+            ledger.add([UsedLease(number + i, 0, k, False, 1, 0, 1) for i, k in enumerate(keys)])
+            number += len(keys)
+        ledger.close()
+        yield
 
 
 def page_of(programs: Programs) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from json.decoder import scanstring
+from json.decoder import scanstring  # type: ignore[attr-defined] # as raw_decode() uses it
 from typing import Any
 
 from schedsvc_vllm.asgi import Message, Send
