@@ -56,7 +56,7 @@ async def asked(gate: Gate, body: bytes, **headers: str) -> Exchange:
 
 
 def tiers(answer: bytes) -> list[Any]:
-    """What each event of a stream, or the whole answer, states; None: nothing."""
+    """Return the tier that each event of a stream, or the whole answer, states; None: none."""
     events = [line[6:] for line in answer.splitlines() if line.startswith(b"data: {")]
     return [json.loads(event).get("service_tier") for event in events or [answer]]
 
