@@ -91,7 +91,7 @@ class Stack:
         """Wait until the gate has found the scheduler, which it gives up after a second."""
         self.until(lambda: self.gauges().get("gate_connected") == 1)
 
-    def until(self, condition: Callable[[], object], wait_s_max: float = 30.0) -> float:
+    def until(self, condition: Callable[[], object], wait_s_max: float = 120.0) -> float:
         """Wait for a condition; return how long that took, in seconds."""
         started = time.monotonic()
         while not condition():
