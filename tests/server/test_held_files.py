@@ -156,7 +156,7 @@ def test_table_has_all_signals(tmp_path: Path) -> None:
         found = masks(str(made.process.pid))
     stated = {int(signal.Signals[name]): cells[0] for name, cells in SIGNALS.items()}
     ignored = {number for number, effect in stated.items() if effect == "ignored"}
-    # What starts the tests may ignore more, such as SIGQUIT in the background of a shell.
+    # The program that starts the tests may ignore more, such as SIGQUIT in the background.
     inherited = masks("self")["SigIgn"] | _LIBRARY_SIGNALS
     assert ignored <= found["SigIgn"] <= ignored | inherited
     assert found["SigCgt"] - _LIBRARY_SIGNALS == stated.keys() - ignored
