@@ -44,8 +44,8 @@ class Claim(NamedTuple):
     lost: str = ""
     #: Where the file is now that was at the path instead; None: none was.
     aside: Path | None = None
-    #: Another program truncated it to nothing while a holder had it that was killed.
-    is_cut: bool = False
+    #: Whether the last holder was killed, or this process holds the file already.
+    was_held: bool = False
 
 
 def claim(path: Path, own: int = -1) -> Claim:
@@ -61,13 +61,11 @@ def claim(path: Path, own: int = -1) -> Claim:
         for suffix in (*_SUFFIXES, "-journal"):
             _beside(path, f".new{suffix}").unlink(missing_ok=True)
         lost, aside = _put_back(path, held) if held else ("", None)
-        # A holder gives its file the second name once there is something in it.
-        is_cut = held is not None and not os.fstat(file).st_size
     except BaseException:
         if file != own:
             os.close(file)
         raise
-    return Claim(file, lost, aside, is_cut)
+    return Claim(file, lost, aside, held is not None)
 
 
 def _held_names(path: Path) -> Iterator[Path]:

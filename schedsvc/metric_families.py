@@ -193,7 +193,8 @@ def _ledgering(ledgering: Ledgering) -> Iterator[Metric]:
         ("rows_saved", "Ended leases that the usage ledger has saved.", ledgering.saved_rows),
         (
             "rows_lost",
-            "Ended leases that the usage ledger lost, because it could not be written for long.",
+            "Ended leases that the usage ledger dropped while it could not be written, or lost"
+            " because another program truncated it.",
             ledgering.lost_rows,
         ),
         (

@@ -1,26 +1,65 @@
-"""Reads and copies the SQLite files of schedulers, also while these write them.
+"""Reads, copies and checks the SQLite files of schedulers, also while these write them.
 
-`copy_of()` is for the process that has the file open, `back_up()` for all others.
+`copy_of()` is for the process that has the file open, `back_up()` for all others. `cut_off()` is
+for the process that has locked the file and has not opened it yet.
 """
 
 import os
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["HELD_FACTOR", "LOG_BYTES_MAX", "WriteAheadLog", "back_up", "copy_of", "readable"]
+from schedsvc.sqlite_log import logged_pages
+
+__all__ = [
+    "HELD_FACTOR", "LOG_BYTES_MAX", "WriteAheadLog", "back_up", "copy_of", "cut_off", "readable",
+]  # fmt: skip
 
 #: A write-ahead log of this size is written back and truncated.
 LOG_BYTES_MAX = 4 << 20
 #: A log of this many times that size is held by a reader in the middle of a query.
 HELD_FACTOR = 16
 _MODE = 0o600
+_HEADER_BYTES = 100
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 #: Results of SQLite that a truncated file leads to; any other error is the disk's, and passes.
 _DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def cut_off(path: Path, *, was_held: bool) -> str:
+    """Describe how a file lacks pages that its log lacks too; empty: it is whole. O(log).
+
+    SQLite opens such a file, and fails later or takes the lost pages for empty ones. It also
+    deletes the log of an empty file, so one whose log has every page gets a first page here.
+    `was_held`: a process that was killed had the file open, so it was not empty.
+    """
+    size, log = _size(path), logged_pages(_beside(path, "-wal"))
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+    page_bytes, pages = (log.page_bytes, log.total) if log.total else _pages_of(header)
+    if not page_bytes:
+        lacks_all = not size and (was_held or _size(_beside(path, "-wal")) > 0)
+        return "it was truncated to 0 bytes" if lacks_all else ""
+    missing = set(range(size // page_bytes + 1, pages + 1)) - log.numbers
+    if missing:
+        lost = f"{len(missing):,} of its {pages:,} pages of {page_bytes:,} bytes"
+        return f"it was truncated: {lost} are missing"
+    if not size:
+        os.truncate(path, page_bytes)
+    return ""
+
+
+def _pages_of(header: bytes) -> tuple[int, int]:
+    """Return the size and number of pages by a database's header; 0 and 0 if it has none."""
+    # A count of pages is valid for one state of the file (the fields at 24 and 92).
+    if not header.startswith(b"SQLite format 3\0") or header[24:28] != header[92:96]:
+        return 0, 0
+    (page_bytes,) = struct.unpack_from(">H", header, 16)
+    return (65_536 if page_bytes == 1 else page_bytes), struct.unpack_from(">I", header, 28)[0]
 
 
 def copy_of(connection: sqlite3.Connection, copy: Path) -> bool:

@@ -43,7 +43,7 @@ class Ledgering:
     saved_rows: int = 0
     #: In the queue.
     waiting_rows: int = 0
-    #: Dropped, because the queue was full.
+    #: Dropped because the queue was full, or lost because another program truncated the file.
     lost_rows: int = 0
     #: Why the file cannot be written; empty while it can.
     problem: str = ""

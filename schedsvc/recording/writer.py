@@ -62,8 +62,9 @@ class RecordingWriter:
         self._first = FIRST_LINE + self._frame(header_bytes(header))
         self._thread: threading.Thread | None = None
         with self._failing():
-            self._file, lost, aside, is_cut = held_file.claim(path)
-            lost = lost or ("truncated to 0 bytes" if is_cut else "")
+            self._file, lost, aside, was_held = held_file.claim(path)
+            if was_held and not lost and not os.fstat(self._file).st_size:
+                lost = "truncated to 0 bytes"
         if lost and on_put_back is not None:
             on_put_back(lost, aside)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedsvc import held_file
-from schedsvc.sqlite_files import WriteAheadLog
+from schedsvc.sqlite_files import WriteAheadLog, cut_off
+from schedsvc.sqlite_log import last_commit
 from schedsvc.state.backlog import ChangedRow, SavedRow
-from schedsvc.state.log_frames import last_commit
 
 __all__ = ["FILE_BYTES_MAX", "OperatorRows", "StateError", "Store", "check_form"]
 
@@ -277,17 +277,17 @@ class Store:
     def _claim(self) -> bool:
         """Lock the file; put the one back that this process or a killed one had.
 
-        Returns whether another program truncated that one to nothing.
+        Returns whether there was one.
         """
         claim = held_file.claim(self.path, self._lock)
         if claim.lock != self._lock:
             self._unlock()
-        self._lock, self.recovered, self.aside, is_cut = claim
-        return is_cut
+        self._lock, self.recovered, self.aside = claim[:3]
+        return claim.was_held
 
     def _open(self) -> None:
         try:
-            is_cut = self._claim()
+            was_held = self._claim()
             self._close_to_others()
             size = self.path.stat().st_size
             is_new = not (size or self._has_log())
@@ -305,8 +305,9 @@ class Store:
             self._connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
             )
-            if is_cut:
-                raise _DamagedError("another program truncated it to 0 bytes")
+            # Nothing was read yet: SQLite would delete the log of a file that is empty.
+            if cut := cut_off(self.path, was_held=was_held):
+                raise _DamagedError(cut)
             # A damaged text decodes to another one, which `_read()` then reports as damage.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read(is_new=is_new, committed=committed)

@@ -54,6 +54,14 @@ _TABLES = (
     " output_tokens INTEGER NOT NULL)",
     "CREATE TABLE last_ids (lease_id INTEGER PRIMARY KEY, ended_s INTEGER NOT NULL)",
 )
+#: The tables and their keys.
+_KEYS = {
+    "usage": _KEY,
+    "leases": "lease_id",
+    "estimates": "lease_id",
+    "carried": "lease_id",
+    "last_ids": "lease_id",
+}
 _ADD = """
     INSERT INTO usage VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET
         requests = requests + excluded.requests,
@@ -128,23 +136,33 @@ class Ledger:
         #: Called in the thread of the caller when another program took the file away or cut it
         #: off: with the reason.
         self.on_file_lost: Callable[[str], None] = lambda reason: None
-        #: Called when the path has a ledger again: with the path of what was moved aside, and
-        #: whether it has all rows that were saved before.
-        self.on_file_written: Callable[[Path | None, bool], None] = lambda aside, is_kept: None
+        #: Called when the path has a ledger again: with the path of what was moved aside, and the
+        #: number of saved leases that it lacks.
+        self.on_file_written: Callable[[Path | None, int], None] = lambda aside, lost: None
         self.log = sqlite_files.WriteAheadLog(path)
         self._lost = ""
+        #: Leases in the sums of the file, to count those that are lost with a part of it.
+        self._saved = 0
         self._in_doubt: frozenset[int] = frozenset()
         self._reopening = threading.Lock()
         with self._failing("open"):
-            self._lock, self.recovered, self.aside, is_cut = held_file.claim(path)
-            if is_cut:
-                os.close(self._lock)
-                raise _damaged(path, "truncated to 0 bytes while a scheduler held it")
+            self._claim()
             try:
                 self._connect()
             except BaseException:
                 self._close()
                 raise
+
+    def _claim(self) -> None:
+        """Lock the file; refuse, and leave as it is, one that another program has cut off."""
+        self._lock, self.recovered, self.aside, was_held = held_file.claim(self.path)
+        try:
+            reason = sqlite_files.cut_off(self.path, was_held=was_held)
+            if reason:
+                raise _damaged(self.path, reason)
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def _connect(self) -> None:
         self._connection = sqlite3.connect(
@@ -154,6 +172,7 @@ class Ledger:
         self._prepare()
         held_file.hold(self.path, self._lock)
         self._left = held_file.look(self.path)
+        self._saved = _count_saved(self._connection)
         self._is_open = True
 
     def find_file(self) -> None:
@@ -185,7 +204,9 @@ class Ledger:
             self._lost = reason
             self.on_file_lost(reason)
         new = self.path.with_name(self.path.name + ".new")
-        is_kept = sqlite_files.copy_of(self._connection, new)
+        if not sqlite_files.copy_of(self._connection, new):
+            self._save_readable(new)
+        saved = self._saved
         lock = held_file.lock(new)
         try:
             aside = held_file.move_aside(self.path, self._left)
@@ -203,7 +224,26 @@ class Ledger:
             finally:
                 # Not before `.held` names the new file: another process could claim the old one.
                 os.close(before)
-        self.on_file_written(aside, is_kept)
+        self.on_file_written(aside, max(0, saved - self._saved))
+
+    def _save_readable(self, copy: Path) -> None:
+        """Write a new ledger with the rows that SQLite still reads of a truncated one. O(file)."""
+        connection = sqlite3.connect(copy, isolation_level=None)
+        try:
+            _make(connection)
+            connection.execute("BEGIN IMMEDIATE")
+            for table, key in _KEYS.items():
+                # From both ends, because the rows behind a lost page cannot be reached.
+                for order in ("", " DESC"):
+                    by = ", ".join(f"{column}{order}" for column in key.split(", "))
+                    query = f"SELECT * FROM {table} ORDER BY {by}"  # noqa: S608 - our names
+                    for row in _readable(self._connection, query):
+                        places = ",".join("?" * len(row))
+                        add = f"INSERT OR IGNORE INTO {table} VALUES ({places})"  # noqa: S608 - too
+                        connection.execute(add, row)
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
 
     def _prepare(self) -> None:
         ask = self._connection.execute
@@ -212,23 +252,8 @@ class Ledger:
         ask("PRAGMA synchronous = FULL")
         ask("PRAGMA wal_autocheckpoint = 0")
         if ask("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            ask("BEGIN IMMEDIATE")
-            for statement in _TABLES:
-                ask(statement)
-            ask(f"PRAGMA application_id = {_APPLICATION_ID}")
-            ask(f"PRAGMA user_version = {_FORM}")
-            ask("COMMIT")
-        elif self._is_short() and ask("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-            raise _damaged(self.path, "truncated while a scheduler held it")
+            _make(self._connection)
         check_form(self._connection, self.path)
-
-    def _is_short(self) -> bool:
-        """Whether pages stand behind the file's end: in its log alone, or truncated away."""
-        (pages,), (size,) = (
-            self._connection.execute(f"PRAGMA {what}").fetchone()
-            for what in ("page_count", "page_size")
-        )
-        return self.path.stat().st_size < int(pages) * int(size)
 
     def add(self, leases: Sequence[UsedLease]) -> list[UsedLease]:
         """Add leases in one transaction; return those that the file had already.
@@ -245,6 +270,10 @@ class Ledger:
                     known.append(lease)
             if leases and self._steady_s() >= self._prune_at_s:
                 self._prune(leases[-1].ended_s)
+            # A committed batch whose ids are lost with other pages would count twice.
+            reason = held_file.difference(self.path, self._left, held_file.look(self.path))
+            if reason.startswith("truncated"):
+                raise UsageError(f"{self.path} was {reason} during a write")
         self._is_first = False
         # They are in the file that is open. Until the path has it they are not saved, and the
         # caller brings them again.
@@ -322,6 +351,7 @@ class Ledger:
         slot_s = lease.ended_s - lease.ended_s % SLOT_S
         row = (slot_s, *lease.key, int(lease.estimated), sign, *(sign * each for each in tokens))
         self._connection.execute(_ADD, row)
+        self._saved += sign
 
     def spent(
         self,
@@ -354,6 +384,8 @@ class Ledger:
         now_s = min(wall_s, int(steady_s + self._ahead_s))
         ask = self._connection.execute
         kept_from = (now_s - self._keep_s,)
+        too_old = ask("SELECT coalesce(sum(requests), 0) FROM usage WHERE slot_s < ?", kept_from)
+        self._saved -= too_old.fetchone()[0]
         ask("DELETE FROM usage WHERE slot_s < ?", kept_from)
         ask("DELETE FROM carried WHERE slot_s < ?", kept_from)
         ask("DELETE FROM last_ids WHERE ended_s < ?", kept_from)
@@ -363,11 +395,13 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        saved = self._saved
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
+            self._saved = saved
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
@@ -375,10 +409,14 @@ class Ledger:
     def close(self) -> None:
         """Close the file and give the lock back. Idempotent.
 
-        A file that another program took stays at its second name, for the next start.
+        A file that another program took is written again. If that fails, it stays at its second
+        name, for the next start.
         """
         if self._lock < 0:
             return
+        with suppress(UsageError):
+            # SQLite would write the log back into a truncated file, which then looks whole.
+            self.find_file()
         is_there = not (
             self._lost or held_file.difference(self.path, self._left, held_file.look(self.path))
         )
@@ -412,6 +450,26 @@ class Ledger:
         except OSError as error:
             what = f"cannot {what} the usage ledger {self.path}: {error.strerror}"
             raise UsageError(what) from error
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {_FORM}")
+    connection.execute("COMMIT")
+
+
+def _count_saved(connection: sqlite3.Connection) -> int:
+    """Sum up the leases of a ledger. O(rows of usage)."""
+    return int(connection.execute("SELECT coalesce(sum(requests), 0) FROM usage").fetchone()[0])
+
+
+def _readable(connection: sqlite3.Connection, query: str) -> Iterator[tuple[object, ...]]:
+    """Yield rows up to the first page that is lost."""
+    with suppress(sqlite3.DatabaseError):
+        yield from connection.execute(query)
 
 
 def check_form(connection: sqlite3.Connection, path: Path, schema: str = "") -> None:

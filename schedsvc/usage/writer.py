@@ -64,7 +64,7 @@ class UsageWriter:
         driver.keep_usage(self._figures, self.put)
         if ledger.recovered:
             self._file_lost(ledger.recovered)
-            self._file_written(ledger.aside, is_kept=True)
+            self._file_written(ledger.aside, 0)
 
     def configure(self, config: Config) -> None:
         """Look groups and models up in another configuration from now on."""
@@ -136,10 +136,10 @@ class UsageWriter:
         effect = "no end is acknowledged until the file is written again"
         _log.error("usage_file_lost", file=str(self._ledger.path), reason=reason, effect=effect)
 
-    def _file_written(self, aside: Path | None, is_kept: bool) -> None:
-        rows, moved = "kept" if is_kept else "lost", str(aside or "")
-        file = str(self._ledger.path)
-        _log.warning("usage_file_written_again", file=file, saved_rows=rows, moved_aside=moved)
+    def _file_written(self, aside: Path | None, lost: int) -> None:
+        self._figures.lost_rows += lost
+        log, file, moved = _log.error if lost else _log.warning, self._ledger.path, str(aside or "")
+        log("usage_file_written_again", file=str(file), lost_rows=lost, moved_aside=moved)
 
     def _log_held(self, is_held: bool) -> None:
         file, size = str(self._ledger.log.path), self._ledger.log.bytes

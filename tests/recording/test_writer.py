@@ -201,3 +201,17 @@ def test_recording_taken_and_killed_at_once_is_kept(tmp_path, attack):
     write(tmp_path / "r", polls([2])).close()
     assert list(Recording(tmp_path / "r").events()) == polls([2])
     assert list(Recording(tmp_path / "r.1").events()) == polls([1])
+
+
+def test_recording_emptied_and_killed_at_once_is_reported(tmp_path):
+    reports = []
+    with holding(lambda: recorded(tmp_path / "r")) as kill:
+        os.truncate(tmp_path / "r", 0)
+        kill()
+    for _ in range(2):
+        writer = RecordingWriter(
+            tmp_path / "r", HEADER, bytes_max=MB, on_put_back=lambda *lost: reports.append(lost)
+        )
+        writer.begin()
+        writer.close()
+    assert reports == [("truncated to 0 bytes", None)]

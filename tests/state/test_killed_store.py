@@ -66,3 +66,40 @@ def test_state_taken_before_it_closes_is_restored(tmp_path: Path) -> None:
     store = Store(store.path)
     assert (sorted(store.rows), store.modes) == (ROWS, b"said")
     store.close()
+
+
+@pytest.mark.parametrize("size", [0, 1_000, 4_096, 8_192])
+def test_state_truncated_and_killed_at_once_is_damaged(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "state.db"
+
+    def many_rows() -> Store:
+        store = Store(file)
+        store.write([(b"f%d" % number, b"x" * 3_000, 1) for number in range(20)])
+        store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.write(ROWS)
+        return store
+
+    with holding(many_rows) as kill:
+        os.truncate(file, size)
+        kill()
+    store = Store(file)
+    assert store.set_aside_as == f"{file}.damaged"
+    assert "pages of 4,096 bytes are missing" in store.damage
+    assert os.path.getsize(store.set_aside_as) == size
+    store.close()
+
+
+def test_empty_state_file_is_restored_from_a_log_that_has_all(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+
+    def written() -> Store:
+        store = Store(file)
+        store.write(ROWS, b"said")
+        return store
+
+    with holding(written) as kill:
+        os.truncate(file, 0)
+        kill()
+    store = Store(file)
+    assert (sorted(store.rows), store.modes, store.damage) == (ROWS, b"said", "")
+    store.close()

@@ -65,7 +65,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
     "schedsvc.held_file": room(never=IO, clock=NO_CLOCK),
-    "schedsvc.sqlite_files": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.sqlite_files": room("schedsvc.sqlite_log", never=IO, clock=NO_CLOCK),
+    "schedsvc.sqlite_log": room(never=IO, clock=NO_CLOCK),
     "schedsvc.driver": room(
         "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.clock schedsvc.config"
         " schedsvc.driver_calls schedsvc.driver_views schedsvc.upkeep"
@@ -84,7 +85,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.usage.parquet": room(packages="pyarrow"),
     # The wall clock gives the time that a scheduler was away: quotas are credited for it.
     "schedsvc.state": room(
-        "schedsvc._core schedsvc.driver schedsvc.held_file schedsvc.sqlite_files",
+        "schedsvc._core schedsvc.driver schedsvc.held_file schedsvc.sqlite_files"
+        " schedsvc.sqlite_log",
         "structlog",
         clock=WALL,
     ),

@@ -21,13 +21,13 @@ class Losses:
     def __init__(self, ledger: Ledger) -> None:
         self.lost: list[str] = []
         self.asides: list[Path | None] = []
-        self.kept: list[bool] = []
+        self.missing: list[int] = []
         ledger.on_file_lost = self.lost.append
         ledger.on_file_written = self._written
 
-    def _written(self, aside: Path | None, is_kept: bool) -> None:
+    def _written(self, aside: Path | None, missing: int) -> None:
         self.asides.append(aside)
-        self.kept.append(is_kept)
+        self.missing.append(missing)
 
 
 ATTACKS = [
@@ -48,7 +48,7 @@ def test_file_taken_before_a_write_keeps_all_rows(
     ledger.add([lease(1)])
     attack(ledger.path)
     assert ledger.add([lease(1), lease(2)]) == [lease(1)]
-    assert (losses.lost, losses.kept) == ([reason], [True])
+    assert (losses.lost, losses.missing) == ([reason], [0])
     with pytest.raises(UsageError, match="is held by another process"):
         opened(tmp_path)
     # As after a kill: nothing was closed.
@@ -81,7 +81,7 @@ def test_file_taken_during_a_write_is_written_before_it_returns(
 
     monkeypatch.setattr(ledger, "_add", add)
     assert ledger.add([lease(2), lease(3)]) == []
-    assert (losses.lost, losses.kept) == ([reason], [True])
+    assert (losses.lost, losses.missing) == ([reason], [0])
     assert sums(tmp_path) == [(3, 30, 12, 15)]
     ledger.close()
 
@@ -97,7 +97,7 @@ def test_truncated_file_begins_again_and_keeps_it_aside(tmp_path: Path) -> None:
     os.truncate(ledger.path, 0)
     ledger.add([lease(2)])
     assert losses.lost == [f"truncated from {size} to 0 bytes"]
-    assert losses.kept == [False]
+    assert losses.missing == [1]
     assert losses.asides == [tmp_path / "usage.db.aside"]
     assert sums(tmp_path) == [(1, 10, 4, 5)]
     with pytest.raises(UsageError, match="is held by another process"):
@@ -111,7 +111,7 @@ def test_truncated_file_whose_log_has_all_keeps_all_rows(tmp_path: Path) -> None
     ledger.add([lease(1)])
     os.truncate(ledger.path, 0)
     ledger.add([lease(2)])
-    assert losses.kept == [True] * len(losses.lost)
+    assert losses.missing == [0] * len(losses.lost)
     assert sums(tmp_path) == [(2, 20, 8, 10)]
     ledger.close()
 
@@ -160,10 +160,10 @@ def test_loss_is_reported_while_the_file_cannot_be_written(tmp_path: Path) -> No
     for _ in range(2):
         with pytest.raises(UsageError, match="cannot write again the usage ledger"):
             ledger.find_file()
-    assert (losses.lost, losses.kept) == (["deleted"], [])
+    assert (losses.lost, losses.missing) == (["deleted"], [])
     (tmp_path / "usage.db.new").rmdir()
     ledger.find_file()
-    assert (losses.lost, losses.kept) == (["deleted"], [True])
+    assert (losses.lost, losses.missing) == (["deleted"], [0])
     ledger.close()
 
 

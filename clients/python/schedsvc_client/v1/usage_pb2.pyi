@@ -52,7 +52,9 @@ class UsageStats(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     LOG_BYTES_FIELD_NUMBER: _builtins.int
     waiting_rows: _builtins.int
-    """Ended leases that wait to be saved, and those that were dropped because saving failed too long."""
+    """Ended leases that wait to be saved, and those that were dropped because saving failed too long
+    or lost because another program truncated the ledger.
+    """
     lost_rows: _builtins.int
     saved_rows: _builtins.int
     """Ended leases that were saved since the start."""

@@ -1,0 +1,99 @@
+"""Reads which transactions and pages a write-ahead log of SQLite holds.
+
+SQLite reads a log up to the first frame that is damaged, and reports nothing of what follows. And
+it deletes the log of an empty file, even if the log has every page of it. The form is that of
+https://sqlite.org/fileformat2.html#the_write_ahead_log.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["LoggedPages", "last_commit", "logged_pages"]
+
+_HEADER_BYTES, _FRAME_BYTES = 32, 24
+_MAGICS = {0x377F0682: "<", 0x377F0683: ">"}
+_MASK = 0xFFFFFFFF
+
+
+class LoggedPages(NamedTuple):
+    """The pages of a log that its last transaction leaves in force."""
+
+    page_bytes: int
+    #: Of the whole database after the last transaction; 0: the log has no transaction.
+    total: int
+    numbers: frozenset[int]
+
+
+def last_commit(log: Path) -> int:
+    """Return the number of the last frame that ends a transaction of this log; 0: none.
+
+    -1: the header is damaged. Frames that a checkpoint left behind do not count. O(frames).
+    """
+    header = _read(log, _HEADER_BYTES)
+    if not header:
+        return 0
+    if len(header) < _HEADER_BYTES or not _is_whole(header):
+        return -1
+    ends = (number for number, (_, count) in enumerate(_frames(log, header), 1) if count)
+    return max(ends, default=0)
+
+
+def logged_pages(log: Path) -> LoggedPages:
+    """Return the pages that a log has: none if it is missing or damaged at once. O(frames)."""
+    header = _read(log, _HEADER_BYTES)
+    if len(header) < _HEADER_BYTES or not _is_whole(header):
+        return LoggedPages(0, 0, frozenset())
+    whole: set[int] = set()
+    begun: set[int] = set()
+    pages = 0
+    for page, count in _frames(log, header):
+        begun.add(page)
+        if count:
+            whole |= begun
+            begun.clear()
+            pages = count
+    return LoggedPages(_page_bytes(header), pages, frozenset(whole))
+
+
+def _read(log: Path, size: int) -> bytes:
+    try:
+        with log.open("rb") as file:
+            return file.read(size)
+    except FileNotFoundError:
+        return b""
+
+
+def _page_bytes(header: bytes) -> int:
+    return int(struct.unpack_from(">I", header, 8)[0])
+
+
+def _frames(log: Path, header: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the page of each frame, and the pages of the database if it ends a transaction.
+
+    Both are 0 for a frame that a checkpoint left behind.
+    """
+    descriptor = os.open(log, os.O_RDONLY)
+    try:
+        at = _HEADER_BYTES
+        while len(frame := os.pread(descriptor, _FRAME_BYTES, at)) == _FRAME_BYTES:
+            page, count = struct.unpack_from(">2I", frame)
+            yield (page, count) if frame[8:16] == header[16:24] else (0, 0)
+            at += _FRAME_BYTES + _page_bytes(header)
+    finally:
+        os.close(descriptor)
+
+
+def _is_whole(header: bytes) -> bool:
+    """Whether the checksum of a header is right."""
+    order = _MAGICS.get(struct.unpack_from(">I", header)[0])
+    if order is None:
+        return False
+    first = second = 0
+    words = struct.unpack(f"{order}6I", header[:24])
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = (first + even + second) & _MASK
+        second = (second + odd + first) & _MASK
+    return (first, second) == struct.unpack(">2I", header[24:32])
