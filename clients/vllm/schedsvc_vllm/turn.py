@@ -149,8 +149,8 @@ async def _ask(
     """Ask the scheduler; `held_s` was waited before. Raises CallError where it cannot be asked."""
     asked_as = runtime.ids.claim(request.engine_id)
     request_class = request.terms.request_class
-    admission = _admission(runtime, request, gated, asked_as, request_class)
     try:
+        admission = _admission(runtime, request, gated, asked_as, request_class)
         try:
             await first(admission.submit(), gated.mailbox)
         except CallError as error:
