@@ -108,6 +108,7 @@ class FollowService(ServicerBase):
         """Serve one follower until it leaves, or is cut off."""
         try:
             principal = self._principal(context)
+            began = self._withdrawn[principal]
             if not self._authenticator.credentials.is_member(principal):
                 raise Forbidden("following needs a principal with `member: true`")
             if not self._driver.is_under_term:
@@ -120,7 +121,10 @@ class FollowService(ServicerBase):
                     f"member {hello.member} has other tenants, classes, groups, prices or"
                     " principals than the leader; give all members the same",
                 )
-            await self._serve(hello, context, principal)
+            is_member = self._authenticator.credentials.is_member
+            await self._serve(
+                hello, context, lambda: is_member(principal) and self._withdrawn[principal] == began
+            )
         except (CallerError, Broken, Unauthenticated, Forbidden) as error:
             await self._fail(context, "Follow", error)
         except TimeoutError:
@@ -128,8 +132,9 @@ class FollowService(ServicerBase):
             failure = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
             await self._abort(context, "Follow", failure)
 
-    async def _serve(self, hello: pb.FollowRequest, context: Any, principal: int) -> None:
-        is_member, began = self._authenticator.credentials.is_member, self._withdrawn[principal]
+    async def _serve(
+        self, hello: pb.FollowRequest, context: Any, may_follow: Callable[[], bool]
+    ) -> None:
         name = hello.member if hello.may_lead else ""
         self._count(name, 1)
         _log.info("follower", member=hello.member)
@@ -138,7 +143,7 @@ class FollowService(ServicerBase):
             async for response in self._responses():
                 if reading.done():
                     return
-                if not is_member(principal) or self._withdrawn[principal] != began:
+                if not may_follow():
                     raise Unauthenticated("this caller's token or certificate was withdrawn")
                 async with asyncio.timeout(self._write_stall_s):
                     await context.write(response.SerializeToString())

@@ -72,3 +72,7 @@ async def test_token_of_members_changes_without_a_new_term(
         await until(lambda: b._following._heard_ns > streams[1], "it follows by the new token")
         await leads(a)
         assert b._following.term == 1
+        # A principal that is no member any more loses its stream, although its token is valid.
+        no_member = {"principals": [token_of("shim", TOKEN), {**entry("new"), "member": False}]}
+        a.reconfigure(config_of(**keys | {"auth": no_member}))
+        await until(lambda: "`member: true`" in b._following.problem, "it is refused")
