@@ -9,6 +9,7 @@ import pytest
 
 from schedsvc import sqlite_files
 from schedsvc.state import Store
+from schedsvc.usage.ledger import Ledger
 
 from .test_held_file import Losses
 from .test_ledger import KEY, lease, opened, sums
@@ -88,15 +89,21 @@ def test_log_of_a_state_file_is_truncated_beside_a_reader(tmp_path: Path) -> Non
     store.close()
 
 
+def hold(ledger: Ledger) -> list[bool]:
+    """Let the log grow, of which a reader needs all; return what is reported of it from now on."""
+    held: list[bool] = []
+    ledger.log.on_held = held.append
+    for batch in range(1, 200):
+        ledger.add([lease(batch * 100 + i) for i in range(100)])
+    return held
+
+
 def test_log_of_a_ledger_shrinks_without_usage_after_a_query(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     losses = Losses(ledger)
-    held: list[bool] = []
-    ledger.log.on_held = held.append
     ledger.add([lease(0)])
     with reader(ledger.path, "SELECT * FROM usage"):
-        for batch in range(1, 200):
-            ledger.add([lease(batch * 100 + i) for i in range(100)])
+        held = hold(ledger)
         ledger.look()
         assert held == [True]
         assert ledger.log.bytes > sqlite_files.HELD_FACTOR * SMALL
@@ -111,12 +118,9 @@ def test_log_of_a_ledger_shrinks_without_usage_after_a_query(tmp_path: Path) -> 
 
 def test_log_that_was_held_is_reported_small_if_its_file_was_lost(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
-    held: list[bool] = []
-    ledger.log.on_held = held.append
     ledger.add([lease(0)])
     with reader(ledger.path, "SELECT * FROM usage"):
-        for batch in range(1, 200):
-            ledger.add([lease(batch * 100 + i) for i in range(100)])
+        held = hold(ledger)
         ledger.path.unlink()
         ledger.look()
         assert held == [True, False]
