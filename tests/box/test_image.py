@@ -21,7 +21,7 @@ from .tools import Containers, run
 pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 SIZE_MAX = 150_000_000
-START_CPU_S_MAX = 2.0
+START_CPU_S_MAX = 1.0
 
 
 @pytest.fixture(scope="session")
