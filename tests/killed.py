@@ -1,41 +1,52 @@
 """A process that holds a file until it is killed, so that nothing of it is closed in order."""
 
-import os
-import signal
+import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from tests import forked
+
+_HOLD = "from tests.killed import hold; hold()"
+
+
+def hold() -> None:
+    """Call the function that the arguments name, say so, and keep its result until killed."""
+    module, name, path = sys.argv[1:]
+    sys.path.append(str(Path(__file__).parent))  # pytest names a module by its folder below this
+    kept = getattr(importlib.import_module(module), name)(Path(path))
+    print("held", flush=True)
+    sys.stdin.read()  # to the end of this process's parent
+    del kept
 
 
 @contextmanager
-def holding(hold: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Fork a process that calls `hold` and then waits; yield what kills it with SIGKILL."""
-    read, write = os.pipe()
-    waits, parent = os.pipe()
-    child = os.fork()
-    if not child:
+def holding(make: Callable[[Path], object], path: Path) -> Iterator[Callable[[], None]]:
+    """Call `make(path)` in a process of its own, which then waits; yield what kills it.
+
+    A fork of this process would be quicker, and now and then never run: of its threads only one is
+    copied, and another may hold a lock.
+
+    Args:
+        make: A function of a module, which the other process imports.
+        path: Its argument.
+    """
+    with forked.Popen(
+        [sys.executable, "-c", _HOLD, make.__module__, make.__qualname__, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[1],
+    ) as process:
+
+        def kill() -> None:
+            process.kill()
+            process.wait()  # until the kernel has closed its files
+
         try:
-            os.close(parent)
-            kept = hold()
-            os.write(write, b".")
-            os.read(waits, 1)  # to the end of this process's parent
-            del kept
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n", "it ended before it held the file"
+            yield kill
         finally:
-            os._exit(1)
-    os.close(write)
-    os.close(waits)
-    alive = True
-
-    def kill() -> None:
-        nonlocal alive
-        if alive:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        alive = False
-
-    try:
-        assert os.read(read, 1) == b".", "the process ended before it held the file"
-        yield kill
-    finally:
-        kill()
-        os.close(read)
-        os.close(parent)
+            kill()

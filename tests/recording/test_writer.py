@@ -193,7 +193,7 @@ def recorded(path):
 
 @pytest.mark.parametrize("attack", [delete, move, rename_over])
 def test_recording_taken_and_killed_at_once_is_kept(tmp_path, attack):
-    with holding(lambda: recorded(tmp_path / "r")) as kill:
+    with holding(recorded, tmp_path / "r") as kill:
         attack(tmp_path / "r")
         with pytest.raises(RecordingError, match="another process records to it"):
             RecordingWriter(tmp_path / "r", HEADER, bytes_max=MB)
@@ -205,7 +205,7 @@ def test_recording_taken_and_killed_at_once_is_kept(tmp_path, attack):
 
 def test_recording_emptied_and_killed_at_once_is_reported(tmp_path):
     reports = []
-    with holding(lambda: recorded(tmp_path / "r")) as kill:
+    with holding(recorded, tmp_path / "r") as kill:
         os.truncate(tmp_path / "r", 0)
         kill()
     for _ in range(2):

@@ -3,14 +3,15 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from schedsvc.usage.export import Span, plain_rows
 from schedsvc.usage.ledger import Ledger, UsageKey, UsedLease
+from tests import forked
 
 from .test_cli import scheduler
 from .test_streams import SCHEDSVC, config_in, run
@@ -91,23 +92,20 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+SUM_UP_AS_ANOTHER_USER = """
+import os, sys
+from pathlib import Path
+from schedsvc.usage.export import Span, plain_rows
+if os.getuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+print(next(iter(plain_rows(Path(sys.argv[1]), [], Span())))["requests"])
+"""
+
+
 def read_as_another_user(path: Path) -> str:
     """Sum a ledger up in a process that is not root, for whom modes count."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            if os.getuid() == 0:
-                os.setresuid(65534, 65534, 65534)
-            found = str(next(iter(plain_rows(path, [], Span())))["requests"])
-        except BaseException as error:
-            found = str(error)
-        os.write(writing, found.encode())
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading) as stream:
-        return stream.read()
+    ended = forked.run([sys.executable, "-c", SUM_UP_AS_ANOTHER_USER, path], capture_output=True)
+    return (ended.stdout or ended.stderr).decode().strip()
 
 
 @pytest.mark.parametrize(("suffixes", "requests"), [([""], "2000"), (["", "-wal"], "2001")])

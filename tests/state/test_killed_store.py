@@ -23,6 +23,22 @@ def two_rows(file: Path) -> Store:
     return store
 
 
+def many_rows(file: Path) -> Store:
+    """Rows of many pages in the file, and two in its log alone."""
+    store = Store(file)
+    store.write([(b"f%d" % number, b"x" * 3_000, 1) for number in range(20)])
+    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.write(ROWS)
+    return store
+
+
+def written(file: Path) -> Store:
+    """All rows in the log alone."""
+    store = Store(file)
+    store.write(ROWS, b"said")
+    return store
+
+
 def delete_all(file: Path) -> None:
     for suffix in ("", "-wal"):
         file.with_name(file.name + suffix).unlink()
@@ -33,7 +49,7 @@ def test_state_taken_and_killed_at_once_is_restored(
     tmp_path: Path, attack: Callable[[Path], None]
 ) -> None:
     file = tmp_path / "state.db"
-    with holding(lambda: two_rows(file)) as kill:
+    with holding(two_rows, file) as kill:
         attack(file)
         with pytest.raises(StateError, match="is held by another process"):
             Store(file)
@@ -48,7 +64,7 @@ def test_state_taken_and_killed_at_once_is_restored(
 @pytest.mark.parametrize("has_log", [True, False])
 def test_state_truncated_and_killed_at_once_is_found_damaged(tmp_path: Path, has_log: bool) -> None:
     file = tmp_path / "state.db"
-    with holding(lambda: two_rows(file)) as kill:
+    with holding(two_rows, file) as kill:
         os.truncate(file, 0)
         if not has_log:
             os.truncate(f"{file}-wal", 0)
@@ -72,14 +88,7 @@ def test_state_taken_before_it_closes_is_restored(tmp_path: Path) -> None:
 def test_state_truncated_and_killed_at_once_is_damaged(tmp_path: Path, size: int) -> None:
     file = tmp_path / "state.db"
 
-    def many_rows() -> Store:
-        store = Store(file)
-        store.write([(b"f%d" % number, b"x" * 3_000, 1) for number in range(20)])
-        store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        store.write(ROWS)
-        return store
-
-    with holding(many_rows) as kill:
+    with holding(many_rows, file) as kill:
         os.truncate(file, size)
         kill()
     store = Store(file)
@@ -92,12 +101,7 @@ def test_state_truncated_and_killed_at_once_is_damaged(tmp_path: Path, size: int
 def test_empty_state_file_is_restored_from_a_log_that_has_all(tmp_path: Path) -> None:
     file = tmp_path / "state.db"
 
-    def written() -> Store:
-        store = Store(file)
-        store.write(ROWS, b"said")
-        return store
-
-    with holding(written) as kill:
+    with holding(written, file) as kill:
         os.truncate(file, 0)
         kill()
     store = Store(file)

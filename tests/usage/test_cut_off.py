@@ -31,6 +31,20 @@ def large(folder: Path) -> Ledger:
     return ledger
 
 
+def written_back(folder: Path) -> Ledger:
+    """Rows in the file alone."""
+    ledger = large(folder)
+    ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return ledger
+
+
+def written(folder: Path) -> Ledger:
+    """Rows in the log alone."""
+    ledger = opened(folder)
+    ledger.add(of_tenants(MANY))
+    return ledger
+
+
 def larger_than_memory(folder: Path) -> Ledger:
     """A ledger of which SQLite keeps a few pages only."""
     ledger = large(folder)
@@ -44,7 +58,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @PLACES
 def test_ledger_truncated_and_killed_is_refused_unchanged(tmp_path: Path, size: int) -> None:
-    with holding(lambda: large(tmp_path)) as kill:
+    with holding(large, tmp_path) as kill:
         os.truncate(tmp_path / "usage.db", size)
         kill()
     before = content(tmp_path)
@@ -55,12 +69,7 @@ def test_ledger_truncated_and_killed_is_refused_unchanged(tmp_path: Path, size: 
 
 
 def test_empty_ledger_of_a_killed_process_is_refused(tmp_path: Path) -> None:
-    def written_back() -> Ledger:
-        ledger = large(tmp_path)
-        ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return ledger
-
-    with holding(written_back) as kill:
+    with holding(written_back, tmp_path) as kill:
         os.truncate(tmp_path / "usage.db", 0)
         kill()
     with pytest.raises(UsageError, match="it was truncated to 0 bytes"):
@@ -76,12 +85,7 @@ def test_empty_file_of_a_stopped_scheduler_begins_a_ledger(tmp_path: Path) -> No
 
 
 def test_empty_file_is_restored_from_a_log_that_has_all(tmp_path: Path) -> None:
-    def written() -> Ledger:
-        ledger = opened(tmp_path)
-        ledger.add(of_tenants(MANY))
-        return ledger
-
-    with holding(written) as kill:
+    with holding(written, tmp_path) as kill:
         os.truncate(tmp_path / "usage.db", 0)
         kill()
     ledger = opened(tmp_path)

@@ -27,11 +27,19 @@ def three_rows(folder: Path) -> Ledger:
     return ledger
 
 
+def many_rows(folder: Path) -> Ledger:
+    """Rows of many pages in the file, and one in its log alone."""
+    ledger = opened(folder)
+    ledger.add([lease(number) for number in range(1, 20_000)])
+    ledger.close()
+    return three_rows(folder)
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_ledger_taken_and_killed_at_once_keeps_all_rows(
     tmp_path: Path, attack: Callable[[Path], None]
 ) -> None:
-    with holding(lambda: three_rows(tmp_path)) as kill:
+    with holding(three_rows, tmp_path) as kill:
         attack(tmp_path / "usage.db")
         with pytest.raises(UsageError, match="is held by another process"):
             opened(tmp_path)
@@ -46,13 +54,7 @@ def test_ledger_taken_and_killed_at_once_keeps_all_rows(
 
 @pytest.mark.parametrize("size", [0, 4_096, 8_192, 300_000])
 def test_ledger_truncated_and_killed_at_once_is_not_opened(tmp_path: Path, size: int) -> None:
-    def many_rows() -> Ledger:
-        ledger = opened(tmp_path)
-        ledger.add([lease(number) for number in range(1, 20_000)])
-        ledger.close()
-        return three_rows(tmp_path)
-
-    with holding(many_rows) as kill:
+    with holding(many_rows, tmp_path) as kill:
         os.truncate(tmp_path / "usage.db", size)
         kill()
         with pytest.raises(UsageError, match=r"is damaged \(.*\).* remove usage\.db, .* and then"):
@@ -76,7 +78,7 @@ def test_ledger_taken_before_it_closes_keeps_all_rows(
 
 
 def test_log_that_a_reader_wrote_back_is_not_replayed(tmp_path: Path) -> None:
-    with holding(lambda: three_rows(tmp_path)) as kill:
+    with holding(three_rows, tmp_path) as kill:
         kill()
     # The last to close a file writes its log back, and deletes it.
     connection = sqlite3.connect(tmp_path / "usage.db", isolation_level=None)
@@ -112,7 +114,7 @@ def test_start_while_the_holder_ends_takes_nothing_away(
 
 
 def test_killed_ledger_with_its_file_leaves_nothing_aside(tmp_path: Path) -> None:
-    with holding(lambda: three_rows(tmp_path)) as kill:
+    with holding(three_rows, tmp_path) as kill:
         (tmp_path / "usage.db.new").write_bytes(b"half")
         kill()
     ledger = opened(tmp_path)
@@ -124,7 +126,7 @@ def test_killed_ledger_with_its_file_leaves_nothing_aside(tmp_path: Path) -> Non
 
 
 def test_replacement_found_at_the_start_is_kept_aside(tmp_path: Path) -> None:
-    with holding(lambda: three_rows(tmp_path)) as kill:
+    with holding(three_rows, tmp_path) as kill:
         (tmp_path / "other").write_bytes(b"of another program")
         (tmp_path / "other").replace(tmp_path / "usage.db")
         kill()
@@ -138,7 +140,7 @@ def test_replacement_found_at_the_start_is_kept_aside(tmp_path: Path) -> None:
 def test_copy_of_the_folder_of_a_killed_ledger_is_whole(tmp_path: Path) -> None:
     folder, copy = tmp_path / "folder", tmp_path / "copy"
     folder.mkdir()
-    with holding(lambda: three_rows(folder)) as kill:
+    with holding(three_rows, folder) as kill:
         kill()
     copy.mkdir()
     # The log first: by its time the file is newer.
