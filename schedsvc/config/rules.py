@@ -17,6 +17,7 @@ from schedsvc.config.cluster import cluster_advice, cluster_findings
 from schedsvc.config.file_rules import file_advice, file_findings, socket_findings
 from schedsvc.config.files import path_in, unreadable
 from schedsvc.config.models import Scheduler
+from schedsvc.config.neighbours import neighbour_advice
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
 from schedsvc.config.rule_helpers import (
@@ -116,6 +117,7 @@ def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
     yield from tenant_rule_advice(data)
     yield from file_advice(data, folder)
     yield from cluster_advice(data)
+    yield from neighbour_advice(data, folder)
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
