@@ -25,6 +25,7 @@ _TYPES = {
 _PATTERNS = {
     "currency": "has to be a code of three letters, such as USD",
     "tcp": "has to be HOST:PORT, such as 127.0.0.1:7600",
+    "hosts": "has to be a name in small letters and without a port, such as schedsvc.llm.svc",
     "listen": "has to be HOST:PORT, such as 127.0.0.1:7690",
     "advertise": "has to be HOST:PORT, such as scheduler-a.internal:7600",
     "mode": 'has to be an octal file mode in quotes, such as "0660"',

@@ -13,6 +13,10 @@ from schedsvc.config.network import STRICT, Address, FilePath, Name
 __all__ = ["Budget", "Log", "Metrics", "Price", "State", "Usage", "time_zone"]
 
 
+#: As browsers send it: in small letters.
+HostName = Annotated[str, Field(pattern=r"^[a-z0-9_-][a-z0-9._-]{0,252}$")]
+
+
 class Section(BaseModel):
     """A mapping of the file: no key but the known ones, no value of another type."""
 
@@ -23,6 +27,8 @@ class Metrics(Section):
     """The Prometheus page."""
 
     listen: Address
+    #: Names of this host by which clients may ask; by addresses they always may.
+    hosts: Annotated[list[HostName], Field(max_length=64)] = []
     tenants_max: Annotated[int, Field(ge=0, le=100_000)] = 1_000
     histogram_tenants_max: Annotated[int, Field(ge=0, le=1_000)] = 50
 

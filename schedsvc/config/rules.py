@@ -109,6 +109,9 @@ def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
     if isinstance(listen, str) and ":" in listen and not listen.startswith(_LOOPBACK):
         what = "shows the tenants and their usage to anyone who can reach it"
         yield ("metrics", "listen"), f"{listen} {what}"
+        if not mapping(data.get("metrics")).get("hosts"):
+            what = "answers requests by an address alone, by default; list names in metrics.hosts"
+            yield ("metrics", "listen"), f"{listen} {what}, if Prometheus or a browser uses one"
     if data.get("unknown_tenants") == "refuse" and not data.get("tenants"):
         yield ("unknown_tenants",), "refuses every request, because no tenants are listed"
     if data.get("unknown_tenants") == "refuse" and data.get("unknown_tenants_limits"):

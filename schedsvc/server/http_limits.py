@@ -2,8 +2,9 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import cast
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -74,13 +75,13 @@ class HttpLimits:
 
     def __init__(
         self,
-        host: str,
+        names: Iterable[str] = (),
         connections_max: int = CONNECTIONS_MAX,
         request_s: float = REQUEST_S,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """`host`: the address of the listener, with or without brackets."""
-        self._is_local = _is_loopback(host)
+        """`names`: those by which clients may ask, beside addresses and localhost."""
+        self._names = frozenset(("localhost", *names))
         self._connections_max = connections_max
         self.request_s, self._answer_s = request_s, answer_s
         self._connections: dict[web.RequestHandler, _Connection] = {}
@@ -106,14 +107,15 @@ class HttpLimits:
     ) -> web.StreamResponse:
         """Answer one request within its time.
 
-        A page of a stranger can let its own name stand for 127.0.0.1, and the browser then lets it
-        read what it fetches there. So a listener on a loopback address has no other names.
+        A page of a stranger can let its own name stand for an address of this host, and the browser
+        then lets it read what it fetches there. So the listener has only the names that it was
+        given. An address stands for itself alone.
         """
         if (connection := self._connections.get(request.protocol)) is not None:
             connection.begin_request()
-        if self._is_local and not _is_loopback(_host_of(request)):
+        if not self._is_known(_host_of(request)):
             raise web.HTTPForbidden(
-                text="the Host of a request to a loopback address must be that address\n"
+                text="the Host of the request is no address, and metrics.hosts does not list it\n"
             )
         try:
             async with asyncio.timeout(self._answer_s):
@@ -123,17 +125,24 @@ class HttpLimits:
                 request.transport.abort()  # to close it would wait for the client to read
             raise
 
+    def _is_known(self, host: str | None) -> bool:
+        """Whether clients may ask by a host; each browser sends one."""
+        if host is None or host in self._names:
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
 
-def _host_of(request: web.Request) -> str:
-    """Return the host that a client asks. Raises HTTPBadRequest if what it sent is none."""
+
+def _host_of(request: web.Request) -> str | None:
+    """Return the host that a client asks. Raises HTTPBadRequest if what it sent is none.
+
+    Without a Host `request.url` would ask the system's resolver, and wait for it.
+    """
+    sent = request.headers.get("Host")
     try:
-        return request.url.host or ""
+        return None if sent is None else urlsplit(f"//{sent}").hostname or ""
     except ValueError:
         raise web.HTTPBadRequest(text="the Host of the request is no host\n") from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -30,10 +30,13 @@ class MetricsPage:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
 
-    async def start(self, address: str) -> str:
-        """Listen on HOST:PORT; return the page's URL. Raises ListenError."""
+    async def start(self, address: str, names: Iterable[str]) -> str:
+        """Listen on HOST:PORT; return the page's URL. Raises ListenError.
+
+        `names`: those by which clients may ask, beside addresses and localhost.
+        """
         host, _, port = address.rpartition(":")
-        limits = HttpLimits(host)
+        limits = HttpLimits(names)
         app = web.Application(middlewares=[limits.middleware])
         app.router.add_get("/metrics", self._get)
         self._console.add_to(app)

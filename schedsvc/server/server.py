@@ -208,7 +208,7 @@ class Server:
         if config.metrics is not None:
             state = ConsoleState(self.driver, self.metrics, lambda: self._config, self._incarnation)
             self._page = MetricsPage(self.metrics, Console(self.driver, state))
-            self.metrics_url = await self._page.start(config.metrics.listen)
+            self.metrics_url = await self._page.start(config.metrics.listen, config.metrics.hosts)
             _log.info("listening", metrics=self.metrics_url)
         if self._recording is not None:
             # All addresses and files are held now: until here an earlier recording was untouched.

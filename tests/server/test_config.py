@@ -295,6 +295,8 @@ def test_what_is_allowed_and_doubtful_is_a_warning(tmp_path: Path) -> None:
         "c:1:13: listeners[0]: 0.0.0.0:1 has no authentication: anyone who can reach it may call",
         "c:3:19: metrics.listen: [::]:2 shows the tenants and their usage to anyone who can reach"
         " it",
+        "c:3:19: metrics.listen: [::]:2 answers requests by an address alone, by default; list"
+        " names in metrics.hosts, if Prometheus or a browser uses one",
         "c:2:18: unknown_tenants: refuses every request, because no tenants are listed",
     ]
 

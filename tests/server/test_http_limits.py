@@ -1,12 +1,14 @@
 """The HTTP listener bounds connections and time, and answers to its own names alone."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
+from schedsvc.server import Server
 from schedsvc.server.http_limits import REQUEST_BYTES_MAX, HttpLimits
 
 from .conftest import serving, until
@@ -53,6 +55,11 @@ async def head(port: int, host: bytes = b"127.0.0.1") -> bytes:
     return line
 
 
+def metrics_port(server: Server) -> int:
+    assert server.metrics_url is not None
+    return int(server.metrics_url.rsplit(":", 1)[1].partition("/")[0])
+
+
 async def send_without_end(writer: asyncio.StreamWriter) -> None:
     async with asyncio.timeout(60):
         while True:
@@ -61,7 +68,7 @@ async def send_without_end(writer: asyncio.StreamWriter) -> None:
 
 
 async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
-    async with listening(HttpLimits("127.0.0.1", connections_max=2)) as port:
+    async with listening(HttpLimits(connections_max=2)) as port:
         kept = [await connect(port) for _ in range(2)]
         reader, writer = await connect(port)
         assert await asyncio.wait_for(reader.read(), 60) == b""
@@ -80,7 +87,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
 async def test_a_connection_without_a_request_is_closed(sent: bytes) -> None:
-    async with listening(HttpLimits("127.0.0.1", request_s=0.05)) as port:
+    async with listening(HttpLimits(request_s=0.05)) as port:
         reader, writer = await connect(port)
         writer.write(sent)
         assert await asyncio.wait_for(reader.read(), 60) == b""
@@ -89,7 +96,7 @@ async def test_a_connection_without_a_request_is_closed(sent: bytes) -> None:
 
 
 async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
-    limits = HttpLimits("127.0.0.1", connections_max=1, answer_s=0.2)
+    limits = HttpLimits(connections_max=1, answer_s=0.2)
     async with listening(limits, endless) as port:
         _, writer = await connect(port)
         writer.write(GET % b"127.0.0.1")
@@ -100,28 +107,48 @@ async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listens", "host", "status"),
+    ("host", "status"),
     [
-        ("127.0.0.1", b"127.0.0.1:7690", b"200"),
-        ("127.0.0.1", b"localhost", b"200"),
-        ("[::1]", b"[::1]:7690", b"200"),
-        ("127.0.0.1", b"rebound.example", b"403"),
-        ("localhost", b"10.0.0.7", b"403"),
-        ("0.0.0.0", b"schedsvc.monitoring.svc:7690", b"200"),
+        (b"127.0.0.1:7690", b"200"),
+        (b"localhost", b"200"),
+        (b"[::1]:7690", b"200"),
+        (b"10.0.0.7", b"200"),
+        (b"schedsvc.llm.svc:7690", b"200"),
+        (b"Schedsvc.llm.svc", b"200"),
+        (b"rebound.example", b"403"),
+        (b"rebound.example:7690", b"403"),
+        (b"127.0.0.1.rebound.example", b"403"),
+        (b"schedsvc.llm.svc.rebound.example", b"403"),
+        (b"schedsvc.llm.svc@rebound.example", b"403"),
+        (b"", b"403"),
+        (b"[::1", b"400"),
     ],
 )
-async def test_a_loopback_listener_has_no_other_names(
+@pytest.mark.parametrize("listens", ["127.0.0.1", "0.0.0.0"])
+async def test_a_listener_has_the_names_that_it_was_given(
     listens: str, host: bytes, status: bytes
 ) -> None:
-    async with listening(HttpLimits(listens)) as port:
-        assert (await head(port, host)).split()[1] == status
+    """A browser was rebound to a listener that was not on a loopback address."""
+    metrics = {"listen": f"{listens}:0", "hosts": ["schedsvc.llm.svc"]}
+    async with serving(metrics=metrics) as server:
+        assert (await head(metrics_port(server), host)).split()[1] == status
+
+
+async def test_a_request_without_a_host_is_no_browsers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looks_up() -> str:
+        pytest.fail("the event loop waits for the resolver")
+
+    monkeypatch.setattr(socket, "getfqdn", looks_up)
+    async with serving(metrics={"listen": "127.0.0.1:0"}) as server:
+        reader, writer = await connect(metrics_port(server))
+        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"200"
+        writer.close()
 
 
 async def test_the_metrics_listener_has_these_limits() -> None:
     async with serving(metrics={"listen": "127.0.0.1:0"}) as server:
-        assert server.metrics_url is not None
-        port = int(server.metrics_url.rsplit(":", 1)[1].partition("/")[0])
-        assert (await head(port, b"rebound.example")).split()[1] == b"403"
+        port = metrics_port(server)
         idle = [await connect(port) for _ in range(64)]
         assert await head(port) == b""
         for _, writer in idle:
@@ -129,7 +156,7 @@ async def test_the_metrics_listener_has_these_limits() -> None:
 
 
 async def test_closed_connections_are_not_kept() -> None:
-    limits = HttpLimits("127.0.0.1", request_s=3_600)
+    limits = HttpLimits(request_s=3_600)
     async with listening(limits) as port:
         for _ in range(3):
             reader, writer = await connect(port)
@@ -149,7 +176,7 @@ async def test_closed_connections_are_not_kept() -> None:
 )
 async def test_a_request_beyond_its_bytes_ends_the_connection(begins: bytes) -> None:
     """Bodies, and what followed a head that is not HTTP, cost up to 450 MB in all."""
-    limits = HttpLimits("127.0.0.1", request_s=3_600)
+    limits = HttpLimits(request_s=3_600)
     async with listening(limits) as port:
         _, writer = await connect(port)
         writer.write(begins)
@@ -160,7 +187,7 @@ async def test_a_request_beyond_its_bytes_ends_the_connection(begins: bytes) -> 
 
 
 async def test_requests_on_a_kept_connection_are_counted_alone() -> None:
-    async with listening(HttpLimits("127.0.0.1")) as port:
+    async with listening(HttpLimits()) as port:
         reader, writer = await connect(port)
         for _ in range(3 * REQUEST_BYTES_MAX // 8_000):
             request = GET % b"127.0.0.1"

@@ -57,7 +57,10 @@ ipFamilies: {{ toJson . }}
 {{- end }}
 {{- $_ := set $callers "tls" $tls }}
 {{- end }}
-{{- $own := dict "listeners" (list $operators $callers) "metrics" (dict "listen" "0.0.0.0:7690") "state" (dict "file" "/var/lib/schedsvc/state.db") }}
+{{- $name := include "schedsvc.fullname" . }}
+{{- $namespaced := printf "%s.%s" $name .Release.Namespace }}
+{{- $hosts := concat (list $name $namespaced (printf "%s.svc" $namespaced)) .Values.metrics.hosts }}
+{{- $own := dict "listeners" (list $operators $callers) "metrics" (dict "listen" "0.0.0.0:7690" "hosts" $hosts) "state" (dict "file" "/var/lib/schedsvc/state.db") }}
 {{- if .Values.tenantsConfigMap }}
 {{- if hasKey .Values.config "tenants_dir" }}
 {{- fail "config.tenants_dir: tenantsConfigMap sets it; remove one of the two" }}
