@@ -13,6 +13,8 @@ __all__ = ["Authenticator", "Credentials", "Forbidden", "Known", "Unauthenticate
 
 _PRINCIPALS_MAX = 65_536
 _SCHEME = "bearer "
+_SPIFFE = "spiffe://"
+_SEVERAL = "this client certificate names several callers; issue one with a single URI SAN"
 
 #: Of a call, as gRPC gives it.
 Metadata = Iterable[tuple[str, str | bytes]] | None
@@ -33,7 +35,7 @@ class Known:
     name: str
     #: SHA-256 of each token.
     tokens: tuple[bytes, ...] = ()
-    #: A URI SAN if it has a scheme, else a DNS SAN or the common name.
+    #: A URI SAN if it has a scheme, else a DNS SAN, or the common name of one without SANs.
     certificate: str | None = None
     #: `tcp` or `unix` of a listener without authentication, as the configuration writes it.
     listener: str | None = None
@@ -160,13 +162,18 @@ class Credentials:
     def of_certificate(self, uris: Sequence[str], names: Sequence[str]) -> int | None:
         """Return the principal of a certificate, or None if it is not let in. O(names).
 
-        `uris`: its URI SANs; `names`: its DNS SANs and its common name. A name with a scheme in the
-        configuration stands for a URI SAN only, so that no common name can imitate one.
+        `uris`: its URI SANs; `names`: its DNS SANs, or the common name of one without SANs. A name
+        with a scheme in the configuration stands for a URI SAN only, so that no common name can
+        imitate one. Raises Unauthenticated for a certificate that names several callers, which one
+        with a SPIFFE ID beside another URI does (X509-SVID, section 2).
         """
-        for name in (*uris, *(name for name in names if "://" not in name)):
-            number = self._certificates.get(name)
-            if number is not None:
-                return number
+        listed = (*uris, *(name for name in names if "://" not in name))
+        found = {self._certificates[name] for name in listed if name in self._certificates}
+        is_spiffe = any(uri.lower().startswith(_SPIFFE) for uri in uris)
+        if len(found) > 1 or (is_spiffe and len(uris) > 1):
+            raise Unauthenticated(_SEVERAL)
+        if found:
+            return found.pop()
         if not self._lets_unlisted_in or not (uris or names):
             return None
         return self._number("certificate", (*names, *uris)[0])
@@ -244,7 +251,9 @@ class Authenticator:
         def texts(key: str) -> list[str]:
             return [text.decode(errors="replace") for text in properties.get(key, ()) if text]
 
-        uris, names = texts("peer_uri"), [*texts("x509_common_name"), *texts("peer_dns")]
+        # As RFC 6125 has it: a CA checks each SAN, and often not the common name.
+        has_sans = "x509_subject_alternative_name" in properties
+        uris, names = texts("peer_uri"), texts("peer_dns" if has_sans else "x509_common_name")
         principal = self.credentials.of_certificate(uris, names)
         if principal is None:
             raise Unauthenticated("no principal has this client certificate")

@@ -212,13 +212,17 @@ REFUSED = {
     "any host": (("*.clients.test",), "is needed"),
     "deeper host": (("acme.x.clients.test",), "is needed"),
     "looks alike": (("https://corp.test/ns/a/sa/acme",), "is needed"),
-    "common name": ((), "is needed"),
+    "common name": ((None,), "is needed"),
 }
 
 
 @pytest.mark.parametrize(("sans", "problem"), REFUSED.values(), ids=REFUSED.keys())
 async def test_a_certificate_without_one_tenant_is_401(
-    engine: Caller, fake: FakeScheduler, authority: Authority, sans: tuple[str, ...], problem: str
+    engine: Caller,
+    fake: FakeScheduler,
+    authority: Authority,
+    sans: tuple[str | None, ...],
+    problem: str,
 ) -> None:
     status, body = await engine.ask(authority.issue("acme.clients.test", *sans))
     assert (status, body["error"]["code"]) == (401, "invalid_certificate")

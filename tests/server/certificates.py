@@ -13,6 +13,12 @@ from cryptography.x509.oid import NameOID
 _DAY = datetime.timedelta(days=1)
 
 
+def _san(name: str) -> x509.GeneralName:
+    if "://" in name:
+        return x509.UniformResourceIdentifier(name)
+    return x509.RFC822Name(name) if "@" in name else x509.DNSName(name)
+
+
 @dataclass(frozen=True)
 class Pair:
     """A certificate and its key, as PEM and as files."""
@@ -47,23 +53,22 @@ class Authority:
     def issue(
         self,
         common_name: str,
-        *sans: str,
+        *sans: str | None,
         since: datetime.timedelta = -_DAY,
         until: datetime.timedelta = _DAY,
     ) -> Pair:
         """Sign a certificate under a common name.
 
-        `sans`: names with :// are URIs, others DNS names; none: 127.0.0.1 and localhost. `since`,
-        `until`: when it is valid, from now.
+        `sans`: names with :// are URIs, with @ mail addresses, others DNS names; none: the common
+        name, localhost and 127.0.0.1; None alone: it has no SAN. `since`, `until`: when it is
+        valid, from now.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []
-        local = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        given = [
-            x509.UniformResourceIdentifier(san) if "://" in san else x509.DNSName(san)
-            for san in sans
-        ]
-        addresses = x509.SubjectAlternativeName(given or local)
+        local = [_san(name) for name in (common_name, "localhost") if name]
+        local.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+        given = [_san(san) for san in sans if san is not None]
+        addresses = None if sans == (None,) else x509.SubjectAlternativeName(given or local)
         cert = self._sign(x509.Name(names), key.public_key(), addresses, (since, until))
         pair = Pair(self._folder / f"{common_name}.crt", self._folder / f"{common_name}.key")
         self._write(pair.cert_file, cert)
@@ -80,7 +85,7 @@ class Authority:
         self,
         subject: x509.Name,
         key: ec.EllipticCurvePublicKey,
-        extension: x509.ExtensionType,
+        extension: x509.ExtensionType | None,
         valid: tuple[datetime.timedelta, datetime.timedelta] = (-_DAY, _DAY),
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
@@ -92,8 +97,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now + valid[0])
             .not_valid_after(now + valid[1])
-            .add_extension(extension, critical=False)
         )
+        if extension is not None:
+            builder = builder.add_extension(extension, critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
     @staticmethod

@@ -136,6 +136,53 @@ async def test_certificate_is_known_by_its_exact_name(tmp_path: Path) -> None:
     }
 
 
+async def test_a_certificate_names_one_caller_by_its_sans(tmp_path: Path) -> None:
+    """A common name counted beside SANs, and the first of two SPIFFE IDs was taken."""
+    authority = Authority(tmp_path)
+    own = authority.issue("scheduler")
+    tls = {"cert": str(own.cert_file), "key": str(own.key_file), "client_ca": str(authority.file)}
+    gate, other = "spiffe://corp/gate", "spiffe://corp/other"
+    principals = [
+        {"name": name, "certificate": name} for name in (gate, other, "ops.example", "b.example")
+    ]
+    auth = {"principals": principals}
+    listeners = [{"tcp": "127.0.0.1:0", "tls": tls}]
+    outcomes = {}
+    async with serving(listeners=listeners, auth=auth) as server:
+        for sans in (
+            (None,),
+            ("ops.example",),
+            ("a.example",),
+            ("ops@corp.example",),
+            (gate,),
+            (gate, "a.example"),
+            (gate, other),
+            (gate, "spiffe://corp/unknown"),
+            (gate, "https://corp.example"),
+            (gate, "b.example"),
+            ("ops.example", "b.example"),
+        ):
+            pair = authority.issue("ops.example", *sans)
+            proof = grpc.ssl_channel_credentials(authority.cert, pair.key, pair.cert)
+            async with calling(server.targets[0], proof) as stub:
+                call = stub.Stats(pb.StatsRequest())
+                outcomes[sans] = ((await call.code()).name, await call.details())
+    why = "this client certificate names several callers; issue one with a single URI SAN"
+    assert outcomes == {
+        (None,): ("OK", ""),
+        ("ops.example",): ("OK", ""),
+        ("a.example",): ("UNAUTHENTICATED", "no principal has this client certificate"),
+        ("ops@corp.example",): ("UNAUTHENTICATED", "no principal has this client certificate"),
+        (gate,): ("OK", ""),
+        (gate, "a.example"): ("OK", ""),
+        (gate, other): ("UNAUTHENTICATED", why),
+        (gate, "spiffe://corp/unknown"): ("UNAUTHENTICATED", why),
+        (gate, "https://corp.example"): ("UNAUTHENTICATED", why),
+        (gate, "b.example"): ("UNAUTHENTICATED", why),
+        ("ops.example", "b.example"): ("UNAUTHENTICATED", why),
+    }
+
+
 @pytest.mark.parametrize(
     ("uris", "names", "found"),
     [
