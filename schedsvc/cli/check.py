@@ -101,7 +101,7 @@ def _summary(config: Config) -> list[tuple[str, str]]:
     return [
         ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),
         ("edge", _edge(config)),
-        ("principals", "\n".join(map(_principal, config.auth.principals)) or "none listed"),
+        ("principals", "\n".join(map(_principal, config.callers())) or "none listed"),
         (
             "policy",
             f"{settings.policy}; an output token costs"

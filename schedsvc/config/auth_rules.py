@@ -66,6 +66,24 @@ def principal_findings(
                 yield (*path, "member"), message
 
 
+def _open_ports(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find a TCP port for all beside listeners that bound who calls."""
+    tokens = has_tokens(data)
+    named = {entry.get("listener") for _, entry in _principals(data)}
+    listeners = items(data.get("listeners"))
+    if not any("unix" in entry or proof_kind(entry, tokens) != "none" for _, entry in listeners):
+        return
+    for i, entry in listeners:
+        tcp = entry.get("tcp")
+        if isinstance(tcp, str) and tcp not in named and proof_kind(entry, tokens) == "none":
+            message = (
+                f"{tcp} has no authentication, beside a listener that has one or a file mode: by"
+                " default its callers ask for every tenant and offer no pool. Ask for tokens, or"
+                " say in auth.principals what `listener:` may do"
+            )
+            yield ("listeners", i), message
+
+
 def _kinds(data: Mapping[str, Any]) -> dict[str, object]:
     """Return how callers prove who they are, by the address of each listener."""
     tokens = has_tokens(data)
@@ -92,7 +110,8 @@ def _token(
 
 
 def principal_advice(data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what lets one principal harm another. O(principals)."""
+    """Yield what lets one principal harm another. O(principals + listeners)."""
+    yield from _open_ports(data)
     callers = [entry for _, entry in _principals(data) if not entry.get("operator")]
     if len(callers) > 1 and not any("share_of_places" in entry for entry in callers):
         message = (

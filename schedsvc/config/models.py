@@ -21,6 +21,7 @@ from schedsvc.config.network import (
     Principal,
     Sha256,
     Tls,
+    callers_of,
 )
 from schedsvc.config.outputs import Budget, Log, Metrics, State, Usage
 
@@ -425,6 +426,10 @@ class Config(Section):
         if listener.tls is not None and listener.tls.client_ca is not None:
             return "certificate"
         return "token" if self.auth.has_tokens else "none"
+
+    def callers(self) -> list[Principal]:
+        """Return the principals, and one for each other port that bounds its callers."""
+        return callers_of(self.auth, [(each, self.auth_kind(each)) for each in self.listeners])
 
     @property
     def edge_socket(self) -> str | None:

@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["STRICT", "Auth", "AuthKind", "Edge", "Listener", "Principal", "Tls", "is_wildcard"]
+__all__ = [
+    "STRICT",
+    "Auth",
+    "AuthKind",
+    "Edge",
+    "Listener",
+    "Principal",
+    "Tls",
+    "callers_of",
+    "is_wildcard",
+]
 
 #: No key but the known ones, no value of another type.
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -82,6 +92,12 @@ class Principal(_Section):
     #: Another member of the cluster, which may follow this scheduler.
     member: bool = False
 
+    @classmethod
+    def of_port(cls, address: str) -> "Principal":
+        """Return what all callers of a TCP listener are if none of them proves who it is."""
+        name = f"listener:{address}"
+        return cls.model_construct(name=name, listener=address, tenants=["*"])
+
     @property
     def may_vouch_for(self) -> list[str]:
         """Patterns of the tenants that it may name; by default all if it has pools, else none."""
@@ -110,3 +126,17 @@ class Auth(_Section):
         if self.unlisted_certificates is not None:
             return self.unlisted_certificates == "allow"
         return all(principal.certificate is None for principal in self.principals)
+
+
+def callers_of(auth: Auth, listeners: list[tuple[Listener, AuthKind]]) -> list[Principal]:
+    """Return the principals, and one for each other TCP listener that has to bound its callers.
+
+    All who can connect to a port may be such a caller. So where another listener asks for a proof,
+    or has a file mode, they only ask. O(principals + listeners).
+    """
+    given = {principal.listener for principal in auth.principals}
+    ports = [entry.tcp for entry, kind in listeners if entry.tcp is not None and kind == "none"]
+    if len(ports) == len(listeners):
+        return auth.principals
+    bounded = [Principal.of_port(tcp) for tcp in dict.fromkeys(ports) if tcp not in given]
+    return [*auth.principals, *bounded]

@@ -48,7 +48,7 @@ class Callers:
         return ended
 
     def _grant(self, config: Config) -> None:
-        principals = {principal.name: principal for principal in config.auth.principals}
+        principals = {principal.name: principal for principal in config.callers()}
         for number, known in self.credentials.listed.items():
             principal = principals[known.name]
             grants = {
@@ -84,7 +84,7 @@ def known_callers(config: Config) -> list[Known]:
             events_per_second=principal.events_per_second,
             loop_share=principal.loop_share,
         )
-        for principal in config.auth.principals
+        for principal in config.callers()
     ]
 
 

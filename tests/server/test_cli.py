@@ -354,10 +354,10 @@ def events_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def test_a_process_serves_drains_and_ends(config_file: Path) -> None:
     with scheduler(config_file) as (process, ready):
-        path, port = ready["targets"]
+        path, _ = ready["targets"]
         assert path == f"unix:{config_file.parent}/s.sock"
         assert ready["metrics"].startswith("http://127.0.0.1:")
-        with grpc.insecure_channel(port) as channel:
+        with grpc.insecure_channel(path) as channel:
             stub = stubs.SchedulerServiceStub(channel)
             granted = stub.Admit(ask(1_500))
             waiting = stub.Admit.future(ask(1_500))

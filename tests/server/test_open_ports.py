@@ -1,0 +1,111 @@
+"""A TCP port without authentication beside a listener that bounds its callers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from schedsvc_client.v1 import pool_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from .conftest import ask, calling, serving, token_of
+from .test_cli import run
+from .test_principals import bearer
+
+TOKEN = "gate-token-of-enough"
+PORT: dict[str, Any] = {"tcp": "127.0.0.1:0", "auth": "none"}
+
+
+async def rights(target: str, **call: Any) -> dict[str, Any]:
+    """Whether a caller may ask, offer a pool, and see the Stats of all."""
+    async with calling(target) as stub:
+        admitted = await stub.Admit(ask(10), **call)
+        stats = await stub.Stats(pb.StatsRequest(), **call)
+        session = stub.Session(**call)
+        offer = pool_pb2.PoolRegistration(
+            pool="stranger", epoch=1, capacity_tokens=1_600, block_size_tokens=16
+        )
+        hello = pb.SessionHello(client_id="s", incarnation=1)
+        events = [pb.SessionEvent(hello=hello), pb.SessionEvent(pool=offer)]
+        await session.write(pb.SessionRequest(seq=1, events=events))
+        answer = await session.read()
+    assert isinstance(answer, pb.SessionResponse)
+    return {
+        "asks": admitted.outcome == pb.OUTCOME_GRANTED,
+        "offers": not answer.faults,
+        "sees_all": stats.HasField("totals"),
+    }
+
+
+ALL = {"asks": True, "offers": True, "sees_all": True}
+ASKS = {"asks": True, "offers": False, "sees_all": False}
+
+
+async def test_a_port_beside_a_socket_only_asks(tmp_path: Path) -> None:
+    """A user who may not open the socket took the engine's pool over the loopback port."""
+    socket = {"unix": str(tmp_path / "s"), "mode": "0600"}
+    async with serving(listeners=[PORT, socket]) as server:
+        port, unix = server.targets
+        assert await rights(port) == ASKS
+        assert await rights(unix) == ALL
+        row = server.driver.stats(0)["pools"][-1]
+        assert row["name"] == "stranger"
+
+
+async def test_a_port_beside_tokens_only_asks() -> None:
+    auth = {"principals": [token_of("gate", TOKEN)]}
+    async with serving(listeners=[PORT, {"tcp": "127.0.0.1:0"}], auth=auth) as server:
+        port, guarded = server.targets
+        assert await rights(port) == ASKS
+        assert await rights(guarded, metadata=bearer(TOKEN)) == ALL
+
+
+@pytest.mark.parametrize("ports", [[PORT], [PORT, PORT]])
+async def test_ports_alone_may_do_everything(ports: list[dict[str, Any]]) -> None:
+    async with serving(listeners=ports) as server:
+        assert await rights(server.targets[-1]) == ALL
+
+
+async def test_a_port_that_is_listed_has_its_own_grants(tmp_path: Path) -> None:
+    local = {"name": "local", "listener": PORT["tcp"], "pools": ["*"], "stats": "all"}
+    listeners = [PORT, {"unix": str(tmp_path / "s")}]
+    async with serving(listeners=listeners, auth={"principals": [local]}) as server:
+        assert await rights(server.targets[0]) == ALL
+
+
+async def test_a_port_cannot_end_what_another_listener_began(tmp_path: Path) -> None:
+    listeners = [PORT, {"unix": str(tmp_path / "s")}]
+    async with serving(listeners=listeners) as server, calling(server.targets[1]) as unix:
+        lease = (await unix.Admit(ask(10))).grant.lease_id
+        end = pb.CompleteRequest(lease_id=lease, pool_epoch=1)
+        async with calling(server.targets[0]) as tcp:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await tcp.Complete(end)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert (await unix.Complete(end)).outcome == pb.OUTCOME_COMPLETED
+
+
+LOCAL = "auth: {principals: [{name: l, listener: '127.0.0.1:7600', pools: ['*']}]}"
+GATE = f"auth: {{principals: [{{name: g, sha256: {'a' * 64}, pools: ['*']}}]}}"
+
+
+@pytest.mark.parametrize(
+    ("others", "auth", "warned"),
+    [
+        ("{unix: s, mode: '0600'}", "", True),
+        ("{tcp: '127.0.0.1:7601', auth: token}", GATE, True),
+        ("{unix: s, mode: '0600'}", LOCAL, False),
+        ("{tcp: '127.0.0.1:7601', auth: none}", "", False),
+    ],
+)
+def test_check_warns_of_a_port_beside_another_listener(
+    tmp_path: Path, others: str, auth: str, warned: bool
+) -> None:
+    text = f"listeners: [{others}, {{tcp: '127.0.0.1:7600', auth: none}}]\n{auth}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    shown = run("check", str(tmp_path / "c.yaml"))
+    found = json.loads(run("check", str(tmp_path / "c.yaml"), "--json").stdout)["warnings"]
+    assert [w["path"] for w in found if "file mode" in w["message"]] == ["listeners[1]"] * warned
+    default = "listener:127.0.0.1:7600: offers none, vouches for *"
+    assert (default in shown.stdout) == warned
