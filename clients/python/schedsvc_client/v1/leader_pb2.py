@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18schedsvc/v1/leader.proto\x12\x0bschedsvc.v1\"*\n\nLeadership\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18schedsvc/v1/leader.proto\x12\x0bschedsvc.v1\"*\n\nLeadership\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\tB\x8f\x01\n\x15io.github.schedsvc.v1P\x01Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\xaa\x02\x0bSchedsvc.V1\xca\x02\x0bSchedsvc\\V1\xe2\x02\x14Schedsvc\\V1\\Metadata\xea\x02\x0cSchedsvc::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.leader_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.schedsvc.v1P\001Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\252\002\013Schedsvc.V1\312\002\013Schedsvc\\V1\342\002\024Schedsvc\\V1\\Metadata\352\002\014Schedsvc::V1'
   _globals['_LEADERSHIP']._serialized_start=41
   _globals['_LEADERSHIP']._serialized_end=83
 # @@protoc_insertion_point(module_scope)

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/tenants.proto\x12\x0bschedsvc.v1\"b\n\x0cTenantsStats\x12\x13\n\x0b\x66irst_sight\x18\x01 \x01(\x03\x12\x11\n\tflows_max\x18\x02 \x01(\x03\x12\x17\n\x0fshared_requests\x18\x03 \x01(\x03\x12\x11\n\tforgotten\x18\x04 \x01(\x03*\x94\x01\n\x0bTenantProof\x12\x1c\n\x18TENANT_PROOF_UNSPECIFIED\x10\x00\x12\x17\n\x13TENANT_PROOF_HEADER\x10\x01\x12\x16\n\x12TENANT_PROOF_TOKEN\x10\x02\x12\x18\n\x14TENANT_PROOF_API_KEY\x10\x03\x12\x1c\n\x18TENANT_PROOF_CERTIFICATE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19schedsvc/v1/tenants.proto\x12\x0bschedsvc.v1\"b\n\x0cTenantsStats\x12\x13\n\x0b\x66irst_sight\x18\x01 \x01(\x03\x12\x11\n\tflows_max\x18\x02 \x01(\x03\x12\x17\n\x0fshared_requests\x18\x03 \x01(\x03\x12\x11\n\tforgotten\x18\x04 \x01(\x03*\x94\x01\n\x0bTenantProof\x12\x1c\n\x18TENANT_PROOF_UNSPECIFIED\x10\x00\x12\x17\n\x13TENANT_PROOF_HEADER\x10\x01\x12\x16\n\x12TENANT_PROOF_TOKEN\x10\x02\x12\x18\n\x14TENANT_PROOF_API_KEY\x10\x03\x12\x1c\n\x18TENANT_PROOF_CERTIFICATE\x10\x04\x42\x8f\x01\n\x15io.github.schedsvc.v1P\x01Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\xaa\x02\x0bSchedsvc.V1\xca\x02\x0bSchedsvc\\V1\xe2\x02\x14Schedsvc\\V1\\Metadata\xea\x02\x0cSchedsvc::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.tenants_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.schedsvc.v1P\001Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\252\002\013Schedsvc.V1\312\002\013Schedsvc\\V1\342\002\024Schedsvc\\V1\\Metadata\352\002\014Schedsvc::V1'
   _globals['_TENANTPROOF']._serialized_start=143
   _globals['_TENANTPROOF']._serialized_end=291
   _globals['_TENANTSSTATS']._serialized_start=42

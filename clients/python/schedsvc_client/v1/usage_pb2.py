@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17schedsvc/v1/usage.proto\x12\x0bschedsvc.v1\"\x19\n\nUsageSaved\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"m\n\nUsageStats\x12\x14\n\x0cwaiting_rows\x18\x01 \x01(\x03\x12\x11\n\tlost_rows\x18\x02 \x01(\x03\x12\x12\n\nsaved_rows\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x11\n\tlog_bytes\x18\x05 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17schedsvc/v1/usage.proto\x12\x0bschedsvc.v1\"\x19\n\nUsageSaved\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"m\n\nUsageStats\x12\x14\n\x0cwaiting_rows\x18\x01 \x01(\x03\x12\x11\n\tlost_rows\x18\x02 \x01(\x03\x12\x12\n\nsaved_rows\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x11\n\tlog_bytes\x18\x05 \x01(\x03\x42\x8f\x01\n\x15io.github.schedsvc.v1P\x01Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\xaa\x02\x0bSchedsvc.V1\xca\x02\x0bSchedsvc\\V1\xe2\x02\x14Schedsvc\\V1\\Metadata\xea\x02\x0cSchedsvc::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.usage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.schedsvc.v1P\001Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\252\002\013Schedsvc.V1\312\002\013Schedsvc\\V1\342\002\024Schedsvc\\V1\\Metadata\352\002\014Schedsvc::V1'
   _globals['_USAGESAVED']._serialized_start=40
   _globals['_USAGESAVED']._serialized_end=65
   _globals['_USAGESTATS']._serialized_start=67
