@@ -61,7 +61,7 @@ RULES = (
     Rule(r"_core/|schedsvc/_core\w*\.pyi$", "the core", CORE_TESTS, ("schedsvc/_core.pyi",)),
     Rule(r"setup\.py$", "builds the core", CORE_TESTS, ("schedsvc/_core.pyi",), _PACKAGES),
     Rule(
-        r"proto/|clients/python/schedsvc_client/v1/",
+        r"proto/schedsvc/|clients/python/schedsvc_client/v1/",
         "the contract",
         (*CORE_TESTS, "tests/conformance/", "tests/vllm/"),
     ),
@@ -96,7 +96,7 @@ RULES = (
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
     Rule(r"(docs/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
     Rule(r"(docs/|SECURITY|CHANGELOG|CONTRIBUTING|STYLE|ARCHITECTURE)|.*\.md$", "for readers"),
-    Rule(r"proto/buf\.yaml$|clients/node/package-lock\.json$", "make check reads it"),
+    Rule(r"proto/buf(\.gen)?\.yaml$|clients/node/package(-lock)?\.json$", "make check reads it"),
 )
 
 #: The lanes beside the slow tests, each with the tests whose needs are its subject.
