@@ -1,4 +1,4 @@
-"""What CI installs, it asks dpkg for: many packages have no program of their own name."""
+"""CI asks dpkg what is installed, because many packages have no program of their own name."""
 
 import os
 import shutil
