@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # How the core is compiled, for all but wheels and measurements (_core/flags.toml).
 DEVELOPMENT := SCHEDSVC_CORE=development
 STUBS := clients/python
+REFERENCE := docs/contract.md
 # Their .proto files have messages only.
 NO_RPCS := cluster leader mode pool quota tenants usage
 VLLM_VENV := .venv-vllm
@@ -63,12 +64,13 @@ build: $(STAMP) ## Rebuild the core after a change in _core/, for development: n
 build-release: $(STAMP) ## Rebuild the core as wheels have it, for what measures its speed.
 	SCHEDSVC_CORE=release $(BIN)/python setup.py --quiet build_ext --inplace
 
-proto: $(STAMP) ## Generate the stubs of proto/ anew.
+proto: $(STAMP) ## Generate the stubs of proto/, and docs/contract.md.
 	rm -rf build/stubs && mkdir -p build/stubs
 	$(BIN)/python -m grpc_tools.protoc -Iproto \
 		--plugin=$(BIN)/protoc-gen-mypy --plugin=$(BIN)/protoc-gen-mypy_grpc \
 		--python_out=build/stubs --mypy_out=quiet:build/stubs \
 		--grpc_python_out=build/stubs --mypy_grpc_out=quiet:build/stubs \
+		--descriptor_set_out=build/stubs/contract.binpb --include_source_info \
 		proto/schedsvc/v1/*.proto
 	rm -f $(foreach name,$(NO_RPCS),build/stubs/schedsvc/v1/$(name)_pb2_grpc.py*)
 	@# The package of the stubs is schedsvc_client; protoc names it after the folder of the .proto.
@@ -76,6 +78,7 @@ proto: $(STAMP) ## Generate the stubs of proto/ anew.
 		build/stubs/schedsvc/v1/*.py*
 	mkdir -p $(STUBS)/schedsvc_client/v1
 	cp build/stubs/schedsvc/v1/*.py* $(STUBS)/schedsvc_client/v1/
+	$(BIN)/python -m deploy.reference build/stubs/contract.binpb $(REFERENCE)
 
 check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/ruff format --check .

@@ -338,6 +338,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
     # Builds what is published: packages and man pages. Nothing imports it.
     "deploy": room("schedsvc.cli", "click", prints=True),
+    # Writes the reference of the contract.
+    "deploy.reference": room(packages="google"),
     # Asks a Prometheus about the last minutes.
     "deploy.panels": room(
         "deploy schedsvc.option_types", "click matplotlib", clock=WALL, prints=True

@@ -18,7 +18,9 @@ PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm")
 PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "bench", "deploy")
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
-_GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$")
+_GENERATED = re.compile(
+    r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$|^docs/contract\.md$"
+)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The stubs in the tree are what proto/ generates."""
+"""The stubs and the reference in the tree are what proto/ generates."""
 
 import subprocess
 import sys
@@ -7,12 +7,16 @@ from pathlib import Path
 from .sources import ROOT
 
 STUBS = "schedsvc_client/v1"
+REFERENCE = "docs/contract.md"
 
 
-def test_stubs_equal_a_fresh_generation(tmp_path: Path) -> None:
+def test_stubs_and_reference_equal_a_fresh_generation(tmp_path: Path) -> None:
     # `-o` takes the environment as it is: a test installs nothing.
     command = ["make", "-s", "-C", str(ROOT), "-o", ".venv/.installed", "proto"]
-    variables = [f"BIN={Path(sys.executable).parent}", f"STUBS={tmp_path}"]
+    reference = tmp_path / "contract.md"
+    variables = [
+        f"BIN={Path(sys.executable).parent}", f"STUBS={tmp_path}", f"REFERENCE={reference}"
+    ]  # fmt: skip
     run = subprocess.run([*command, *variables], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     fresh = {path.name: path.read_bytes() for path in (tmp_path / STUBS).iterdir()}
@@ -24,3 +28,6 @@ def test_stubs_equal_a_fresh_generation(tmp_path: Path) -> None:
     assert len(fresh) == 34
     differing = sorted(name for name in fresh | kept if fresh.get(name) != kept.get(name))
     assert not differing, f"run `make proto` and commit: {differing}"
+    assert reference.read_text() == (ROOT / REFERENCE).read_text(), (
+        f"run `make proto` and commit {REFERENCE}"
+    )
