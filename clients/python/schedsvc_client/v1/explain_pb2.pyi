@@ -572,10 +572,12 @@ class PoolWait(_message.Message):
     """
     level: _builtins.int
     """The level of the tree of groups at which the two part, 1 at the root; 0: no group is above
-    either, or their classes differ. `next_lead_tokens` is the difference between these two:
+    either, or their classes differ.
     """
     own_group: _builtins.str
-    """the group at this level above this request, and that above the next one; empty: its tenant."""
+    """The two between which `next_lead_tokens` is the difference: the group at this level above this
+    request, and that above the next one; empty: its tenant.
+    """
     next_group: _builtins.str
     def __init__(
         self,
