@@ -18,6 +18,7 @@ from schedsvc_vllm.asgi import (
     going_on,
     header,
 )
+from schedsvc_vllm.client_address import client_network
 
 #: A body has to be complete by then.
 BODY_S_MAX = 60.0
@@ -62,8 +63,12 @@ class BodyTooSlowError(BadRequestError):
 class Bodies:
     """All bodies that are being read, wait or run: each has a limit, and so has their sum."""
 
-    def __init__(self, each_max: int, total_max: int, seconds: float = BODY_S_MAX) -> None:
+    def __init__(
+        self, each_max: int, total_max: int, seconds: float = BODY_S_MAX, *, fronted: bool = False
+    ) -> None:
+        """`fronted`: a front states the addresses of clients."""
         self.total = 0
+        self._fronted = fronted
         self.each_max, self.total_max, self.seconds = each_max, total_max, seconds
         #: One body of the largest size always fits.
         self.caller_max = max(total_max // 2, min(each_max, total_max))
@@ -72,9 +77,9 @@ class Bodies:
     def open(self, scope: Scope) -> Body:
         """Begin with one; `release()` it when its request ends.
 
-        It is its client address's, unless `caller` is set to another key before it is read.
+        It is its client network's, unless `caller` is set to another key before it is read.
         """
-        return Body(self, str((scope.get("client") or ("",))[0]))
+        return Body(self, client_network(scope, fronted=self._fronted))
 
     def count(self, caller: str | bytes, more: int) -> None:
         """Count bytes of a caller. Raises BodiesFullError."""

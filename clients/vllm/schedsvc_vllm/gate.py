@@ -84,7 +84,8 @@ class Gate:
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
-            self._bodies = Bodies(self._settings.body_bytes_max, self._settings.bodies_bytes_max)
+            limits = (self._settings.body_bytes_max, self._settings.bodies_bytes_max)
+            self._bodies = Bodies(*limits, fronted=self._settings.is_fronted)
             self._responses = ResponseIds(self._settings.response_key)
             self._access = Access(
                 self._identifier, self._responses, self._settings.operator_keys_sha256
@@ -437,7 +438,8 @@ class Gate:
                     token=self._settings.token,
                     options=ClientOptions(call_deadline_s=ASK_S_MAX),
                     fence=self._runtime.fence,
-                )
+                ),
+                path=self._settings.known_keys_file,
             )
         self._identifier.start()
         _log.info("tenants: by %s", ", else by ".join(self._identifier.sources) or "nothing")

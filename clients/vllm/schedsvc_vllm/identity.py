@@ -14,6 +14,7 @@ from schedsvc_client import TenantProof, api_key_hash
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope, header, path_of
 from schedsvc_vllm.certificates import XFCC
+from schedsvc_vllm.client_address import client_network
 from schedsvc_vllm.jwks_source import JwksSource
 from schedsvc_vllm.scheduler_keys import SchedulerKeys
 from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
@@ -78,6 +79,7 @@ class Identifier:
         self._header_proof = (
             TenantProof.HEADER if settings.header_set_by else TenantProof.UNSPECIFIED
         )
+        self._fronted = settings.is_fronted
         self._trust_api_key = settings.trust_api_key
         self._trust_user_field = settings.trust_user_field
         self._trust_request_id = settings.trust_request_id
@@ -148,7 +150,9 @@ class Identifier:
         # A JSON Web Token has three parts, and no key that the scheduler made has a point.
         is_token = self._tokens is not None and key.count(".") == _TOKEN_POINTS
         if self.keys is not None and key and not is_token:
-            tenant = await self.keys.owner(api_key_hash(key))
+            tenant = await self.keys.owner(
+                api_key_hash(key), client_network(scope, fronted=self._fronted)
+            )
             if tenant is not None:
                 return Identity(tenant=tenant, proof=TenantProof.API_KEY)
         if self._tokens is not None:

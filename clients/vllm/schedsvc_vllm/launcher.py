@@ -61,6 +61,7 @@ OPTIONS = {
     "trust-request-id": "on or off: x-request-id is unique, since a proxy sets it",
     "api-keys-file": "file with the API keys that callers may use, one on each line",
     "api-keys-from": "gate, or scheduler: keys that stand for its tenants may call (gate)",
+    "known-keys-file": "file that keeps hashes of these keys over a restart; off: none",
     "operator-keys-file": "file with the keys that open endpoints such as /sleep and"
     " /v1/load_lora_adapter, one on each line; without it they return 501",
     "models-open": "on or off: whether /v1/models needs no credential (on)",

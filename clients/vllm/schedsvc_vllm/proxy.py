@@ -101,13 +101,13 @@ class Upstream:
 
     `wait_s`: how long its start waits for a server that does not answer yet. `health_s`: how long a
     probe waits. `kept_headers`: those that a setting names, so that a client's `Connection` field
-    cannot drop them.
+    cannot drop them. `fronted`: a front states the addresses of clients.
     """
 
     def __init__(
         self, url: str, *, wait_s: float = 600.0, health_s: float = 2.0,
         body_bytes_max: int = 64 << 20, bodies_bytes_max: int = 48 << 20,
-        kept_headers: frozenset[bytes] = frozenset(),
+        kept_headers: frozenset[bytes] = frozenset(), fronted: bool = False,
     ) -> None:  # fmt: skip
         self.url = url.rstrip("/")
         self._probe = UpstreamProbe(lambda: self._text(HEALTH_PATH, health_s))
@@ -121,7 +121,7 @@ class Upstream:
         self.stopping: Callable[[], bool] = lambda: False
         self._wait_s = wait_s
         self._kept_headers = kept_headers
-        self._bodies = Bodies(body_bytes_max, bodies_bytes_max)
+        self._bodies = Bodies(body_bytes_max, bodies_bytes_max, fronted=fronted)
         self._http: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

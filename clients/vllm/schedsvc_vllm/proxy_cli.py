@@ -242,6 +242,7 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
         health_s=options.health_s,
         body_bytes_max=settings.body_bytes_max,
         bodies_bytes_max=settings.bodies_bytes_max,
+        fronted=settings.is_fronted,
         kept_headers=frozenset(
             name.encode() for name in (XFCC, *settings.tenant_headers, *settings.request_headers)
         ),

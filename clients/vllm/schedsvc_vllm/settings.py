@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -100,6 +101,7 @@ class Settings:
     certificates: CertificateSettings | None = None
     trust_api_key: bool = True
     asks_for_keys: bool = False
+    known_keys_file: str = ""
     trust_user_field: bool = False
     class_from_service_tier: bool = False
     request_headers: tuple[str, ...] = REQUEST_HEADERS_DEFAULT
@@ -131,6 +133,11 @@ class Settings:
     def targets(self) -> tuple[str, ...]:
         """The schedulers that may lead."""
         return check_targets(self.target)
+
+    @property
+    def is_fronted(self) -> bool:
+        """Whether a front writes headers that count: tenants', and the clients' addresses."""
+        return bool(self.header_set_by)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -165,6 +172,7 @@ class Settings:
             certificates=read.certificates(),
             trust_api_key=read.flag("SCHEDSVC_TRUST_API_KEY", True),
             asks_for_keys=read.choice("SCHEDSVC_API_KEYS_FROM", ("gate", "scheduler")) != "gate",
+            known_keys_file=read.known_keys_file(target, pool.name),
             trust_user_field=read.flag("SCHEDSVC_TRUST_USER_FIELD", False),
             class_from_service_tier=read.flag("SCHEDSVC_CLASS_FROM_SERVICE_TIER", False),
             request_headers=read.request_headers("SCHEDSVC_REQUEST_HEADERS"),
@@ -405,6 +413,16 @@ class _Reader:
         listed = self.keys("SCHEDSVC_API_KEYS_FILE")
         key = self.raw("VLLM_API_KEY")
         return listed | {api_key_hash(key)} if key else listed
+
+    def known_keys_file(self, target: str, pool: str) -> str:
+        """Return where the keys are kept that the scheduler has known; "": nowhere."""
+        told = self.raw("SCHEDSVC_KNOWN_KEYS_FILE")
+        if told:
+            return "" if told.lower() == "off" else told
+        home = self.raw("HOME")
+        state = self.raw("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+        name = hashlib.sha256(f"{target}\0{pool}".encode()).hexdigest()[:16]
+        return f"{state}/schedsvc/known-keys-{name}" if state else ""
 
     def operator_keys(self) -> frozenset[bytes]:
         """Return the SHA-256 of each key that may call operators' endpoints; empty: none may."""
