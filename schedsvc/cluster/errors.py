@@ -1,6 +1,9 @@
 """How an exchange with the store can fail."""
 
-__all__ = ["StoreError", "StoreRefusedError", "WritesRefusedError"]
+__all__ = ["StoreError", "StoreRefusedError", "Words", "WritesRefusedError"]
+
+#: A command of the store with its arguments.
+Words = tuple[str | bytes | int, ...]
 
 
 class StoreError(Exception):
@@ -13,3 +16,6 @@ class StoreRefusedError(StoreError):
 
 class WritesRefusedError(StoreRefusedError):
     """The store answers and refuses writes, so it counts as away."""
+
+    #: The refused command; empty: none was sent yet.
+    words: Words = ()

@@ -12,7 +12,7 @@ Rules, beside those of escrow.lua:
 - Once the store has been away for _AWAY_S, and the configuration says `share`, time fills the
   buckets at a part of their limits.
 - The store is away until it has answered writes: a new connection begins with some (see store.py).
-  It was not back if a later call of the same exchange fails.
+  It was not back if a later call of the same exchange fails, and outage.py has more.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from schedsvc.cluster.escrow_store import (
 )
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import LIMITS_VERSION, escrow_keys_of
+from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.slots import Slots
 from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, check_writes, open_any
 from schedsvc.config.cluster import Cluster
@@ -123,7 +124,7 @@ class Escrow:
         )
         self._budgets = SharedBudgets(driver, who.cluster, who.member, sharing)
         self._is_away = False  # as the core knows it
-        self._lost_ns = 0  # since when the store is away, by boot_ns(); 0: it is not
+        self.outage = Outage()
 
     def share_budgets(self, held: HeldBudgets) -> None:
         """Share with other members what is spent of these, from the start on."""
@@ -196,6 +197,10 @@ class Escrow:
     async def exchange(self) -> float:
         """State what is held and wanted; return the seconds to the next call. Raises StoreError."""
         link = self._link or await self._connect()
+        if self._settings.outage == "share" and self.outage.holds():
+            await check_writes(link, self._cluster, self.outage.refused)
+            self._spend_part()
+            return _PAUSE_S
         self._fill(0)
         self._say_away(away=False)
         now_ns = self._driver.clock.now_ns()
@@ -353,19 +358,29 @@ class Escrow:
             self._sharing.buckets += book.holds or book.due_ns > now_ns
 
     async def _connect(self) -> StoreConnection:
-        self._link = await open_any(self._settings, self._resolve, _check_versions, self._servers)
+        self._link = await open_any(
+            self._settings, self._resolve, _check_versions, self._servers, self.outage.refused
+        )
         return self._link
 
     def _well(self) -> None:
-        if self._lost_ns:
+        if self.outage.answered() and self._sharing.quota_problem:
             _log.info("cluster_quotas_back")
-        self._lost_ns, self._sharing.quota_problem = 0, ""
+            self._sharing.quota_problem = ""
+
+    def _spend_part(self) -> None:
+        """Let this member's part of the limits fill the buckets once the store was away for long.
+
+        Not if this member has never reached it: then it enforces the whole limits by itself.
+        """
+        if self._share == 0 and boot_ns() - self.outage.since_ns >= _AWAY_S * 1e9:
+            self._fill(max(1, len(self._sharing.members)))
 
     async def _failed(self, error: Exception) -> None:
         reason = str(error) or f"no answer within {CALL_S:g} s"
         hold = self._settings.outage == "hold"
         self._say_away(away=True)
-        if reason != self._sharing.quota_problem:
+        if self.outage.failed(error, reason):
             effect = "this member spends its part"
             if hold:
                 effect = "quotas end with what is held"
@@ -375,9 +390,8 @@ class Escrow:
         self._sharing.quota_problem = reason
         self._asked.clear()
         self._slots.forget_asks()
-        self._lost_ns = self._lost_ns or boot_ns()
-        if not hold and self._share == 0 and boot_ns() - self._lost_ns >= _AWAY_S * 1e9:
-            self._fill(max(1, len(self._sharing.members)))
+        if not hold:
+            self._spend_part()
         link, self._link = self._link, None
         if link is not None:
             await link.close()

@@ -24,6 +24,7 @@ import structlog
 from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError, WritesRefusedError
 from schedsvc.cluster.joining import Identity
+from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.store import StoreConnection, open_any
 from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import TERM_MS, Term, Terms, check_terms_version, term_end_ns
@@ -71,6 +72,7 @@ class Campaign:
         #: The last term of the set before the one in which this member leads.
         self.last: Term | None = None
         self._link: StoreConnection | None = None
+        self._outage = Outage()
         self._hurried = asyncio.Event()
         #: Members that may take the next term, as the store said last; None: not in this term yet.
         self._rivals: frozenset[str] | None = None
@@ -270,10 +272,10 @@ class Campaign:
             await asyncio.to_thread(self._file.keep, *known)
 
     def _well(self) -> None:
-        if self._leading.problem:
+        self._leading.forged = self._terms.forged
+        if self._outage.answered() and self._leading.problem:
+            self._leading.problem, self._leading.refuses_writes = "", False
             _log.info("cluster_terms_known")
-        self._leading.forged, self._leading.problem = self._terms.forged, ""
-        self._leading.refuses_writes = False
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the next try; a hurried one waits too, so that no client causes a flood."""
@@ -287,14 +289,18 @@ class Campaign:
         if self._link is not None:
             return self._link
         self._link = await open_any(
-            self._settings, self._resolve, check_terms_version, self._servers
+            self._settings,
+            self._resolve,
+            check_terms_version,
+            self._servers,
+            self._outage.refused,
         )
         self._unsure_ns = boot_ns() + _TERM_NS
         return self._link
 
     async def _failed(self, error: Exception, attempt_s: float = _ATTEMPT_S) -> None:
         reason = str(error) or f"no answer within {attempt_s:g} s"
-        if reason != self._leading.problem:
+        if self._outage.failed(error, reason):
             _log.warning("cluster_terms_unknown", reason=reason)
         self._leading.problem = reason
         self._leading.refuses_writes = isinstance(error, WritesRefusedError)

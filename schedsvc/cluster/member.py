@@ -16,6 +16,7 @@ from schedsvc.cluster.errors import StoreError, StoreRefusedError, WritesRefused
 from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
 from schedsvc.cluster.library import info_problem
+from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.rows import Key, pack_row, pack_totals, split_rows, unpack_row, unpack_totals
 from schedsvc.cluster.settings import Settings, SettingsSync
 from schedsvc.cluster.store import CALL_S, StoreConnection, open_any
@@ -69,6 +70,7 @@ class Member:
         self._who = Identity(settings.name, settings.member_name, incarnation)
         self._own, self._seen = OwnTotals(), SeenTotals()
         self._link: StoreConnection | None = None
+        self._outage = Outage()
         self._call = 0
         self._number, self._life = 0, b""  # as the store said last
         self._again = True  # until all totals were sent and read on this connection
@@ -154,12 +156,12 @@ class Member:
             self._resolve,
             lambda link: join(link, self._who, self._fingerprint, self._ttl_ms),
             self._servers,
+            self._outage.refused,
         )
         self._link = link
         self._number = self._call = 0
         self._looked_ns, self.sharing.may_evict = self._driver.clock.now_ns(), False
         self._read_all_again()
-        _log.info("cluster_joined", store=link.address.text, member=self._who.member)
         return link
 
     async def _look_at_policy(self, link: StoreConnection) -> None:
@@ -222,8 +224,10 @@ class Member:
             return False
         self._again = False
         self.sharing.members = tuple(members)
-        self.sharing.synced_ns, self.sharing.problem = self._driver.clock.now_ns(), ""
-        self.sharing.refuses_writes = False
+        self.sharing.synced_ns = self._driver.clock.now_ns()
+        if self._outage.answered() and self.sharing.problem:
+            self.sharing.problem, self.sharing.refuses_writes = "", False
+            _log.info("cluster_joined", store=link.address.text, member=self._who.member)
         return True
 
     async def _take(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -255,7 +259,7 @@ class Member:
         self._driver.change(lambda core, now_ns: core.set_remote_service(now_ns, rows))
 
     async def _failed(self, error: StoreError) -> None:
-        if str(error) != self.sharing.problem:
+        if self._outage.failed(error, str(error)):
             event = "cluster_refused" if isinstance(error, StoreRefusedError) else "cluster_lost"
             _log.warning(event, reason=str(error), effect="this scheduler serves alone")
         self.sharing.problem = str(error)

@@ -30,6 +30,7 @@ from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import SETTINGS_VERSION, settings_keys_of
+from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
 from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, open_any
 from schedsvc.config.cluster import Cluster
@@ -95,6 +96,7 @@ class SettingsSync:
         self._keys, self._settings = settings_keys_of(who.cluster), settings
         self._seal_place = f"settings:{who.cluster}:".encode()
         self._link: StoreConnection | None = None
+        self._outage = Outage()
         self._since, self._number, self._life = 0, 0, b""
         #: Sealed rows of the store: their versions, and the SHA-1 of whatever row stands there.
         self._versions: dict[bytes, int] = {}
@@ -146,12 +148,15 @@ class SettingsSync:
         is_done = False
         while not is_done:
             is_done = await self._sync(link)
-        if self.state.problem:
+        if self._outage.answered() and self.state.problem:
+            self.state.problem = ""
             _log.info("cluster_settings_shared")
-        self.state.problem, self.state.rows = "", len(self._versions)
+        self.state.rows = len(self._versions)
 
     async def _connect(self) -> StoreConnection:
-        link = await open_any(self._cluster, self._resolve, check_settings_version)
+        link = await open_any(
+            self._cluster, self._resolve, check_settings_version, refused=self._outage.refused
+        )
         self._link = link
         self._read_again()
         return link
@@ -297,7 +302,7 @@ class SettingsSync:
 
     async def _failed(self, error: Exception) -> None:
         reason = str(error) or f"no answer within {CALL_S:g} s"
-        if reason != self.state.problem:
+        if self._outage.failed(error, reason):
             effect = "changes of tenants, keys and modes stay with this member"
             _log.warning("cluster_settings_lost", reason=reason, effect=effect)
         self.state.problem = reason

@@ -17,7 +17,7 @@ from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from schedsvc.cluster.errors import StoreError, StoreRefusedError, WritesRefusedError
+from schedsvc.cluster.errors import StoreError, StoreRefusedError, Words, WritesRefusedError
 from schedsvc.cluster.library import FUNCTIONS_VERSION, info_problem, is_replica, probe_key_of
 from schedsvc.config.cluster import Cluster, ClusterStore
 from schedsvc.config.files import read_file
@@ -123,7 +123,11 @@ class StoreConnection:
 
     async def command(self, *words: str | bytes | int) -> Any:
         """Send one command and return the answer, with texts as bytes."""
-        return await self._bounded(self._ask(words), f"{words[0]!s} failed")
+        try:
+            return await self._bounded(self._ask(words), f"{words[0]!s} failed")
+        except WritesRefusedError as error:
+            error.words = words
+            raise
 
     async def call(
         self, function: str, keys: list[str] | list[bytes], *args: str | bytes | int
@@ -139,7 +143,7 @@ class StoreConnection:
         except (OSError, TimeoutError, redis.exceptions.RedisError):
             pass
 
-    async def _ask(self, words: tuple[str | bytes | int, ...]) -> Any:
+    async def _ask(self, words: Words) -> Any:
         await self._connection.send_command(*words, check_health=False)
         return await self._connection.read_response(disable_decoding=True)
 
@@ -219,16 +223,24 @@ async def check_version(link: StoreConnection, function: str, what: str, needed:
         )
 
 
-async def check_writes(link: StoreConnection, cluster: str) -> None:
-    """Raise WritesRefusedError if the store refuses one of the commands that write."""
-    await link.call("schedsvc_probe", [probe_key_of(cluster)])
+async def check_writes(link: StoreConnection, cluster: str, refused: Words = ()) -> None:
+    """Raise WritesRefusedError if the store refuses one of the commands that write.
+
+    `refused`: a call that it refused before. Its words go along without an effect, because a store
+    near its limit of memory takes what is smaller.
+    """
+    try:
+        await link.call("schedsvc_probe", [probe_key_of(cluster)], *refused)
+    except WritesRefusedError as error:
+        error.words = refused
+        raise
 
 
-async def _open_written(address: Address, cluster: str) -> StoreConnection:
+async def _open_written(address: Address, cluster: str, refused: Words) -> StoreConnection:
     """Return a connection to a server that has answered writes. Raises as open_checked()."""
     connection = await open_checked(address)
     try:
-        await check_writes(connection, cluster)
+        await check_writes(connection, cluster, refused)
     except BaseException:
         await connection.close()
         raise
@@ -240,10 +252,12 @@ async def open_any(
     resolve: Callable[[str], Path],
     prepare: Callable[[StoreConnection], Awaitable[object]],
     order: list[str] | None = None,
+    refused: Words = (),
 ) -> StoreConnection:
     """Return a connection to the first server of a list that answers writes, prepared.
 
-    An answered read says nothing: a store may answer each of them and refuse all writes.
+    An answered read says nothing: a store may answer each of them and refuse all writes, or those
+    that are as large as `refused`, a call that it refused before.
     `order` holds the servers' URLs between the calls: the one used last comes first, and one tried
     without success last. So if a server hangs, and the caller cancels the call, the next one begins
     with another server. Raises StoreError, with the problem of each server, and what `prepare`
@@ -256,7 +270,7 @@ async def open_any(
         order.remove(url)
         order.append(url)
         try:
-            link = await _open_written(Address.of(url, store, resolve), cluster.name)
+            link = await _open_written(Address.of(url, store, resolve), cluster.name, refused)
         except StoreError as error:
             problems[url] = error
             continue

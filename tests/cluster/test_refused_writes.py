@@ -217,3 +217,43 @@ async def test_a_server_that_refuses_writes_is_passed_over(
             found.add(str(caught.value))
             order.reverse()
         assert len(found) == 1, found
+
+
+def used_memory(store: StoreServer) -> int:
+    return int(store.ask("INFO", "memory").split(b"used_memory:")[1].split(b"\r\n")[0])
+
+
+async def test_a_store_that_takes_small_writes_only_is_not_back_and_again_away(
+    store: StoreServer,
+) -> None:
+    """It is at its maxmemory: new connections and their first writes pass, large calls do not."""
+    tenants = [
+        {"name": f"{k:03}-{'t' * 240}", "quota": {"requests_per_minute": 2}} for k in range(100)
+    ]
+    async with sharing(store, 2, tenants=tenants) as members:
+        await both_known(members)
+        await asyncio.to_thread(
+            store.ask, "CONFIG", "SET", "maxmemory", str(used_memory(store) + 60_000)
+        )
+        waiting = [
+            asyncio.create_task(member.ask(tenant["name"]))
+            for member in members for tenant in tenants for _ in range(3)
+        ]  # fmt: skip
+        for each in members:
+            escrow = each.member.escrow
+            await until(lambda escrow=escrow: escrow._share == 2, "it spends its part", 60)
+        with capture_logs() as logs:
+            for _ in range(10):
+                await tried_again(store, 4)
+                # Not while it reads a large call.
+                await until(lambda: store.ask("SET", "small", "1") == b"+OK\r\n", "it takes one")
+                assert [each.member.escrow._share for each in members] == [2, 2]
+        quotas = [log for log in logs if "quotas" in log["event"]]
+        assert not quotas
+        await asyncio.to_thread(store.ask, "CONFIG", "SET", "maxmemory", "0")
+        for each in members:
+            escrow = each.member.escrow
+            await until(lambda escrow=escrow: escrow._share == 0, "the store is used", 60)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

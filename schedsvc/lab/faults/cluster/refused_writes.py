@@ -61,7 +61,9 @@ class RefusedWrites:
             if self._turns != turn or store.life != life or not store.is_up or is_hidden:
                 return
             for process in watched:
-                if self._is_well(process, since_ns):
+                # One that was refused twice wants the store to answer for a while first.
+                holds = not is_away and process.member.escrow.outage.wait_ns
+                if self._is_well(process, since_ns) and not holds:
                     share = self._world.quotas.share_of(process.number)
                     require(
                         bool(share) == is_away,

@@ -86,7 +86,7 @@ BUGS = {
         "more was granted than a shared quota allows", "has_quotas",
     ),
     "refused-writes-are-no-outage": Bug(
-        Escrow, "_failed", "self._lost_ns or boot_ns()", "boot_ns()",
+        Escrow, "_spend_part", "boot_ns() - self.outage.since_ns", "0",
         "a member takes a store for back that refuses writes", "has_quotas", REFUSING,
         frozenset({CLUSTER_REFUSES}),
     ),
