@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 __all__ = [
     "Claim", "FileHeldError", "claim", "difference", "hold", "lock", "look", "looked_again",
-    "move_aside", "publish", "put_back", "release",
+    "move_aside", "put_back", "release", "replace",
 ]  # fmt: skip
 
 _MODE = 0o600
@@ -192,6 +192,10 @@ def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:
     return ""
 
 
+def _is_same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
+    return one is not None and other is not None and os.path.samestat(one, other)
+
+
 def lock(path: Path) -> int:
     """Open or make a file, and lock it. Raises FileHeldError if another process holds it."""
     return _lock_found(path, os.O_CREAT)
@@ -229,8 +233,8 @@ def move_aside(path: Path, own: Look) -> Path | None:
     process holds the file at the path.
     """
     found, wal = look(path)
-    is_own = found is not None and own[0] is not None and os.path.samestat(found, own[0])
-    if not is_own and wal is not None and own[1] is not None and os.path.samestat(wal, own[1]):
+    is_own = _is_same(found, own[0])
+    if not is_own and _is_same(wal, own[1]):
         _beside(path, "-wal").unlink(missing_ok=True)
         _beside(path, "-shm").unlink(missing_ok=True)
     # The own file is locked already, through another descriptor.
@@ -256,17 +260,31 @@ def _free_name(path: Path) -> Path:
     raise OSError(0, f"{_ASIDE_MAX} files were moved aside already; remove {path.name}.aside*")
 
 
-def publish(copy: Path, path: Path) -> None:
-    """Give a file the path's name. Raises FileHeldError if another process has made a file there.
+def replace(path: Path, own: Look, copy: Path, *, drops: bool = False) -> tuple[int, Path | None]:
+    """Put a copy of the open file at its path; return its lock, and where what was there is now.
 
-    The caller has locked it, so no other process can hold it in between.
+    `own`: the open file and its log; `drops`: its names are deleted if it is still at the path.
+    None: nothing was there, or it was dropped. Raises FileHeldError if another process holds the
+    path.
     """
+    locked = lock(copy)
     try:
-        os.link(copy, path)
-    except FileExistsError:
-        raise FileHeldError from None
-    copy.unlink()
-    _sync_folder(path)
+        aside = move_aside(path, own)
+        try:
+            os.link(copy, path)
+        except FileExistsError:
+            raise FileHeldError from None
+        copy.unlink()
+        _sync_folder(path)
+        hold(path, locked)
+        if drops and aside and _is_same(own[0], _stat(aside)):
+            for suffix in _SUFFIXES:
+                _beside(aside, suffix).unlink(missing_ok=True)
+            aside = None
+    except BaseException:
+        os.close(locked)
+        raise
+    return locked, aside
 
 
 def _sync_folder(path: Path) -> None:

@@ -16,13 +16,17 @@ from tempfile import TemporaryDirectory
 from schedsvc.sqlite_log import logged_pages
 
 __all__ = [
-    "HELD_FACTOR", "LOG_BYTES_MAX", "WriteAheadLog", "back_up", "copy_of", "cut_off", "readable",
+    "FULL_FACTOR", "HELD_FACTOR", "LOG_BYTES_MAX", "WriteAheadLog", "back_up", "copy_of", "cut_off",
+    "readable",
 ]  # fmt: skip
 
 #: A write-ahead log of this size is written back and truncated.
 LOG_BYTES_MAX = 4 << 20
 #: A log of this many times that size is held by a reader in the middle of a query.
 HELD_FACTOR = 16
+#: A log of this many times that size is full: its writer leaves the file to the reader, and goes on
+#: with a copy, which has a log of its own.
+FULL_FACTOR = 256
 _MODE = 0o600
 _HEADER_BYTES = 100
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
@@ -81,6 +85,7 @@ def copy_of(connection: sqlite3.Connection, copy: Path) -> bool:
         if code & 0xFF in _DAMAGED or code == sqlite3.SQLITE_IOERR_SHORT_READ:
             os.ftruncate(file, 0)
             return False
+        copy.unlink(missing_ok=True)  # a disk that is full needs its space
         raise
     finally:
         os.close(file)
@@ -90,7 +95,8 @@ def copy_of(connection: sqlite3.Connection, copy: Path) -> bool:
 class WriteAheadLog:
     """Keeps the log of an open database small; its writer calls `write_back()` again and again.
 
-    While a reader is in the middle of a query, SQLite needs the log and lets it grow.
+    While a reader is in the middle of a query, SQLite needs the log and lets it grow. So once it is
+    full, its writer has to begin a file with a log of its own.
     """
 
     def __init__(self, database: Path) -> None:
@@ -106,6 +112,11 @@ class WriteAheadLog:
     def is_due(self) -> bool:
         """Whether `write_back()` has something to do, or a reader that has gone to report."""
         return self._is_held or _size(self.path) >= LOG_BYTES_MAX
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the log shall not grow any more; `write_back()` helps if its reader has gone."""
+        return self.bytes >= FULL_FACTOR * LOG_BYTES_MAX
 
     def write_back(self, connection: sqlite3.Connection) -> None:
         """Write a large log back into its file, and truncate it. O(log).

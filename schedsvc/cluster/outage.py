@@ -20,7 +20,7 @@ _WAIT_NS, _WAIT_MAX_NS = 1_000_000_000, 32_000_000_000
 
 
 class Outage:
-    """What a task knows of the time in which the store is away."""
+    """What a task knows of a store that is away."""
 
     def __init__(self) -> None:
         """Begin with a store of which nothing is known."""

@@ -90,7 +90,7 @@ class StateWriter:
         self._is_lost = False
         self._saving = driver.saving = Saving(driver.clock.now_ns())
         self._saving.files_lost = int(bool(store.recovered))
-        store.log.on_held = self._log_held
+        store.log.on_held, store.on_left = self._log_held, self._left
         #: All that happened since then is unsaved if the file is lost.
         self._began_ns = self._saving.saved_ns
 
@@ -206,6 +206,10 @@ class StateWriter:
             _answer(self._waiters, saved=False)
             await loop.run_in_executor(self._thread, self._store.close)
             self._thread.shutdown()
+
+    def _left(self, size: int) -> None:
+        effect = "a copy is the state file; the other program reads on in the file before it"
+        _log.error("state_file_left", file=str(self._store.path), bytes=size, effect=effect)
 
     def _log_held(self, is_held: bool) -> None:
         log = self._store.log

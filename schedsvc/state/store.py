@@ -4,13 +4,13 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from schedsvc import held_file
-from schedsvc.sqlite_files import WriteAheadLog, cut_off
+from schedsvc.sqlite_files import WriteAheadLog, copy_of, cut_off
 from schedsvc.sqlite_log import last_commit
 from schedsvc.state.backlog import ChangedRow, SavedRow
 
@@ -86,6 +86,8 @@ class Store:
         self.recovered = ""
         self.aside: Path | None = None
         self.log = WriteAheadLog(path)
+        #: Called when the file was left to a reader: with the size of the log that it held.
+        self.on_left: Callable[[int], None] = lambda size: None
         self._lock = -1
         #: Of the files as this process left them, and why they are that no more.
         self._left: list[os.stat_result | None] = []
@@ -196,6 +198,7 @@ class Store:
         Blocks for the disk. Raises StateError, and then none is written.
         """
         modes = self.modes if modes is None else modes
+        self._find_room()
         with self._failing("write"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -231,9 +234,42 @@ class Store:
 
         Raises StateError.
         """
+        self._find_room()
         with self._failing("write"):
             if self.log.is_due:
                 self._write_log_back()
+
+    def _find_room(self) -> None:
+        """Go on with a copy of the file if a reader holds its log, and that is full. O(file)."""
+        if self.log.is_full:
+            self._write_log_back()
+        if self._lost or not self.log.is_full:
+            return
+        size, new = self.log.bytes, self.path.with_name(self.path.name + ".new")
+        try:
+            with self._failing("copy"):
+                if not copy_of(self._connection, new):
+                    self._lost = "damaged"
+                    raise StateError(f"{self.path} is damaged")
+                left = held_file.look(self.path)
+                lock, _ = held_file.replace(self.path, left, new, drops=True)
+        except held_file.FileHeldError:
+            raise self._held() from None
+        except StateError:
+            raise
+        except OSError as error:
+            raise StateError(f"cannot copy {self.path}: {error.strerror}") from None
+        self._connection.close()
+        self._unlock()
+        self._lock = lock
+        try:
+            self._open()
+        except _DamagedError as error:
+            self.set_aside(str(error))
+            self._is_old = self.wants_all = True
+        self.rows = []
+        self.log.write_back(self._connection)
+        self.on_left(size)
 
     def _write_log_back(self) -> None:
         if not self._lost:

@@ -139,6 +139,8 @@ class Ledger:
         #: Called when the path has a ledger again: with the path of what was moved aside, and the
         #: number of saved leases that it lacks.
         self.on_file_written: Callable[[Path | None, int], None] = lambda aside, lost: None
+        #: Called when the file was left to a reader: with the size of the log that it held.
+        self.on_left: Callable[[int], None] = lambda size: None
         self.log = sqlite_files.WriteAheadLog(path)
         self._lost = ""
         #: Leases in the sums of the file, to count those that are lost with a part of it.
@@ -189,6 +191,9 @@ class Ledger:
         if reason or self._lost:
             with self._failing("write again"):
                 self._write_again(reason or self._lost)
+        elif self.log.is_full:
+            with self._failing("copy"):
+                self._find_room()
 
     def _relock(self) -> None:
         """Lock what is at the path now, if it is not the file that was published last."""
@@ -203,17 +208,24 @@ class Ledger:
         if not self._lost:
             self._lost = reason
             self.on_file_lost(reason)
+        self._replace()
+
+    def _find_room(self) -> None:
+        """Go on with a copy if a reader still holds the log, which is full. O(file)."""
+        self._write_log_back()
+        size = self.log.bytes
+        if self.log.is_full:
+            self._replace(drops=True)
+            self.on_left(size)
+
+    def _replace(self, *, drops: bool = False) -> None:
+        """Go on with a copy at the path. `drops`: delete what is there if it is whole."""
+        saved = self._saved
         new = self.path.with_name(self.path.name + ".new")
         if not sqlite_files.copy_of(self._connection, new):
+            drops = False
             self._save_readable(new)
-        saved = self._saved
-        lock = held_file.lock(new)
-        try:
-            aside = held_file.move_aside(self.path, self._left)
-            held_file.publish(new, self.path)
-        except BaseException:
-            os.close(lock)
-            raise
+        lock, aside = held_file.replace(self.path, self._left, new, drops=drops)
         with self._reopening:
             # Before the new connection: at the end of the old one SQLite deletes the log's name.
             self._is_open = False
@@ -224,7 +236,9 @@ class Ledger:
             finally:
                 # Not before `.held` names the new file: another process could claim the old one.
                 os.close(before)
-        self.on_file_written(aside, max(0, saved - self._saved))
+        self.log.write_back(self._connection)
+        if not drops:
+            self.on_file_written(aside, max(0, saved - self._saved))
 
     def _save_readable(self, copy: Path) -> None:
         """Write a new ledger with the rows that SQLite still reads of a truncated one. O(file)."""

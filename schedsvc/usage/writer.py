@@ -60,7 +60,7 @@ class UsageWriter:
         #: Gets the leases of each batch that the ledger had already.
         self.on_known: Callable[[list[UsedLease]], None] = lambda leases: None
         ledger.on_file_lost, ledger.on_file_written = self._file_lost, self._file_written
-        ledger.log.on_held = self._log_held
+        ledger.log.on_held, ledger.on_left = self._log_held, self._left
         driver.keep_usage(self._figures, self.put)
         if ledger.recovered:
             self._file_lost(ledger.recovered)
@@ -140,6 +140,10 @@ class UsageWriter:
         self._figures.lost_rows += lost
         log, file, moved = _log.error if lost else _log.warning, self._ledger.path, str(aside or "")
         log("usage_file_written_again", file=str(file), lost_rows=lost, moved_aside=moved)
+
+    def _left(self, size: int) -> None:
+        effect = "a copy is the ledger; the other program reads on in the file before it"
+        _log.error("usage_file_left", file=str(self._ledger.path), bytes=size, effect=effect)
 
     def _log_held(self, is_held: bool) -> None:
         file, size = str(self._ledger.log.path), self._ledger.log.bytes

@@ -1,7 +1,10 @@
 """The write-ahead log of a ledger and of a state file, while readers hold the file open."""
 
+import shutil
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 
 from schedsvc import sqlite_files
 from schedsvc.state import Store
-from schedsvc.usage.ledger import Ledger
+from schedsvc.usage.ledger import Ledger, UsageError
 
 from .test_held_file import Losses
 from .test_ledger import KEY, lease, opened, sums
@@ -125,4 +128,141 @@ def test_log_that_was_held_is_reported_small_if_its_file_was_lost(tmp_path: Path
         ledger.look()
         assert held == [True, False]
         assert ledger.log.bytes == (tmp_path / "usage.db-wal").stat().st_size < SMALL
+    ledger.close()
+
+
+READER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+rows = connection.execute(sys.argv[2])
+first = rows.fetchone()
+print("reading", flush=True)
+sys.stdin.readline()
+print(1 + len(rows.fetchall()), flush=True)
+connection.close()
+"""
+
+
+@contextmanager
+def reading(path: Path, query: str) -> Iterator[Callable[[], int]]:
+    """Another process in the middle of a SELECT; yield what ends it, and returns its rows."""
+    words = [sys.executable, "-c", READER, str(path), query]
+    with subprocess.Popen(words, stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+
+        def ended() -> int:
+            found, _ = process.communicate("end\n")
+            return int(found)
+
+        yield ended
+        process.kill()
+
+
+def test_ledger_is_left_to_a_reader_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is bounded, the reader reads what it began with, and no row is lost."""
+    monkeypatch.setattr(sqlite_files, "FULL_FACTOR", 2 * sqlite_files.HELD_FACTOR)
+    full = sqlite_files.FULL_FACTOR * SMALL
+    ledger = opened(tmp_path)
+    losses = Losses(ledger)
+    left: list[int] = []
+    ledger.on_left = left.append
+    ledger.add([lease(i) for i in range(10)])
+    first = (tmp_path / "usage.db").stat().st_ino
+    largest = 0
+    with reading(ledger.path, "SELECT * FROM leases") as ended:
+        batches = 0
+        while len(left) < 1 or batches < 450:
+            batches += 1
+            ledger.add([lease(batches * 100 + i) for i in range(100)])
+            largest = max(largest, (tmp_path / "usage.db-wal").stat().st_size)
+        assert full <= left[0] == max(left)
+        assert largest < full + SMALL
+        assert (tmp_path / "usage.db").stat().st_ino != first
+        assert len(left) == 1  # the copy's log has no reader
+        assert {file.name.partition(".held.")[0] for file in tmp_path.iterdir()} == {
+            "usage.db", "usage.db-wal", "usage.db-shm",
+        }  # fmt: skip
+        assert ended() == 10
+    assert losses.lost == []
+    ledger.look()
+    assert losses.lost == []
+    assert sums(tmp_path) == [tuple((10 + batches * 100) * n for n in (1, 10, 4, 5))]
+    ledger.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["usage.db"]
+
+
+def test_state_file_is_left_to_a_reader_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_files, "FULL_FACTOR", 2 * sqlite_files.HELD_FACTOR)
+    full = sqlite_files.FULL_FACTOR * SMALL
+    store = Store(tmp_path / "state.db")
+    left: list[int] = []
+    store.on_left = left.append
+    store.write([(b"f%d" % number, b"x", 1) for number in range(10)], b"modes", {"t": b"entry"})
+    hash_key = store.hash_key
+    with reading(store.path, "SELECT * FROM saved") as ended:
+        number = 0
+        while not left or number < 3_000:
+            number += 1
+            store.write([(b"f%d" % (number % 100), b"%d" % number * 1_000, 1)])
+            assert store.find_lost() == ""
+            assert (tmp_path / "state.db-wal").stat().st_size < full + SMALL
+        assert len(left) == 1
+        assert ended() == 10
+    store.look()
+    assert store.find_lost() == ""
+    store.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["state.db"]
+    again = Store(tmp_path / "state.db")
+    assert dict(row[:2] for row in again.rows)[b"f%d" % (number % 100)] == b"%d" % number * 1_000
+    assert (again.hash_key, again.modes, again.entries) == (hash_key, b"modes", {"t": b"entry"})
+    again.close()
+
+
+def test_killed_ledger_that_was_left_to_a_reader_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_files, "FULL_FACTOR", 2 * sqlite_files.HELD_FACTOR)
+    ledger = opened(tmp_path)
+    left: list[int] = []
+    ledger.on_left = left.append
+    ledger.add([lease(i) for i in range(10)])
+    with reading(ledger.path, "SELECT * FROM leases") as ended:
+        batches = 0
+        while not left:
+            batches += 1
+            ledger.add([lease(batches * 100 + i) for i in range(100)])
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        for file in tmp_path.glob("usage.db*"):
+            shutil.copyfile(file, copy / file.name)  # as after kill -9
+        assert ended() == 10
+    assert sums(copy) == [tuple((10 + batches * 100) * n for n in (1, 10, 4, 5))]
+    ledger.close()
+
+
+def test_ledger_waits_if_there_is_no_room_for_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is acknowledged that is not saved, and the end of the query is enough."""
+    monkeypatch.setattr(sqlite_files, "FULL_FACTOR", 2 * sqlite_files.HELD_FACTOR)
+    ledger = opened(tmp_path)
+    ledger.add([lease(i) for i in range(10)])
+    saved = 10
+    (tmp_path / "usage.db.new").mkdir()
+    with reading(ledger.path, "SELECT * FROM leases") as ended:
+        with pytest.raises(UsageError, match="cannot copy the usage ledger"):  # noqa: PT012
+            while True:
+                ledger.add([lease(saved + i) for i in range(100)])
+                saved += 100
+        with pytest.raises(UsageError, match="cannot copy the usage ledger"):
+            ledger.look()
+        assert ended() == 10
+    assert ledger.add([lease(saved)]) == []
+    assert sums(tmp_path) == [tuple((saved + 1) * n for n in (1, 10, 4, 5))]
     ledger.close()
