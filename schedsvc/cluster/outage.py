@@ -20,7 +20,7 @@ _WAIT_NS, _WAIT_MAX_NS = 1_000_000_000, 32_000_000_000
 
 
 class Outage:
-    """What a task knows of a store that is away."""
+    """A store that is away, and what it has to do to be back."""
 
     def __init__(self) -> None:
         """Begin with a store of which nothing is known."""

@@ -158,7 +158,9 @@ def _state(driver: Driver) -> mode_pb2.StateStats | None:
     if driver.saving is None:
         return None
     return mode_pb2.StateStats(
-        unsaved_ms=driver.unsaved_ns() // 1_000_000, problem=driver.saving.problem
+        unsaved_ms=driver.unsaved_ns() // 1_000_000,
+        problem=driver.saving.problem,
+        log_bytes=driver.saving.log_bytes,
     )
 
 

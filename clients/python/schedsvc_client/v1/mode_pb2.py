@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16schedsvc/v1/mode.proto\x12\x0bschedsvc.v1\"\x9a\x01\n\tModeStats\x12%\n\nconfigured\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\"\n\x07overlay\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12(\n\x07tenants\x18\x03 \x03(\x0b\x32\x17.schedsvc.v1.TenantMode\x12\x18\n\x10tenants_overlaid\x18\x04 \x01(\x03\"=\n\nTenantMode\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x1f\n\x04mode\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\"S\n\x0b\x43onfigStats\x12\x1c\n\x14last_success_unix_ms\x18\x01 \x01(\x03\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x15\n\rneeds_restart\x18\x03 \x03(\t\"1\n\nStateStats\x12\x12\n\nunsaved_ms\x18\x01 \x01(\x03\x12\x0f\n\x07problem\x18\x02 \x01(\t*S\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_ENFORCE\x10\x01\x12\x0e\n\nMODE_AUDIT\x10\x02\x12\x13\n\x0fMODE_CONFIGURED\x10\x03\x42\x8f\x01\n\x15io.github.schedsvc.v1P\x01Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\xaa\x02\x0bSchedsvc.V1\xca\x02\x0bSchedsvc\\V1\xe2\x02\x14Schedsvc\\V1\\Metadata\xea\x02\x0cSchedsvc::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16schedsvc/v1/mode.proto\x12\x0bschedsvc.v1\"\x9a\x01\n\tModeStats\x12%\n\nconfigured\x18\x01 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12\"\n\x07overlay\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\x12(\n\x07tenants\x18\x03 \x03(\x0b\x32\x17.schedsvc.v1.TenantMode\x12\x18\n\x10tenants_overlaid\x18\x04 \x01(\x03\"=\n\nTenantMode\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x1f\n\x04mode\x18\x02 \x01(\x0e\x32\x11.schedsvc.v1.Mode\"S\n\x0b\x43onfigStats\x12\x1c\n\x14last_success_unix_ms\x18\x01 \x01(\x03\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x15\n\rneeds_restart\x18\x03 \x03(\t\"D\n\nStateStats\x12\x12\n\nunsaved_ms\x18\x01 \x01(\x03\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12\x11\n\tlog_bytes\x18\x03 \x01(\x03*S\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_ENFORCE\x10\x01\x12\x0e\n\nMODE_AUDIT\x10\x02\x12\x13\n\x0fMODE_CONFIGURED\x10\x03\x42\x8f\x01\n\x15io.github.schedsvc.v1P\x01Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\xaa\x02\x0bSchedsvc.V1\xca\x02\x0bSchedsvc\\V1\xe2\x02\x14Schedsvc\\V1\\Metadata\xea\x02\x0cSchedsvc::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,8 +32,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.mode_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.schedsvc.v1P\001Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\252\002\013Schedsvc.V1\312\002\013Schedsvc\\V1\342\002\024Schedsvc\\V1\\Metadata\352\002\014Schedsvc::V1'
-  _globals['_MODE']._serialized_start=395
-  _globals['_MODE']._serialized_end=478
+  _globals['_MODE']._serialized_start=414
+  _globals['_MODE']._serialized_end=497
   _globals['_MODESTATS']._serialized_start=40
   _globals['_MODESTATS']._serialized_end=194
   _globals['_TENANTMODE']._serialized_start=196
@@ -41,5 +41,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONFIGSTATS']._serialized_start=259
   _globals['_CONFIGSTATS']._serialized_end=342
   _globals['_STATESTATS']._serialized_start=344
-  _globals['_STATESTATS']._serialized_end=393
+  _globals['_STATESTATS']._serialized_end=412
 # @@protoc_insertion_point(module_scope)

@@ -145,19 +145,23 @@ class StateStats(_message.Message):
 
     UNSAVED_MS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
     unsaved_ms: _builtins.int
     """A restart now would lose what happened in this time."""
     problem: _builtins.str
     """Why the file cannot be written; empty while it can. Serving goes on."""
+    log_bytes: _builtins.int
+    """Of the file's write-ahead log, which grows while another program is in the middle of a query."""
     def __init__(
         self,
         *,
         unsaved_ms: _builtins.int = ...,
         problem: _builtins.str = ...,
+        log_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "unsaved_ms", b"unsaved_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_bytes", b"log_bytes", "problem", b"problem", "unsaved_ms", b"unsaved_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
