@@ -11,6 +11,7 @@ file that it left, and writes the path again. Rules for a holder:
   back at its path if it is gone from there.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ __all__ = [
 _MODE = 0o600
 _ASIDE_MAX = 100
 _SUFFIXES = ("", "-wal", "-shm")
+#: Of a file system that has no hard links, or no more of them for a file.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 #: The file and its write-ahead log; None for one that is not there.
 Look = tuple[os.stat_result | None, os.stat_result | None]
@@ -134,13 +137,15 @@ def _is_older(one: os.stat_result, other: os.stat_result) -> bool:
     return one.st_mtime_ns < other.st_mtime_ns
 
 
-def hold(path: Path, lock: int) -> None:
+def hold(path: Path, lock: int) -> str:
     """Give the locked file at the path, and its log, a second name in place of older ones.
 
-    Without hard links, or if another program takes the file meanwhile, it has none.
+    It has none if another program takes the file meanwhile. Returns why the file system gives none;
+    empty: it does.
     """
     held = _held_name(path, os.fstat(lock))
-    with suppress(OSError):
+    problem = ""
+    try:
         if not held.exists() or not os.path.samestat(os.fstat(lock), held.stat()):
             held.unlink(missing_ok=True)
             os.link(path, held)
@@ -148,7 +153,10 @@ def hold(path: Path, lock: int) -> None:
             held.unlink()
         _beside(held, "-wal").unlink(missing_ok=True)
         os.link(_beside(path, "-wal"), _beside(held, "-wal"))
+    except OSError as error:
+        problem = os.strerror(error.errno or 0) if error.errno in _NO_LINKS else ""
     release(path, but=held)
+    return problem
 
 
 def release(path: Path, but: Path | None = None) -> None:
@@ -190,6 +198,22 @@ def _compare(left: os.stat_result | None, now: os.stat_result | None) -> str:
     if now.st_size < left.st_size:
         return f"truncated from {left.st_size} to {now.st_size} bytes"
     return ""
+
+
+def _publish(copy: Path, path: Path) -> None:
+    try:
+        os.link(copy, path)
+    except FileExistsError:
+        raise FileHeldError from None
+    except OSError as error:
+        # Only a link fails if another process makes a file there between these two lines.
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            raise FileHeldError from None
+        copy.rename(path)
+    else:
+        copy.unlink()
 
 
 def _is_same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
@@ -270,11 +294,7 @@ def replace(path: Path, own: Look, copy: Path, *, drops: bool = False) -> tuple[
     locked = lock(copy)
     try:
         aside = move_aside(path, own)
-        try:
-            os.link(copy, path)
-        except FileExistsError:
-            raise FileHeldError from None
-        copy.unlink()
+        _publish(copy, path)
         _sync_folder(path)
         hold(path, locked)
         if drops and aside and _is_same(own[0], _stat(aside)):

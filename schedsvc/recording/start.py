@@ -54,9 +54,10 @@ class Recording:
         #: The core for the driver, which records each call.
         self.core = record(core, self._writer)
 
-    def begin(self) -> None:
-        """Begin the file. Raises RecordingError."""
+    def begin(self) -> str:
+        """Begin the file; return why it has no second name. Raises RecordingError."""
         self._writer.begin()
+        return self._writer.unlinked
 
     def close(self) -> None:
         """Note the last digest and end the file. Blocks for the disk. Idempotent.

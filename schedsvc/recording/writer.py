@@ -50,6 +50,8 @@ class RecordingWriter:
         self.path = path
         #: Why nothing is recorded any more; empty while it is.
         self.stopped = ""
+        #: Why the file has no second name, since `begin()`; empty: it has one.
+        self.unlinked = ""
         self._bytes_max = bytes_max
         self._on_stop = on_stop
         self._on_put_back = on_put_back
@@ -79,7 +81,7 @@ class RecordingWriter:
                 earlier, self._file = self._file, held_file.lock(self.path)
                 os.close(earlier)
             self._write(self._first)
-            held_file.hold(self.path, self._file)
+            self.unlinked = held_file.hold(self.path, self._file)
         self._size = len(self._first)
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()

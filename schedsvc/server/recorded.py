@@ -8,7 +8,7 @@ import structlog
 from schedsvc.config import Config
 from schedsvc.recording.start import Recording
 
-__all__ = ["recording_of"]
+__all__ = ["begin_recording", "recording_of"]
 
 _log = structlog.get_logger("schedsvc.server")
 
@@ -24,6 +24,15 @@ def recording_of(config: Config, now_ns: int, options: dict[str, Any]) -> Record
         _log.error("recording_put_back", file=str(path), reason=reason, moved_aside=moved)
 
     return Recording(config, now_ns, _stopped, put_back, **options)
+
+
+def begin_recording(recording: Recording) -> None:
+    """Begin the file. Raises RecordingError."""
+    reason, file = recording.begin(), str(recording.path)
+    _log.info("recording", file=file)
+    if reason:
+        effect = "another program that deletes the file ends the recording, and events are lost"
+        _log.warning("recording_unlinked", file=file, reason=reason, effect=effect)
 
 
 def _stopped(reason: str) -> None:

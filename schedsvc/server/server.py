@@ -35,7 +35,7 @@ from schedsvc.server.logs import configure_logs
 from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.process_counts import PROCESS_COUNTS
-from schedsvc.server.recorded import recording_of
+from schedsvc.server.recorded import begin_recording, recording_of
 from schedsvc.server.reflection import add_reflection
 from schedsvc.server.shared_settings import share_settings
 from schedsvc.server.tasks import end_tasks
@@ -212,8 +212,7 @@ class Server:
             _log.info("listening", metrics=self.metrics_url)
         if self._recording is not None:
             # All addresses and files are held now: until here an earlier recording was untouched.
-            self._recording.begin()
-            _log.info("recording", file=str(self._recording.path))
+            begin_recording(self._recording)
         if self._member is not None:
             await self._member.begin()
         # Last, so that no call is taken before everything else has started.

@@ -91,6 +91,10 @@ class StateWriter:
         self._saving = driver.saving = Saving(driver.clock.now_ns())
         self._saving.files_lost = int(bool(store.recovered))
         store.log.on_held, store.on_left = self._log_held, self._left
+        if store.unlinked:
+            effect = "state is lost if another program deletes it, and then this process is killed"
+            file, reason = str(store.path), store.unlinked
+            _log.warning("state_file_unlinked", file=file, reason=reason, effect=effect)
         #: All that happened since then is unsaved if the file is lost.
         self._began_ns = self._saving.saved_ns
 

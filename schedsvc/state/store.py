@@ -85,6 +85,8 @@ class Store:
         #: was not.
         self.recovered = ""
         self.aside: Path | None = None
+        #: Why the file has no second name; empty: it has one.
+        self.unlinked = ""
         self.log = WriteAheadLog(path)
         #: Called when the file was left to a reader: with the size of the log that it held.
         self.on_left: Callable[[int], None] = lambda size: None
@@ -347,7 +349,7 @@ class Store:
             # A damaged text decodes to another one, which `_read()` then reports as damage.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read(is_new=is_new, committed=committed)
-        held_file.hold(self.path, self._lock)
+        self.unlinked = held_file.hold(self.path, self._lock)
         self._left, self._lost = [], ""
         self._take_note()
 

@@ -172,7 +172,8 @@ class Ledger:
         )
         self._is_open = False
         self._prepare()
-        held_file.hold(self.path, self._lock)
+        #: Why the file has no second name; empty: it has one.
+        self.unlinked = held_file.hold(self.path, self._lock)
         self._left = held_file.look(self.path)
         self._saved = _count_saved(self._connection)
         self._is_open = True

@@ -62,6 +62,10 @@ class UsageWriter:
         ledger.on_file_lost, ledger.on_file_written = self._file_lost, self._file_written
         ledger.log.on_held, ledger.on_left = self._log_held, self._left
         driver.keep_usage(self._figures, self.put)
+        if ledger.unlinked:
+            effect = "usage is lost if another program deletes it, and then this process is killed"
+            file, reason = str(ledger.path), ledger.unlinked
+            _log.warning("usage_file_unlinked", file=file, reason=reason, effect=effect)
         if ledger.recovered:
             self._file_lost(ledger.recovered)
             self._file_written(ledger.aside, 0)
