@@ -303,6 +303,7 @@ cdef int begin_waiting(Core core, int32_t pool) except -1:
         return 0
     if p.turns_ended_ns == 0 or core.now_ns - p.turns_ended_ns > SESSION_ACTIVE_NS:
         p.turn_ns = core.now_ns
+    core.ledger.order.touch(pool)
     return core.flows.agents.turns.put(pool, p.turn_ns + turn_wait_ns(core), pool)
 
 

@@ -28,7 +28,9 @@ cdef int check_pool_order(Core core) except -1:
             "a calm pool is as it was left",
         )
         check_invariant(
-            core, reason != WAIT_NONE or (<Line>core.flows.candidates[pool + 1]).count == 0
-            or not p.attached, "nothing waits for a calm pool that serves",
+            core, reason != WAIT_NONE or not p.attached or (
+                (<Line>core.flows.candidates[pool + 1]).count == 0
+                and not waits_for_cap(core, pool)
+            ), "nothing waits for a calm pool that serves",
         )
     return 0

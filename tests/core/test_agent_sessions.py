@@ -283,6 +283,19 @@ def test_the_tenant_that_holds_least_begins_first() -> None:
     s.check()
 
 
+def test_each_pool_says_that_sessions_wait_for_its_cap() -> None:
+    """A pool that was not looked at when a session began to wait said that nothing waits."""
+    s = capped(150)
+    s.set_pool(0, b"q", 1, 10_000, 1)
+    turn(s, 0, "r0", "s0", prompt=60, output=40, pool=1)
+    assert len(s.poll(0)) == 1
+    assert pool(s, 0, 1)["wait_reason"] == "NONE"
+    turn(s, 1, "r1", "s1", prompt=60, output=40, pool=1)
+    assert s.poll(1) == []
+    assert pool(s, 1, 1)["wait_reason"] == "SESSION_CAP"
+    s.check()
+
+
 def test_a_cap_that_ends_lets_all_begin() -> None:
     s = capped(150)
     for k in range(4):
