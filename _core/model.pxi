@@ -23,6 +23,7 @@ include "model/positions.pxi"      # Position, Positions: where flows stand in e
 include "model/pool_order.pxi"     # PoolOrder: which pools a dispatch looks at, the emptiest first
 include "model/tree.pxi"           # Family: the children of a node in the tree of shares
 include "model/agent_sessions.pxi"  # AgentSessions: sessions of agents, and what they hold
+include "model/vouchers.pxi"       # Vouchers: whose requests wait in a queue that principals share
 include "model/flow.pxi"           # Flow, Queue: the records of a tenant in a class
 include "model/flows.pxi"          # Flows: tenants' counters and queues
 include "model/flow_averages.pxi"  # what flows learn from their requests, and forget

@@ -320,7 +320,6 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
     cdef int64_t places
     cdef int32_t p
     cdef bint attached = False, fits = False, drains = False
-    cdef Flow* f = &core.flows.items[r.flow]
     if core.draining:
         return OUT_REJECTED_DRAINING
     for p in range(core.ledger.count):
@@ -338,18 +337,40 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
         return OUT_REJECTED_LIMIT  # with its adapter, it may be larger than the drained pools
     if not fits:
         return OUT_REJECTED_DRAINING if drains else OUT_REJECTED_TOO_LARGE
-    places = slots_open_to(&f.refusals.retry_slots, core.flow_queue_max, core.now_ns)
-    if f.queued + f.held >= places or is_over(
-        f.queued_tokens + f.held_tokens, r.prompt_tokens, core.flow_queue_tokens_max
-    ):
+    if is_full_to(core, r):
         return OUT_REJECTED_FLOW_QUEUE_FULL
-    if not f.exempt:  # these have as many places of their own
+    if not core.flows.items[r.flow].exempt:  # these have as many places of their own
         queued = core.requests.states[QUEUED] - queued
         tokens = core.flows.queued_tokens + core.flows.held_tokens - tokens
     places = slots_open_to(&core.flows.retry_slots, core.queue_max, core.now_ns)
     if queued >= places or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
         return OUT_REJECTED_QUEUE_FULL
     return 0
+
+
+cdef bint is_full_to(Core core, const Request* r) noexcept:
+    """Whether the queue of its tenant has no place for a request: it is full, and its principal has
+    its part of the places, or of the tokens that lack. O(1)."""
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef int64_t places = slots_open_to(
+        &f.refusals.retry_slots, core.flow_queue_max, core.now_ns
+    )
+    cdef int64_t tokens_max = core.flow_queue_tokens_max
+    cdef bint lacks_place = f.queued + f.held >= places
+    cdef bint lacks_tokens = is_over(f.queued_tokens + f.held_tokens, r.prompt_tokens, tokens_max)
+    cdef Voucher first, own
+    cdef int64_t sharers
+    if not (lacks_place or lacks_tokens):
+        return False
+    first = own = first_voucher(f)
+    if r.principal != f.voucher:
+        own = core.flows.vouchers.of(r.flow, r.principal)
+    sharers = f.vouchers + (first.queued > 0) + (own.queued == 0)
+    if lacks_place and own.queued >= max(<int64_t>1, places // sharers):
+        return True
+    return lacks_tokens and is_over(
+        own.tokens, r.prompt_tokens, max(<int64_t>1, tokens_max // sharers)
+    )
 
 
 cdef inline bint is_over(int64_t queued, int64_t more, int64_t most) noexcept nogil:

@@ -33,6 +33,7 @@ ctypedef struct Flow:
     int32_t place  # in the family of its parent
     int32_t depth  # nodes above it
     int32_t agents  # the number of its FlowSessions; 0: it has no sessions of agents
+    int32_t voucher  # the principal whose queued requests have no Voucher
     uint8_t resumed  # active before a restart, and so for a while after it
     uint8_t refuses  # it would rather be refused than wait for its quotas
     uint8_t dry_runs  # its requests are decided and counted, and all granted at once
@@ -57,6 +58,8 @@ ctypedef struct Flow:
     int32_t answers  # that are stored
     int32_t maker  # made at first sight: 1 + the principal that named it; 0: not known
     int32_t group  # quota node of the group that the tenant is in; -1: none
+    int32_t vouchers, vouched  # of other principals: how many there are; what they have queued
+    int64_t vouched_tokens  # of input, of that
 
 ctypedef struct Queue:
     Chain chain

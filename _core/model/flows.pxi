@@ -68,6 +68,7 @@ cdef class Flows:
     cdef Quotas quotas
     cdef Classes classes
     cdef AgentSessions agents
+    cdef Vouchers vouchers
     cdef int64_t held_tokens  # of input, of requests that wait for a cap
 
     def __cinit__(
@@ -78,7 +79,7 @@ cdef class Flows:
         for c in range(TREE_LEVELS):
             self.first_stale[c] = NONE
         self.requests, self.quotas, self.classes = requests, quotas, classes
-        self.changed, self.agents = DirtyQueue(), AgentSessions()
+        self.changed, self.agents, self.vouchers = DirtyQueue(), AgentSessions(), Vouchers()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
         self.actives = [Heap() for _ in range(CLASSES_MAX)]

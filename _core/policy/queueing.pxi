@@ -42,6 +42,29 @@ cdef void add_to_nodes(Flows flows, int32_t flow, int32_t count, int64_t work) n
         node = flows.items[node].parent
 
 
+cdef int vouch(Flows flows, const Request* r, int32_t more) except -1:
+    """Count one request more or less for the principal that vouches for its tenant, before it is
+    counted as queued or held. O(1)."""
+    cdef Flow* f = &flows.items[r.flow]
+    cdef int64_t tokens = <int64_t>more * r.prompt_tokens
+    if more > 0 and f.queued + f.held == 0:
+        f.voucher = r.principal
+    if r.principal == f.voucher:
+        return 0
+    f.vouchers += flows.vouchers.count(r.flow, r.principal, more, tokens)
+    f.vouched += more
+    f.vouched_tokens += tokens
+    return 0
+
+
+cdef Voucher first_voucher(const Flow* f) noexcept:
+    """The queued requests of the principal without a record: the rest. O(1)."""
+    cdef Voucher first
+    first.queued = f.queued + f.held - f.vouched
+    first.tokens = f.queued_tokens + f.held_tokens - f.vouched_tokens
+    return first
+
+
 cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     """Queue request i, by arrival mostly at the end; returns the head that it displaces. O(log n),
     with several pools O(pools * log n)."""
@@ -50,6 +73,7 @@ cdef int32_t enqueue(Flows flows, int32_t i) except -2:
     flows.activate(r.flow)
     if flows.local:
         begin_in_pools(flows, r.flow, r.target + 1)
+    vouch(flows, r, 1)
     count_queued(flows, r, 1)
     r.ordinal = flows.queues[q].ordinal
     flows.queues[q].ordinal += 1
@@ -81,6 +105,7 @@ cdef int dequeue(Flows flows, int32_t i) except -1:
             flows.queues[q].in_tree = flows.queues[q].by_deadline or flows.keeps_places
     if flows.queues[q].line:
         leave_strand(flows, q, i)
+    vouch(flows, r, -1)
     count_queued(flows, r, -1)
     if was_head:
         was_throttled = unthrottle(flows, q)

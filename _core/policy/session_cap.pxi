@@ -284,6 +284,7 @@ cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:
         n = agents.add_hold(rare.session, agents.share_of(r.flow, pool))
     chain_push(&agents.holds[n].requests, core.requests.items, i)
     rare.hold, r.forecast_wait_us = n, NONE
+    vouch(core.flows, r, 1)
     f.held += 1
     f.held_tokens += r.prompt_tokens
     core.flows.held_tokens += r.prompt_tokens
@@ -319,6 +320,7 @@ cdef int leave_cap(Core core, int32_t i) except -1:
     if hold.requests.count == 0:
         agents.release_hold(rare.hold)
     rare.hold = NONE
+    vouch(core.flows, r, -1)
     core.flows.items[r.flow].held -= 1
     core.flows.items[r.flow].held_tokens -= r.prompt_tokens
     core.flows.held_tokens -= r.prompt_tokens

@@ -124,6 +124,7 @@ cdef int check_flows(Core core) except -1:
     )
     check_backlog(core)
     check_principals(core)
+    check_vouchers(core)
     return check_candidates(core)
 
 
@@ -158,6 +159,38 @@ cdef int check_principals(Core core) except -1:
             "what a principal holds = sum over it",
         )
     return 0
+
+
+cdef int check_vouchers(Core core) except -1:
+    """The queued requests of each flow, by principal. O(requests + flows)."""
+    cdef int32_t i, f
+    cdef const Request* r
+    cdef const Flow* flow
+    cdef Voucher own
+    cdef dict held = {}
+    cdef list sums = [[0, 0, 0] for _ in range(core.flows.count)]
+    for i in range(core.requests.used):
+        r = &core.requests.items[i]
+        if r.state == QUEUED and r.principal != core.flows.items[r.flow].voucher:
+            queued, tokens = held.get((r.flow, r.principal), (0, 0))
+            held[r.flow, r.principal] = queued + 1, tokens + r.prompt_tokens
+    for (f, principal), (queued, tokens) in held.items():
+        own = core.flows.vouchers.of(f, principal)
+        check_invariant(
+            core, own.queued == queued and own.tokens == tokens,
+            "what a principal has queued of a tenant = sum over it",
+        )
+        for i, more in enumerate((1, queued, tokens)):
+            sums[f][i] += more
+    for f in range(core.flows.count):
+        flow = &core.flows.items[f]
+        check_invariant(
+            core, sums[f] == [flow.vouchers, flow.vouched, flow.vouched_tokens],
+            "what principals have queued of a tenant = sum over them",
+        )
+    return check_invariant(
+        core, len(held) == <int64_t>core.flows.vouchers.found.count, "no voucher without a request"
+    )
 
 
 cdef int check_backlog(Core core) except -1:

@@ -119,3 +119,13 @@ def principal_advice(data: Mapping[str, Any]) -> Iterator[Finding]:
             " place in the queue; give each a share below 1"
         )
         yield ("auth", "principals"), message
+    shims = [entry for _, entry in _principals(data) if entry.get("pools")]
+    free = [str(entry.get("name")) for entry in shims if entry.get("tenants") is None]
+    if len(free) > 1:
+        message = (
+            f"{len(free)} callers ({', '.join([*free[:3], *['...'] * (len(free) > 3)])}) have pools"
+            " and no tenants, so each may spend the share and the quotas of every tenant, and they"
+            " divide the places in a tenant's queue; give each the tenants that it serves, or"
+            ' tenants: ["*"] if each serves all'
+        )
+        yield ("auth", "principals"), message

@@ -194,6 +194,7 @@ def test_core_and_twin_agree_about_floods_and_pauses(seed: int) -> None:
     rnd = random.Random(seed)
     hour_ns = 3_600 * SECOND
     long = {"queue_ttl_ns": hour_ns, "lease_ttl_ns": hour_ns}
+    long |= {"flow_queue_tokens_max": rnd.choice((0, 75))}
     pair = Differential("vtc", flow_queue_max=10, queue_max=rnd.choice((12, 15, 100)), **long)
     pair.flow(b"a", 1000)
     pair.flow(b"b", 1000)
@@ -203,9 +204,12 @@ def test_core_and_twin_agree_about_floods_and_pauses(seed: int) -> None:
         pair.now_ns += rnd.choice((SECOND // 3, SECOND, SECOND, 12 * SECOND))
         for k in range(rnd.choice((0, 1, 3, 25))):
             name = b"r%d-%d" % (step, k)
-            outcomes.add(min(0, pair.both("admit", rnd.randrange(2), name, 10, 10)))
+            whose = rnd.choice((0, 0, 0, 0, 7, 8))
+            ask = (rnd.randrange(2), name, 10, 10)
+            outcomes.add(min(0, pair.both("admit", *ask, principal=whose)))
         for r in pair.twin.leases()[:2]:
-            pair.both("complete", r.lease_id, r.epoch, output_tokens=10)
+            ended = {"output_tokens": 10, "principal": r.principal}
+            pair.both("complete", r.lease_id, r.epoch, **ended)
         pair.poll()
         pair.compare()
     assert -core.REJECTED_FLOW_QUEUE_FULL in outcomes

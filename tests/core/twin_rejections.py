@@ -5,7 +5,7 @@ from dataclasses import replace
 from schedsvc import _core as core
 
 from .twin_deadline_shedding import Early
-from .twin_types import Due, Request
+from .twin_types import Request
 
 RETRY_CONSTANT_MS = 5_000
 NO_RETRY = (
@@ -16,6 +16,13 @@ NO_RETRY = (
     core.REJECTED_QUOTA_SIZE,
 )
 RETRY_LATER = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.EVICTED_DRAINING)
+
+
+def _lacks(queue: list[Request], r: Request, places: int, tokens_max: int) -> tuple[bool, bool]:
+    """Whether a queue has no place for a request, and whether it would have too many tokens."""
+    tokens = sum(q.prompt_tokens for q in queue)
+    is_over = bool(tokens_max and queue) and tokens + r.prompt_tokens > tokens_max
+    return len(queue) >= places, is_over
 
 
 class Refusals(Early):
@@ -35,22 +42,29 @@ class Refusals(Early):
             return core.REJECTED_TOO_LARGE
         if not set(holding) & set(self.serving(r.target)):
             return core.REJECTED_DRAINING if known else core.REJECTED_LIMIT
-        due = self.flows[r.flow].due
-        if self._is_over(self.queued(lambda q: q.flow == r.flow), r, "flow_queue", due):
+        if self._is_full_to(r):
             return core.REJECTED_FLOW_QUEUE_FULL
         exempt = self.classes.is_exempt(r.flow)
         alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
-        if self._is_over(alike, r, "queue", self.due):
+        places = self.places_for(self.due, self.limits["queue_max"])
+        if any(_lacks(alike, r, places, self.limits["queue_tokens_max"])):
             return core.REJECTED_QUEUE_FULL
         return 0 if known else core.REJECTED_LIMIT
 
-    def _is_over(self, queue: list[Request], r: Request, name: str, due: Due) -> bool:
-        """Whether a queue has no place for it, by requests or by tokens."""
-        places = self.places_for(due, self.limits[f"{name}_max"])
-        most = self.limits[f"{name}_tokens_max"]
-        tokens = sum(q.prompt_tokens for q in queue)
-        is_over = bool(most and queue) and tokens + r.prompt_tokens > most
-        return is_over or len(queue) >= places
+    def _is_full_to(self, r: Request) -> bool:
+        """Whether its flow's queue lacks something, of which its principal has its part."""
+        queue = self.queued(lambda q: q.flow == r.flow)
+        places = self.places_for(self.flows[r.flow].due, self.limits["flow_queue_max"])
+        most = self.limits["flow_queue_tokens_max"]
+        principals = {q.principal for q in queue} | {r.principal}
+        own = [q for q in queue if q.principal == r.principal]
+        parts = max(1, places // len(principals)), max(1, most // len(principals))
+        return any(
+            whole and part
+            for whole, part in zip(
+                _lacks(queue, r, places, most), _lacks(own, r, *parts), strict=True
+            )
+        )
 
     def _refuse(self, r: Request, outcome: int) -> int:
         self.remember_refused(r, outcome)

@@ -128,6 +128,32 @@ TRUST_BUGS = (
         first=HOSTILE,
     ),
     Mutant(
+        "queue-of-whoever-fills-it",
+        "one principal may take all places in the queue of a tenant",
+        (
+            (
+                "lifecycle/admit.pxi",
+                "    first = own = first_voucher(f)\n",
+                "    if BUG:\n        return True\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
+        "part-of-a-queue-uncounted",
+        "a principal always has less than its part of a queue",
+        (
+            (
+                "lifecycle/admit.pxi",
+                "    sharers = f.vouchers + ",
+                "    if BUG:\n        own.queued = 0\n",
+            ),
+        ),
+        60,
+        first=HOSTILE,
+    ),
+    Mutant(
         "no-share-of-leases",
         "one principal may replay as many leases as there can be",
         (

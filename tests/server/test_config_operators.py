@@ -85,6 +85,7 @@ def test_callers_without_shares_are_warned_of(tmp_path: Path) -> None:
     plain = GATE.replace(", share_of_places: 0.5", "")
     assert reading(tmp_path, AUTH % plain + MINIMAL).warnings == []  # one that is no operator
     both = plain + ", " + plain.replace("gate", "other").replace("b" * 64, "c" * 64)
+    both = both.replace("gpu-*]", "gpu-*], tenants: [a]")
     [warning] = reading(tmp_path, AUTH % both + MINIMAL).warnings
     assert warning.path == ("auth", "principals")
     assert "2 callers, and none has share_of_places" in warning.message
@@ -97,6 +98,20 @@ def test_callers_without_shares_are_warned_of(tmp_path: Path) -> None:
         ).warnings
         == []
     )
+
+
+def test_callers_that_act_for_all_tenants_are_warned_of(tmp_path: Path) -> None:
+    other = GATE.replace("gate", "other").replace("b" * 64, "c" * 64)
+    [warning] = reading(tmp_path, AUTH % f"{GATE}, {other}" + MINIMAL).warnings
+    assert warning.path == ("auth", "principals")
+    assert warning.message == (
+        "2 callers (gate, other) have pools and no tenants, so each may spend the share and the"
+        " quotas of every tenant, and they divide the places in a tenant's queue; give each the"
+        ' tenants that it serves, or tenants: ["*"] if each serves all'
+    )
+    for tenants in ("[a]", '["*"]'):
+        stated = other.replace("gpu-*]", f"gpu-*], tenants: {tenants}")
+        assert reading(tmp_path, AUTH % f"{GATE}, {stated}" + MINIMAL).warnings == []
 
 
 def test_who_may_operate_if_the_listener_says_nothing(tmp_path: Path) -> None:

@@ -400,8 +400,15 @@ class Hostile:
 
     def queue_flooded(self) -> bool:
         """Ask for sixty requests at once."""
+        return self._flood(TENANT)
+
+    def queue_of_another_filled(self) -> bool:
+        """Ask for sixty requests of one tenant of others at once."""
+        return self._flood(self._one(list(self._world.options.tenants)))
+
+    def _flood(self, tenant: str) -> bool:
         pools = ["", self._engine().options.name]
-        admits = [self._admit(self._job(self._one(pools), TENANT).request) for _ in range(60)]
+        admits = [self._admit(self._job(self._one(pools), tenant).request) for _ in range(60)]
         self._ask(*admits)
         return True
 

@@ -36,6 +36,7 @@ HOSTILE_FAULTS = {
     "queue-flooded": (3, "it asks for dozens of requests at once"),
     "answers-flooded": (3, "it completes requests as soon as they are granted"),
     "leases-flooded": (3, "it replays dozens of invented leases into its own pools"),
+    "queue-of-another-filled": (3, "it asks for dozens of requests of one tenant of others"),
 }
 """The acts of a principal against others."""
 

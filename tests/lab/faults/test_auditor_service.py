@@ -111,6 +111,45 @@ def test_a_queue_that_is_longer_than_it_may_be_is_seen() -> None:
     desk.auditor.snapshot(stats)
 
 
+def called(desk: Desk, name: str, principal: int) -> Request:
+    request = pb.AdmitRequest(request_id=name, tenant="a", input_tokens=[10], max_output_tokens=10)
+    r = desk.auditor.ask(0, principal, request, 0)
+    assert r is not None
+    return r
+
+
+def refused_as_full(desk: Desk, name: str, principal: int) -> None:
+    """A call of a principal, which the queue of its tenant refuses."""
+    response = pb.AdmitResponse(outcome=pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL)
+    desk.auditor.verdict(0, called(desk, name, principal), response)
+
+
+def test_refusals_of_a_queue_with_places_are_seen() -> None:
+    desk = Desk(flow_queue_max=10)  # of which 2 are for retries
+    for number in range(8):
+        desk.ask(0, f"r{number}")
+    refused_as_full(desk, "same principal", 7)
+    with pytest.raises(ViolationError, match="refused within its part of a queue"):
+        refused_as_full(desk, "other principal", 8)
+    desk = Desk(flow_queue_max=10)
+    for number in range(7):
+        desk.ask(0, f"r{number}")
+    with pytest.raises(ViolationError, match="refused by a queue with places"):
+        refused_as_full(desk, "same principal", 7)
+
+
+def test_a_queue_that_principals_share_is_longer() -> None:
+    desk = Desk(flow_queue_max=6)
+    _, stats = figures(desk, queued=9)
+    called(desk, "x", 7)
+    stats["totals"] |= {"received": 2, "queued": 1}
+    with pytest.raises(ViolationError, match="the queue of a is too long"):
+        desk.auditor.snapshot(stats)
+    called(desk, "x", 8)
+    stats["totals"] |= {"received": 3, "queued": 2}
+    desk.auditor.snapshot(stats)
+
+
 def test_audited_requests_may_wait_after_audit_and_none_joins() -> None:
     desk = Desk(flow_queue_max=5)
     row, stats = figures(desk)

@@ -1,6 +1,7 @@
 """Tracks an operator's actions: pools that grant nothing, void leases, flows in audit."""
 
 from schedsvc.lab.faults.auditor.implied_state import ImpliedState
+from schedsvc.lab.faults.auditor.queues import check_full, places
 from schedsvc.lab.faults.auditor.records import (
     ENDED,
     EVICTED_CANCELLED,
@@ -8,6 +9,7 @@ from schedsvc.lab.faults.auditor.records import (
     EVICTED_TTL,
     LIVE,
     REJECTED_DRAINING,
+    REJECTED_FLOW_QUEUE_FULL,
     REJECTED_LIMIT,
     REJECTED_NO_POOL,
     UNKNOWN,
@@ -73,17 +75,17 @@ class OperatorActions:
             self._ended[tenant] = books.seq
 
     def places(self, books: ImpliedState, tenant: str, flow: str) -> int:
-        """Return how many of a flow that is not in audit may wait. O(queued) after an audit.
+        """Return how many of a flow that is not in audit may wait. O(queued).
 
         Audit refuses no request and takes in more than one poll can grant. When it ends, those
         requests wait.
         """
         last = self._ended.get(tenant)
         if last is None:
-            return books.terms.flow_queue_max
+            return places(books, flow)
         queues = (queue for (name, _), queue in books.queues.items() if name == flow)
         early = sum(r.seq <= last for queue in queues for r in queue.values())
-        return max(books.terms.flow_queue_max, early)
+        return max(places(books, flow), early)
 
     def bounded(self, books: ImpliedState) -> int:
         """Count what waits and had to find a place. O(queued) in audit and after one.
@@ -108,7 +110,7 @@ class OperatorActions:
         return not target and bool(holding) and holding <= self.drained
 
     def check_refusal(self, books: ImpliedState, r: Request, outcome: int) -> None:
-        """Hold a refusal to what is drained, and to the mode of its tenant. O(pools)."""
+        """Hold a refusal to the queue, to what is drained, and to its tenant's mode. O(queued)."""
         if outcome == REJECTED_DRAINING and not self.closed:
             target = r.ask.pool if r.ask else ""
             holding = {
@@ -121,6 +123,8 @@ class OperatorActions:
         elif outcome == EVICTED_DRAINING:
             stranded = self.is_stranded(books, r)
             require(stranded, "evicted as drained, but it could go elsewhere", *r.key)
+        elif outcome == REJECTED_FLOW_QUEUE_FULL:
+            check_full(books, r)
         if r.key[0] in self.audited and self.audited:
             require(outcome in _IN_AUDIT, "refused in audit", outcome, *r.key)
 
