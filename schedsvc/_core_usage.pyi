@@ -5,9 +5,10 @@ Type checkers read this beside `_core.pyi`; at run time the class is part of `sc
 
 from schedsvc._core_tenants import TenantsApi
 
-#: Lease id, tenant, class, pool, LoRA adapter, outcome; then tokens: input, cached of it, output;
-#: and whether an earlier process granted the lease, so that another ledger may have it.
-UsageRow = tuple[int, bytes, bytes, bytes, bytes, int, int, int, int, bool]
+#: Lease id, tenant, class, pool, LoRA adapter, and whether its tokens are estimated; then tokens:
+#: input, cached of it, output; and whether an earlier process granted the lease, so that another
+#: ledger may have it.
+UsageRow = tuple[int, bytes, bytes, bytes, bytes, bool, int, int, int, bool]
 
 class UsageApi(TenantsApi):
     """Quotas and budgets; the usage of ended leases, in rows that are numbered from 1."""
@@ -77,8 +78,8 @@ class UsageApi(TenantsApi):
     def set_usage_kept(self, now_ns: int, kept: bool) -> None:
         """Make a row of each lease that ends from now on, or of none. O(1).
 
-        A lease that is cancelled before any token has none. One that expired and whose holder
-        completes it later gets a second row, with what the holder reports.
+        A lease whose holder reports that it used no token has none. One that expired and whose
+        holder completes it later gets a second row, with what the holder reports.
         """
     def take_usage(self) -> list[UsageRow]:
         """Take the rows that were made since the last call. O(1).

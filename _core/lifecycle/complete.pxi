@@ -1,6 +1,6 @@
 # Complete and cancel: the holder ends its lease, or the client gives its request up.
 
-cdef int correct_usage(Core core, int32_t i, int outcome, Usage* reported) except -1:
+cdef int correct_usage(Core core, int32_t i, Usage* reported) except -1:
     """Make a second row of a lease that had expired: its holder reports at last what it used. The
     ledger takes it instead of the first. O(1)."""
     cdef Request* r = &core.requests.items[i]
@@ -17,7 +17,7 @@ cdef int correct_usage(Core core, int32_t i, int outcome, Usage* reported) excep
         u.cached_tokens = r.lease.cached_tokens
     return core.usage_rows.add((
         r.lease.lease_id, core.flow_list[r.flow],
-        core.classes.names[core.flows.items[r.flow].cls], core.pool_list[r.pool], b"", outcome,
+        core.classes.names[core.flows.items[r.flow].cls], core.pool_list[r.pool], b"", False,
         u.input_tokens, min(u.cached_tokens, u.input_tokens), u.output_tokens, was_restored(r),
     ))
 
@@ -32,7 +32,7 @@ cdef bint complete_lease(Core core, int32_t i, int outcome, Usage* u) except -1:
     if r.state == ENDED:
         # Else each repeat would refund what the ledger knows already.
         if core.usage_rows.is_kept and r.lease.outcome == OUT_EXPIRED and not r.lease.is_corrected:
-            correct_usage(core, i, outcome, u)
+            correct_usage(core, i, u)
         return False
     account(core, i, u, True)
     end_lease(core, i, outcome)

@@ -42,6 +42,7 @@ cdef int keep_late_usage(
     cdef Request r
     cdef Usage u = reported[0]
     cdef int64_t lease_id
+    cdef bint is_estimated
     if outcome not in (0, OUT_COMPLETED, OUT_CANCELLED):
         invalid("outcome", "must be COMPLETED or CANCELLED")
     memset(&r, 0, sizeof(Request))
@@ -53,6 +54,11 @@ cdef int keep_late_usage(
         u.cached_tokens = late.usage.cached_tokens
     if u.output_tokens < 0:
         u.output_tokens = late.usage.output_tokens
+    # No report has counted its input, and when it was granted is not known: it is the whole prompt.
+    is_estimated = reported.input_tokens < 0 and late.usage.input_tokens == 0
+    if is_estimated:
+        u.input_tokens = late.prompt_tokens
+    is_estimated = is_estimated and outcome == OUT_CANCELLED and u.output_tokens == 0
     limit_usage(core, &r, &u)
     lease_id, late.lease_id = late.lease_id, 0
     if u.input_tokens == 0 and u.output_tokens == 0:
@@ -61,6 +67,6 @@ cdef int keep_late_usage(
         charge_budgets(core, late.flow, u.input_tokens + u.output_tokens)
     return core.usage_rows.add((
         lease_id, core.flow_list[late.flow], core.classes.names[late.cls],
-        core.pool_list[late.pool], adapter, outcome or OUT_COMPLETED,
+        core.pool_list[late.pool], adapter, is_estimated,
         u.input_tokens, min(u.cached_tokens, u.input_tokens), u.output_tokens, True,
     ))

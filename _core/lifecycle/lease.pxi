@@ -125,18 +125,37 @@ cdef int recharge(
     return 0
 
 
+cdef int32_t input_by_now(Core core, const Request* r) noexcept:
+    """The most input of a lease that its engine has computed by now. O(RATES_KEPT).
+
+    That is the time since the grant times the greatest rate of the last judged prefills. While the
+    rate is not known, or the time of the grant, it is the whole prompt.
+    """
+    cdef const Pool* p = &core.ledger.pools[r.pool]
+    cdef int64_t rate = 0, k
+    if p.prefills_judged == 0 or was_restored(r):
+        return r.prompt_tokens
+    for k in range(min(p.prefills_judged, <int64_t>RATES_KEPT)):
+        rate = max(rate, p.prefill_rates[k])
+    return <int32_t>min(
+        <wide>r.prompt_tokens,
+        <wide>(core.now_ns - granted_at_ns(r)) * rate // MILLI_NS_PER_S + 1,
+    )
+
+
 cdef int64_t final_input(Core core, Request* r, int outcome) noexcept:
-    """The input of a lease that ends: as reported, else what its outcome says of it. O(1)."""
+    """The input of a lease that ends: as reported, else what its outcome says of it.
+    O(RATES_KEPT)."""
     cdef Flow* f = &core.flows.items[r.flow]
     if r.lease.input_tokens < 0:
-        # Output means that the input was computed, even if no report counted it.
-        r.lease.input_tokens = (
-            0 if outcome == OUT_CANCELLED and r.lease.output_tokens == 0 else r.prompt_tokens
-        )
+        # Output means that the input was computed, even if no report counted it. Without output
+        # the engine had it all the same, and has computed a part.
+        r.lease.is_estimated = outcome == OUT_CANCELLED and r.lease.output_tokens == 0
+        r.lease.input_tokens = input_by_now(core, r) if r.lease.is_estimated else r.prompt_tokens
         f.input_tokens += r.lease.input_tokens
-        if r.lease.input_tokens == 0:
-            f.cached_tokens -= r.lease.cached_tokens
-            r.lease.cached_tokens = 0
+        if r.lease.cached_tokens > r.lease.input_tokens:
+            f.cached_tokens += r.lease.input_tokens - r.lease.cached_tokens
+            r.lease.cached_tokens = r.lease.input_tokens
     return r.lease.input_tokens
 
 

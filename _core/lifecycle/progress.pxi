@@ -19,6 +19,7 @@ cdef int note_first(Core core, Request* r) noexcept:
             p.prefill_ns = averaged(p.prefill_ns, took_ns)
             p.prefill_tokens = max(<int64_t>1, averaged(p.prefill_tokens, r.lease.prefill_line))
             p.prefill_error_ns = averaged(p.prefill_error_ns, error_ns)
+        note_prefill_rate(p, r, took_ns)
         p.prefills_judged += 1
     if r.forecast_wait_us >= 0:
         if f.first_judged == 0:

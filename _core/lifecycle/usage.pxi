@@ -18,7 +18,7 @@ cdef int keep_usage(Core core, int32_t i, int outcome) except -1:
         core.classes.names[core.flows.items[r.flow].cls],
         core.pool_list[r.pool],
         b"" if adapter == NONE else core.adapters.names[adapter],
-        outcome,
+        outcome == OUT_EXPIRED or r.lease.is_estimated != 0,
         input_tokens,
         <int64_t>r.lease.cached_tokens,
         <int64_t>r.lease.output_tokens,

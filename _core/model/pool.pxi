@@ -5,6 +5,7 @@ cdef int64_t PREFILL_MAX_NS = 1_000_000_000
 
 cdef enum:
     BATCH_AUTO = -1
+    RATES_KEPT = 64  # of the last judged prefills
     PREFILL_BUDGET_PART = 6  # of the capacity
 
 # Limits of an operator on a pool beside those of its engine (the limits of S-LoRA's queue, arXiv
@@ -80,6 +81,7 @@ ctypedef struct Pool:
     int64_t prefilling  # input of leases that is still to be computed, see forecast.pxi
     int64_t prefill_ns, prefill_tokens  # moving averages of times to the first output, and for what
     int64_t prefill_error_ns, prefills_judged  # moving average of their errors
+    int64_t prefill_rates[RATES_KEPT]  # thousandths of tokens a second, the oldest is overwritten
     int64_t calm_since_ns  # it could fall since then; -1: it could not
     int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none

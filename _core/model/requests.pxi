@@ -34,6 +34,7 @@ ctypedef struct Lease:
     uint8_t is_void  # the engine restarted: no reservation
     uint8_t in_prefill_budget  # its input has not been computed yet, as far as is known
     uint8_t outcome  # once ENDED
+    uint8_t is_estimated  # its holder ended it without a count: it is charged by time
     uint8_t is_corrected  # its holder reported after it had expired: once is enough
 
 cdef enum:

@@ -285,6 +285,15 @@ cdef int64_t prefill_of(Core core, const Request* r) noexcept:
     return max(<int64_t>0, least)
 
 
+cdef inline void note_prefill_rate(Pool* p, const Request* r, int64_t took_ns) noexcept:
+    """Keep how fast the input of a request was computed, without what the engine says it had. O(1).
+    """
+    cdef int64_t tokens = max(<int64_t>1, <int64_t>r.prompt_tokens - r.lease.cached_tokens)
+    p.prefill_rates[p.prefills_judged % RATES_KEPT] = <int64_t>min(
+        <wide>1 << 60, <wide>tokens * MILLI_NS_PER_S // max(<int64_t>1, took_ns) + 1
+    )
+
+
 cdef int enter_prefill(Core core, Request* r) noexcept:
     """Count a granted request's input as being computed. O(1)."""
     cdef Pool* p = &core.ledger.pools[r.pool]

@@ -88,8 +88,9 @@ class UsageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsedLease:
-    """The usage of one lease; `ended_s` by the wall clock, `estimated` if it expired.
+    """The usage of one lease; `ended_s` by the wall clock.
 
+    `estimated`: it expired, or its holder cancelled it without a count.
     `carried`: an earlier process granted it, perhaps of another member.
     """
 

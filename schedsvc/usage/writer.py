@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from schedsvc._core import EXPIRED
 from schedsvc.config import Config, Tenant
 from schedsvc.driver import Broken, Driver, Ledgering
 from schedsvc.usage.ledger import Ledger, UsageError, UsageKey, UsedLease
@@ -91,7 +90,7 @@ class UsageWriter:
         self._filled.set()
 
     def _used(self, row: "UsageRow", now_s: int) -> UsedLease:
-        lease_id, tenant, request_class, pool, adapter, outcome = row[:6]
+        lease_id, tenant, request_class, pool, adapter = row[:5]
         name, place = tenant.decode(), pool.decode()
         key = UsageKey(
             self._places.groups_of(name),
@@ -101,7 +100,7 @@ class UsageWriter:
             adapter.decode(),
             request_class.decode(),
         )
-        return UsedLease(lease_id, now_s, key, outcome == EXPIRED, *row[6:])
+        return UsedLease(lease_id, now_s, key, *row[5:])
 
     async def run(self) -> None:
         """Write until it is cancelled, or the core is broken."""

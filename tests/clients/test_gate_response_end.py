@@ -177,12 +177,12 @@ async def test_what_an_app_answers_after_its_client_has_left_is_not_whole(
 class CountsElsewhere:
     """A counter inside the engine: the answer itself is not read."""
 
-    broken = False
+    broken, has_begun = False, True
 
     def tally(self) -> CountsElsewhere:
         return self
 
-    def usage(self) -> None:
+    def totals(self) -> None:
         return None
 
     def close(self) -> None:

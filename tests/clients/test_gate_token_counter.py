@@ -14,7 +14,7 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
-from schedsvc_vllm.token_counter import Counter, TokenTotals, Usage
+from schedsvc_vllm.token_counter import Counter, TokenTotals
 
 from .asgi import Exchange, ask, owner, start
 from .conftest import Until
@@ -276,17 +276,20 @@ async def test_the_watch_ends_with_the_gate(counted: tuple[Engine, Gate]) -> Non
 
 def test_prompts_that_are_not_computed_yet_do_not_count() -> None:
     tally = TokenTotals(Counter(Processor()))
-    assert tally.usage() is None
+    assert tally.totals() is None
     parent = SimpleNamespace(request_id="p")
     first, second = state("0_p", parent, 10), state("1_p", parent, 10)
     tally.add(first)
     tally.add(second)
-    assert tally.usage() == Usage(0, 0, 0)
+    assert tally.totals() is None
     first.is_prefilling = False
     first.made += [1, 2]
-    assert tally.usage() == Usage(10, 0, 2)
+    assert tally.totals() == (10, 0, 2)
     # It reuses what the first has computed: the prompt was computed once all the same.
     second.is_prefilling, second.num_cached_tokens = False, 8
-    assert tally.usage() == Usage(10, 0, 2)
+    assert tally.totals() == (10, 0, 2)
+    # Of another prompt that the engine has begun with, it is not known how far.
+    tally.add(state("q", None, 7))
+    assert tally.totals() == (None, None, 2)
     tally.close()
-    assert tally.usage() is None
+    assert tally.totals() is None

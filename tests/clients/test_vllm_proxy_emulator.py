@@ -194,6 +194,7 @@ async def test_a_client_that_leaves_frees_engine_and_lease(programs: Proxied, st
         await left(http, programs, stream)
         flow = flow_of(await at_rest(scheduler, programs), "b")
     assert flow.cancelled - before.cancelled == 1
+    assert 1 <= flow.input_tokens - before.input_tokens <= 40
     assert flow.output_tokens - before.output_tokens < LONG
 
 

@@ -10,7 +10,7 @@ from .test_usage import keeping, saved
 
 LATE_NS = 30 * SECOND  # lease TTL and grace
 USED = {"input_tokens": 10, "cached_input_tokens": 4, "output_tokens": 7}
-ROW = (7, b"f", b"default", b"p", b"", core.COMPLETED, 10, 4, 7, True)
+ROW = (7, b"f", b"default", b"p", b"", False, 10, 4, 7, True)
 PERIOD_NS = 3600 * SECOND
 
 
@@ -69,7 +69,16 @@ def test_late_end_without_totals_has_those_of_the_replay() -> None:
     s = keeping()
     stream = late(s, input_tokens=10, cached_input_tokens=2, output_tokens=3)
     stream.send(LATE_NS, completing(7, outcome=core.CANCELLED))
-    assert [row[5:] for row in s.take_usage()] == [(core.CANCELLED, 10, 2, 3, True)]
+    assert [row[5:] for row in s.take_usage()] == [(False, 10, 2, 3, True)]
+
+
+@pytest.mark.parametrize(("outcome", "estimated"), [(core.CANCELLED, True), (0, False)])
+def test_late_end_of_a_lease_that_nobody_counted_has_its_prompt(
+    outcome: int, estimated: bool
+) -> None:
+    s = keeping()
+    late(s).send(LATE_NS, completing(7, outcome=outcome))
+    assert [row[5:] for row in s.take_usage()] == [(estimated, 10, 0, 0, True)]
 
 
 def test_late_usage_is_limited_to_what_its_request_can_use() -> None:

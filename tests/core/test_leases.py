@@ -210,9 +210,10 @@ def test_the_final_totals_are_the_truth_also_where_they_are_smaller() -> None:
         (core.COMPLETED, (10, 20, 5), (-1, -1, -1), (10, 10, 5)),  # cached is part of the input
         (core.COMPLETED, (-1, 4, 5), (-1, -1, -1), (10, 4, 5)),  # part of an uncounted input
         (core.COMPLETED, (-1, -1, -1), (-1, 99, 5), (10, 10, 5)),
-        (core.CANCELLED, (-1, 4, -1), (-1, -1, -1), (0, 0, 0)),
+        (core.CANCELLED, (-1, 4, -1), (-1, -1, -1), (10, 4, 0)),
         (core.COMPLETED, (6, 0, 0), (0, 0, 0), (0, 0, 0)),
-        (core.CANCELLED, (-1, -1, -1), (-1, -1, -1), (0, 0, 0)),  # nothing is known to have run
+        (core.CANCELLED, (-1, -1, -1), (-1, -1, -1), (10, 0, 0)),  # it ran, how fast is not known
+        (core.CANCELLED, (-1, -1, -1), (0, 0, 0), (0, 0, 0)),  # the engine never had it
         (core.CANCELLED, (-1, -1, 3), (-1, -1, -1), (10, 0, 3)),  # output: so the input was read
         (core.CANCELLED, (4, -1, -1), (-1, -1, -1), (4, 0, 0)),
         (core.CANCELLED, (10, 5, 3), (-1, -1, 4), (10, 5, 4)),

@@ -29,7 +29,7 @@ def test_a_completed_lease_has_a_row_with_its_totals() -> None:
     s = keeping()
     lease = grant(s, 0, "r").lease_id
     s.complete(1, lease, 1, core.COMPLETED, 10, 4, 7)
-    assert s.take_usage() == [(lease, b"f", b"default", b"p", b"", core.COMPLETED, 10, 4, 7, False)]
+    assert s.take_usage() == [(lease, b"f", b"default", b"p", b"", False, 10, 4, 7, False)]
     assert s.take_usage() == []
 
 
@@ -41,7 +41,7 @@ def test_a_repeated_complete_makes_no_second_row() -> None:
     assert [row[8] for row in s.take_usage()] == [7]
 
 
-def test_a_lease_cancelled_before_any_token_has_no_row() -> None:
+def test_a_lease_that_used_no_token_has_no_row() -> None:
     s = keeping()
     lease = grant(s, 0, "r").lease_id
     s.complete(1, lease, 1, core.CANCELLED, 0, 0, 0)
@@ -62,7 +62,7 @@ def test_a_late_complete_corrects_an_expired_lease() -> None:
     s.poll(1 + TTL + GRACE)
     s.complete(2 + TTL + GRACE, lease, 1, core.COMPLETED, 10, 2, 8)
     rows = [row[5:] for row in s.take_usage()]
-    assert rows == [(core.EXPIRED, 10, 0, 3, False), (core.COMPLETED, 10, 2, 8, False)]
+    assert rows == [(True, 10, 0, 3, False), (False, 10, 2, 8, False)]
 
 
 def test_a_repeated_late_complete_corrects_once() -> None:
@@ -73,7 +73,7 @@ def test_a_repeated_late_complete_corrects_once() -> None:
     for output in (8, 8, 5):
         s.complete(2 + TTL + GRACE, lease, 1, core.COMPLETED, 10, 2, output)
     rows = [row[5:] for row in s.take_usage()]
-    assert rows == [(core.EXPIRED, 10, 0, 0, False), (core.COMPLETED, 10, 2, 8, False)]
+    assert rows == [(True, 10, 0, 0, False), (False, 10, 2, 8, False)]
 
 
 def test_rows_that_are_not_taken_are_bounded() -> None:
@@ -144,7 +144,7 @@ def test_unsaved_ends_lack_no_place_after_a_restart() -> None:
         while protocol.open_leases < 2:
             protocol.admit(admit_message(f"runs{protocol.open_leases}", (10,), tenant="f"))
             exchange(s, session, protocol)
-        assert [row[5:9] for row in s.take_usage()] == [(core.COMPLETED, 10, 0, 1)] * ends
+        assert [row[5:9] for row in s.take_usage()] == [(False, 10, 0, 1)] * ends
         assert totals(s, 0)["live_leases"] == 2
         protocol.disconnected()
 

@@ -238,7 +238,7 @@ class Twin(RemoteService):
         if r.input_tokens is None:
             # No report counted it: output means that all was computed, and so does an end.
             unseen = outcome == core.CANCELLED and r.output_tokens == 0
-            inputs = 0 if unseen else r.prompt_tokens
+            inputs = self.input_by_now(r) if unseen else r.prompt_tokens
             self._account(r, inputs, r.cached_tokens, r.output_tokens)
         self.recharge(r, r.input_tokens or 0, r.cached_tokens, r.output_tokens)
         self.note_charge(r)

@@ -162,6 +162,14 @@ class Estimate(Room):
         r.prefill_line = min(self.prefilling(p) + fresh, 1 << 30)
         r.fresh_tokens = fresh
 
+    def input_by_now(self, r: Request) -> int:
+        """Input that may have been computed since the grant of a lease that reported none."""
+        rates = self.pools[r.pool].prefill_rates
+        if not rates or r.payload is None:
+            return r.prompt_tokens
+        ran_ns = self.now_ns - r.arrival_ns - r.waited_ns
+        return min(r.prompt_tokens, ran_ns * max(rates) // 10**12 + 1)
+
     def note_first(self, r: Request) -> None:
         """Take a report of its first output."""
         p, f = self.pools[r.pool], self.flows[r.flow]
@@ -178,6 +186,9 @@ class Estimate(Room):
                 p.prefill_tokens = max(1, averaged(p.prefill_tokens, r.prefill_line))
                 p.prefill_error_ns = averaged(p.prefill_error_ns, error_ns)
             p.prefills_judged += 1
+            tokens = max(1, r.prompt_tokens - r.cached_tokens)
+            rate = min(tokens * 10**12 // max(1, took_ns) + 1, 1 << 60)
+            p.prefill_rates = [*p.prefill_rates, rate][-64:]
         if r.foretold_wait_us >= 0:
             first = f.first_judged == 0
             f.first_us = r.first_us if first else averaged(f.first_us, r.first_us)

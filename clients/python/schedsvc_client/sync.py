@@ -268,7 +268,12 @@ class Scheduler:
             if not future.cancel() and future.code() is grpc.StatusCode.OK:
                 with contextlib.suppress(Refused):
                     self._judge(admission, future.result())
-                    admission.complete(outcome=Outcome.CANCELLED)
+                    admission.complete(
+                        outcome=Outcome.CANCELLED,
+                        input_tokens=0,
+                        cached_input_tokens=0,
+                        output_tokens=0,
+                    )
             raise
 
     def _watch(self, future: Any, target: str) -> None:

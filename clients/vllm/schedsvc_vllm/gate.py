@@ -351,6 +351,7 @@ class Gate:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
             inner = scope_for_engine(scope, request.call, gated, priority)
+            gated.was_sent = True
             await self.app(inner, gated.mailbox, gated.send)
             while gated.asks_less():
                 gated.mailbox.play_again(gated.call.body)
@@ -381,6 +382,7 @@ class Gate:
                 gated.finish(scope)
                 await self._say(answer, scope, send)
         except Exception:
+            gated.broke = True
             await gated.send_held()  # then the client's connection breaks as the answer did
             raise
         finally:

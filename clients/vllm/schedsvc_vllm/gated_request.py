@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from schedsvc_client import LeaseState, Outcome
 from schedsvc_client.aio import Admission
 
+from schedsvc_vllm.answer_readers import Reader, reader_for
 from schedsvc_vllm.answers import Dialect, granted_headers, queue_duration
 from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
 from schedsvc_vllm.decoding import Decoder, DecodingError
@@ -22,14 +23,10 @@ from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.service_tier import ServedTier
 from schedsvc_vllm.token_counter import TokenTotals, Usage, final_usage, metadata
 from schedsvc_vllm.tracing import QueueSpan, Totals
-from schedsvc_vllm.usage import ByteReader, UnnamedStream, UsageFilter, UsageReader
+from schedsvc_vllm.usage import ByteReader
 
-_EVENT_STREAM = b"text/event-stream"
-_REDIRECTION = 300  # and above: no status of an engine's output
-# Headers of an answer that the gate writes itself, and those that a changed body voids.
+# Headers of an answer that the gate writes itself.
 _REPLACED = frozenset((b"x-request-id",))
-_OF_LENGTH = frozenset((b"content-length",))
-_OF_ENCODED = _OF_LENGTH | {b"content-encoding"}
 # The limits of an upstream are those of all tenants together.
 _OF_ALL = (b"x-ratelimit-", b"anthropic-ratelimit-")
 _log = logging.getLogger("schedsvc_vllm")
@@ -40,10 +37,10 @@ class GatedRequest:
 
     __slots__ = (
         "_call", "_decoder", "_delivery", "_ending", "_has_asked_less", "_held", "_ids",
-        "_is_finished", "_is_refused", "_keep", "_reader", "_running", "_runtime", "_send",
-        "_status", "_tally", "_task", "_tenant", "_told", "admission", "asked_again",
-        "local_wait_us", "mailbox", "place", "read_s", "revoked", "service_class", "span",
-        "states_tier", "traceparent",
+        "_is_finished", "_is_refused", "_keep", "_left_first", "_reader", "_running", "_runtime",
+        "_send", "_status", "_tally", "_task", "_tenant", "_told", "admission", "asked_again",
+        "broke", "local_wait_us", "mailbox", "place", "read_s", "revoked", "service_class", "span",
+        "states_tier", "traceparent", "was_sent",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +61,7 @@ class GatedRequest:
         self.mailbox = mailbox
         self._send = send
         self._tally = tally
-        self._reader: UsageFilter | UsageReader | UnnamedStream | ByteReader | None = None
+        self._reader: Reader | None = None
         self._decoder: Decoder | None = None
         # The start of a compressed answer, until some of it can be read.
         self._held: Message | None = None
@@ -77,11 +74,14 @@ class GatedRequest:
         self._is_finished = False
         self._is_refused = self._has_asked_less = False
         self._told = False  # that it has begun to make tokens
+        self._left_first = mailbox.left  # its client, before the engine failed
         self._task: asyncio.Task[Any] | None = None
         #: It was granted once already, by an engine that has gone.
         self.asked_again = False
         #: The scheduler has voided its lease: it is being ended.
         self.revoked = False
+        #: The app has got it; and the app has failed.
+        self.was_sent = self.broke = False
         # It runs with a lease of the scheduler, or a place under the local limit.
         self.admission: Admission | None = None
         self.place: asyncio.Future[bool] | None = None
@@ -290,6 +290,11 @@ class GatedRequest:
         """Whether this may be an engine's output, and states no error so far."""
         return self._status < 400 and not (self._reader is not None and self._reader.failed)
 
+    @property
+    def _has_failed(self) -> bool:
+        """Whether it is known that the engine will not answer it."""
+        return self.broke or not self._is_answer
+
     async def _pass_on(self, message: Message) -> None:
         kind = message["type"]
         if self._is_refused:
@@ -352,6 +357,7 @@ class GatedRequest:
         return True
 
     def _client_left(self) -> None:
+        self._left_first = self._left_first or not self._has_failed
         if self._ending is not None:
             self._ending.close()
 
@@ -362,7 +368,8 @@ class GatedRequest:
         headers = [(bytes(key).lower(), bytes(value)) for key, value in message.get("headers", ())]
         told, dropped = dict(headers), _REPLACED
         if self._tally is None or self._tally.broken:
-            dropped |= self._read_answer(told)
+            self._reader, self._decoder, changed = reader_for(self._call, self._status, told)
+            dropped |= changed
             tokens_max = self._call.max_output_tokens * self.sequences
             self._delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
             self._send = self._delivery.send
@@ -391,42 +398,10 @@ class GatedRequest:
             headers += granted_headers(self.admission)
         return {**message, "headers": headers}
 
-    def _read_answer(self, told: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """Choose how the answer is read; return the headers that its client does not get."""
-        encoding = told.get(b"content-encoding", b"identity").strip().lower()
-        kind = told.get(b"content-type", b"").lower()
-        is_stream = kind.startswith(_EVENT_STREAM)
-        asked, changed = self._call.asked, frozenset[bytes]()
-        if encoding in Decoder.KNOWN:
-            # The gate removed accept-encoding from the request, so the client can do without.
-            self._decoder = Decoder(encoding)
-            changed = _OF_ENCODED
-        elif encoding != b"identity":
-            self._reader = ByteReader()
-            return changed
-        is_failed = self._status >= _REDIRECTION or kind.startswith(b"text/html")
-        if asked is not None and is_stream:
-            self._reader = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
-            self._reader.failed = is_failed
-            return changed if asked.keep_all else changed | _OF_LENGTH
-        route = self._call.route
-        guesses = self._status < 400 and route.generates
-        reader = UsageReader(
-            route.usage, is_stream=is_stream, guesses=guesses, is_json=guesses and not route.is_form
-        )
-        reader.failed = is_failed
-        self._reader = reader
-        is_whole = kind.startswith(b"application/json") and b"content-length" in told
-        if asked is None or is_failed or is_whole:
-            return changed
-        events = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
-        self._reader = UnnamedStream(events, reader)
-        return changed if asked.keep_all else changed | _OF_LENGTH
-
     def _counted(self) -> tuple[int | None, int | None, int | None] | None:
         """Return input, cached input and output tokens, as far as they have been counted."""
         if self._tally is not None and not self._tally.broken:
-            return self._tally.usage()
+            return self._tally.totals()
         reader = self._reader
         if reader is None or not reader.is_told:
             return None
@@ -449,6 +424,19 @@ class GatedRequest:
         output_tokens = counted[2] if counted is not None and route.generates else 0
         return input_tokens, None, output_tokens
 
+    def _is_free(self, admission: Admission) -> bool:
+        """Whether the engine never had it, or failed while its client waited.
+
+        Otherwise the engine may have computed what no count shows; the scheduler charges its time.
+        """
+        tally, lease = self._tally, admission.lease
+        if not self._running or not self.was_sent:
+            return True
+        if tally is not None and not tally.broken and not tally.has_begun:
+            return True
+        is_stale = lease is not None and lease.pool_epoch < self._runtime.pool.epoch
+        return not self._left_first and (is_stale or self._has_failed)
+
     def _complete(self, admission: Admission, scope: Scope, told: Usage | None) -> None:
         route = self._call.route
         counted = None if self._call.beams else self._counted()
@@ -461,8 +449,7 @@ class GatedRequest:
             self._end(admission, (told.input_tokens, cached_tokens, told.output_tokens))
             return
         totals = counted or (None, None, None)
-        if not self._running or not (self._is_answer or totals[2]):
-            # It never reached the engine, or the app refused it.
+        if self._is_free(admission) and not totals[2]:
             self._end(admission, (0, 0, 0), Outcome.CANCELLED)
             return
         # vLLM's sign of a request that the engine aborted: no usage where it leaves one.

@@ -61,16 +61,25 @@ class TokenTotals:
         states = [state for states in self._prompts.values() for state in states]
         return len(states) == sequences and not any(map(self._counter.holds, states))
 
-    def usage(self) -> Usage | None:
-        """Sum up the engine's reports so far; None: nothing runs yet. O(sequences)."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has been asked for any sequence."""
+        return bool(self._prompts)
+
+    def totals(self) -> tuple[int | None, int | None, int] | None:
+        """Sum up the engine's reports so far; None: it has computed no prompt yet. O(sequences).
+
+        While one of several prompts is being computed, how much of the input has been is not known.
+        """
         if self.broken or not self._prompts:
             return None
-        input_tokens = cached_tokens = output_tokens = 0
+        input_tokens = cached_tokens = output_tokens = prompts = 0
         try:
             for states in self._prompts.values():
                 computed = [state for state in states if not state.is_prefilling]
                 if not computed:
                     continue
+                prompts += 1
                 input_tokens += computed[0].prompt_len
                 # Tokens that no sequence of the prompt computed; the others reuse the first's.
                 cached_tokens += min(state.num_cached_tokens for state in computed)
@@ -83,7 +92,9 @@ class TokenTotals:
         except Exception:
             self._counter.give_up()
             return None
-        return Usage(input_tokens, cached_tokens, output_tokens)
+        if prompts < len(self._prompts):
+            return (None, None, output_tokens) if prompts else None
+        return input_tokens, cached_tokens, output_tokens
 
 
 _current: ContextVar[TokenTotals | None] = ContextVar("schedsvc_tally", default=None)

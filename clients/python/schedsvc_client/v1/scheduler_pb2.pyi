@@ -510,7 +510,7 @@ class CompleteRequest(_message.Message):
     outcome: Global___Outcome.ValueType
     """COMPLETED or CANCELLED; unspecified means COMPLETED."""
     input_tokens: _builtins.int
-    """Final totals, as in LeaseProgress. An absent total keeps the last one that was reported."""
+    """Final totals; an absent one keeps the last report. CANCELLED without any: charged by time."""
     cached_input_tokens: _builtins.int
     output_tokens: _builtins.int
     def __init__(

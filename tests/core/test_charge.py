@@ -1,0 +1,121 @@
+"""A lease that is cancelled without a count is charged by its time."""
+
+from itertools import count
+
+import pytest
+
+from schedsvc import _core as core
+
+from .stream import Stream, completing, offering, replaying, reporting
+from .support import SECOND, grant, make, pool
+from .test_quotas import left
+from .test_usage import keeping
+
+MS = SECOND // 1000
+NUMBERS = count()
+
+
+def prefill(s: core.Scheduler, now_ns: int, tokens: int, took_ns: int, cached: int = -1) -> int:
+    """Run a request with a prompt whose first token comes after `took_ns`; return that time."""
+    lease = grant(s, now_ns, f"prefill-{next(NUMBERS)}", tokens, reports_progress=True).lease_id
+    now_ns += took_ns
+    s.progress(now_ns, lease, 1, tokens, cached, 1)
+    s.complete(now_ns, lease, 1)
+    return now_ns
+
+
+def leave(s: core.Scheduler, now_ns: int, prompt: int, after_ns: int) -> int:
+    """Let a client leave some time after its grant; return the input that it is charged."""
+    lease = grant(s, now_ns, f"left-{next(NUMBERS)}", prompt, reports_progress=True).lease_id
+    ended = s.complete(now_ns + after_ns, lease, 1, core.CANCELLED)
+    assert ended is not None
+    assert (ended.cached_input_tokens, ended.output_tokens) == (0, 0)
+    return ended.input_tokens
+
+
+def test_who_leaves_pays_the_time_at_the_rate_of_prefills() -> None:
+    s = make()
+    now_ns = prefill(s, 0, 100, SECOND)
+    assert leave(s, now_ns, 900, 300 * MS) == 31
+    assert leave(s, now_ns + SECOND, 900, 0) == 1  # never nothing
+    assert leave(s, now_ns + SECOND, 20, SECOND) == 20  # the prompt at most
+    s.check()
+
+
+def test_while_no_prefill_was_seen_it_is_the_whole_prompt() -> None:
+    s = make()
+    assert leave(s, 0, 900, 1) == 900
+    prefill(s, SECOND, 100, SECOND)
+    s.set_pool(2 * SECOND, b"p", 1, 2_000, 1, 0, 0)  # another size: the same engine
+    assert leave(s, 2 * SECOND, 900, SECOND // 10) == 11
+
+
+def test_the_greatest_rate_of_the_last_64_prefills_counts() -> None:
+    s = make()
+    now_ns = prefill(s, 0, 500, SECOND)
+    for _ in range(63):
+        now_ns = prefill(s, now_ns, 100, SECOND)
+    assert leave(s, now_ns, 900, SECOND) == 501
+    now_ns = prefill(s, now_ns + SECOND, 100, SECOND)
+    assert leave(s, now_ns, 900, SECOND) == 101
+    assert pool(s, now_ns + SECOND)["prefills_judged"] == 65
+
+
+def test_input_that_a_prefill_had_cached_was_not_computed_in_its_time() -> None:
+    s = make()
+    now_ns = prefill(s, 0, 500, SECOND, cached=400)
+    assert leave(s, now_ns, 900, SECOND) == 101
+
+
+@pytest.mark.parametrize("reported", [(7, -1, -1), (0, 0, 0)])
+def test_a_count_of_its_holder_outranks_the_time(reported: tuple[int, int, int]) -> None:
+    s = make()
+    lease = grant(s, 0, "r", 90).lease_id
+    ended = s.complete(SECOND, lease, 1, core.CANCELLED, *reported)
+    assert ended == core.Ended(core.CANCELLED, max(0, reported[0]), 0, 0, False)
+
+
+def test_counter_quota_budget_and_ledger_have_the_same_number() -> None:
+    s = keeping()
+    s.set_flow_quota(0, 0, input_tokens=6_000, day_tokens=10_000)
+    s.set_budget_period(0, b"tenant:f", 0, 1, 3600 * SECOND)
+    now_ns = prefill(s, 0, 100, SECOND)
+    before = s.flow_stats(now_ns, 0)
+    spent = s.budget_spent(b"tenant:f", 0)
+    s.take_usage()
+    now_ns += 60 * SECOND  # the quota is full again
+    lease = grant(s, now_ns, "r", 900, reports_progress=True).lease_id
+    s.complete(now_ns + 300 * MS, lease, 1, core.CANCELLED)
+    flow = s.flow_stats(now_ns + 300 * MS, 0)
+    assert flow["input_tokens"] - before["input_tokens"] == 31
+    assert flow["vtc_micro"] - before["vtc_micro"] == 31 * 1_000_000
+    assert s.budget_spent(b"tenant:f", 0) - spent == 31
+    assert [row[5:] for row in s.take_usage()] == [(True, 31, 0, 0, False)]
+    assert (
+        left(s, now_ns + 300 * MS)["INPUT_TOKENS_PER_MINUTE"] == 6_000 - 31 + 30
+    )  # refilled meanwhile
+    s.check()
+
+
+def test_over_a_stream_an_absent_total_is_no_count() -> None:
+    s = keeping()
+    stream = Stream(s)
+    stream.send(0, offering("p"))
+    leases = [stream.grant(0, tag, f"r{tag}", tenant="f") for tag in (1, 2, 3)]
+    stream.send(1, reporting(leases[1], 0))
+    stream.send(2, *(completing(lease, outcome=core.CANCELLED) for lease in leases[:2]))
+    none = {"input_tokens": 0, "cached_input_tokens": 0, "output_tokens": 0}
+    stream.send(2, completing(leases[2], outcome=core.CANCELLED, **none))
+    assert [(row[0], row[5:]) for row in s.take_usage()] == [
+        (lease, (True, 10, 0, 0, False)) for lease in leases[:2]
+    ]
+
+
+def test_of_a_lease_that_another_process_granted_the_time_is_not_known() -> None:
+    s = keeping()
+    stream = Stream(s)
+    prefill(s, 0, 100, SECOND)
+    s.take_usage()
+    stream.send(SECOND, offering("p"), replaying(1 << 40, "r"))
+    stream.send(SECOND, completing(1 << 40, outcome=core.CANCELLED))
+    assert [row[5:] for row in s.take_usage()] == [(True, 10, 0, 0, True)]
