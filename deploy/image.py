@@ -1,7 +1,8 @@
 """Builds the container images of a release out of dist/: `schedsvc` and `schedsvc-lab`.
 
-`make image` runs it as `python -m deploy.image`. It gathers the wheels of dist/ and of all that
-they need in build/image, and builds there by docker, podman or buildah, whichever it finds first.
+`make image` runs it as `python -m deploy.image`. It gathers the wheels of dist/, and those of
+deploy/image.lock with their hashes, in build/image, and builds there by docker, podman or buildah,
+whichever it finds first.
 The builder reads from Debian's mirrors and from no package index. It pushes nothing.
 """
 
@@ -10,8 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from deploy.release import DIST, ROOT, version
+from deploy.lock import LOCK
+from deploy.release import DIST, PROJECTS, ROOT, version
 
 CONTAINERFILE = ROOT / "deploy/Containerfile"
 FILES = ROOT / "deploy/container"
@@ -49,15 +52,24 @@ def gather() -> None:
     shutil.rmtree(CONTEXT, ignore_errors=True)
     shutil.copytree(FILES, CONTEXT)
     shutil.copy(CONTAINERFILE, CONTEXT)
-    limits = ("--only-binary=:all:", f"--constraint={ROOT / 'constraints.txt'}")
-    places = (f"--find-links={DIST}", f"--dest={CONTEXT / 'wheels'}")
-    # pip installs itself nowhere: the build runs it from its wheel. Below Python 3.11.3, which
-    # Debian 12 has, redis needs async-timeout.
-    names = (f"schedsvc[cluster,lab]=={version()}", "async-timeout", "pip")
-    command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
-    done = subprocess.run([*command, *limits, *places, *names], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"pip failed to download the wheels:\n{done.stderr}")
+    own = [f"{name}=={version()}" for name in PROJECTS]
+    for wanted in (["--no-index", f"--find-links={DIST}", *own], locked(LOCK)):
+        done = subprocess.run(
+            download_command(wanted, CONTEXT / "wheels"), capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.exit(f"pip failed to download the wheels:\n{done.stderr}")
+
+
+def locked(file: Path) -> list[str]:
+    """Return pip's options for exactly the wheels of a lock file."""
+    return ["--require-hashes", f"--requirement={file}"]
+
+
+def download_command(wanted: Sequence[str], folder: Path) -> list[str]:
+    """Return the command that downloads wheels, and nothing that they require."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    return [*command, "--only-binary=:all:", "--no-deps", f"--dest={folder}", *wanted]
 
 
 def build_command(stage: str, builder: Sequence[str], base: str = "") -> list[str]:

@@ -45,6 +45,16 @@ _CHART = re.compile(r"(?m)^(version: )[\d.]+\S*$")
 _APP = re.compile(r'(?m)^(appVersion: )"[^"]*"')
 _NEW_TAG = re.compile(r"(newTag: )[^\s,}]+")
 _TAG = re.compile(r"\b(schedsvc(?:-lab)?:)\d+\.[\w.]*\w")
+_DIGEST = r"sha256:[0-9a-f]{64}"
+#: The files that name images, each by a tag and, in a release, by a digest.
+IMAGE_FILES = (
+    "deploy/Containerfile",
+    "deploy/compose.yaml",
+    "deploy/kustomize/example/vllm.yaml",
+    "deploy/kustomize/example/kustomization.yaml",
+    f"{CHART}/values.yaml",
+)
+_IMAGE = re.compile(rf"((?:image: |ARG BASE=)([\w./-]+):[\w.-]+)(@{_DIGEST})?")
 _SHOWN = re.compile(r"'(schedsvc(?:-[a-z]+)?(?:\[[a-z]+\])?)==[^']*'")
 
 CHECKLIST = """
@@ -61,7 +71,9 @@ Left to do, in this order:
  6. `twine upload` the packages in the order of 1.
  7. Build the images on the tag: `make image`. Push {images}
     to your registry. Write its name to `image.repository` in deploy/chart/schedsvc/values.yaml and
-    to `newName` in deploy/kustomize/example/kustomization.yaml.
+    to `newName` in deploy/kustomize/example/kustomization.yaml. A tag may be moved to another
+    image, so write the digest of each, as your registry shows it, by
+    `deploy/release.py --set-digest NAME=sha256:...`. {unpinned}
  8. `helm push dist/chart/schedsvc-{chart}.tgz` to your registry of charts.
 """
 
@@ -88,6 +100,37 @@ def with_version(file: Path, new: str) -> str:
     return _SHOWN.sub(rf"'\1=={new}'", text)
 
 
+def set_digest(name: str, digest: str) -> None:
+    """Let each file name an image by a digest, beside its tag; "": by the tag alone.
+
+    Raises ValueError if no file names the image.
+    """
+    at = digest and f"@{digest}"
+    named = 0
+    for path in IMAGE_FILES:
+        text = (ROOT / path).read_text()
+        found = _IMAGE.sub(lambda m: m[1] + at if m[2] == name else m[0], text)
+        if name == "schedsvc":
+            # The chart and Kustomize put name, tag and digest together themselves.
+            found = re.sub(rf'(?m)^(  digest: )"(?:{_DIGEST})?"', rf'\1"{digest}"', found)
+            entry = rf"({{name: schedsvc, .*newTag: [^\s,}}]+)(?:, digest: {_DIGEST})?}}"
+            more = digest and f", digest: {digest}"
+            found = re.sub(entry, rf"\g<1>{more}}}", found)
+        named += found != text or bool(at and at in text)
+        (ROOT / path).write_text(found)
+    if not named and digest:
+        raise ValueError(f"no file names the image {name}; write {', '.join(sorted(images()))}")
+
+
+def images() -> dict[str, bool]:
+    """Return the images that the files name, and whether all of them name a digest too."""
+    found: dict[str, bool] = {}
+    for path in IMAGE_FILES:
+        for match in _IMAGE.finditer((ROOT / path).read_text()):
+            found[match[2]] = found.get(match[2], True) and match[3] is not None
+    return found
+
+
 def chart_version(version: str) -> str:
     """Return a version in the form that Helm asks for: 1.2rc1 is 1.2.0-rc1 there."""
     numbers, rest = re.fullmatch(r"([\d.]*\d)(.*)", version).groups()  # type: ignore[union-attr]
@@ -102,7 +145,9 @@ def stating() -> list[Path]:
 
 
 def set_version(new: str) -> None:
-    """Write the version to each place that states it."""
+    """Write the version to each place that states it; a new one has no images yet."""
+    for name in ("schedsvc", "schedsvc-lab") if new != version() else ():
+        set_digest(name, "")
     for file in stating():
         file.write_text(with_version(file, new))
 
@@ -177,7 +222,21 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="VERSION",
         help="write VERSION and the pins of it to each file that states it, and end",
     )
+    parser.add_argument(
+        "--set-digest",
+        metavar="NAME=DIGEST",
+        help="write the digest of an image to each file that names the image, and end",
+    )
     given = parser.parse_args(arguments)
+    if given.set_digest is not None:
+        name, _, digest = given.set_digest.partition("=")
+        if not re.fullmatch(_DIGEST, digest):
+            parser.error(f"--set-digest: {digest!r} is no digest; write it as sha256:64 hex digits")
+        try:
+            set_digest(name, digest)
+        except ValueError as error:
+            parser.error(f"--set-digest: {error}")
+        return
     if given.set_version is not None:
         if not _FORM.fullmatch(given.set_version):
             parser.error(
@@ -194,10 +253,16 @@ def main(arguments: list[str] | None = None) -> None:
     # Not in dist/ itself: pip would take it for a source distribution of schedsvc.
     package_chart(DIST / "chart")
     check()
-    images = f"schedsvc:{version()} and schedsvc-lab:{version()}"
+    pushed = f"schedsvc:{version()} and schedsvc-lab:{version()}"
+    tagged = ", ".join(name for name, is_pinned in images().items() if not is_pinned)
+    unpinned = f"By a tag alone: {tagged}." if tagged else "All have one."
     chart = chart_version(version())
     names = ", ".join(PROJECTS)
-    print(CHECKLIST.format(names=names, version=version(), images=images, chart=chart))
+    print(
+        CHECKLIST.format(
+            names=names, version=version(), images=pushed, chart=chart, unpinned=unpinned
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ echo 'schedsvc:x:65532:65532::/var/lib/schedsvc:/usr/sbin/nologin' >> "$folder/e
 printf 'root:x:0:\nschedsvc:x:65532:\n' > "$folder/etc/group"
 install -d -m 1777 "$folder/tmp"
 install -d -o 65532 -g 65532 -m 0700 "$folder/var/lib/schedsvc"
+install -d -o 65532 -g 65532 -m 0700 "$folder/var/lib/schedsvc-tokens"
 install -d -o 65532 -g 65532 -m 0755 "$folder/run/schedsvc"
 install -D -m 0644 /build/schedsvc.yaml "$folder/etc/schedsvc/schedsvc.yaml"
 # The root is read-only, so Python could not keep what it compiles. A hash instead of a time,

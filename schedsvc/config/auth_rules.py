@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from schedsvc.config.file_rules import file_to_write
 from schedsvc.config.files import path_in
 from schedsvc.config.rule_helpers import Finding, Once, items, mapping
 from schedsvc.config.tokens import token_digest
@@ -44,7 +45,15 @@ def principal_findings(
             yield from names.see(entry["name"], (*path, "name"))
         if not any(entry.get(key) for key in _PROOFS):
             yield path, f"has no proof of who calls; give one of {', '.join(_PROOFS)}"
+        made = entry.get("make_token") is True
+        if made and not isinstance(entry.get("token_file"), str):
+            yield (*path, "make_token"), "needs token_file beside it, the file to write a token to"
         for key in _TOKENS:
+            if made and key == "token_file" and isinstance(entry.get(key), str):
+                file = path_in(folder, entry[key])
+                if not file.exists():
+                    yield from file_to_write(file, (*path, key))
+                    continue
             if isinstance(entry.get(key), str):
                 yield from _token(entry[key], key, (*path, key), folder, environ, digests)
         certificate, listener = entry.get("certificate"), entry.get("listener")

@@ -14,6 +14,7 @@ __all__ = [
     "UNIX_PATH_BYTES_MAX",
     "file_advice",
     "file_findings",
+    "file_to_write",
     "socket_findings",
     "used_files",
     "written_files",
@@ -27,7 +28,7 @@ def file_findings(data: dict[str, Any], file: FilePath) -> Iterator[Finding]:
     used = used_files(data, file)
     for where, name, suffixes in written_files(data):
         path = path_in(file.parent, name)
-        problem = next(_file_to_write(path, where), None)
+        problem = next(file_to_write(path, where), None)
         if problem is not None:
             yield problem
             continue
@@ -106,7 +107,8 @@ def socket_findings(name: str, where: Path, folder: FilePath) -> Iterator[Findin
         yield from _folder_to_write(path.parent, where)
 
 
-def _file_to_write(path: FilePath, where: Path) -> Iterator[Finding]:
+def file_to_write(path: FilePath, where: Path) -> Iterator[Finding]:
+    """Find why a file cannot be written."""
     try:
         kind = kind_of(path)
     except OSError as error:

@@ -79,6 +79,8 @@ class Principal(_Section):
     sha256: Sha256 | None = None
     env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     token_file: FilePath | None = None
+    #: The scheduler writes a random token to `token_file` at its start, if the file is absent.
+    make_token: bool = False
     certificate: Annotated[str, Field(min_length=1, max_length=1_024)] | None = None
     listener: Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
     pools: Patterns = []

@@ -1,12 +1,15 @@
 """Where a bearer token comes from. The token itself is dropped at once; its hash stays."""
 
 import hashlib
+import os
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from schedsvc.config.files import read_file
 
-__all__ = ["TOKEN_LENGTH_MIN", "token_digest"]
+__all__ = ["TOKEN_LENGTH_MIN", "make_token", "token_digest"]
 
 #: A shorter token could be guessed from its hash.
 TOKEN_LENGTH_MIN = 16
@@ -42,6 +45,32 @@ def token_digest(
             raise ValueError("this token file is not text") from None
         return _digest(token, "this token file")
     raise ValueError("give the token by one of sha256, env or token_file")
+
+
+def make_token(file: Path) -> bool:
+    """Write a random token to a file for its owner alone, unless there is one. Whether it did.
+
+    A reader finds the whole token or no file. Raises ValueError if the file cannot be written.
+    """
+    if file.exists():
+        return False
+    partial = file.with_name(f".{secrets.token_hex(8)}")
+    try:
+        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(opened, f"{secrets.token_hex(32)}\n".encode())
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+        os.link(partial, file)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ValueError(f"cannot make the token file: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+    return True
 
 
 def _digest(token: str, source: str) -> bytes:

@@ -79,7 +79,9 @@ def set_fingerprint(config: Config) -> str:
     from schedsvc.cluster.joining import fingerprint_of
 
     grants = [
-        principal.model_dump(exclude={"sha256", "env", "token_file", "certificate", "listener"})
+        principal.model_dump(
+            exclude={"sha256", "env", "token_file", "make_token", "certificate", "listener"}
+        )
         for principal in config.auth.principals
     ]
     text = fingerprint_of(config) + json.dumps(grants, sort_keys=True)

@@ -3,12 +3,17 @@
 import os
 from collections.abc import Iterator
 
+import structlog
+
 from schedsvc.config import Config, token_digest
 from schedsvc.config.network import Principal
+from schedsvc.config.tokens import make_token
 from schedsvc.driver import Driver
 from schedsvc.service import Credentials, Known
 
-__all__ = ["Callers", "credentials_of", "known_callers"]
+__all__ = ["Callers", "credentials_of", "known_callers", "make_tokens"]
+
+_log = structlog.get_logger("schedsvc.server")
 
 _ALL = ["*"]
 _SHARE_PPM = 1_000_000
@@ -20,6 +25,7 @@ class Callers:
 
     def __init__(self, driver: Driver, config: Config) -> None:
         """Grant the principals of a configuration what it says. Raises ValueError."""
+        make_tokens(config)
         self._known = known_callers(config)
         self._auth = config.auth
         self.credentials = Credentials(
@@ -63,6 +69,15 @@ class Callers:
 
 def _patterns(names: list[str]) -> list[bytes] | None:
     return None if names == _ALL else [name.encode() for name in names]
+
+
+def make_tokens(config: Config) -> None:
+    """Write the tokens that the scheduler has to make. Raises ValueError. O(principals)."""
+    for principal in config.auth.principals:
+        if principal.make_token and principal.token_file is not None:
+            file = config.resolve(principal.token_file)
+            if make_token(file):
+                _log.info("token_made", principal=principal.name, file=str(file))
 
 
 def credentials_of(config: Config) -> Credentials:

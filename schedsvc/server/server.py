@@ -26,7 +26,7 @@ from schedsvc.metrics import Metrics
 from schedsvc.server.cluster import member_of, set_fingerprint
 from schedsvc.server.console import Console
 from schedsvc.server.console_state import ConsoleState
-from schedsvc.server.credentials import Callers, known_callers
+from schedsvc.server.credentials import Callers, known_callers, make_tokens
 from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.health import Health
 from schedsvc.server.listed_tenants import ListedTenants, shown_tenants
@@ -278,6 +278,7 @@ class Server:
         Broken, ValueError or OSError, and then nothing has changed.
         """
         before = self._config
+        make_tokens(config)
         known = known_callers(in_force(config, before))
         secure = [a.certificates for a in self._addresses if a.certificates is not None]
         files, outdated = [certificates.read() for certificates in secure], self.outdated()

@@ -1,4 +1,4 @@
-"""The chart: what it renders for thirteen sets of values, and what it refuses."""
+"""The chart: what it renders for fourteen sets of values, and what it refuses."""
 
 import re
 import shutil
@@ -49,6 +49,7 @@ SETS: dict[str, Object] = {
         "image": {"repository": "registry.example/schedsvc", "tag": "1.2", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "registry"}],
     },
+    "an image by digest": {"image": {"digest": "sha256:" + "a" * 64}},
     "IPv6 alone": {"service": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}},
     "no claim": {"persistence": {"enabled": False}},
     "a claim of its own": {"persistence": {"existingClaim": "mine"}},
@@ -79,6 +80,7 @@ SETS: dict[str, Object] = {
         "extraVolumeMounts": [{"name": "tokens", "mountPath": "/tokens", "readOnly": True}],
     },
 }
+GATE = {"name": "gate", "env": "GATE_TOKEN", "pools": ["*"]}
 REFUSED: list[tuple[Object, str]] = [
     ({"replicaCount": 2}, "replicaCount is 2, and at most 1 is possible"),
     ({"replicaCount": "1"}, "replicaCount"),
@@ -106,7 +108,7 @@ def config_of(objects: list[Object]) -> Any:
 
 
 def test_every_set_fits_the_newest_schema(objects: dict[str, list[Object]]) -> None:
-    assert len(SETS) == 13
+    assert len(SETS) == 14
     # The Prometheus Operator's objects are in no schema of Kubernetes.
     everything = [
         each
@@ -252,6 +254,18 @@ def test_upgrade_keeps_the_claim_of_the_state(
     assert "annotations" not in after["spec"]["template"]["metadata"]
 
 
+def test_image_has_tag_and_digest(objects: dict[str, list[Object]]) -> None:
+    shown = {
+        name: pod_of(objects[name])["containers"][0]["image"]
+        for name in ("defaults", "another image", "an image by digest")
+    }
+    assert shown == {
+        "defaults": f"schedsvc:{version()}",
+        "another image": "registry.example/schedsvc:1.2",
+        "an image by digest": f"schedsvc:{version()}@sha256:{'a' * 64}",
+    }
+
+
 def test_state_is_on_the_claim(objects: dict[str, list[Object]]) -> None:
     [claim] = only(objects["defaults"], "StatefulSet")["spec"]["volumeClaimTemplates"]
     [container] = pod_of(objects["defaults"])["containers"]
@@ -325,6 +339,13 @@ def test_documented_configuration_of_a_container_is_valid() -> None:
     given, chart = yaml.safe_load(text), config_of(objects)
     Config.model_validate(given)
     # The chart's pod has the same paths and ports. A container has no names of a Service.
+    # It makes its token, and a pod has one of a secret.
+    proofs = {"token_file": "/var/lib/schedsvc-tokens/gate", "make_token": True}
+    assert chart["auth"]["principals"] == [GATE]
+    assert given["auth"].pop("principals") == [
+        {key: GATE[key] for key in ("name", "pools")} | proofs
+    ]
+    del chart["auth"], given["auth"]
     assert chart["metrics"].pop("hosts") == ["schedsvc", "schedsvc.llm", "schedsvc.llm.svc"]
     assert {key: given[key] for key in chart if key != "tenants"} == {
         key: chart[key] for key in chart if key != "tenants"

@@ -77,6 +77,10 @@ def test_example_has_the_gate_in_front_of_vllm(example: list[Object]) -> None:
     service = only(example, "Service")
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
     assert environ["SCHEDSVC_TARGET"] == f"{service['metadata']['name']}:{ports['grpc']}"
+    # The scheduler knows the token that the gate shows.
+    [token] = [each for each in vllm["env"] if each["name"] == "SCHEDSVC_TOKEN"]
+    [serves] = only(example, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert [each["valueFrom"] for each in serves["env"]] == [token["valueFrom"]]
     # The image that copies the gate is the one that serves, in version too.
     [scheduler] = only(example, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     assert gate["image"] == scheduler["image"] == f"registry.example/schedsvc:{version()}"

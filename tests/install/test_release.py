@@ -31,7 +31,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         text = (release.ROOT / folder / "pyproject.toml").read_text()
         (tmp_path / folder / "pyproject.toml").write_text(text)
-    for path in (release.PAGE, *release.OTHERS):
+    for path in {release.PAGE, *release.OTHERS, *release.IMAGE_FILES}:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text((release.ROOT / path).read_text())
     monkeypatch.setattr(release, "ROOT", tmp_path)
@@ -102,6 +102,49 @@ def test_stale_names_a_file_that_differs(copy: Path, old: str, new: str) -> None
     assert old in text
     file.write_text(text.replace(old, new, 1))
     assert release.stale() == ["clients/vllm/pyproject.toml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("schedsvc", {"deploy/compose.yaml": 1, f"{release.CHART}/values.yaml": 1,
+                      "deploy/kustomize/example/kustomization.yaml": 1}),
+        ("schedsvc-lab", {"deploy/compose.yaml": 1}),
+        ("prom/prometheus", {"deploy/compose.yaml": 1}),
+        ("debian", {"deploy/Containerfile": 1}),
+        ("vllm/vllm-openai", {"deploy/kustomize/example/vllm.yaml": 1}),
+    ],
+)  # fmt: skip
+def test_an_image_is_named_by_its_digest(copy: Path, name: str, places: dict[str, int]) -> None:
+    """A tag may be moved to another image after the release."""
+    before = {path: (copy / path).read_text() for path in release.IMAGE_FILES}
+    assert not release.images()[name]
+    for digest in ("sha256:" + "a" * 64, "sha256:" + "b" * 64):
+        for _ in range(2):
+            release.set_digest(name, digest)
+            counts = {path: (copy / path).read_text().count("sha256:") for path in before}
+            grown = {path: counts[path] - text.count("sha256:") for path, text in before.items()}
+            assert {path: more for path, more in grown.items() if more} == places
+            assert release.images()[name]
+            assert release.stale() == []
+    texts = [yaml.safe_load((copy / path).read_text()) for path in places if path.endswith("yaml")]
+    assert all("sha256:" + "b" * 64 in str(text) for text in texts)
+    release.set_digest(name, "")
+    assert {path: (copy / path).read_text() for path in before} == before
+
+
+def test_a_new_version_has_no_digest_yet(copy: Path) -> None:
+    release.set_digest("schedsvc", "sha256:" + "a" * 64)
+    release.set_digest("prom/prometheus", "sha256:" + "c" * 64)
+    release.set_version("9.9.1")
+    assert not release.images()["schedsvc"]
+    assert "a" * 64 not in (copy / release.CHART / "values.yaml").read_text()
+    assert release.images()["prom/prometheus"]
+
+
+def test_an_unknown_image_is_named_and_changes_nothing(copy: Path) -> None:
+    with pytest.raises(ValueError, match="no file names the image nginx; write debian, prom/"):
+        release.set_digest("nginx", "sha256:" + "a" * 64)
 
 
 def test_help_names_what_the_script_does() -> None:

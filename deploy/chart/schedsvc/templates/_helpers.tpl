@@ -14,6 +14,12 @@
 {{- end }}
 {{- end }}
 
+{{- define "schedsvc.image" -}}
+{{- with .Values.image }}
+{{- .repository }}:{{ default $.Chart.AppVersion .tag }}{{ with .digest }}@{{ . }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* What selects the pod: no upgrade may change it. */}}
 {{- define "schedsvc.selector" -}}
 app.kubernetes.io/name: {{ include "schedsvc.name" . }}
@@ -35,6 +41,13 @@ ipFamilyPolicy: {{ . }}
 {{- with .Values.service.ipFamilies }}
 ipFamilies: {{ toJson . }}
 {{- end }}
+{{- end }}
+
+{{/* "true" if the values name no caller: then one principal has the token of a secret. */}}
+{{- define "schedsvc.hasOwnToken" -}}
+{{- $auth := default dict .Values.config.auth }}
+{{- $certified := and .Values.tls.secretName .Values.tls.clientCA }}
+{{- not (or $auth.principals $certified .Values.cluster.enabled) }}
 {{- end }}
 
 {{/* The configuration of the scheduler, with what has to agree with the pod. */}}
@@ -61,6 +74,10 @@ ipFamilies: {{ toJson . }}
 {{- $namespaced := printf "%s.%s" $name .Release.Namespace }}
 {{- $hosts := concat (list $name $namespaced (printf "%s.svc" $namespaced)) .Values.metrics.hosts }}
 {{- $own := dict "listeners" (list $operators $callers) "metrics" (dict "listen" "0.0.0.0:7690" "hosts" $hosts) "state" (dict "file" "/var/lib/schedsvc/state.db") }}
+{{- if eq (include "schedsvc.hasOwnToken" .) "true" }}
+{{- $gate := dict "name" "gate" "env" "GATE_TOKEN" "pools" (list "*") }}
+{{- $_ := set $own "auth" (dict "principals" (list $gate)) }}
+{{- end }}
 {{- if .Values.tenantsConfigMap }}
 {{- if hasKey .Values.config "tenants_dir" }}
 {{- fail "config.tenants_dir: tenantsConfigMap sets it; remove one of the two" }}
