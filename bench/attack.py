@@ -219,11 +219,11 @@ def growth_mb_max(case: Case, process: str, limits: Limits | None = None) -> flo
     edge_max: int = Edge.model_fields["calls_max"].default
     edge_connections: int = Edge.model_fields["connections_max"].default
     if case.door == "listener":
-        kb = most.connections_max * CONNECTION_KB + most.streams_max * call_kb
+        kb = 2 * most.connections_max * CONNECTION_KB + most.streams_max * call_kb
     elif process == "edge":
         # Of those that are let in both ends.
         calls = edge_max * (3 if case.known else 1)
-        kb = edge_connections * CONNECTION_KB + calls * call_kb
+        kb = 2 * edge_connections * CONNECTION_KB + calls * call_kb
     else:
         kb = edge_max * call_kb if case.known else 0.0
     return _ORDINARY_MB + kb / 1e3

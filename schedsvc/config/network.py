@@ -66,7 +66,7 @@ class Edge(_Section):
     tls: Tls | None = None
     calls_per_second: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     calls_max: Annotated[int, Field(ge=1, le=1_000_000)] = 500
-    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 128
 
 
 class Principal(_Section):

@@ -95,6 +95,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it has none at 
         begin = self.methods.get(method)
         if begin is None:
             begin = self.methods[method] = self._upstream.stream_stream(method, None, None)
+        self._authenticator.note_proof(context)
         allowance.open += 1
         call = begin(requests, timeout=context.time_remaining(), metadata=proof)
         try:

@@ -21,6 +21,7 @@ from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs, flush_logs
 from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
+from schedsvc.server.strangers import Strangers
 from schedsvc.service import SERVICE_NAME, Authenticator
 
 __all__ = ["WINDOW_BYTES", "Edge", "serve"]
@@ -69,7 +70,8 @@ class Edge:
         changes = {"streams_max": waiting_max, "connections_max": edge.connections_max}
         limits = config.limits.model_copy(update=changes)
         self._server = grpc.aio.server(options=[*server_options(limits), *_MEMORY_OPTIONS])
-        authenticator = Authenticator(credentials_of(config), "token")
+        self._strangers = Strangers(edge.connections_max)
+        authenticator = Authenticator(credentials_of(config), "token", proven=self._strangers.prove)
 
         def allowance() -> Allowance:
             return Allowance(edge.calls_per_second, edge.calls_max)
@@ -92,7 +94,9 @@ class Edge:
             # Only a server that runs gives its address back when it stops.
             await self._server.start()
         loop = asyncio.get_running_loop()
+        self._strangers.watch(self.target)
         self._tasks = [loop.create_task(self._follow(name)) for name in _FOLLOWED]
+        self._tasks.append(loop.create_task(self._strangers.run()))
         _log.info("listening", target=self.target, tls=self._listener.tls is not None)
 
     async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:

@@ -16,6 +16,7 @@ from schedsvc.config.file_rules import UNIX_PATH_BYTES_MAX
 from schedsvc.config.files import read_file
 from schedsvc.config.models import Limits, Listener, Tls
 from schedsvc.config.network import is_wildcard
+from schedsvc.server.strangers import IDLE_MS
 
 __all__ = [
     "Address",
@@ -32,12 +33,14 @@ class ListenError(OSError):
 
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:
-    """Return gRPC's channel arguments for a server."""
+    """Return gRPC's channel arguments for a server, whose `Strangers` keep `connections_max`."""
     return [
         # Else a second scheduler on the port would quietly split the ledger.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.message_max_bytes),
-        ("grpc.max_allowed_incoming_connections", limits.connections_max),
+        # So a caller finds a place while strangers are being closed.
+        ("grpc.max_allowed_incoming_connections", 2 * limits.connections_max),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.max_concurrent_streams", limits.streams_max),
         ("grpc.server_handshake_timeout_ms", limits.handshake_ms),
         # Half-open connections are found and closed.

@@ -38,6 +38,7 @@ from schedsvc.server.process_counts import PROCESS_COUNTS
 from schedsvc.server.recorded import begin_recording, recording_of
 from schedsvc.server.reflection import add_reflection
 from schedsvc.server.shared_settings import share_settings
+from schedsvc.server.strangers import Strangers
 from schedsvc.server.tasks import end_tasks
 from schedsvc.server.tenant_keys import TenantKeys
 from schedsvc.server.tenants import TenantActions
@@ -127,6 +128,7 @@ class Server:
             self._member.escrow.share_budgets(self._budgets)
         self.metrics = _metrics(self.driver, whole)
         self._health = Health(stands_by=stands_by)
+        self._strangers = Strangers(config.limits.connections_max)
         self._handles = OperatorActions(
             self.driver,
             config,
@@ -198,11 +200,14 @@ class Server:
         config = self.placed(self._config)
         for listener in config.listeners:
             kind, named = config.auth_kind(listener), listener.unix or listener.tcp or ""
-            authenticator = Authenticator(self._callers.credentials, kind, named)
+            authenticator = Authenticator(
+                self._callers.credentials, kind, named, self._strangers.prove
+            )
             server = self._new_grpc_server(authenticator, config.may_operate(listener))
             self._grpc.append(server)
             address = bind(server, config, listener)
             self._addresses.append(address)
+            self._strangers.watch(address.target)
             self.targets.append(target := address.target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
         if config.metrics is not None:
@@ -226,6 +231,7 @@ class Server:
         if self._member is not None:
             self._keep(self._member.run())
         self._keep(self._beat())
+        self._keep(self._strangers.run())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
         def on_failure(method: str, code: grpc.StatusCode) -> None:

@@ -196,8 +196,13 @@ class Authenticator:
         credentials: Credentials,
         kind: Literal["none", "token", "certificate"],
         listener: str = "",
+        proven: Callable[[str], None] | None = None,
     ) -> None:
-        """Ask callers for this kind of proof; `listener`: its address in the configuration."""
+        """Ask callers for this kind of proof; `listener`: its address in the configuration.
+
+        `proven` gets the peer of each call whose caller is known.
+        """
+        self._proven = proven
         self.credentials = credentials
         #: Whether callers have to prove anything.
         self.asks = kind != "none"
@@ -211,7 +216,14 @@ class Authenticator:
 
     def principal(self, context: Any) -> int:
         """Return the principal of a call. Raises Unauthenticated. O(metadata)."""
-        return self._of_context(context)
+        principal = self._of_context(context)
+        self.note_proof(context)
+        return principal
+
+    def note_proof(self, context: Any) -> None:
+        """Note that the caller of a call is known. O(1)."""
+        if self._proven is not None:
+            self._proven(context.peer())
 
     def _of_anybody(self, _: Any) -> int:
         return self.credentials.of_listener(self._listener)

@@ -124,7 +124,7 @@ async def test_a_stranger_may_send_one_window_of_a_call(tmp_path: Path) -> None:
 
 
 async def test_connections_beyond_its_limit_are_closed(tmp_path: Path) -> None:
-    async with edged(tmp_path, edge={"connections_max": 2}) as (_, door):
+    async with edged(tmp_path, edge={"connections_max": 1}) as (_, door):
         host, _, port = door.target.rpartition(":")
         kept = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
         for reader, writer in kept:
