@@ -101,6 +101,11 @@ def _summary(config: Config) -> list[tuple[str, str]]:
     return [
         ("listeners", "\n".join(_listener(config, entry) for entry in config.listeners)),
         ("edge", _edge(config)),
+        (
+            "connections",
+            f"{config.limits.connections_max:,} on each listener; one without a token or a"
+            " certificate is closed after 10 s",
+        ),
         ("principals", "\n".join(map(_principal, config.callers())) or "none listed"),
         (
             "policy",
@@ -133,9 +138,12 @@ def _summary(config: Config) -> list[tuple[str, str]]:
 def _principal(principal: Principal) -> str:
     """Return what a caller may do, in one line."""
     share = "" if principal.share_of_places == 1 else f", {principal.share_of_places:.0%} of places"
+    name = principal.certificate or ""
+    by = f", by the DNS SAN {name} (without SANs the common name)" if name else ""
+    by = by if "://" not in name else f", by the URI SAN {name}"
     return (
         f"{principal.name}{' (operator)' if principal.operator else ''}: offers"
-        f" {_some(principal.pools)}, vouches for {_some(principal.may_vouch_for)}{share}"
+        f" {_some(principal.pools)}, vouches for {_some(principal.may_vouch_for)}{share}{by}"
     )
 
 
@@ -197,7 +205,8 @@ def _edge(config: Config) -> str:
     if config.edge is None or config.edge_socket is None:
         return "none"
     tls = "TLS" if config.edge.tls is not None else "no TLS"
-    shown = f"{config.edge.tcp} ({tls}, tokens){_families(config.edge.tcp)}"
+    most = f"{config.edge.connections_max:,} connections"
+    shown = f"{config.edge.tcp} ({tls}, tokens, {most}){_families(config.edge.tcp)}"
     return f"{shown} to unix:{config.resolve(config.edge_socket)}"
 
 

@@ -78,7 +78,7 @@ def principal_findings(
 def _open_ports(data: Mapping[str, Any]) -> Iterator[Finding]:
     """Find a TCP port for all beside listeners that bound who calls."""
     tokens = has_tokens(data)
-    named = {entry.get("listener") for _, entry in _principals(data)}
+    named = [entry.get("listener") for _, entry in _principals(data)]
     listeners = items(data.get("listeners"))
     if not any("unix" in entry or proof_kind(entry, tokens) != "none" for _, entry in listeners):
         return

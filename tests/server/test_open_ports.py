@@ -6,8 +6,12 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+
+import schedsvc.cli.check as check
+from schedsvc.config import Config
 
 from .conftest import ask, calling, serving, token_of
 from .test_cli import run
@@ -109,3 +113,22 @@ def test_check_warns_of_a_port_beside_another_listener(
     assert [w["path"] for w in found if "file mode" in w["message"]] == ["listeners[1]"] * warned
     default = "listener:127.0.0.1:7600: offers none, vouches for *"
     assert (default in shown.stdout) == warned
+
+
+def test_check_survives_a_listener_that_is_no_text(tmp_path: Path) -> None:
+    text = "listeners: [{unix: s}, {tcp: '127.0.0.1:7600'}]\n"
+    (tmp_path / "c.yaml").write_text(text + "auth: {principals: [{name: a, listener: [x]}]}\n")
+    shown = run("check", str(tmp_path / "c.yaml"))
+    assert "auth.principals[0].listener: has to be text" in shown.output
+
+
+def test_check_names_the_limits_of_connections_and_what_a_certificate_has() -> None:
+    auth = "auth: {principals: [{name: g, certificate: %s, listener: s}]}\n"
+    for name, expected in (
+        ("a.example", "by the DNS SAN a.example (without SANs the common name)"),
+        ("spiffe://corp/a", "by the URI SAN spiffe://corp/a"),
+    ):
+        config = Config.model_validate(yaml.safe_load("listeners: [{unix: s}]\n" + auth % name))
+        summary = dict(check._summary(config))
+        assert expected in summary["principals"]
+        assert "1,024 on each listener; one without a token" in summary["connections"]
