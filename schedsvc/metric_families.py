@@ -251,6 +251,7 @@ def _cluster(sharing: Sharing, unsynced_ns: int, forgiven_micro: int) -> Iterato
         ("repeats", repeats, sharing.repeats),
         ("rows_ignored", "Malformed rows of the store.", sharing.ignored),
         ("quota_chunks", "Chunks of shared quotas that were granted here.", sharing.chunks),
+        ("quota_losses", "Times that the store lost buckets of quotas.", sharing.losses),
     ):
         counter = CounterMetricFamily(f"schedsvc_cluster_{name}", text)
         counter.add_metric((), count)

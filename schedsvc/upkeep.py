@@ -96,6 +96,8 @@ class Sharing:
     buckets: int = 0
     #: Chunks that were granted to this member.
     chunks: int = 0
+    #: Times that the store lost buckets of quotas.
+    losses: int = 0
     #: Concurrent requests that the store lets this member run, and those that run beyond the caps
     #: of their tenants and groups, over all members.
     slots: int = 0

@@ -70,6 +70,8 @@ def _settings_lines(settings: Any) -> Iterator[str]:
 
 def _quota_line(quotas: Any) -> str:
     text = f"shared quotas: {quotas.buckets:,} held here; {quotas.chunks:,} chunks drawn"
+    if quotas.losses:
+        text += f"; lost by the store {quotas.losses:,} times"
     if not quotas.problem:
         return text
     spends = f"1/{quotas.divided_by:,} of each limit" if quotas.divided_by else "what it holds"

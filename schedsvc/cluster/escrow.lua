@@ -5,7 +5,12 @@
 --
 -- Rules:
 -- - Level and held amounts of a bucket are at most its limit together. So what all members spend in
---   a time never exceeds what one bucket allows, plus a bucket for each time that the store lost it.
+--   a time never exceeds what one bucket allows.
+-- - A bucket that the store lost, or of which it has an older state, begins again, under another name
+--   of its beginning (`born`). Each member that knew it before states what it knew to be left. The
+--   least of this counts, less what was spent since: the last caller before the loss knew it exactly.
+--   Such a bucket grants nothing for QUIET_MS, in which all members call. What was granted to a
+--   member that knew nothing is owed.
 -- - A member states what it holds and what it has drawn since it began. The difference is spent. So
 --   an answer that got lost is found by the next call, and a call that is repeated counts once.
 -- - A chunk of which its member says nothing for CHUNK_MS counts as spent.
@@ -16,16 +21,19 @@
 -- number is exact in a double.
 --
 -- KEYS: the members whose chunks are recalled and for which buckets (one key for each member, the
--- caller's is named), then one key for each bucket of the call.
+-- caller's is named), the name of the store's data (`life`), then one key for each bucket of the call.
 
-local VERSION = '1'
+local VERSION = '2'
 local CHUNK_MS = 3000
 local ASK_MS = 1500  -- an ask that is not repeated within it is dropped
+local QUIET_MS = 1500  -- longer than members are silent
 local KEPT_MS = 120000  -- a bucket without calls is full by then, and holds no chunk
 local MINUTE_MS = 60000
 local STEP_MS = 5000  -- a clock that fell by more was set, and is followed
 local WRAP = 4503599627370496
 local KINDS = 4
+local FIRST = 2  -- keys before those of the buckets
+local STATED = 5 * KINDS + 2  -- arguments for each bucket
 
 local function version()
     return VERSION
@@ -42,6 +50,47 @@ local function numbers(args, from)
         out[k] = tonumber(args[from + k - 1])
     end
     return out
+end
+
+-- Whether a value is a list of whole numbers that a double holds.
+local function are_amounts(list)
+    if type(list) ~= 'table' then
+        return false
+    end
+    for k = 1, KINDS do
+        local n = list[k]
+        if type(n) ~= 'number' or n ~= math.floor(n) or math.abs(n) > WRAP then
+            return false
+        end
+    end
+    return true
+end
+
+-- Whether a row is one that these functions have written, and not another program's.
+local function is_sound(row)
+    if type(row) ~= 'table' or type(row.born) ~= 'string' or type(row.at) ~= 'number'
+        or type(row.since) ~= 'number' or type(row.quiet) ~= 'number' or row.at ~= math.floor(row.at)
+        or type(row.holders) ~= 'table' or type(row.asks) ~= 'table' then
+        return false
+    end
+    local function ends_within(each, ms)
+        return type(each) == 'table' and type(each.due) == 'number' and each.due <= row.at + ms
+    end
+    for id, holder in pairs(row.holders) do
+        if type(id) ~= 'string' or not ends_within(holder, CHUNK_MS)
+            or type(holder.call) ~= 'number' or not are_amounts(holder.held)
+            or not are_amounts(holder.drawn) then
+            return false
+        end
+    end
+    for i, ask in pairs(row.asks) do
+        if type(i) ~= 'number' or not ends_within(ask, ASK_MS) or type(ask.name) ~= 'string'
+            or not are_amounts(ask.least) then
+            return false
+        end
+    end
+    return row.quiet <= row.at + STEP_MS + QUIET_MS and are_amounts(row.rates)
+        and are_amounts(row.level) and are_amounts(row.part) and are_amounts(row.gone)
 end
 
 local function outstanding(row, k)
@@ -61,6 +110,7 @@ local function tick(row, now)
         for _, ask in ipairs(row.asks) do
             ask.due = ask.due - row.at + now
         end
+        row.since, row.quiet = row.since - row.at + now, row.quiet - row.at + now
         row.at = now
     end
     return math.max(row.at, now)
@@ -97,17 +147,37 @@ local function settle(row, rates, clock)
     end
 end
 
-local function load(key, rates, clock)
-    local data = redis.call('GET', key)
-    if data then
-        local row = cmsgpack.unpack(data)
-        settle(row, rates, clock)
-        return row
+-- `mark`: names the beginning of a bucket that is not there, or is another program's.
+local function load(key, rates, clock, mark)
+    local data = redis.pcall('GET', key)  -- another program's key may be of another type
+    if type(data) == 'string' then
+        local is_read, row = pcall(cmsgpack.unpack, data)
+        if is_read and is_sound(row) then
+            settle(row, rates, clock)
+            return row
+        end
     end
     return {
         at = clock, rates = rates, level = {unpack(rates)}, part = {0, 0, 0, 0}, holders = {},
-        asks = {},
+        asks = {}, born = mark, since = clock, gone = {0, 0, 0, 0}, quiet = 0,
     }
+end
+
+-- The name of the store's data; another one after the store has lost them.
+local function life_of(key, mark)
+    local life = redis.pcall('GET', key)
+    if type(life) ~= 'string' then
+        life = mark
+        redis.call('SET', key, life)
+    end
+    return life
+end
+
+-- Count what was spent since a bucket began again, for members that say later what they knew.
+local function count_gone(row, k, amount)
+    if row.at < row.since + MINUTE_MS then
+        row.gone[k] = row.gone[k] + math.max(0, amount)
+    end
 end
 
 -- Give a member so much of a bucket.
@@ -125,7 +195,7 @@ local function report(row, id, call, drawn, held)
     end
     local covered = {0, 0, 0, 0}
     if holder == nil then
-        holder = {held = {0, 0, 0, 0}, drawn = drawn}
+        holder = {held = {unpack(held)}, drawn = drawn}
         row.holders[id] = holder
         for k = 1, KINDS do
             row.level[k] = row.level[k] - math.max(0, held[k])
@@ -138,6 +208,7 @@ local function report(row, id, call, drawn, held)
             back = back - WRAP
         end
         row.level[k] = row.level[k] + back
+        count_gone(row, k, holder.held[k] - held[k] - back)
         holder.held[k], holder.drawn[k] = held[k], drawn[k]
         if held[k] < 0 then
             covered[k] = -held[k]
@@ -145,6 +216,32 @@ local function report(row, id, call, drawn, held)
         end
         local most = row.rates[k] - outstanding(row, k)
         row.level[k] = math.max(-row.rates[k], math.min(row.level[k], most))
+    end
+    return covered
+end
+
+-- Take over what a member states, and what it knew of a bucket that has begun again since.
+-- `known`: the number of its last call about the bucket that was answered.
+local function take_over(row, id, call, mark, stated)
+    local holder = row.holders[id]
+    local is_behind = holder == nil or holder.call < stated.known
+    if holder and is_behind and row.born == stated.born then
+        row.born, row.since, row.gone = mark, row.at, {0, 0, 0, 0}
+    end
+    local gone = {unpack(row.gone)}
+    local covered = report(row, id, call, stated.drawn, stated.held)
+    if covered and stated.born ~= '' and stated.born ~= row.born then
+        row.quiet = row.since + QUIET_MS
+        for k = 1, KINDS do
+            local spent = is_behind and stated.spent[k] or 0
+            if holder == nil then
+                row.level[k] = row.level[k] - math.max(0, spent - covered[k])
+            end
+            local more = row.level[k] + outstanding(row, k) - (stated.left[k] - gone[k])
+            row.level[k] = math.max(-row.rates[k], row.level[k] - math.max(0, more))
+            row.gone[k] = is_behind and gone[k] or row.gone[k]
+            count_gone(row, k, spent)
+        end
     end
     return covered
 end
@@ -177,7 +274,8 @@ local function obstacle(row, name, least)
             needed[k] = needed[k] + ask.least[k]
         end
     end
-    local wait, is_short = 0, not is_first
+    local wait = math.max(0, row.quiet - row.at)
+    local is_short = not is_first or wait > 0
     for k = 1, KINDS do
         local missing = needed[k] - row.level[k]
         if least[k] > 0 and missing > 0 then
@@ -198,7 +296,11 @@ local function recall(row, key, id, mine, least)
     for other, holder in pairs(row.holders) do
         for k = 1, KINDS do
             if other ~= id and least[k] > row.level[k] and holder.held[k] > 0 then
-                redis.call('HSET', prefix .. other, key, '')
+                local put = redis.pcall('HSET', prefix .. other, key, '')
+                if type(put) == 'table' then  -- another program's key of another type
+                    redis.call('DEL', prefix .. other)
+                    redis.call('HSET', prefix .. other, key, '')
+                end
                 redis.call('PEXPIRE', prefix .. other, CHUNK_MS)
                 break
             end
@@ -229,7 +331,7 @@ local function serve(rows, keys, id, name, path)
                 end
             end
             if is_first then
-                recall(row, keys[part.at + 1], id, keys[1], part.least)
+                recall(row, keys[part.at + FIRST], id, keys[1], part.least)
             end
             return wait, part.at
         end
@@ -258,32 +360,39 @@ local function save(row, key, id)
 end
 
 -- ARGV: the member, number of this call, how many asks are withdrawn, their names; for each bucket
--- the limits a minute of four kinds, what the member has drawn of each, and what it holds (below 0:
--- owes); then for each ask its name, the number of its buckets, and for each of these its place
+-- the limits a minute of four kinds, what the member has drawn of each, what it holds (below 0: owes),
+-- what it knew to be left for all members, with what they held and without what it spent since, and
+-- that; how it knew the bucket's beginning to be named (empty: not), and in which call; then for each
+-- ask its name, the number of its buckets, and for each of these its place
 -- among the buckets, the least and the most amounts of the four kinds.
--- Returns {for each bucket four amounts given and four levels, for each ask what `serve` returns,
--- buckets of which this member is asked to return what it does not use}; or
--- {} if this call is older than one that came.
+-- Returns {for each bucket four amounts given, four levels, and four amounts that all members hold,
+-- for each ask what `serve` returns, buckets of which this member is asked to return what it does not
+-- use, the life of the store's data, the name of each bucket's beginning}; or {} if this call is
+-- older than one that came.
 local function exchange(keys, args)
     local clock, id, call = now_ms(), args[1], tonumber(args[2])
+    local mark = id .. ':' .. args[2]
     local at, rows, given = 4, {}, {}
     local gone = {}
     for _ = 1, tonumber(args[3]) do
         gone[#gone + 1] = id .. ' ' .. args[at]
         at = at + 1
     end
-    for i = 2, #keys do
-        local row = load(keys[i], numbers(args, at), clock)
-        local covered = report(
-            row, id, call, numbers(args, at + KINDS), numbers(args, at + 2 * KINDS))
+    for i = FIRST + 1, #keys do
+        local row = load(keys[i], numbers(args, at), clock, mark)
+        local covered = take_over(row, id, call, mark, {
+            drawn = numbers(args, at + KINDS), held = numbers(args, at + 2 * KINDS),
+            left = numbers(args, at + 3 * KINDS), spent = numbers(args, at + 4 * KINDS),
+            born = args[at + 5 * KINDS], known = tonumber(args[at + 5 * KINDS + 1]),
+        })
         if covered == nil then
             return {}
         end
         for _, name in ipairs(gone) do
             forget_ask(row, name)
         end
-        rows[i - 1], given[i - 1] = row, covered
-        at = at + 3 * KINDS
+        rows[i - FIRST], given[i - FIRST] = row, covered
+        at = at + STATED
     end
     local waits = {}
     while at <= #args do
@@ -305,7 +414,7 @@ local function exchange(keys, args)
             end
         end
     end
-    local out = {}
+    local out, births, life = {}, {}, life_of(keys[2], mark)
     for i, row in ipairs(rows) do
         for k = 1, KINDS do
             out[#out + 1] = given[i][k]
@@ -313,17 +422,21 @@ local function exchange(keys, args)
         for k = 1, KINDS do
             out[#out + 1] = row.level[k]
         end
-        save(row, keys[i + 1], id)
+        for k = 1, KINDS do
+            out[#out + 1] = outstanding(row, k)
+        end
+        births[i] = row.born
+        save(row, keys[i + FIRST], id)
     end
-    local recalled = redis.call('HGETALL', keys[1])
+    local recalled = redis.pcall('HGETALL', keys[1])
     local names = {}
     for i = 1, #recalled, 2 do
         names[#names + 1] = recalled[i]
     end
-    if #names > 0 then
+    if #names > 0 or recalled.err then
         redis.call('DEL', keys[1])
     end
-    return {out, waits, names}
+    return {out, waits, names, life, births}
 end
 
 redis.register_function{

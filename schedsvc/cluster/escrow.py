@@ -11,6 +11,7 @@ Rules, beside those of escrow.lua:
 - A chunk's end counts from before the call, less 2 %.
 - Once the store has been away for _AWAY_S, and the configuration says `share`, time fills the
   buckets at a part of their limits.
+- After the third loss of buckets in a minute it does so too, until a minute has passed without one.
 - The store is away until it has answered writes: a new connection begins with some (see store.py).
   It was not back if a later call of the same exchange fails, and outage.py has more.
 """
@@ -26,6 +27,7 @@ import structlog
 from schedsvc.clock import boot_ns
 from schedsvc.cluster.budgets import HeldBudgets, SharedBudgets
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
+from schedsvc.cluster.escrow_books import Book, Losses
 from schedsvc.cluster.escrow_store import (
     CHUNK_MS,
     KINDS,
@@ -39,7 +41,7 @@ from schedsvc.cluster.escrow_store import (
     check_escrow_version,
 )
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.library import LIMITS_VERSION, escrow_keys_of
+from schedsvc.cluster.library import LIMITS_VERSION, bucket_keys_of
 from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.slots import Slots
 from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, check_writes, open_any
@@ -56,7 +58,7 @@ _CHUNK_NS = CHUNK_MS * _MS * 98 // 100
 _PAUSE_S, _PAUSE_MIN_S = 0.25, 0.01
 _IDLE_NS = 1_000 * _MS
 #: Books are kept for longer than the store keeps what they are about.
-_BOOK_NS = 60_000 * _MS
+_BOOK_NS = _MINUTE_NS = 60_000 * _MS
 #: With the pause before the next try, the members' parts are in force within a second.
 _AWAY_S = 0.75
 _END_S = 1.0
@@ -64,17 +66,6 @@ _BUCKETS_MAX = 100
 _ZEROS: Amounts = (0,) * KINDS
 _ALL_BACK: Amounts = (-(10**12),) * KINDS
 _AMOUNT_MAX = 10**12
-
-
-@dataclass(slots=True)
-class _Book:
-    """The books of this member on one bucket."""
-
-    drawn: list[int]
-    used_ns: int
-    holds: bool = False
-    #: When the store can have enough for what waits here, by the core's clock.
-    due_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -112,7 +103,7 @@ class Escrow:
         self._sharing = sharing
         self._link: StoreConnection | None = None
         self._call, self._called_ns = 0, 0
-        self._books: dict[bytes, _Book] = {}
+        self._books: dict[bytes, Book] = {}
         self._asked: dict[bytes, _Wanted] = {}
         self._recalled: set[bytes] = set()
         self._woken = asyncio.Event()
@@ -123,6 +114,9 @@ class Escrow:
             driver, who, settings.set if settings.role else None, sharing, replay_ns
         )
         self._budgets = SharedBudgets(driver, who.cluster, who.member, sharing)
+        self._losses = Losses()
+        self._restates = False  # the next call states all books, because the store lost its data
+        self._members_ns: dict[str, int] = {}  # when each member was alive last
         self._is_away = False  # as the core knows it
         self.outage = Outage()
 
@@ -201,9 +195,12 @@ class Escrow:
             await check_writes(link, self._cluster, self.outage.refused)
             self._spend_part()
             return _PAUSE_S
+        now_ns = self._driver.clock.now_ns()
+        self._members_ns |= dict.fromkeys(self._sharing.members, now_ns)
+        if self._losses.are_many(now_ns):
+            return await self._exchange_divided(link, now_ns)
         self._fill(0)
         self._say_away(away=False)
-        now_ns = self._driver.clock.now_ns()
         wants = dict(self._wants())
         drawn = self._driver.change(lambda core, _: core.escrow_drawn(10_000))
         for name in drawn:
@@ -215,15 +212,16 @@ class Escrow:
         self._recalled = set()
         self._give_back(returned)
         gone = {n: self._asked.pop(n) for n in sorted(self._asked.keys() - wants.keys())}
+        lost, self._restates = self._books if self._restates else (), False
         stated = dict.fromkeys(
-            [*drawn, *returned, *(b for w in gone.values() for b, _, _ in w.path)]
+            [*drawn, *returned, *(b for w in gone.values() for b, _, _ in w.path), *lost]
         )
         for name in gone:
             self._clear_due(gone[name])
         # Also without news from time to time, so that a store that is away is missed.
         if not (wants or stated or self._holds) and now_ns - self._called_ns >= _IDLE_NS:
             await check_writes(link, self._cluster)
-            self._called_ns = now_ns
+            await self._ask(link, {}, {}, [])  # it may have lost its data
         while wants or stated or self._holds:
             buckets: dict[bytes, None] = {}
             asks = {}
@@ -241,6 +239,39 @@ class Escrow:
         self._forget(now_ns)
         return self._pause_s()
 
+    async def _exchange_divided(self, link: StoreConnection, now_ns: int) -> float:
+        """Spend this member's part of the limits, and look whether the store keeps its data."""
+        if self._share == 0:
+            self._asked.clear()
+            self._books.clear()
+            self._fill(self._members(now_ns))
+        self._say_away(away=False)
+        await self._ask(link, {}, {}, [])
+        await self._exchange_limits(link, ())
+        self._well()
+        self._sharing.quota_problem = "the store has lost its data three times in a minute"
+        return _PAUSE_S
+
+    def _members(self, now_ns: int) -> int:
+        """Return how many members there were within a minute.
+
+        A store that has just lost its data knows some of them only.
+        """
+        alive = {name: at for name, at in self._members_ns.items() if now_ns - at < _MINUTE_NS}
+        self._members_ns = alive
+        return max(1, len(alive))
+
+    def _count_loss(self, now_ns: int) -> None:
+        self._sharing.losses += 1
+        had_many = self._losses.are_many(now_ns)
+        self._losses.count(now_ns)
+        if had_many:
+            return  # known
+        effect = "buckets go on from what the members know"
+        if self._losses.are_many(now_ns):
+            effect = "this member spends its part until the store has kept its data for a minute"
+        _log.warning("cluster_quotas_forgotten", losses=self._sharing.losses, effect=effect)
+
     async def _exchange_limits(self, link: StoreConnection, drawn: Iterable[bytes]) -> None:
         """Exchange slots and budgets; without any of them the store is not asked."""
         forgiven = self._sharing.forgiven
@@ -248,8 +279,7 @@ class Escrow:
             return
         if forgiven:
             buckets = [b"t" + tenant for tenant in forgiven]
-            keys = escrow_keys_of(self._cluster, self._origin, buckets)[1:]
-            await link.call("schedsvc_forgive", keys)
+            await link.call("schedsvc_forgive", bucket_keys_of(self._cluster, buckets))
             del forgiven[: len(buckets)]
         await self._slots.exchange(link, drawn)
         await self._budgets.exchange(link)
@@ -259,14 +289,14 @@ class Escrow:
         return any(book.holds for book in self._books.values())
 
     def _pause_s(self) -> float:
-        if self._recalled or self._slots.is_told:
+        if self._recalled or self._slots.is_told or self._restates:
             return _PAUSE_MIN_S
         now_ns = self._driver.clock.now_ns()
         due_ns = min((asked.due_ns for asked in self._asked.values()), default=now_ns + 10**9)
         return min(_PAUSE_S, max(_PAUSE_MIN_S, (due_ns - now_ns) / 1e9))
 
     @staticmethod
-    def _is_idle(book: _Book, now_ns: int) -> bool:
+    def _is_idle(book: Book, now_ns: int) -> bool:
         return now_ns - book.used_ns >= _IDLE_NS
 
     def _clear_due(self, asked: _Wanted) -> None:
@@ -300,8 +330,8 @@ class Escrow:
         for name, found in zip(names, levels, strict=True):
             if found is None or (name not in self._books and not any(found[1]) and not wants):
                 continue
-            book = self._books.setdefault(name, _Book([0] * KINDS, now_ns))
-            stated.append(Stated(name, found[0], tuple(book.drawn), found[1]))
+            book = self._books.setdefault(name, Book([0] * KINDS, now_ns))
+            stated.append(book.state(name, *found, now_ns))
         known = {each.bucket for each in stated}
         asks = [
             Ask(name, [Part(*part) for part in path])
@@ -336,9 +366,12 @@ class Escrow:
         for wanted in self._asked.values():
             if wanted.waits_at in self._books:
                 self._books[wanted.waits_at].due_ns = wanted.due_ns
+        is_lost = self._losses.is_new_life(answer.life)
+        self._restates |= is_lost
         rows = []
         for each in stated:
             book = self._books[each.bucket]
+            is_lost |= book.learn(each, answer, self._call, asked_ns)
             given = tuple(min(n, 2 * _AMOUNT_MAX) for n in answer.given[each.bucket])
             left = tuple(min(max(0, n), _AMOUNT_MAX) for n in answer.left[each.bucket])
             for k in range(KINDS):
@@ -347,6 +380,8 @@ class Escrow:
             book.used_ns = asked_ns if any(given) else book.used_ns
             book.holds = any(n + m > 0 for n, m in zip(each.held, given, strict=True))
             rows.append((each.bucket, given, (book.due_ns,) * KINDS, left, asked_ns + _CHUNK_NS))
+        if is_lost:
+            self._count_loss(asked_ns)
         self._recalled.update(name for name in answer.recalled if name in self._books)
         self._driver.change(lambda core, now_ns: core.set_escrow_grants(now_ns, rows))
 

@@ -6,6 +6,7 @@ amount of a kind without a limit is 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.library import ESCROW_VERSION, escrow_keys_of
@@ -31,6 +32,7 @@ CHUNK_MS = 3_000
 WRAP = 1 << 52
 
 Amounts = tuple[int, ...]
+_NONE: Amounts = (0,) * KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,13 @@ class Stated:
     drawn: Amounts
     #: Of it, what is not spent; below 0: owed.
     held: Amounts
+    #: What was left for all members, held amounts included, as far as this one knows; without what
+    #: it has spent since it knew that, and that.
+    left: Amounts = _NONE
+    spent: Amounts = _NONE
+    #: The bucket's beginning as this member knows it, and the call that said so; b"": it does not.
+    born: bytes = b""
+    known: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,11 @@ class Answer:
     given: dict[bytes, Amounts] = field(default_factory=dict)
     #: The amount in each bucket now, for all members; below 0: it owes.
     left: dict[bytes, Amounts] = field(default_factory=dict)
+    #: What all members hold of each.
+    outstanding: dict[bytes, Amounts] = field(default_factory=dict)
+    #: Names of the store's data and of each bucket's beginning; another one: they were lost.
+    life: bytes = b""
+    born: dict[bytes, bytes] = field(default_factory=dict)
     #: For each ask the time until it can be served, at the least, in ms; 0: it was.
     waits_ms: list[int] = field(default_factory=list)
     #: The bucket at which each ask waits; None: it was served.
@@ -99,7 +113,8 @@ async def ask_store(
     """
     words: list[str | bytes | int] = [origin, call, len(withdrawn), *withdrawn]
     for each in stated:
-        words += (*each.limits, *each.drawn, *each.held)
+        words += (*each.limits, *each.drawn, *each.held, *each.left, *each.spent)
+        words += (each.born, each.known)
     places = {each.bucket: k for k, each in enumerate(stated, 1)}
     for ask in asks:
         words += (ask.name, len(ask.path))
@@ -117,18 +132,22 @@ async def ask_store(
 
 
 def _answer(
-    found: list[list[int]], keys: list[bytes], buckets: list[bytes], asks: Sequence[Ask]
+    found: list[Any], keys: list[bytes], buckets: list[bytes], asks: Sequence[Ask]
 ) -> Answer:
-    amounts, waits, recalled = found
+    amounts, waits, recalled, life, births = found
     places = [None, *buckets]
-    answer = Answer(waits_ms=list(map(int, waits[::2])))
+    answer = Answer(waits_ms=list(map(int, waits[::2])), life=bytes(life))
     answer.waits_at = [places[int(at)] for at in waits[1::2]]
-    if len(amounts) != 2 * KINDS * len(buckets) or len(waits) != 2 * len(asks):
+    if len(amounts) != 3 * KINDS * len(buckets) or len(waits) != 2 * len(asks):
         raise ValueError
-    for k, bucket in enumerate(buckets):
-        at = 2 * KINDS * k
-        answer.given[bucket] = tuple(max(0, int(n)) for n in amounts[at : at + KINDS])
-        answer.left[bucket] = tuple(int(n) for n in amounts[at + KINDS : at + 2 * KINDS])
+    for k, (bucket, born) in enumerate(zip(buckets, births, strict=True)):
+        given, left, outstanding = (
+            tuple(map(int, amounts[at : at + KINDS]))
+            for at in range(3 * KINDS * k, 3 * KINDS * (k + 1), KINDS)
+        )
+        answer.given[bucket] = tuple(max(0, n) for n in given)
+        answer.left[bucket], answer.outstanding[bucket] = left, outstanding
+        answer.born[bucket] = bytes(born)
     head = len(keys[0].partition(b"}:")[0]) + len(b"}:bucket:")
     answer.recalled = [bytes(key)[head:] for key in recalled]
     return answer

@@ -9,6 +9,7 @@ __all__ = [
     "SETTINGS_VERSION",
     "TERMS_VERSION",
     "acl_rules",
+    "bucket_keys_of",
     "budget_key_of",
     "escrow_keys_of",
     "escrow_source",
@@ -31,7 +32,7 @@ FUNCTIONS_VERSION = "3"
 #: As in terms.lua.
 TERMS_VERSION = "2"
 #: As in escrow.lua.
-ESCROW_VERSION = "1"
+ESCROW_VERSION = "2"
 #: As in limits.lua.
 LIMITS_VERSION = "1"
 #: As in settings.lua.
@@ -93,7 +94,14 @@ def settings_keys_of(cluster: str) -> list[str]:
 def escrow_keys_of(cluster: str, origin: bytes, buckets: list[bytes]) -> list[bytes]:
     """Return the keys of escrow.lua for a call of an origin about these buckets."""
     prefix = f"{{schedsvc:{cluster}}}:".encode()
-    return [prefix + b"recalls:" + origin, *(prefix + b"bucket:" + name for name in buckets)]
+    own = prefix + b"recalls:" + origin, prefix + b"buckets-life"
+    return [*own, *bucket_keys_of(cluster, buckets)]
+
+
+def bucket_keys_of(cluster: str, buckets: list[bytes]) -> list[bytes]:
+    """Return the keys of these buckets, as schedsvc_forgive takes them."""
+    prefix = f"{{schedsvc:{cluster}}}:bucket:".encode()
+    return [prefix + name for name in buckets]
 
 
 def term_keys_of(cluster: str, pool_set: str) -> list[str]:

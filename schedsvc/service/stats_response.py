@@ -205,6 +205,7 @@ def _cluster(driver: Driver) -> cluster_pb2.ClusterStats | None:
             slots=sharing.slots,
             concurrency_overlap=sharing.overlap,
             budgets=sharing.budgets,
+            losses=sharing.losses,
         ),
         settings=_settings(sharing.settings),
     )

@@ -1,9 +1,11 @@
 """Several schedulers that share quotas: together they grant what one would."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests.server.conftest import until
@@ -21,6 +23,28 @@ def calls_of(members: list[Sharer]) -> int:
 
 def limited(**quota: Any) -> list[dict[str, Any]]:
     return [{"name": "t", "quota": quota}]
+
+
+def flush(store: StoreServer) -> None:
+    store.ask("FLUSHALL")
+
+
+def bucket_in(store: StoreServer) -> str:
+    """Return the key of the only bucket."""
+    answer = store.ask("KEYS", "*}:bucket:*").split()
+    assert answer[0] == b"*1", answer
+    return answer[2].decode()
+
+
+LOSSES: dict[str, Callable[[StoreServer], Any]] = {
+    "flushed": flush,
+    "deleted": lambda store: store.ask("DEL", bucket_in(store)),
+    "garbage": lambda store: store.ask("SET", bucket_in(store), "\x81garbage"),
+    "a number": lambda store: store.ask("SET", bucket_in(store), "7"),
+    "of another type": lambda store: (
+        store.ask("DEL", bucket := bucket_in(store)), store.ask("HSET", bucket, "a", "b")
+    ),
+}  # fmt: skip
 
 
 class Grants:
@@ -141,17 +165,46 @@ def flood(grants: Grants, members: list[Sharer], count: int) -> None:
         grants.ask(member, count)
 
 
-async def test_a_flushed_store_grants_one_bucket_more(store: StoreServer) -> None:
-    grants = Grants(20, buckets=2)
-    async with sharing(store, 4, tenants=limited(requests_per_minute=20)) as members:
-        flood(grants, members, 15)
-        await grants.until(20)
-        store.ask("FLUSHALL")
-        await grants.until(40)
-        calls = calls_of(members)
-        await until(lambda: calls_of(members) > calls + 8, "the store was asked again")
+@pytest.mark.parametrize("lose", LOSSES)
+async def test_a_lost_bucket_goes_on_from_what_members_know(store: StoreServer, lose: str) -> None:
+    grants = Grants(60, slack=2.0)
+    async with sharing(store, 4, tenants=limited(requests_per_minute=60)) as members:
+        flood(grants, members, 20)
+        await grants.until(60)
+        for losses in (1, 2):
+            LOSSES[lose](store)
+            known = [each.member.sharing for each in members]
+            await until(lambda known=known, n=losses: any(s.losses == n for s in known), "it shows")
+            await grants.until(grants.count + 1)  # neither more nor none
         await grants.stop()
     assert not grants.early
+
+
+async def test_a_store_that_is_flushed_all_the_time_grants_no_more_than_the_limit(
+    store: StoreServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the third loss in a minute each member spends its part of the limit."""
+    grants = Grants(60, slack=2.0)
+    async with sharing(store, 4, tenants=limited(requests_per_minute=60)) as members:
+        known = [each.member.sharing for each in members]
+        await until(lambda: all(len(s.members) == 4 for s in known), "all are members")
+        flood(grants, members, 30)
+        await grants.until(60)
+
+        async def flushing() -> None:
+            while True:
+                flush(store)
+                await asyncio.sleep(0.1)
+
+        task = asyncio.create_task(flushing())
+        await until(lambda: all(s.divided_by == 4 for s in known), "each spends its part")
+        await grants.until(grants.count + 4)
+        task.cancel()
+        await grants.stop()
+    assert not grants.early
+    said = [line for line in capsys.readouterr().out.splitlines() if "quotas_forgotten" in line]
+    assert len(said) == 3 * len(members)
+    assert sum("spends its part" in line for line in said) == len(members)
 
 
 async def test_a_killed_store_loses_no_quota(store: StoreServer) -> None:

@@ -152,6 +152,7 @@ class SharedQuotas(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     CONCURRENCY_OVERLAP_FIELD_NUMBER: _builtins.int
     BUDGETS_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
     buckets: _builtins.int
     """Tenants and groups of whose limits this member holds a part, or for which a request waits here."""
     chunks: _builtins.int
@@ -168,6 +169,10 @@ class SharedQuotas(_message.Message):
     """Requests that run beyond the caps of their tenants and groups, over all members."""
     budgets: _builtins.int
     """Budgets of which members share what they spent."""
+    losses: _builtins.int
+    """Times that the store lost buckets since this member's start. After the third one in a minute the
+    member divides each limit, until a minute has passed without one.
+    """
     def __init__(
         self,
         *,
@@ -178,10 +183,11 @@ class SharedQuotas(_message.Message):
         slots: _builtins.int = ...,
         concurrency_overlap: _builtins.int = ...,
         budgets: _builtins.int = ...,
+        losses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "budgets", b"budgets", "chunks", b"chunks", "concurrency_overlap", b"concurrency_overlap", "divided_by", b"divided_by", "problem", b"problem", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "budgets", b"budgets", "chunks", b"chunks", "concurrency_overlap", b"concurrency_overlap", "divided_by", b"divided_by", "losses", b"losses", "problem", b"problem", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

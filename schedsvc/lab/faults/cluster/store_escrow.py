@@ -13,6 +13,7 @@ __all__ = ["ESCROW_FUNCTIONS", "Bucket"]
 
 _CHUNK_MS = 3_000
 _ASK_MS = 1_500
+_QUIET_MS = 1_500
 _KEPT_MS = 120_000
 _MINUTE_MS = 60_000
 _STEP_MS = 5_000
@@ -54,13 +55,18 @@ class Bucket:
     part: Amounts = field(default_factory=lambda: [0] * _KINDS)
     holders: dict[bytes, _Holder] = field(default_factory=dict)
     asks: list[_Ask] = field(default_factory=list)
+    born: bytes = b""
+    since: int = 0
+    gone: Amounts = field(default_factory=lambda: [0] * _KINDS)
+    quiet: int = 0
 
     def copy(self) -> "Bucket":
         """Return a bucket that shares nothing with this one. O(members + asks)."""
         holders = {name: holder.copy() for name, holder in self.holders.items()}
         asks = [ask.copy() for ask in self.asks]
         level, part = list(self.level), list(self.part)
-        return Bucket(self.at, list(self.rates), level, part, holders, asks)
+        births = self.born, self.since, list(self.gone), self.quiet
+        return Bucket(self.at, list(self.rates), level, part, holders, asks, *births)
 
     def outstanding(self, k: int) -> int:
         """Return what all members hold. O(members)."""
@@ -72,6 +78,8 @@ class Bucket:
                 holder.due += now - self.at
             for ask in self.asks:
                 ask.due += now - self.at
+            self.since += now - self.at
+            self.quiet += now - self.at
             self.at = now
         return max(self.at, now)
 
@@ -108,7 +116,7 @@ class Bucket:
             return None
         covered = [0] * _KINDS
         if holder is None:
-            holder = self.holders[name] = _Holder(list(drawn))
+            holder = self.holders[name] = _Holder(list(drawn), list(held))
             for k in _EACH:
                 self.level[k] -= max(0, held[k])
         holder.call = call
@@ -117,12 +125,39 @@ class Bucket:
             if back >= _WRAP // 2:
                 back -= _WRAP
             self.level[k] += back
+            self.count_gone(k, holder.held[k] - held[k] - back)
             holder.held[k], holder.drawn[k] = held[k], drawn[k]
             if held[k] < 0:
                 covered[k] = -held[k]
                 self.draw(holder, k, covered[k])
             most = self.rates[k] - self.outstanding(k)
             self.level[k] = max(-self.rates[k], min(self.level[k], most))
+        return covered
+
+    def count_gone(self, k: int, amount: int) -> None:
+        """Count what was spent since it began again."""
+        if self.at < self.since + _MINUTE_MS:
+            self.gone[k] += max(0, amount)
+
+    def take_over(self, name: bytes, call: int, mark: bytes, stated: "_Stated") -> Amounts | None:
+        """Take over what a member states, and what it knew before the bucket began again."""
+        holder = self.holders.get(name)
+        is_behind = holder is None or holder.call < stated.known
+        if holder is not None and is_behind and self.born == stated.born:
+            self.born, self.since, self.gone = mark, self.at, [0] * _KINDS
+        gone = list(self.gone)
+        covered = self.report(name, call, stated.drawn, stated.held)
+        if covered is not None and stated.born not in (b"", self.born):
+            self.quiet = self.since + _QUIET_MS
+            for k in _EACH:
+                spent = stated.spent[k] if is_behind else 0
+                if holder is None:
+                    self.level[k] -= max(0, spent - covered[k])
+                more = self.level[k] + self.outstanding(k) - (stated.left[k] - gone[k])
+                self.level[k] = max(-self.rates[k], self.level[k] - max(0, more))
+                if is_behind:
+                    self.gone[k] = gone[k]
+                self.count_gone(k, spent)
         return covered
 
     def forget_ask(self, name: bytes) -> None:
@@ -139,7 +174,8 @@ class Bucket:
                 break
             is_first = False
             needed = [n + m for n, m in zip(needed, ask.least, strict=True)]
-        wait, is_short = 0, not is_first
+        wait = max(0, self.quiet - self.at)
+        is_short = not is_first or wait > 0
         for k in _EACH:
             missing = needed[k] - self.level[k]
             if least[k] > 0 and missing > 0:
@@ -147,6 +183,25 @@ class Bucket:
                 units = missing * _MINUTE_MS - self.part[k]
                 wait = max(wait, ceil(float(units) / float(self.rates[k])))
         return (max(1, wait), is_first) if is_short else None
+
+
+@dataclass(slots=True)
+class _Stated:
+    drawn: Amounts
+    held: Amounts
+    left: Amounts
+    spent: Amounts
+    born: bytes
+    known: int
+
+
+_WORDS = 5 * _KINDS + 2
+
+
+def _stated(args: list[bytes], at: int) -> _Stated:
+    drawn, held, left, spent = (_numbers(args, at + _KINDS * n) for n in range(1, 5))
+    born, known = args[at + 5 * _KINDS : at + _WORDS]
+    return _Stated(drawn, held, left, spent, born, int(known))
 
 
 @dataclass(slots=True)
@@ -194,7 +249,7 @@ def _serve(
                 if other.at != part.at:
                     rows[other.at].forget_ask(name)
             if is_first:
-                _recall(data, row, keys[part.at + 1], who, keys[0], part.least)
+                _recall(data, row, keys[part.at + 2], who, keys[0], part.least)
             return wait, part.at + 1
     for part in path:
         row = rows[part.at]
@@ -210,10 +265,10 @@ def _serve(
     return 0, 0
 
 
-def _load(data: Keyspace, key: bytes, rates: Amounts, clock: int) -> Bucket:
+def _load(data: Keyspace, key: bytes, rates: Amounts, clock: int, mark: bytes) -> Bucket:
     found = data.get(key)
     if found is None:
-        return Bucket(clock, rates, list(rates))
+        return Bucket(clock, rates, list(rates), born=mark, since=clock)
     row: Bucket = found.copy()
     row.settle(rates, clock)
     return row
@@ -221,20 +276,21 @@ def _load(data: Keyspace, key: bytes, rates: Amounts, clock: int) -> Bucket:
 
 def _exchange(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
     clock, who, call = data.now_ms(), args[0], int(args[1])
+    mark = who + b":" + args[1]
     at = 3 + int(args[2])
     gone = [who + b" " + name for name in args[3:at]]
     rows: list[Bucket] = []
     given: list[Amounts] = []
-    for key in keys[1:]:
-        row = _load(data, key, _numbers(args, at), clock)
-        covered = row.report(who, call, _numbers(args, at + 4), _numbers(args, at + 8))
+    for key in keys[2:]:
+        row = _load(data, key, _numbers(args, at), clock, mark)
+        covered = row.take_over(who, call, mark, _stated(args, at))
         if covered is None:
             return []
         for name in gone:
             row.forget_ask(name)
         rows.append(row)
         given.append(covered)
-        at += 3 * _KINDS
+        at += _WORDS
     waits: list[int] = []
     while at < len(args):
         name, count = who + b" " + args[at], int(args[at + 1])
@@ -248,15 +304,17 @@ def _exchange(data: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
             if part.given is not None:
                 for k in _EACH:
                     given[part.at][k] += part.given[k]
-    out = []
-    for key, row, amounts in zip(keys[1:], rows, given, strict=True):
-        out += [*amounts, *row.level]
+    if data.get(keys[1]) is None:
+        data.set(keys[1], mark)
+    life, out = data.get(keys[1]), []
+    for key, row, amounts in zip(keys[2:], rows, given, strict=True):
+        out += [*amounts, *row.level, *map(row.outstanding, _EACH)]
         row.holders[who].due = row.at + _CHUNK_MS
         data.set(key, row, _KEPT_MS)
     recalled = list(data.table(keys[0]))
     if recalled:
         data.delete(keys[0])
-    return [out, waits, recalled]
+    return [out, waits, recalled, life, [row.born for row in rows]]
 
 
 ESCROW_FUNCTIONS = {"schedsvc_escrow": _exchange}

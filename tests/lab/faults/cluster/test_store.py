@@ -32,6 +32,7 @@ class Calls:
         self._lives = {name: f"{k:016x}" for k, name in enumerate(_MEMBERS, 1)}
         self._drawn: dict[tuple[str, str], list[int]] = {}
         self._held: dict[tuple[str, str], list[int]] = {}
+        self._born: dict[str, bytes] = {}
         self._rows = [b""] * 2  # hold and counter as one look returned them
         self._reads = dict.fromkeys(_MEMBERS, 0)
 
@@ -115,7 +116,7 @@ class Calls:
                     back = rnd.randrange(0, max(1, held[k]))
                     held[k], drawn[k] = held[k] - back, (drawn[k] - back) % (1 << 52)
             rates = [rnd.choice((n, n, n, 2 * n)) for n in limits[bucket]]
-            words += (*rates, *drawn, *held)
+            words += (*rates, *drawn, *held, *self._knowledge(bucket))
         for bucket in buckets if rnd.random() < 0.7 else ():
             path = [b for b in buckets if b == bucket or rnd.random() < 0.3]
             words += (bucket, len(path))
@@ -129,6 +130,14 @@ class Calls:
             "schedsvc_escrow", keys, origin, self._number(name), len(withdrawn), *withdrawn, *words
         )
 
+    def _knowledge(self, bucket: str) -> list[Any]:
+        """What a member knew of a bucket, which may have begun again since."""
+        rnd = self._rnd
+        born = rnd.choice((b"", self._born.get(bucket, b""), b"x/1:1"))
+        amounts = [rnd.randrange(-12, 60) for _ in range(4)]
+        spent = [rnd.choice((0, 0, 3, 40)) for _ in range(4)]
+        return [*amounts, *spent, born, rnd.choice((0, max(self._numbers.values()), 1 << 40))]
+
     def heard(self, words: Words, answer: Any) -> None:
         """Go on from the answer, as a member does; some answers are lost."""
         if words[1] == "schedsvc_term_look":
@@ -136,8 +145,9 @@ class Calls:
         if words[1] == "schedsvc_escrow" and answer and self._rnd.random() < 0.8:
             name, buckets = self._asked
             for at, bucket in enumerate(buckets):
+                self._born[bucket] = answer[4][at]
                 for k in range(4):
-                    given = answer[0][8 * at + k]
+                    given = answer[0][12 * at + k]
                     self._held[name, bucket][k] += given
                     self._drawn[name, bucket][k] = (self._drawn[name, bucket][k] + given) % (
                         1 << 52

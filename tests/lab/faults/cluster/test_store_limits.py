@@ -57,10 +57,11 @@ class Calls:
         rnd = self._rnd
         keys = escrow_keys_of("prod", b"a/1", [b"tt"])
         if rnd.random() < 0.5:
-            return self._call("schedsvc_forgive", keys[rnd.randrange(2) :])
+            return self._call("schedsvc_forgive", keys[2:])
         self._number += 1
         rates, held = (10, 0, 0, 500), (rnd.choice((0, -4)), 0, 0, rnd.choice((-90, 0, 7)))
-        words = (b"a/1", self._number, 0, *rates, *(0, 0, 0, 0), *held)
+        nothing = (0,) * 4
+        words = (b"a/1", self._number, 0, *rates, *nothing, *held, *nothing, *nothing, b"", 0)
         return self._call("schedsvc_escrow", keys, *words)
 
     def _slots(self) -> Words:
