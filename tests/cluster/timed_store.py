@@ -55,6 +55,7 @@ function redis.call(name, key, ...)
     end
     return answer
 end
+redis.pcall = redis.call
 """
 
 
