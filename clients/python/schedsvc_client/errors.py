@@ -144,6 +144,12 @@ _BY_CODE: dict[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceeded,
 }
 _FINAL = (InvalidRequest, LeaseNotFound, RequestConflict, Unauthenticated)
+# A scheduler with one of these has decided nothing: it is away, or broken.
+_UNDECIDED = frozenset({
+    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DATA_LOSS,
+})  # fmt: skip
 # Trailing metadata of a scheduler that does not lead.
 _LEADER_KEY = "schedsvc-leader"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -167,6 +173,11 @@ def call_error(
 def is_final(error: CallError) -> bool:
     """Whether sending the same again cannot help."""
     return isinstance(error, _FINAL)
+
+
+def is_decided(error: CallError) -> bool:
+    """Whether the scheduler has refused the call, rather than failed to decide about it."""
+    return error.code not in _UNDECIDED
 
 
 def asks_elsewhere(error: CallError) -> bool:

@@ -12,8 +12,16 @@ import math
 import time
 from typing import NamedTuple, TypeVar
 
-from schedsvc_client import CallError, InvalidRequest, LimitExceeded, Refused, RequestConflict
+from schedsvc_client import (
+    CallError,
+    InvalidRequest,
+    LimitExceeded,
+    Refused,
+    RequestConflict,
+    Unauthenticated,
+)
 from schedsvc_client.aio import Admission, SessionState
+from schedsvc_client.errors import is_decided
 
 from schedsvc_vllm import answers
 from schedsvc_vllm.answers import Answer, BadRequestError
@@ -146,7 +154,10 @@ async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float =
 async def _ask(
     runtime: Runtime, request: Request, gated: GatedRequest, held_s: float
 ) -> Answer | None:
-    """Ask the scheduler; `held_s` was waited before. Raises CallError where it cannot be asked."""
+    """Ask the scheduler; `held_s` was waited before.
+
+    Raises CallError if it cannot be asked, or decides nothing.
+    """
     asked_as = runtime.ids.claim(request.engine_id)
     request_class = request.terms.request_class
     try:
@@ -171,6 +182,13 @@ async def _ask(
         return answers.unavailable(
             error.message, "scheduler_limit", request.id, error.retry_after_ms
         )
+    except RequestConflict:
+        raise
+    except CallError as error:
+        # If the whole stream is refused, no request has been decided about.
+        if not runtime.session.available or not is_decided(error):
+            raise
+        return _denied(error, request)
     admission.queue_duration_us += int(held_s * 1e6)
     gated.service_class = request_class
     gated.granted()
@@ -226,6 +244,16 @@ async def _run_without(
         gated.span.ran_without(gated.local_wait_us)
     runtime.watch(gated)
     return None
+
+
+def _denied(error: CallError, request: Request) -> Answer:
+    """Answer a request that the scheduler refuses to decide about; it is there."""
+    field = _field_of(error)
+    message = f"{field}: {error.message}" if field else error.message
+    if isinstance(error, Unauthenticated):
+        denied = BadRequestError(message, status=403, code="scheduler_denies")
+        return answers.bad_request(denied, request.id)
+    return answers.unavailable(message, "scheduler_refused", request.id)
 
 
 def _field_of(error: CallError) -> str:
