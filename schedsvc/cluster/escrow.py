@@ -124,6 +124,11 @@ class Escrow:
         """Share with other members what is spent of these, from the start on."""
         self._budgets.held = held
 
+    @property
+    def distrusts(self) -> bool:
+        """Whether the store loses buckets too often to rely on it."""
+        return self._losses.are_many(self._driver.clock.now_ns())
+
     async def begin(self) -> None:
         """Try the store once, before the first request; takes at most CALL_S."""
         if self._settings.outage == "hold":
@@ -248,7 +253,7 @@ class Escrow:
         self._say_away(away=False)
         await self._ask(link, {}, {}, [])
         await self._exchange_limits(link, ())
-        self._well()
+        self.outage.answered()
         self._sharing.quota_problem = "the store has lost its data three times in a minute"
         return _PAUSE_S
 

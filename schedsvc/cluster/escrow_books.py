@@ -1,4 +1,4 @@
-"""What a member knows of a shared bucket, and of the times that the store lost some.
+"""The knowledge of a member about shared buckets, and about losses of the store.
 
 A member keeps what the store said last to be left of a bucket, for all members. If the store loses
 the bucket, the members state this, so that it goes on from there (see escrow.lua).
@@ -19,7 +19,7 @@ _EACH = range(KINDS)
 
 
 class _Known(NamedTuple):
-    """What the last answer about a bucket said, and when its call was made."""
+    """The content of the last answer about a bucket, and the time of its call."""
 
     at_ns: int
     call: int
@@ -28,7 +28,7 @@ class _Known(NamedTuple):
     limits: Amounts
     #: For all members, with what they hold.
     left: Amounts
-    #: What this member had spent then, since it began.
+    #: The amounts that this member had spent then, since it began.
     spent: Amounts
 
 

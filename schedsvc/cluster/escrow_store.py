@@ -46,8 +46,8 @@ class Stated:
     drawn: Amounts
     #: Of it, what is not spent; below 0: owed.
     held: Amounts
-    #: What was left for all members, held amounts included, as far as this one knows; without what
-    #: it has spent since it knew that, and that.
+    #: The amounts left for all members, held ones included, as far as this one knows, less those
+    #: that it has spent since; and these.
     left: Amounts = _NONE
     spent: Amounts = _NONE
     #: The bucket's beginning as this member knows it, and the call that said so; b"": it does not.
@@ -79,7 +79,7 @@ class Answer:
     given: dict[bytes, Amounts] = field(default_factory=dict)
     #: The amount in each bucket now, for all members; below 0: it owes.
     left: dict[bytes, Amounts] = field(default_factory=dict)
-    #: What all members hold of each.
+    #: The amounts of each bucket that all members hold.
     outstanding: dict[bytes, Amounts] = field(default_factory=dict)
     #: Names of the store's data and of each bucket's beginning; another one: they were lost.
     life: bytes = b""

@@ -23,6 +23,7 @@ local ASK_MS = 1500  -- an ask that is not repeated within it is dropped
 local TOLD_MS = 3000
 local KEPT_MS = 120000  -- a cap without calls has no holder by then
 local STEP_MS = 5000  -- a clock that fell by more was set, and is followed
+local MOST = 4503599627370496  -- 2^52
 local BUDGET_MS = 3456000000  -- 40 days: longer than a month
 
 local function version()
@@ -34,10 +35,53 @@ local function now_ms()
     return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Read a table; nil if the key is absent, or holds something else.
+local function read(key)
+    local data = redis.pcall('GET', key)  -- another program's key may be of another type
+    if type(data) ~= 'string' then
+        return nil
+    end
+    local is_read, row = pcall(cmsgpack.unpack, data)
+    return is_read and type(row) == 'table' and row or nil
+end
+
+-- Whether a row is one that these functions have written, and not another program's.
+local function is_sound(row)
+    if type(row.at) ~= 'number' or type(row.holders) ~= 'table' or type(row.asks) ~= 'table' then
+        return false
+    end
+    for name, each in pairs(row.holders) do
+        if type(name) ~= 'string' or type(each) ~= 'table' or type(each.term) ~= 'number'
+            or type(each.call) ~= 'number' or type(each.life) ~= 'string'
+            or type(each.held) ~= 'number' or not (each.held >= 0 and each.held <= MOST)
+            or type(each.due) ~= 'number' or not (each.due <= row.at + SET_MS) then
+            return false
+        end
+    end
+    for i, ask in pairs(row.asks) do
+        if type(i) ~= 'number' or type(ask) ~= 'table' or type(ask.owner) ~= 'string'
+            or type(ask.due) ~= 'number' or not (ask.due <= row.at + ASK_MS) then
+            return false
+        end
+    end
+    return row.at == row.at
+end
+
+-- Set a field of a table, also if another program has put a key of another type there.
+local function put(key, field, value)
+    local done = redis.pcall('HSET', key, field, value)
+    if type(done) == 'table' then
+        redis.call('DEL', key)
+        redis.call('HSET', key, field, value)
+    end
+end
+
 -- Read a cap, without holders and asks that are over.
 local function load(key, clock)
-    local data = redis.call('GET', key)
-    local row = data and cmsgpack.unpack(data) or {at = clock, holders = {}, asks = {}}
+    local row = read(key)
+    if row == nil or not is_sound(row) then
+        row = {at = clock, holders = {}, asks = {}}
+    end
     local back = row.at - clock
     if back > STEP_MS then
         for _, holder in pairs(row.holders) do
@@ -139,7 +183,7 @@ local function slots(keys, args)
                 local fair = fair_part(row, limit, owner)
                 for name, holder in pairs(row.holders) do
                     if name ~= owner and ahead == 0 and holder.held > 0 then
-                        redis.call('HSET', prefix .. name, keys[i], fair)
+                        put(prefix .. name, keys[i], fair)
                         redis.call('PEXPIRE', prefix .. name, TOLD_MS)
                     end
                 end
@@ -152,11 +196,14 @@ local function slots(keys, args)
         out[#out + 1], out[#out + 2] = mine.held, math.max(0, free)
         out[#out + 1], out[#out + 2] = math.max(0, -free), waits
     end
-    local told, found = {}, redis.call('HGETALL', keys[1])
+    local told, found = {}, redis.pcall('HGETALL', keys[1])
     for i = 1, #found, 2 do
-        told[#told + 1], told[#told + 2] = found[i], tonumber(found[i + 1])
+        local part = tonumber(found[i + 1])
+        if part then
+            told[#told + 1], told[#told + 2] = found[i], part
+        end
     end
-    if #told > 0 then
+    if #found > 0 or found.err then
         redis.call('DEL', keys[1])
     end
     return {out, told}
@@ -167,7 +214,7 @@ end
 local function budgets(keys, args)
     local out = {}
     for i, key in ipairs(keys) do
-        redis.call('HSET', key, args[1], args[i + 1])
+        put(key, args[1], args[i + 1])
         redis.call('PEXPIRE', key, BUDGET_MS)
         local sum, all = 0, redis.call('HGETALL', key)
         for k = 1, #all, 2 do
@@ -184,10 +231,9 @@ end
 local function forgive(keys)
     local found = 0
     for _, key in ipairs(keys) do
-        local data = redis.call('GET', key)
-        local row = data and cmsgpack.unpack(data) or {level = {}}
-        local owes = false
-        for k, level in ipairs(row.level) do
+        local row, owes = read(key) or {}, false
+        for k, level in ipairs(type(row.level) == 'table' and row.level or {}) do
+            level = tonumber(level) or 0
             owes = owes or level < 0
             row.level[k] = math.max(0, level)
         end

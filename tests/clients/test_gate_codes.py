@@ -1,4 +1,4 @@
-"""What the gate and the proxy make of each status code with which the scheduler ends an Admit."""
+"""The answers of gate and proxy to each status code with which the scheduler ends an Admit."""
 
 from __future__ import annotations
 

@@ -148,3 +148,27 @@ async def test_a_clock_that_is_set_back_ends_nothing_later(caps: Caps) -> None:
     assert await caps.held("b", 0, 1) == 0
     await caps.at(400_000 + SET_MS)
     assert await caps.held("b", 0, 1) == 1
+
+
+OTHERS = [
+    ("SET", b""), ("SET", b"7"), ("SET", b"\xc1"), ("SET", b"\x80"), ("SET", b"x" * 99),
+    ("HSET", b"a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "garbage"), OTHERS)
+async def test_a_key_of_another_program_refuses_nobody(
+    caps: Caps, command: str, garbage: bytes
+) -> None:
+    """A row that is no cap begins empty, and its holders state theirs again."""
+    assert await caps.held("a", 0, 4) == 4
+    more = [b"b"] if command == "HSET" else []
+    for key in (b"slots:tt", b"told:b", b"told:a", b"bucket:tt"):
+        whole = b"{schedsvc:prod}:" + key
+        await caps.link.command("DEL", whole)
+        await caps.link.command(command, whole, garbage, *more)
+    assert await caps.held("a", 3) == 3
+    assert await caps.held("b", 0, 4) == 1
+    assert await caps.held("b", 1, 1) == 1  # a is told of it
+    assert await caps.held("a", 3) == 3
+    assert await caps.link.call("schedsvc_forgive", [b"{schedsvc:prod}:bucket:tt"]) == 0

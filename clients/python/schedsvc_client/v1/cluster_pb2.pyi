@@ -170,8 +170,8 @@ class SharedQuotas(_message.Message):
     budgets: _builtins.int
     """Budgets of which members share what they spent."""
     losses: _builtins.int
-    """Times that the store lost buckets since this member's start. After the third one in a minute the
-    member divides each limit, until a minute has passed without one.
+    """Times that the store lost buckets since this member's start. After the third one in a minute,
+    the member divides each limit, until a minute has passed without one.
     """
     def __init__(
         self,

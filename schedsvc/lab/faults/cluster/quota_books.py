@@ -1,8 +1,9 @@
 """Books on quotas of a minute that members share, kept from verdicts.
 
 The promise: what all members grant never exceeds what one bucket allows. Beyond it come, as
-docs/cluster.md states, a bucket for each time that the store lost data or its clock was set
-forward, and what members spend by their own parts while the store is away.
+docs/cluster.md states, a bucket for each time that the store's clock was set forward, and what
+members spend by their own parts while the store is away. If the store loses data, all members that
+live and reach it keep the bucket. Another fault may keep one from that; then a bucket more counts.
 """
 
 from collections.abc import Iterable
@@ -38,7 +39,9 @@ class _Bucket:
 class QuotaBooks:
     """The shared limits of a run."""
 
-    def __init__(self, tenants: Iterable[Tenant], now_ns: int) -> None:
+    def __init__(self, tenants: Iterable[Tenant], now_ns: int, *, keeps: bool = False) -> None:
+        """Begin with full buckets. `keeps`: all members live and reach the store."""
+        self._keeps = keeps
         self._buckets: dict[str, dict[int, _Bucket]] = {}
         self._own: dict[tuple[int, str], dict[int, _Bucket]] = {}
         self._limits = {t.name: (t.requests, t.input_tokens) for t in tenants}
@@ -67,7 +70,9 @@ class QuotaBooks:
         return self._shares[life]
 
     def lost(self) -> None:
-        """Note that a bucket may begin full again."""
+        """Note that the store lost data."""
+        if self._keeps:
+            return
         for buckets in self._buckets.values():
             for bucket in buckets.values():
                 bucket.allowed += bucket.limit

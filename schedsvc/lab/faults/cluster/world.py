@@ -45,7 +45,8 @@ class World:
         self.queue = EventQueue(Random(options.seed ^ 0xC1))  # noqa: S311 - no secret
         self.queue.now_ns = 1_700_000_000_000_000_000
         self.books = SumBooks()
-        self.quotas = QuotaBooks(options.tenants, self.queue.now_ns)
+        keeps = options.faults <= {"store-flushed"}
+        self.quotas = QuotaBooks(options.tenants, self.queue.now_ns, keeps=keeps)
         self.leads: dict[int, LeadBooks] = {}
         self.terms = TermBooks()
         #: By member: the rows that its process has saved.

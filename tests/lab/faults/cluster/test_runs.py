@@ -43,6 +43,16 @@ def test_seeds_whose_store_refuses_writes_hold() -> None:
     assert held(REFUSING, 3).faults[CLUSTER_REFUSES] > 0
 
 
+def test_a_flushed_store_grants_no_bucket_more() -> None:
+    """If nothing else happens, its members know all that was drawn."""
+    tally = Tally()
+    seeds = range(REFUSING, REFUSING + 3)
+    for _ in run_cases((Case(s, only=frozenset({"store-flushed"})) for s in seeds), tally):
+        pass
+    assert tally.failures == []
+    assert tally.faults["store-flushed"] > 50
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_hundred_seeds_hold_and_every_fault_happens() -> None:

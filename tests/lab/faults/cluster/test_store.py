@@ -131,7 +131,7 @@ class Calls:
         )
 
     def _knowledge(self, bucket: str) -> list[Any]:
-        """What a member knew of a bucket, which may have begun again since."""
+        """Return the words about a bucket that a member knew before it began again."""
         rnd = self._rnd
         born = rnd.choice((b"", self._born.get(bucket, b""), b"x/1:1"))
         amounts = [rnd.randrange(-12, 60) for _ in range(4)]
