@@ -156,9 +156,10 @@ def _is_whole(path: Path) -> bool:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        return bool(tables) and connection.execute("PRAGMA integrity_check(1)").fetchone()[0] == (
-            "ok"
-        )
+        # A full check also looks each row up in each index, and takes 16 times as long. A lost page
+        # is found without that.
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        return bool(tables) and found == "ok"
     finally:
         connection.close()
 
