@@ -160,11 +160,15 @@ def hold(path: Path, lock: int) -> str:
 
 
 def release(path: Path, but: Path | None = None) -> None:
-    """Give the second names up; the caller has closed the file, and it was at its path."""
-    for held in _held_names(path):
-        if held != but:
-            _beside(held, "-wal").unlink(missing_ok=True)
-            held.unlink(missing_ok=True)
+    """Give the second names up; the caller has closed the file, and it was at its path.
+
+    A name that cannot be deleted stays, and the next `claim()` finds that it needs nothing.
+    """
+    with suppress(OSError):
+        for held in _held_names(path):
+            if held != but:
+                _beside(held, "-wal").unlink(missing_ok=True)
+                held.unlink(missing_ok=True)
 
 
 def look(path: Path) -> Look:
