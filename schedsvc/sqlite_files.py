@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from schedsvc.sqlite_log import logged_pages
+from schedsvc.sqlite_log import cut_log, logged_pages
 
 __all__ = [
     "FULL_FACTOR", "HELD_FACTOR", "LOG_BYTES_MAX", "WriteAheadLog", "back_up", "copy_of", "cut_off",
-    "readable",
+    "readable", "torn",
 ]  # fmt: skip
 
 #: A write-ahead log of this size is written back and truncated.
@@ -41,6 +41,9 @@ def cut_off(path: Path, *, was_held: bool) -> str:
     deletes the log of an empty file, so one whose log has every page gets a first page here.
     `was_held`: a process that was killed had the file open, so it was not empty.
     """
+    cut = cut_log(_beside(path, "-wal"), _beside(path, "-shm")) if was_held else None
+    if cut and cut.is_mixed:
+        return f"its log was truncated: of {cut.written:,} frames {cut.found:,} are left"
     size, log = _size(path), logged_pages(_beside(path, "-wal"))
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
@@ -55,6 +58,19 @@ def cut_off(path: Path, *, was_held: bool) -> str:
     if not size:
         os.truncate(path, page_bytes)
     return ""
+
+
+def torn(path: Path, *, was_held: bool) -> str:
+    """Describe which of its last writes the log of a killed process lacks; empty: none. O(log).
+
+    As `cut_off()`, before the file is opened. What is left is whole, but older.
+    """
+    cut = cut_log(_beside(path, "-wal"), _beside(path, "-shm")) if was_held else None
+    if cut is None:
+        return ""
+    return (
+        f"the write-ahead log {path.name}-wal breaks off after frame {cut.found} of {cut.written}"
+    )
 
 
 def _pages_of(header: bytes) -> tuple[int, int]:

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["LoggedPages", "last_commit", "logged_pages"]
+__all__ = ["CutLog", "LoggedPages", "cut_log", "last_commit", "logged_pages"]
 
 _HEADER_BYTES, _FRAME_BYTES = 32, 24
 _MAGICS = {0x377F0682: "<", 0x377F0683: ">"}
 _MASK = 0xFFFFFFFF
+#: In the file that SQLite shares between processes, which a killed one leaves behind: the head with
+#: the last frame, and how many frames the file below the log had then.
+_INDEX_HEAD, _INDEX_BYTES = 48, 136
 
 
 class LoggedPages(NamedTuple):
@@ -25,6 +28,35 @@ class LoggedPages(NamedTuple):
     #: Of the whole database after the last transaction; 0: the log has no transaction.
     total: int
     numbers: frozenset[int]
+
+
+class CutLog(NamedTuple):
+    """A log that has lost frames since a process was killed that wrote it."""
+
+    found: int
+    written: int
+    #: Whether the rest cannot be used, because the file has a part of what came later.
+    is_mixed: bool
+
+
+def cut_log(log: Path, index: Path) -> CutLog | None:
+    """Compare the log of a killed process with its index (`-shm`); None: it has all. O(frames).
+
+    The index is written after the log. Any program that opens the file writes it anew, and then it
+    says no more than the log.
+    """
+    index_bytes = _read(index, _INDEX_BYTES)
+    if len(index_bytes) < _INDEX_BYTES or index_bytes[:48] != index_bytes[48:96]:
+        return None
+    (written,) = struct.unpack_from("=I", index_bytes, 16)
+    (copied,) = struct.unpack_from("=I", index_bytes, 96)
+    (attempted,) = struct.unpack_from("=I", index_bytes, 128)
+    is_same = _read(log, _HEADER_BYTES)[16:24] == index_bytes[32:40]
+    found = max(0, last_commit(log)) if is_same else 0
+    if found >= written or (not found and copied >= written):
+        return None
+    is_mixed = found < max(copied, attempted) and (found > 0 or attempted > copied)
+    return CutLog(found, written, is_mixed)
 
 
 def last_commit(log: Path) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedsvc import held_file
-from schedsvc.sqlite_files import WriteAheadLog, copy_of, cut_off
+from schedsvc.sqlite_files import WriteAheadLog, copy_of, cut_off, torn
 from schedsvc.sqlite_log import last_commit
 from schedsvc.state.backlog import ChangedRow, SavedRow
 
@@ -338,7 +338,7 @@ class Store:
                 f"{self.path} is larger than {FILE_BYTES_MAX >> 30} GiB: no state file of this"
                 " scheduler; name another file"
             )
-        committed = last_commit(self.log.path)
+        committed, lacks = last_commit(self.log.path), torn(self.path, was_held=was_held)
         with self._failing("open"):
             self._connection = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=0.0
@@ -349,6 +349,7 @@ class Store:
             # A damaged text decodes to another one, which `_read()` then reports as damage.
             self._connection.text_factory = lambda text: text.decode(errors="replace")
             self._read(is_new=is_new, committed=committed)
+            self.torn = self.torn or lacks
         self.unlinked = held_file.hold(self.path, self._lock)
         self._left, self._lost = [], ""
         self._take_note()

@@ -130,12 +130,10 @@ class Ledger:
         self._ahead_s = time.time() - steady_s()
         self._prune_at_s = steady_s()
         self._is_first = True  # nothing was added since it was opened
-        #: Why the file of a killed scheduler was put back, and what was at its path; empty: it
-        #: was not.
+        #: Why the file of a killed scheduler was put back, and what was there; empty: it was not.
         self.recovered: str
         self.aside: Path | None
-        #: Called in the thread of the caller when another program took the file away or cut it
-        #: off: with the reason.
+        #: Called when another program took the file away or cut it off: with the reason.
         self.on_file_lost: Callable[[str], None] = lambda reason: None
         #: Called when the path has a ledger again: with the path of what was moved aside, and the
         #: number of saved leases that it lacks.
@@ -163,6 +161,8 @@ class Ledger:
             reason = sqlite_files.cut_off(self.path, was_held=was_held)
             if reason:
                 raise _damaged(self.path, reason)
+            #: Which of the last writes a truncated log lacks; empty: none.
+            self.torn = sqlite_files.torn(self.path, was_held=was_held)
         except BaseException:
             os.close(self._lock)
             raise

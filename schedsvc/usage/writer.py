@@ -61,6 +61,10 @@ class UsageWriter:
         ledger.on_file_lost, ledger.on_file_written = self._file_lost, self._file_written
         ledger.log.on_held, ledger.on_left = self._log_held, self._left
         driver.keep_usage(self._figures, self.put)
+        if ledger.torn:
+            self._figures.files_lost += 1
+            file, effect = str(ledger.path), "the last usage is lost, and what budgets spent of it"
+            _log.error("usage_log_torn", file=file, reason=ledger.torn, effect=effect)
         if ledger.unlinked:
             effect = "usage is lost if another program deletes it, and then this process is killed"
             file, reason = str(ledger.path), ledger.unlinked

@@ -107,3 +107,14 @@ def test_empty_state_file_is_restored_from_a_log_that_has_all(tmp_path: Path) ->
     store = Store(file)
     assert (sorted(store.rows), store.modes, store.damage) == (ROWS, b"said", "")
     store.close()
+
+
+def test_log_truncated_before_the_kill_is_noticed_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    with holding(lambda: two_rows(file)) as kill:
+        os.truncate(f"{file}-wal", 0)
+        kill()
+        store = Store(file)
+    assert "state.db-wal breaks off after frame 0 of" in store.torn
+    assert store.rows == ROWS[:1]
+    store.close()

@@ -151,3 +151,57 @@ def test_copy_of_the_folder_of_a_killed_ledger_is_whole(tmp_path: Path) -> None:
     assert sums(copy) == [(3, 30, 12, 15)]
     ledger.close()
     assert os.listdir(copy) == ["usage.db"]
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2])
+def test_log_truncated_before_the_kill_is_noticed_at_the_start(tmp_path: Path, frames: int) -> None:
+    with holding(lambda: three_rows(tmp_path)) as kill:
+        log = tmp_path / "usage.db-wal"
+        os.truncate(log, 32 + frames * (4_096 + 24) if frames else 0)
+        kill()
+        ledger = opened(tmp_path)
+    assert "usage.db-wal breaks off after frame" in ledger.torn
+    assert sums(tmp_path) == [(2, 20, 8, 10)]
+    ledger.close()
+    ledger = opened(tmp_path)
+    assert ledger.torn == ""
+    ledger.close()
+
+
+def test_whole_log_of_a_killed_ledger_is_not_torn(tmp_path: Path) -> None:
+    with holding(lambda: three_rows(tmp_path)) as kill:
+        kill()
+        ledger = opened(tmp_path)
+    assert ledger.torn == ""
+    assert sums(tmp_path) == [(3, 30, 12, 15)]
+    ledger.close()
+
+
+def test_log_that_was_written_back_and_truncated_is_not_torn(tmp_path: Path) -> None:
+    def written_back() -> Ledger:
+        ledger = three_rows(tmp_path)
+        ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        return ledger
+
+    with holding(written_back) as kill:
+        os.truncate(tmp_path / "usage.db-wal", 0)
+        kill()
+        ledger = opened(tmp_path)
+    assert ledger.torn == ""
+    assert sums(tmp_path) == [(3, 30, 12, 15)]
+    ledger.close()
+
+
+def test_rest_of_a_log_that_is_older_than_the_file_is_damage(tmp_path: Path) -> None:
+    def written_back() -> Ledger:
+        ledger = opened(tmp_path)
+        for number in range(1, 40):
+            ledger.add([lease(number)])
+        ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        return ledger
+
+    with holding(written_back) as kill:
+        os.truncate(tmp_path / "usage.db-wal", 32 + 50 * (4_096 + 24))
+        kill()
+        with pytest.raises(UsageError, match=r"is damaged \(its log was truncated: of .* are left"):
+            opened(tmp_path)
