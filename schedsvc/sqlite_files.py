@@ -63,7 +63,7 @@ def cut_off(path: Path, *, was_held: bool) -> str:
 def torn(path: Path, *, was_held: bool) -> str:
     """Describe which of its last writes the log of a killed process lacks; empty: none. O(log).
 
-    As `cut_off()`, before the file is opened. What is left is whole, but older.
+    As `cut_off()`, before the file is opened.
     """
     cut = cut_log(_beside(path, "-wal"), _beside(path, "-shm")) if was_held else None
     if cut is None:
