@@ -59,7 +59,7 @@ def error_as_json(error: grpc.aio.AioRpcError) -> dict[str, Any]:
 class Stream:
     """One Session stream: numbers what it sends, and keeps what it receives by kind."""
 
-    kinds = ("verdicts", "leases", "faults")
+    kinds = ("verdicts", "leases", "faults", "contests")
 
     def __init__(self, channel: grpc.aio.Channel, metadata: list[tuple[str, str]]) -> None:
         method = channel.stream_stream(

@@ -2,13 +2,13 @@
 
 import { errorOutcome, PATIENCE_MS, sleep } from './wire.mjs';
 
-export const KINDS = ['verdicts', 'leases', 'faults'];
+export const KINDS = ['verdicts', 'leases', 'faults', 'contests'];
 
 export class Stream {
   #call;
   #sent = 0;
   #acked = 0;
-  #queues = { verdicts: [], leases: [], faults: [], welcome: [] };
+  #queues = { verdicts: [], leases: [], faults: [], contests: [], welcome: [] };
   #end;
 
   constructor(call) {
