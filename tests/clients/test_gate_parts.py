@@ -375,6 +375,7 @@ class TestSettings:
             SCHEDSVC_UNREACHABLE="closed",
             SCHEDSVC_UNGATED="pass",
             SCHEDSVC_PREFIX_HASHES="off",
+            SCHEDSVC_BEAM_SEARCH="refuse",
             SCHEDSVC_API_KEYS_FILE=str(file),
             VLLM_API_KEY="other",
         )
@@ -390,6 +391,7 @@ class TestSettings:
         assert not made.fail_open
         assert not made.refuse_ungated
         assert not made.prefix_hashes
+        assert not made.serves_beams
         assert len(made.api_keys_sha256) == 2
 
     @pytest.mark.parametrize(
@@ -406,6 +408,7 @@ class TestSettings:
             ("SCHEDSVC_UNREACHABLE", "half"),
             ("SCHEDSVC_UNGATED", "maybe"),
             ("SCHEDSVC_PREFIX_HASHES", "on"),
+            ("SCHEDSVC_BEAM_SEARCH", "off"),
             ("SCHEDSVC_TLS_CA_FILE", "/nowhere/ca.pem"),
             ("SCHEDSVC_TOKEN_FILE", "/nowhere/token"),
             ("SCHEDSVC_TOKEN_FILE", "/dev/null"),

@@ -210,18 +210,6 @@ async def test_requests_at_once_are_separated(
     assert [(e.input_tokens, e.output_tokens) for e in ends] == expected + [(11, 28)] * 20
 
 
-async def test_a_beam_search_is_reported_by_its_end_alone(
-    fake: FakeScheduler, counted: tuple[Engine, Gate]
-) -> None:
-    engine, gate = counted
-    engine.leaves_usage, engine.n = True, 3
-    await Exchange(gate, ask(use_beam_search=True, n=3), owner=engine.owner).run()
-    await settle(gate)
-    book = fake.books[1]
-    assert not book.progress
-    assert (book.end.input_tokens, book.end.output_tokens) == (4, 9)
-
-
 async def test_states_of_another_shape_are_said_once_and_usage_is_read_elsewhere(
     fake: FakeScheduler, counted: tuple[Engine, Gate], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -280,6 +280,7 @@ class Gate:
             reads_answer=tally is None,
             asking=runtime.asking,
             sets=sets,
+            serves_beams=runtime.serves_beams,
         )
         request = Request(
             call=call,

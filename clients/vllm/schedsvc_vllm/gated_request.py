@@ -61,6 +61,8 @@ class GatedRequest:
         self.mailbox = mailbox
         self._send = send
         self._tally = tally
+        if tally is not None:
+            tally.is_search = call.beams
         self._reader: Reader | None = None
         self._decoder: Decoder | None = None
         # The start of a compressed answer, until some of it can be read.
@@ -115,9 +117,11 @@ class GatedRequest:
     @property
     def is_counted_at_end(self) -> bool:
         """Whether no token of it is counted before its answer is there."""
-        if self._call.beams or not self._call.route.generates:
+        if not self._call.route.generates:
             return True
-        return not self._call.stream and (self._tally is None or self._tally.broken)
+        # Of a beam search a stream has only the end, too.
+        is_whole = self._call.beams or not self._call.stream
+        return is_whole and (self._tally is None or self._tally.broken)
 
     def asks_less(self) -> bool:
         """Whether the app has refused what it was asked for beside the request: then ask less.
@@ -266,7 +270,7 @@ class GatedRequest:
 
     def _tell(self) -> bool:
         """Report the counts; False: there is no output yet."""
-        if self.admission is None or self._call.beams or not self._call.route.generates:
+        if self.admission is None or not self._call.route.generates:
             return True
         counted = self._counted()
         if counted is None or not counted[2]:
@@ -439,7 +443,7 @@ class GatedRequest:
 
     def _complete(self, admission: Admission, scope: Scope, told: Usage | None) -> None:
         route = self._call.route
-        counted = None if self._call.beams else self._counted()
+        counted = self._counted()
         if self._reader is not None and (route.is_form or not route.generates):
             counted = self._sized(counted)
         if told is not None:

@@ -76,6 +76,7 @@ OPTIONS = {
     "unreachable-concurrency-min": "requests that always run while it is away",
     "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size;"
     " endpoints of operators stay closed",
+    "beam-search": "serve or refuse: whether a request may ask for beam search (serve)",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
     "body-bytes-max": "largest body of a request",
     "bodies-bytes-max": "most bytes of all bodies together that are read, wait or run",

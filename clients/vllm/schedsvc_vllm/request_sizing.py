@@ -78,7 +78,7 @@ class Call(NamedTuple):
     max_output_tokens: int
     limit_field: str
     stream: bool
-    # A beam search is many short sequences in the engine: its usage is known only at their end.
+    # A beam search is many short sequences in the engine.
     beams: bool
 
 
@@ -140,6 +140,7 @@ def size_call(
     images: ImageSizes = UNKNOWN_MODEL,
     asking: Asking = Asking.IN_EVERY_EVENT,
     sets: Mapping[str, str] = _NOTHING,
+    serves_beams: bool = True,
 ) -> Call:
     """Work out what a request may use. O(prompt). Raises BadRequestError naming the field.
 
@@ -148,7 +149,18 @@ def size_call(
     """
     given = raw
     params = _params(route, body)
-    n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if route.has_n else 1
+    beams = route.generates and _flag(params, "use_beam_search")
+    if beams and not serves_beams:
+        raise BadRequestError(
+            "use_beam_search: this server does not serve beam search (its operator can open it"
+            " with SCHEDSVC_BEAM_SEARCH); leave it out",
+            "use_beam_search",
+            status=501,
+            code="not_served",
+        )
+    # The width of a beam search is its n.
+    has_n = route.has_n or beams
+    n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if has_n else 1
     stream = _flag(body, "stream")
     limit_field, limit = _limit(route, params)
     if _PROCESSOR in body:
@@ -182,7 +194,7 @@ def size_call(
         max_output_tokens=max(1, room if limit is None else limit),
         limit_field=limit_field,
         stream=stream,
-        beams=bool(body.get("use_beam_search")),
+        beams=beams,
     )
 
 

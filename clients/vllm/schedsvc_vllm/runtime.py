@@ -125,6 +125,7 @@ class Runtime:
         self.asking_is_known = False
         self.send_stall_s = settings.send_stall_s
         self.fail_open = settings.fail_open
+        self.serves_beams = settings.serves_beams
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._scraping: asyncio.Task[None] | None = None

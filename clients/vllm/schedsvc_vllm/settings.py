@@ -119,6 +119,7 @@ class Settings:
     refuse_ungated: bool = True
     open_paths: frozenset[str] = frozenset()
     prefix_hashes: bool = True
+    serves_beams: bool = True
     body_bytes_max: int = 32 << 20
     bodies_bytes_max: int = 48 << 20
     send_stall_s: float = 30.0
@@ -190,6 +191,7 @@ class Settings:
             refuse_ungated=read.raw("SCHEDSVC_UNGATED").lower() != "pass",
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
+            serves_beams=read.choice("SCHEDSVC_BEAM_SEARCH", ("serve", "refuse")) == "serve",
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
             bodies_bytes_max=read.number("SCHEDSVC_BODIES_BYTES_MAX", 48 << 20),
             queue_comments_s=read.seconds("SCHEDSVC_QUEUE_COMMENTS", 0.0),

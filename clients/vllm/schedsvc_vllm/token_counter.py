@@ -22,6 +22,8 @@ from schedsvc_vllm.asgi import Scope
 
 _log = logging.getLogger("schedsvc_vllm")
 
+_FOLD_AT = 256
+
 
 class Usage(NamedTuple):
     """Tokens of a request: its prompts once, whatever `n`; its outputs all together."""
@@ -34,10 +36,15 @@ class Usage(NamedTuple):
 class TokenTotals:
     """The sequences of one request."""
 
-    __slots__ = ("_counter", "_prompts")
+    __slots__ = ("_counter", "_ended", "_fold_at", "_prompts", "is_search")
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
+        #: Each step of a beam search asks the engine for a sequence for each beam: only the sum of
+        #: their outputs is kept, and of their prompts none is the request's.
+        self.is_search = False
+        self._ended = 0
+        self._fold_at = _FOLD_AT
         # The sequences of one prompt share their parent.
         self._prompts: dict[str, list[Any]] = {}
 
@@ -55,6 +62,19 @@ class TokenTotals:
         parent = state.parent_req
         name = state.request_id if parent is None else parent.request_id
         self._prompts.setdefault(name, []).append(state)
+        if self.is_search and len(self._prompts) >= self._fold_at:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Sum the sequences up that have ended, and let them go. O(sequences), amortised O(1)."""
+        kept = {}
+        for name, states in self._prompts.items():
+            if any(map(self._counter.holds, states)):
+                kept[name] = states
+            else:
+                self._ended += sum(map(_output, states))
+        self._prompts = kept
+        self._fold_at = max(_FOLD_AT, 2 * len(kept))
 
     def is_done(self, sequences: int) -> bool:
         """Whether the engine has made and released `sequences` sequences. O(sequences)."""
@@ -83,18 +103,22 @@ class TokenTotals:
                 input_tokens += computed[0].prompt_len
                 # Tokens that no sequence of the prompt computed; the others reuse the first's.
                 cached_tokens += min(state.num_cached_tokens for state in computed)
-                # A pooling request has none: it makes no tokens.
-                output_tokens += sum(
-                    state.detokenizer.num_output_tokens()
-                    for state in computed
-                    if state.detokenizer is not None
-                )
+                output_tokens += sum(map(_output, computed))
         except Exception:
             self._counter.give_up()
             return None
+        output_tokens += self._ended
+        if self.is_search:
+            return (None, None, output_tokens) if output_tokens else None
         if prompts < len(self._prompts):
             return (None, None, output_tokens) if prompts else None
         return input_tokens, cached_tokens, output_tokens
+
+
+def _output(state: Any) -> int:
+    # A pooling request has none: it makes no tokens.
+    detokenizer = state.detokenizer
+    return detokenizer.num_output_tokens() if detokenizer is not None else 0
 
 
 _current: ContextVar[TokenTotals | None] = ContextVar("schedsvc_tally", default=None)
