@@ -40,9 +40,10 @@ def reader_for(call: Call, status: int, told: Mapping[bytes, bytes]) -> Reading:
         dropped = _OF_ENCODED
     elif encoding != b"identity":
         return Reading(ByteReader(), None, dropped)
+    several = call.n * len(call.prompts.tokens) > 1
     is_failed = status >= _REDIRECTION or kind.startswith(b"text/html")
     if asked is not None and is_stream:
-        events = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
+        events = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all, several=several)
         events.failed = is_failed
         return Reading(events, decoder, dropped if asked.keep_all else dropped | _OF_LENGTH)
     guesses = status < 400 and route.generates
@@ -53,6 +54,6 @@ def reader_for(call: Call, status: int, told: Mapping[bytes, bytes]) -> Reading:
     is_whole = kind.startswith(b"application/json") and b"content-length" in told
     if asked is None or is_failed or is_whole:
         return Reading(reader, decoder, dropped)
-    events = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all)
+    events = UsageFilter(keep_last=asked.keep_last, keep_all=asked.keep_all, several=several)
     unnamed = UnnamedStream(events, reader)
     return Reading(unnamed, decoder, dropped if asked.keep_all else dropped | _OF_LENGTH)

@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 from schedsvc_vllm import json_parser
+from schedsvc_vllm.choices import Choices
 from schedsvc_vllm.sse import BOM, Event, EventSplitter, data_of, name_of
 from schedsvc_vllm.stream_events import DONE, FAILURES, FRAMES, LAST
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
@@ -75,17 +76,17 @@ class _Told:
 class UsageFilter(_Told):
     """One stream of OpenAI's form.
 
-    `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk. Where a
-    request has several sequences, an engine may count each by itself: then the counts are what one
-    of them has, never too many. Where no usage comes, each event counts as one token. A client that
+    `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk. `several`:
+    it has several choices. Where no usage comes, each event counts as one token. A client that
     asked for it at the end, of a server that states it beside choices alone, gets the last one in a
     chunk without choices.
     """
 
-    __slots__ = ("_keep_all", "_keep_last", "_splitter", "_taken")
+    __slots__ = ("_choices", "_keep_all", "_keep_last", "_splitter", "_taken")
 
-    def __init__(self, *, keep_last: bool, keep_all: bool) -> None:
+    def __init__(self, *, keep_last: bool, keep_all: bool, several: bool = False) -> None:
         super().__init__(OPENAI)
+        self._choices = Choices() if several else None
         self._keep_last = keep_last or keep_all
         self._keep_all = keep_all
         self._splitter = EventSplitter()
@@ -95,6 +96,8 @@ class UsageFilter(_Told):
     @property
     def output_tokens(self) -> int:
         """Tokens stated, or events seen."""
+        if self._choices is not None:
+            return max(self._told or 0, self._choices.tokens) or self._events
         return self._told or self._events
 
     def feed(self, body: bytes, last: bool) -> bytes:
@@ -127,6 +130,7 @@ class UsageFilter(_Told):
             self.input_tokens = prompt
         if self._told is None or completion > self._told:
             self._told = completion
+        self._note_choice(body, completion)
         if not completion and body.find(b'"choices":[]', 0, at) < 0:
             self._events += 1  # in case the server never counts
         if self._keep_all:
@@ -137,9 +141,15 @@ class UsageFilter(_Told):
             return body[:at] + usual[3]
         return body[:at] + self._without(body) + usual[3]
 
+    def _note_choice(self, raw: bytes, count: int | None) -> None:
+        """Take the count of an event where each choice may have its own. O(bytes)."""
+        if self._choices is not None and count:
+            with contextlib.suppress(ValueError, RecursionError):
+                self._choices.note(_loads(data_of(raw)), count)
+
     def _alone(self, raw: bytes) -> bytes:
-        """Return an event of usage alone as the client gets it."""
-        self._taken = None
+        """Return an event of usage alone as the client gets it; it states the sum of choices."""
+        self._taken = self._choices = None
         return raw if self._keep_last else b""
 
     def _without(self, raw: bytes) -> bytes:
@@ -196,6 +206,8 @@ class UsageFilter(_Told):
         self._events += not is_alone
         if usage is not None:
             self._note({"usage": usage})
+            if isinstance(usage, dict):
+                self._note_choice(raw, OPENAI.read(usage).output_tokens)
         if self._keep_all:
             return raw
         if is_alone:
@@ -233,6 +245,8 @@ class UsageFilter(_Told):
         if not isinstance(chunk, dict):
             return raw
         self._note(chunk)
+        if self._choices is not None and isinstance(usage := chunk.get("usage"), dict):
+            self._choices.note(chunk, OPENAI.read(usage).output_tokens or 0)
         is_alone = chunk.get("usage") is not None and not chunk.get("choices", True)
         self._events += not is_alone
         if self._keep_all or "usage" not in chunk:
