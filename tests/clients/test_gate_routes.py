@@ -118,7 +118,7 @@ TOLD = {
         ),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}, [1], 1, 1_023),
         ("/invocations", {"messages": SAID, "max_tokens": 3}, [MESSAGE_TOKENS + TOKENS], 1, 3),
-        ("/invocations", {"prompt": [1, 2], "n": 3}, [2], 3, 16),
+        ("/invocations", {"prompt": [1, 2], "n": 3}, [2], 3, 1_022),
         ("/cohere/v2/chat", {"messages": SAID, "max_tokens": 4}, [MESSAGE_TOKENS + TOKENS], 1, 4),
     ],
 )

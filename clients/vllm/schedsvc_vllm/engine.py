@@ -122,6 +122,11 @@ class EngineView:
         """Whether vLLM's own engine client is here."""
         return getattr(self._state, "engine_client", None) is not None
 
+    @property
+    def is_before_vllm(self) -> bool:
+        """Whether requests are served by vLLM, here or behind the proxy."""
+        return self.is_vllm or bool(getattr(self._state, "upstream_is_vllm", False))
+
     def counter(self) -> Counter | None:
         """Begin to count tokens inside the engine's client; None: that is not possible here."""
         return Counter.attach(self._state)

@@ -28,7 +28,8 @@ _FIELDS = frozenset(
     (
         *("best_of", "cache_salt", "content_parts", "continuous_usage_stats", "data", "documents"),
         *("include_usage", "input", "instructions", "messages", "mm_processor_kwargs", "model"),
-        *("n", "previous_response_id", "priority", "prompt", "prompt_embeds", "request_id"),
+        *("n", "n_predict", "num_predict", "previous_response_id", "priority", "prompt"),
+        *("prompt_embeds", "request_id"),
         *("safety_identifier", "service_tier", "stream", "stream_options", "system", "tools"),
         *("truncate_prompt_tokens", "use_beam_search", "user"),
     )

@@ -272,15 +272,10 @@ class Gate:
             route,
             raw,
             body,
-            sizes=runtime.pool.sizes,
-            count=runtime.engine.count_prompt_tokens,
-            ratios=runtime.ratios,
-            images=runtime.images,
             tenant=identity.key,
             reads_answer=tally is None,
-            asking=runtime.asking,
             sets=sets,
-            serves_beams=runtime.serves_beams,
+            **runtime.sizing,
         )
         request = Request(
             call=call,

@@ -77,6 +77,8 @@ OPTIONS = {
     "ungated": "paths that pass ungated; refuse: none; pass: all that the gate does not size;"
     " endpoints of operators stay closed",
     "beam-search": "serve or refuse: whether a request may ask for beam search (serve)",
+    "output-limit": "tokens that the gate writes as max_tokens of a completion or chat without a"
+    " limit, before a server that is not vLLM; context: it may fill the context (context)",
     "prefix-hashes": "auto or off: hash the blocks of prompts while the scheduler orders by them",
     "body-bytes-max": "largest body of a request",
     "bodies-bytes-max": "most bytes of all bodies together that are read, wait or run",

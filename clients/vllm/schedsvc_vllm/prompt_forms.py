@@ -42,6 +42,15 @@ _WRITTEN_PARTS = frozenset(
 # Fields of a message that a template writes besides its content.
 _WRITTEN_FIELDS = frozenset({"tool_calls", "reasoning", "reasoning_content"})
 
+# Fields of a part that hold no text.
+_MEDIA = frozenset(
+    (
+        *("audio", "audio_embeds", "audio_url", "data", "file", "file_id", "file_url", "image"),
+        *("image_embeds", "image_pil", "image_url", "input_audio", "input_image", "source"),
+        *("video", "video_url"),
+    )
+)
+
 # Where these hold parts of their own: Anthropic's tool results, and outputs of functions.
 _RESULT_FIELDS = ("content", "output")
 
@@ -112,15 +121,16 @@ def texts_or_ids(prompt: object, field: str, prompts_max: int = PROMPTS_MAX) -> 
             "lists of token ids, and not empty",
             field,
         )
-    if type(prompt[0]) is int:
-        return Measured([Size(len(prompt), 0)], False, exact=True)
+    if any(kind is int for kind in set(map(type, prompt))):
+        size = _ids_and_texts(prompt, field)
+        return Measured([size], False, exact=not size.text_bytes)
     check_number(field, prompt, prompts_max)
     sizes: list[Size] = []
     for number, part in enumerate(prompt):
         if isinstance(part, str):
             sizes.append(Size(0, text_bytes(part)))
-        elif isinstance(part, list) and part and type(part[0]) is int:
-            sizes.append(Size(len(part), 0))
+        elif isinstance(part, list) and part:
+            sizes.append(_ids_and_texts(part, f"{field}[{number}]"))
         else:
             raise BadRequestError(
                 f"{field}[{number}]: must be a string or a list of token ids, and not empty",
@@ -128,6 +138,17 @@ def texts_or_ids(prompt: object, field: str, prompts_max: int = PROMPTS_MAX) -> 
             )
     only_text = all(size.tokens == 0 for size in sizes)
     return Measured(sizes, only_text, exact=not any(size.text_bytes for size in sizes))
+
+
+def _ids_and_texts(prompt: list[Any], field: str) -> Size:
+    """Size one prompt of token ids; some servers take texts among them. O(prompt)."""
+    if set(map(type, prompt)) == {int}:
+        return Size(len(prompt), 0)
+    texts = [part for part in prompt if isinstance(part, str)]
+    ids = sum(type(part) is int for part in prompt)
+    if ids + len(texts) < len(prompt):
+        raise BadRequestError(f"{field}: must hold token ids alone", field.partition("[")[0])
+    return Size(ids, sum(map(text_bytes, texts)))
 
 
 def chat(body: Mapping[str, Any], images: ImageSizes) -> Measured:
@@ -210,7 +231,7 @@ def _parts(parts: Iterable[object], images: ImageSizes) -> Size:
     written: list[Mapping[str, Any]] = []
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
+        if isinstance(text, str) and not _holds_more(part):
             size += text_bytes(text)
         elif isinstance(part, dict) and part.get("type") == "prompt_embeds":
             tokens += embeds_tokens(part.get("data"))
@@ -225,8 +246,16 @@ def _parts(parts: Iterable[object], images: ImageSizes) -> Size:
                 tokens, size = tokens + said.tokens, size + said.text_bytes
         else:
             tokens += images.of_part(part) if isinstance(part, dict) else PART_TOKENS
+            size += text_bytes(text) if isinstance(text, str) else 0
     # At once: each ", " and the brackets are no part of them.
-    return Size(tokens, size + (len(json.dumps(written)) - 2 * len(written) if written else 0))
+    return Size(tokens, size + (_json_bytes(written) - 2 * len(written) if written else 0))
+
+
+def _holds_more(part: object) -> bool:
+    """Whether a part with a text may be sized by more than that text."""
+    if not isinstance(part, dict):
+        return False
+    return not str(part.get("type", "text")).endswith("text") or not _MEDIA.isdisjoint(part)
 
 
 def sum_sizes(sizes: Iterable[Size]) -> Size:
@@ -239,7 +268,12 @@ def sum_sizes(sizes: Iterable[Size]) -> Size:
 
 def written_bytes(body: Mapping[str, Any], *names: str) -> int:
     """Return the bytes of fields that a template writes besides the messages."""
-    return sum(len(json.dumps(body[name])) for name in names if body.get(name))
+    return sum(_json_bytes(body[name]) for name in names if body.get(name))
+
+
+def _json_bytes(value: object) -> int:
+    """Return the bytes of a value as a template writes it: text beyond ASCII is no escape."""
+    return text_bytes(json.dumps(value, ensure_ascii=False))
 
 
 def check_number(field: str, prompts: list[Any], most: int = PROMPTS_MAX) -> None:

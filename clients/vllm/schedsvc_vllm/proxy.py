@@ -305,6 +305,7 @@ class Upstream:
         """Keep the upstream's report of its engine, under the names that the gate reads."""
         self.told = told = await self._read(page)
         self.state.engine_started_ns = told.started_ns
+        self.state.upstream_is_vllm = _CACHE.search(page) is not None
         self.state.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(
                 kv_cache_size_tokens=told.capacity_tokens, block_size=told.block_size_tokens

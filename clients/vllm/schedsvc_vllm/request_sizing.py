@@ -27,7 +27,10 @@ _PROMPT_FIELDS = frozenset({"prompt", "messages"})
 _ASK_ALL = {"include_usage": True, "continuous_usage_stats": True}
 _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":")).encode() + b"}"
 
-_NOTHING: Mapping[str, str] = {}
+_NOTHING: Mapping[str, Any] = {}
+# Names under which servers other than vLLM take the limit of a completion or a chat, the first of
+# them all of them. The gate writes the limit under that one, so that a server knows it.
+_ALIASES = ("max_tokens", "max_completion_tokens", "n_predict", "num_predict", "max_new_tokens")
 
 CountTokens = Callable[[Mapping[str, Any]], Sequence[int]]
 
@@ -139,30 +142,28 @@ def size_call(
     reads_answer: bool,
     images: ImageSizes = UNKNOWN_MODEL,
     asking: Asking = Asking.IN_EVERY_EVENT,
-    sets: Mapping[str, str] = _NOTHING,
+    sets: Mapping[str, Any] = _NOTHING,
     serves_beams: bool = True,
+    is_vllm: bool = True,
+    output_limit: int = 0,
 ) -> Call:
     """Work out what a request may use. O(prompt). Raises BadRequestError naming the field.
 
     `reads_answer`: only the answer states the usage, so a stream has to report as much of it as
-    `asking` says. `sets`: fields that the gate sets in the body, instead of the caller.
+    `asking` says. `sets`: fields that the gate sets in the body, instead of the caller. Unless
+    `is_vllm`, only the server knows its default limit: `output_limit` takes its place, or the
+    context.
     """
     given = raw
     params = _params(route, body)
-    beams = route.generates and _flag(params, "use_beam_search")
-    if beams and not serves_beams:
-        raise BadRequestError(
-            "use_beam_search: this server does not serve beam search (its operator can open it"
-            " with SCHEDSVC_BEAM_SEARCH); leave it out",
-            "use_beam_search",
-            status=501,
-            code="not_served",
-        )
-    # The width of a beam search is its n.
-    has_n = route.has_n or beams
-    n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if has_n else 1
+    n, beams = _width(route, params, serves_beams)
     stream = _flag(body, "stream")
     limit_field, limit = _limit(route, params)
+    if not is_vllm and route.stream_options and not route.params_field:
+        limit_field, limit = _limit_elsewhere(body)
+        limit = limit or output_limit or None
+        if limit is not None and not body.get("max_tokens"):
+            sets = {**sets, "max_tokens": limit}
     if _PROCESSOR in body:
         images = images.asked(body[_PROCESSOR])
     measured = route.measure(body, images)
@@ -198,7 +199,24 @@ def size_call(
     )
 
 
-def _forwarded(raw: bytes, body: Mapping[str, Any], sets: Mapping[str, str]) -> bytes:
+def _width(route: Route, params: Mapping[str, Any], serves_beams: bool) -> tuple[int, bool]:
+    """Return how many sequences are made of each prompt, and whether they are beams."""
+    beams = route.generates and _flag(params, "use_beam_search")
+    if beams and not serves_beams:
+        raise BadRequestError(
+            "use_beam_search: this server does not serve beam search (its operator can open it"
+            " with SCHEDSVC_BEAM_SEARCH); leave it out",
+            "use_beam_search",
+            status=501,
+            code="not_served",
+        )
+    # The width of a beam search is its n.
+    has_n = route.has_n or beams
+    n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if has_n else 1
+    return n, beams
+
+
+def _forwarded(raw: bytes, body: Mapping[str, Any], sets: Mapping[str, Any]) -> bytes:
     """Return the body with the fields that the gate sets, and without the engine's priority.
 
     The scheduler alone sets that, by a header. O(body) if a field of the caller goes, else a copy.
@@ -330,6 +348,21 @@ def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
         return name, min(max(1, number), INT_MAX)
     name = route.limit_fields[-1]
     return name, None if name in params else route.output_tokens_default
+
+
+def _limit_elsewhere(body: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the largest limit that a server may take, and its field; 0: none, or without end."""
+    found = "max_tokens", 0
+    for name in _ALIASES:
+        value = body.get(name)
+        if value is None:
+            continue
+        number = _whole(value)
+        if number is None or number < 0:
+            raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
+        if number > found[1]:
+            found = name, min(number, INT_MAX)
+    return found
 
 
 def _prompts(

@@ -125,7 +125,6 @@ class Runtime:
         self.asking_is_known = False
         self.send_stall_s = settings.send_stall_s
         self.fail_open = settings.fail_open
-        self.serves_beams = settings.serves_beams
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._scraping: asyncio.Task[None] | None = None
@@ -158,6 +157,20 @@ class Runtime:
         if not (use.order and self._settings.prefix_hashes and is_text):
             return []
         return block_hashes(route, body, use)
+
+    @property
+    def sizing(self) -> dict[str, Any]:
+        """Return what `size_call` has to know of this gate and its engine."""
+        return {
+            "sizes": self.pool.sizes,
+            "count": self.engine.count_prompt_tokens,
+            "ratios": self.ratios,
+            "images": self.images,
+            "asking": self.asking,
+            "is_vllm": self.engine.is_before_vllm,
+            "output_limit": self._settings.output_limit,
+            "serves_beams": self._settings.serves_beams,
+        }
 
     def look(self) -> asyncio.Future[None]:
         """Check which engine runs there; calls in the meantime share one check."""

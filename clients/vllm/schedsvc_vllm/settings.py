@@ -120,6 +120,7 @@ class Settings:
     open_paths: frozenset[str] = frozenset()
     prefix_hashes: bool = True
     serves_beams: bool = True
+    output_limit: int = 0
     body_bytes_max: int = 32 << 20
     bodies_bytes_max: int = 48 << 20
     send_stall_s: float = 30.0
@@ -192,6 +193,7 @@ class Settings:
             open_paths=read.open_paths("SCHEDSVC_UNGATED"),
             prefix_hashes=read.choice("SCHEDSVC_PREFIX_HASHES", ("auto", "off")) == "auto",
             serves_beams=read.choice("SCHEDSVC_BEAM_SEARCH", ("serve", "refuse")) == "serve",
+            output_limit=read.output_limit("SCHEDSVC_OUTPUT_LIMIT"),
             body_bytes_max=read.number("SCHEDSVC_BODY_BYTES_MAX", 32 << 20),
             bodies_bytes_max=read.number("SCHEDSVC_BODIES_BYTES_MAX", 48 << 20),
             queue_comments_s=read.seconds("SCHEDSVC_QUEUE_COMMENTS", 0.0),
@@ -235,6 +237,10 @@ class _Reader:
         if not (value.isascii() and value.isdigit()) or not 1 <= int(value) <= maximum:
             raise SettingsError(f"{name}: must be a whole number from 1 to {maximum}, not {value}")
         return int(value)
+
+    def output_limit(self, name: str) -> int:
+        """Return a number of tokens; 0 for the context."""
+        return 0 if self.raw(name).lower() == "context" else self.number(name, maximum=1 << 27)
 
     def seconds(self, name: str, default: float) -> float:
         value = self.raw(name)
