@@ -171,7 +171,6 @@ class Scheduler(ClusterApi):
         fairness_domain: int = 1,  # service counts in 0: all pools, 1: those of a model, 2: its own
         quantum_tokens: int = 10_000,  # under "dlpm": service for which the order is by prefix
         delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
-        grant_pacing: int = 1,  # requests of one length begin one after the other
         saturation_band_ppm: int = 50_000,  # shares bind until the load is so far below saturation
         pools_max: int = 64,  # at most 1,024; one that is free again is used before the 65th
         session_pools_max: int = 8,  # that one stream offers

@@ -62,8 +62,6 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
             return 0
     if not plan.above and core.flows.items[r.flow].queued == 1 and has_shares(core):
         note_light(p, core.now_ns, plan.blocks)
-    if plan.pacing_gap_ns:
-        pace_next(p, plan.pacing_gap_ns, core.now_ns)
     r.evidence = plan.evidence
     if i == head:
         note_turn(core, pool, r, aged)
@@ -166,7 +164,6 @@ cdef inline int leave_pool(Core core, int32_t pool) except -1:
     # It has granted what it can.
     cdef Pool* p = &core.ledger.pools[pool]
     note_next(core, pool)
-    p.paced = p.reason == WAIT_STAGGER
     rate_run(
         &p.drain, core.now_ns,
         p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING, WAIT_SESSION_CAP),

@@ -167,8 +167,6 @@ cdef int learn_output(Core core, const Request* r) except -1:
     core.predictor.record_usage(r.flow, r.lease.promised_output, each)
     note_output(core.flows, r.flow, each)
     core.predictor.learn(r.flow, adapter, each)
-    if not r.lease.is_void:
-        note_run(&core.ledger.pools[r.pool], r, each, core.now_ns)
     return 0
 
 

@@ -6,7 +6,7 @@ LIVE_SETTINGS = frozenset((
     "flow_queue_tokens_max", "queue_tokens_max", "queue_target_ns", "overload_hold_ns",
     "saturation_ppm", "early_refusal",
     "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
-    "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli", "grant_pacing",
+    "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli",
     "adapter_affinity_ppm", "prefix_affinity_ppm", "prefix_blocks_max", "quantum_tokens",
     "credit_max_micro", "lead_max_micro", "fairness_domain", "flows_max",
 ))
@@ -28,7 +28,6 @@ cdef int take_settings(Core core, dict limits) except -1:
     core.refusal_samples_min = limits["refusal_samples_min"]
     core.leases_max = limits["leases_max"]
     core.delay_factor_milli = limits["delay_factor_milli"]
-    core.paces_grants = limits["grant_pacing"]
     core.affinity_ppm = limits["adapter_affinity_ppm"]
     core.prefix_ppm, core.prefix_max = limits["prefix_affinity_ppm"], limits["prefix_blocks_max"]
     core.quantum_tokens = limits["quantum_tokens"]

@@ -35,7 +35,7 @@ cdef class Core:
     cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
     cdef int32_t surplus_ppm  # of its work, that a lease which passed a head is not charged
     cdef int64_t prefix_ppm, prefix_max, quantum_tokens
-    cdef bint backfills, by_prefix, refuses_early, paces_grants
+    cdef bint backfills, by_prefix, refuses_early
     cdef ShedAccuracy shed_accuracy  # of all flows together
     cdef int32_t shed_discount_ppm[SHED_KINDS]  # of what is expected, that does not count
     cdef str policy

@@ -92,8 +92,6 @@ cdef class Ledger:
         p.calm_since_ns = NONE
         p.last_prefill_ns = 0
         p.opened_ns = NONE
-        p.run_ns = p.run_milli = p.paced_until_ns = 0
-        p.paced = False
 
     cdef void touch_all(self) noexcept:
         """Have all pools looked at again. O(pools)."""

@@ -100,7 +100,6 @@ cdef dict LIMITS = {
     "session_open_max": (16_384, 1, 1 << 20),
     "sessions_max": (4_096, 1, 1 << 20),
     "message_bytes_max": (0, 0, 1 << 30),  # of the transport, stated in the Welcome; 0: not stated
-    "grant_pacing": (1, 0, 1),
     "delay_factor_milli": (0, 0, 10_000),
     "adapter_affinity_ppm": (100_000, 0, 1_000_000),
     "prefix_affinity_ppm": (100_000, 0, 1_000_000),

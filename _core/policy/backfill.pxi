@@ -139,9 +139,7 @@ cdef bint has_right_to_pass(
         return True
     if core.classes.goes_before(cls, first):
         return True
-    return plan.reason != WAIT_STAGGER and (
-        core.ledger.pools[pool].surplus_micro >= work_micro(core, r)
-    )
+    return core.ledger.pools[pool].surplus_micro >= work_micro(core, r)
 
 
 cdef int note_pass(Core core, int32_t pool, Request* head, const Request* r, bint light) except -1:

@@ -12,7 +12,6 @@ ctypedef struct Plan:
     int32_t reason  # to wait
     uint8_t evidence  # what the output was predicted from; 0: nothing, or it cannot fail
     bint above  # its flow would be above its share
-    int64_t pacing_gap_ns  # its grant keeps the next of its kind away, see grant_pacing.pxi
 
 
 cdef inline Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
@@ -26,16 +25,14 @@ cdef Plan plan_unless(Core core, int32_t pool, const Request* r, int32_t shut) n
     cdef Asked asked
     cdef Pool* p = &core.ledger.pools[pool]
     cdef bint exempt = core.flows.items[r.flow].exempt
-    cdef int64_t promise
     asked_of(core, r, &asked)
-    plan.output_tokens = promise = core.predictor.promise(&asked, &plan.evidence)
+    plan.output_tokens = core.predictor.promise(&asked, &plan.evidence)
     if plan.output_tokens == NONE or plan.output_tokens >= r.output_max_tokens:
         plan.output_tokens = r.output_max_tokens
         plan.evidence = BY_NOTHING
     plan.blocks = core.ledger.need(pool, r, plan.output_tokens)
     plan.tokens = plan.blocks * p.block_size + core.ledger.lora_more(pool, r, False)
     plan.above = not exempt and is_above_share(core, pool, r.flow, plan.blocks)
-    plan.pacing_gap_ns = 0
     plan.reason = shut
     if shut != WAIT_NONE:
         return plan
@@ -45,10 +42,6 @@ cdef Plan plan_unless(Core core, int32_t pool, const Request* r, int32_t shut) n
     )
     if exempt and plan.reason == WAIT_HEADROOM:
         plan.reason = WAIT_NONE
-    if plan.reason == WAIT_NONE:
-        plan.pacing_gap_ns = pacing_gap_ns(core, p, r, plan.blocks, plan.above, promise)
-        if plan.pacing_gap_ns and core.now_ns < p.paced_until_ns < r.due_ns:
-            plan.reason = WAIT_STAGGER
     return plan
 
 
@@ -92,7 +85,7 @@ cdef inline bint is_for_room(int32_t reason) noexcept nogil:
 
 cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
     """Whether other requests may pass a head that waits for this, see backfill.pxi."""
-    return is_for_room(reason) or reason == WAIT_ADAPTERS or reason == WAIT_STAGGER
+    return is_for_room(reason) or reason == WAIT_ADAPTERS
 
 
 cdef inline void forget_engine_excess(Core core, int32_t pool) noexcept:
@@ -106,12 +99,9 @@ cdef inline int wake_for(Core core, int32_t pool, int32_t reason) except -1:
     """Have a pool served when that reason to wait is over, where the time alone ends it.
     O(log pools)."""
     cdef int64_t due_ns
-    if reason == WAIT_ROUND:
-        due_ns = core.ledger.prefill_budget_ends_ns(pool)
-    elif reason == WAIT_STAGGER:
-        due_ns = core.ledger.pools[pool].paced_until_ns
-    else:
+    if reason != WAIT_ROUND:
         return 0
+    due_ns = core.ledger.prefill_budget_ends_ns(pool)
     # Of all that wait for a time, the earliest counts.
     if not core.pool_wakes.has(pool) or due_ns < core.pool_wakes.key_of(pool):
         core.pool_wakes.put(pool, due_ns, pool)

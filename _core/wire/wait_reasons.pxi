@@ -16,13 +16,12 @@ cdef enum:  # why a pool grants nothing
     WAIT_DELAY = 12
     WAIT_SHARE = 13
     WAIT_DRAINING = 14
-    WAIT_STAGGER = 15
     WAIT_SESSION_CAP = 16
 
 WAIT_REASONS = [
     "NONE", "KV", "MAX_RUNNING", "OVERDRAWN", "DETACHED", "LIMIT", "STRICT", "HEADROOM", "QUOTA",
     "MAX_TOTAL", "ROUND", "ADAPTERS", "DELAY", "SHARE", "DRAINING",
-    "STAGGER", "SESSION_CAP",
+    "", "SESSION_CAP",
 ]
 
 cdef enum:  # what a request waits for; numbered as in the contract

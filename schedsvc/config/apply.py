@@ -49,7 +49,6 @@ LIVE_OPTIONS = frozenset(
         "session_open_max",
         "sessions_max",
         "delay_factor_milli",
-        "grant_pacing",
         "adapter_affinity_ppm",
         "prefix_affinity_ppm",
         "prefix_blocks_max",

@@ -218,7 +218,6 @@ class Scheduler(Section):
     prefix_blocks_max: Annotated[int, Field(ge=0, le=16_777_216)] = 65_536
     quantum_tokens: Annotated[int, Field(ge=1, le=_TOKENS_MAX)] = 10_000
     delay_factor_milli: Annotated[DelayMilli, Field(alias="delay_factor")] = 0
-    grant_pacing: bool = True
     each_pool: EachPool = EachPool()
     saturation_band_ppm: Annotated[RatioPpm, Field(alias="saturation_band")] = 50_000
 
@@ -489,7 +488,6 @@ class Config(Section):
             "prefix_blocks_max": settings.prefix_blocks_max,
             "quantum_tokens": settings.quantum_tokens,
             "delay_factor_milli": settings.delay_factor_milli,
-            "grant_pacing": int(settings.grant_pacing),
             "saturation_band_ppm": settings.saturation_band_ppm,
             "pools_max": POOLS_MAX,
             "session_pools_max": POOLS_MAX,

@@ -20,8 +20,6 @@ _POOL_NEEDS = {
     pb.WAIT_REASON_ADAPTERS: "has as many LoRA adapters active as it may (max_loras)",
     pb.WAIT_REASON_DELAY: "holds requests for a moment so that prefills batch (delay_factor)",
     pb.WAIT_REASON_DRAINING: "is drained by an operator",
-    pb.WAIT_REASON_STAGGER: "lets requests of one length begin one after the other, so that they do"
-    " not all end at once",
     pb.WAIT_REASON_SESSION_CAP: "lets no further session begin until active ones pause"
     " (sessions_max_tokens)",
     pb.WAIT_REASON_SHARE: "serves no tenant that is beyond its share",

@@ -29,8 +29,8 @@ from .test_terms_end_to_end import BIG, Both, filled
 CURL = shutil.which("curl")
 ROUNDS = 200
 BAR_MS = 10.0
-PLAIN: dict[str, Any] = {"delay_factor": 0, "grant_pacing": False}
-HOLDING: dict[str, Any] = {"delay_factor": 1, "grant_pacing": True}
+PLAIN: dict[str, Any] = {"delay_factor": 0}
+HOLDING: dict[str, Any] = {"delay_factor": 1}
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def main() -> None:
     if CURL is None:
         raise click.ClickException("curl is not installed; it measures")
     dear = False
-    for name, settings in (("plain", PLAIN), ("batching and pacing", HOLDING)):
+    for name, settings in (("plain", PLAIN), ("batching", HOLDING)):
         with started(settings) as programs:
             refused, missing = asyncio.run(measure(programs))
         click.echo(f"{name}: refused {refused:.2f} ms, a plain 404 {missing:.2f} ms")

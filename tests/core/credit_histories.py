@@ -53,7 +53,7 @@ class History:
     def _begin(self) -> core.Scheduler:
         made = core.Scheduler(
             ledger="sum", dispatch="strict", headroom_ppm=0, headroom_min_ppm=0,
-            headroom_max_ppm=0, credit_max_micro=self.credit, grant_pacing=0,
+            headroom_max_ppm=0, credit_max_micro=self.credit,
         )  # fmt: skip
         for flow, weight in enumerate(self.weights):
             made.set_flow(b"f%d" % flow, weight)

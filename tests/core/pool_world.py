@@ -31,7 +31,6 @@ class PoolWorld:
             capacity=SLOTS * (INPUT + OUTPUT),
             lease_ttl_ns=1 << 50,
             queue_ttl_ns=1 << 50,
-            grant_pacing=0,
             **limits,
         )
         self.flows = flows

@@ -127,7 +127,7 @@ class SessionHistory:
     def _process(self) -> core.Scheduler:
         return core.Scheduler(
             ledger="sum", dispatch="strict", headroom_ppm=0, headroom_min_ppm=0,
-            headroom_max_ppm=0, credit_max_micro=self.credit, grant_pacing=0,
+            headroom_max_ppm=0, credit_max_micro=self.credit,
             flow_order="arrival", queue_ttl_ns=10**6 * SECOND, lease_ttl_ns=10**6 * SECOND,
             lease_id_base=1 + self.kills * 10**6,
         )  # fmt: skip

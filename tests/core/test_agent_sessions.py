@@ -18,7 +18,7 @@ ACTIVE = 60 * SECOND
 
 def one_by_one(**options: Any) -> core.Scheduler:
     """A scheduler that runs one request at a time, each of 10 and 10 tokens."""
-    return make(capacity=20, credit_max_micro=0, grant_pacing=0, **options)
+    return make(capacity=20, credit_max_micro=0, **options)
 
 
 def turn(s: core.Scheduler, now_ns: int, request_id: str, session: str, **more: Any) -> int:

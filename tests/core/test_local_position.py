@@ -182,7 +182,7 @@ def test_what_waits_already_stands_where_it_stood_before_the_restart() -> None:
 
 
 def begun_from(rows: dict[bytes, bytes], *pools: bytes) -> core.Scheduler:
-    s = core.Scheduler(ledger="sum", dispatch="strict", grant_pacing=0)
+    s = core.Scheduler(ledger="sum", dispatch="strict")
     for name in (b"A", b"B", b"C"):
         s.set_flow(name, 1000)
     assert s.set_saved(0, [(key, value, 0) for key, value in rows.items()]) == len(rows)

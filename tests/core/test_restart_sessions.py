@@ -20,7 +20,7 @@ SESSIONS = re.compile(rb"\x50[\x80-\xff]*[\x00-\x7f](\x58[\x80-\xff]*[\x00-\x7f]
 
 def one_by_one(**options: Any) -> core.Scheduler:
     """A scheduler that runs one request at a time, each of 10 and 10 tokens."""
-    return make(capacity=20, credit_max_micro=0, grant_pacing=0, flow_queue_max=2_000, **options)
+    return make(capacity=20, credit_max_micro=0, flow_queue_max=2_000, **options)
 
 
 def turn(s: core.Scheduler, now_ns: int, request_id: str, session: str) -> int:

@@ -265,7 +265,7 @@ def plain_then_session(s: core.Scheduler, now_ns: int) -> list[str]:
 
 
 def test_a_second_run_finds_no_sessions_of_the_first() -> None:
-    limits = {"credit_max_micro": 0, "grant_pacing": 0, "answers_max": 0}
+    limits = {"credit_max_micro": 0, "answers_max": 0}
     s = make(("a", 1000), ("b", 1000), capacity=20, policy="lcf", **limits)
     first = plain_then_session(s, 0)
     digest = s.digest()

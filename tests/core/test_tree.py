@@ -23,7 +23,7 @@ from .tree_histories import TreeHistory, main
 
 def make(**options: Any) -> core.Scheduler:
     """A scheduler with a pool for one request of 10 and 10 tokens at a time."""
-    still = {"headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0, "grant_pacing": 0}
+    still = {"headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0}
     given: dict[str, Any] = {"ledger": "sum", "dispatch": "strict", "credit_max_micro": 0}
     s = core.Scheduler(**(given | still | options))
     s.set_pool(0, b"p", 1, 20, 1)

@@ -126,7 +126,6 @@ class Twins(RuleBasedStateMachine):
         quantum_tokens=st.sampled_from((1, 20, 100)),
         adapter_affinity_ppm=st.sampled_from((0, 100_000, 1_000_000)),
         delay_factor_milli=st.sampled_from((0, 0, 500, 3_000)),
-        grant_pacing=st.sampled_from((0, 1, 1)),
         quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),
         flow_queue_tokens_max=st.sampled_from((0, 0, 40, 100)),
         queue_tokens_max=st.sampled_from((0, 0, 100)),

@@ -29,7 +29,6 @@ BEGIN: dict[str, Any] = {
     "quantum_tokens": 1,
     "adapter_affinity_ppm": 0,
     "delay_factor_milli": 0,
-    "grant_pacing": 0,
     "quantile_ppm": 500_000,
     "flow_queue_tokens_max": 0,
     "queue_tokens_max": 0,

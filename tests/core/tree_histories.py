@@ -201,7 +201,7 @@ class TreeHistory:
         self.pools = range(pools)
         self.core = core.Scheduler(
             ledger="sum", dispatch="strict", headroom_ppm=0, headroom_min_ppm=0,
-            headroom_max_ppm=0, credit_max_micro=self.credit, grant_pacing=0,
+            headroom_max_ppm=0, credit_max_micro=self.credit,
         )  # fmt: skip
         self.root = Node(1)
         self.nodes: list[Node] = []

@@ -253,7 +253,6 @@ class Twin(RemoteService):
             self.predictor.book(r.flow, r.promised_output, each)
             self.predictor.learn(r.flow, r.adapter, each)
             self.pools[r.pool].served += not r.is_void
-            self.note_run(r, each)
         elif outcome == core.CANCELLED:
             f.cancelled += 1
         else:

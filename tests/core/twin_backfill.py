@@ -69,7 +69,7 @@ class Backfill(Choice):
             return lead <= self.lead_allowed(head)
         if self.classes.place(its) < self.classes.place(first):
             return True
-        return plan.reason != "STAGGER" and self.pools[pool].surplus_micro >= self.work_micro(r)
+        return self.pools[pool].surplus_micro >= self.work_micro(r)
 
     def _is_light(self, r: Request, head: Request, plan: Plan) -> bool:
         """Whether it may move the head's start unless its flow would be above its share."""

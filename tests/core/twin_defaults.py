@@ -30,7 +30,6 @@ DEFAULTS = {
     "quantile_ppm": 900_000,
     "samples_min": 10,
     "delay_factor_milli": 0,
-    "grant_pacing": 1,
     "adapter_affinity_ppm": 100_000,
     "prefix_affinity_ppm": 100_000,
     "prefix_blocks_max": 65_536,

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from .twin_grant_pacing import Stagger
+from .twin_rejections import Refusals
 from .twin_room import FRESH_NS, PREFILL_MAX_NS
 from .twin_types import Request
 
@@ -17,19 +17,15 @@ class Plan(NamedTuple):
     reason: str
     evidence: int
     above: bool
-    apart_ns: int = 0
 
 
-class Choice(Stagger):
+class Choice(Refusals):
     """Plans, and the choice among the heads of the flows."""
 
     def plan(self, pool: int, r: Request) -> Plan:
         its = self.reservation(pool, r)
         reason = self._reason_to_wait(pool, r, its.blocks, its.output, its.above)
-        if reason != "NONE":
-            return its._replace(reason=reason, apart_ns=0)
-        held = its.apart_ns and self.now_ns < self.pools[pool].apart_until_ns < r.due_ns
-        return its._replace(reason="STAGGER" if held else reason)
+        return its._replace(reason=reason)
 
     def reservation(self, pool: int, r: Request) -> Plan:
         """A plan whose reason is not needed."""
@@ -39,8 +35,7 @@ class Choice(Stagger):
         above = not self.classes.is_exempt(r.flow) and self.is_above_share(pool, r.flow, need)
         # A promise of all that it may produce cannot fail.
         evidence = predicted.by if output < r.output_max_tokens else 0
-        apart_ns = self.apart_ns(pool, r, need, above, predicted.tokens)
-        return Plan(need, output, "NONE", evidence, above, apart_ns)
+        return Plan(need, output, "NONE", evidence, above)
 
     def _reason_to_wait(self, pool: int, r: Request, need: int, output: int, above: bool) -> str:
         p, live = self.pools[pool], self.leases_of(pool)
@@ -128,11 +123,8 @@ class Choice(Stagger):
 
     def wake_for(self, pool: int, reason: str) -> None:
         """Have a pool served when that is over, or whatever else it waits for before."""
-        if reason == "ROUND":
-            first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
-            due_ns = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
-        elif reason == "STAGGER":
-            due_ns = self.pools[pool].apart_until_ns
-        else:
+        if reason != "ROUND":
             return
+        first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)
+        due_ns = first.arrival_ns + first.waited_ns + PREFILL_MAX_NS
         self.pool_due[pool] = min(due_ns, self.pool_due.get(pool, due_ns))

@@ -27,7 +27,6 @@ class Serve(Overload):
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
                 reason = self.pools[pool].reason
-                self.pools[pool].spread = reason == "STAGGER"
                 self.pools[pool].drain.run(self.now_ns, runs=reason not in IDLE)
                 self.judge(pool)
                 if reason != "DRAINING" and (r := self.head_for(pool)[0]):
@@ -110,9 +109,9 @@ class Serve(Overload):
         p.reason, discount_ppm = plan.reason, 0
         if plan.reason != "NONE":
             self.wake_for(pool, plan.reason)
-            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM", "ADAPTERS", "STAGGER"):
+            if plan.reason not in ("KV", "MAX_TOTAL", "HEADROOM", "ADAPTERS"):
                 return False
-            p.pressed = p.pressed or plan.reason not in ("ADAPTERS", "STAGGER")
+            p.pressed = p.pressed or plan.reason != "ADAPTERS"
             passing = self.who_may_pass(pool, r, plan)
             if passing is None:
                 return False
@@ -130,9 +129,6 @@ class Serve(Overload):
             self.classes.items[cls].brought += brought
             p.brought = brought
             self.earn_surplus(pool, r)
-        if plan.apart_ns:
-            due_ns = min(p.apart_until_ns, self.now_ns) if p.spread else self.now_ns
-            p.apart_until_ns = due_ns + plan.apart_ns
         r.evidence = plan.evidence
         alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
         if not plan.above and alone and self.has_shares():

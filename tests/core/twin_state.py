@@ -174,7 +174,6 @@ class State:
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged", "prefill_rates")
         kept += ("last_prefill_ns", "opened_ns", "draining")
-        kept += ("run_ns", "run_milli", "apart_until_ns", "spread")
         kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:
             setattr(new, name, getattr(old, name))

@@ -213,10 +213,6 @@ class Pool:
     prefill_error_ns: int = 0
     prefills_judged: int = 0
     prefill_rates: list[int] = field(default_factory=list)  # of the last 64, in millitokens/s
-    run_ns: int = 0  # averages: how long leases ran, and their output in thousandths
-    run_milli: int = 0
-    apart_until_ns: int = 0
-    spread: bool = False
     surplus_micro: int = 0  # of work that worse classes may pass with
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
@@ -233,8 +229,6 @@ class Pool:
         self.prefill_ns = self.prefill_tokens = 0
         self.prefill_error_ns = self.prefills_judged = 0
         self.prefill_rates = []
-        self.run_ns = self.run_milli = self.apart_until_ns = 0
-        self.spread = False
         self.surplus_micro = 0
 
     @property

@@ -79,7 +79,7 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
         "lease_grace_ns": 2 * _S, "answer_ttl_ns": 60 * _S,
         "answers_max": rnd.choice((20, 100_000)),
         "queue_max": rnd.choice((_QUEUE_MAX, 10_000)), "flow_queue_max": 1_000,
-        "samples_min": 1_000_000, "cached_price_ppm": 1_000_000, "grant_pacing": 0,
+        "samples_min": 1_000_000, "cached_price_ppm": 1_000_000,
         "sessions_max": 64, "leases_max": 2_000, "adapters_max": 16,
     }  # fmt: skip
     pool = PoolOptions("gpu-0", at_once * (prompt + output), block, 0, 0, 1, TOKEN_NS)

@@ -231,7 +231,7 @@ def _with_group_quotas(options: Options) -> Options:
 
 
 def _of_one_length(options: Options) -> Options:
-    """Give a tenant's outputs one length, with short gaps, so that the core learns and paces."""
+    """Give a tenant's outputs one length, with short gaps, so that the core learns it."""
     core = {"ledger": "peak", "samples_min": 1, "queue_max": 10_000, "flow_queue_max": 1_000}
     return replace(
         options,
@@ -239,12 +239,7 @@ def _of_one_length(options: Options) -> Options:
         interval_ns=options.interval_ns // 10,
         reports_permille=1_000,
         pools=tuple(replace(pool, max_running=0, token_ns=_MS) for pool in options.pools),
-        core=options.core
-        | {
-            name: value
-            for name, value in (core | {"grant_pacing": 1}).items()
-            if knows(name, value)
-        },
+        core=options.core | {name: value for name, value in core.items() if knows(name, value)},
     )
 
 
@@ -473,7 +468,6 @@ def draw_core(rnd: Random) -> dict[str, Any]:
     answer_ttls = (5 * _S, 60 * _S, 300 * _S) if work_max == 65_536 else (3_600 * _S,)
     policy = rnd.choice(_POLICIES)
     drawn = {name: rnd.choice(values) for name, values in _OPTIONAL.items()}
-    drawn["grant_pacing"] = 0  # who is held apart, waits although there is room
     return {
         "policy": policy if knows("policy", policy) else "vtc",
         "queue_ttl_ns": rnd.choice((_S, 5 * _S, 30 * _S)),

@@ -93,7 +93,6 @@ def terms_of(options: Options) -> Terms:
         sum_form=core.get("ledger", "sum") == "sum",
         # For a while the core trusts even a false report of load beyond all promises.
         work_conserving=not ((adapts and lies) or limited or delays),
-        paces_grants=bool(core.get("grant_pacing")),
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
         passes=passes,

@@ -2,9 +2,8 @@
 
 Every row is the production core's, configured like the paper's server. The memory test uses the
 peak of the joint future (`ledger: peak`). No request overtakes a head that waits for memory
-(`dispatch: strict`), and no grant is delayed to spread out the ends (`grant_pacing: off`). No part
-of the memory is spared, no round is limited, and the scheduler considers new work every ten decode
-steps.
+(`dispatch: strict`). No part of the memory is spared, no round is limited, and the scheduler
+considers new work every ten decode steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -301,7 +300,6 @@ def _config(variant: Variant) -> Config:
                 "headroom_max": 0,
                 "ledger": "peak",
                 "dispatch": "strict",
-                "grant_pacing": False,
                 "each_pool": {"batch_max_tokens": 0, "max_running": 0},
             },
             "tenants": [

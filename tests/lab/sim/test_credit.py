@@ -13,7 +13,7 @@ from schedsvc.lab.sim.scenario import Run, Scenario, simulate
 
 _NS = 1_000_000_000
 PROFILE = load_profile("a10g-llama2-7b")
-WINDOW_S = 30
+WINDOW_S = 60  # longer than a request runs: those of one length begin and end together
 
 
 def steady(client: int, rate: float, from_s: int, to_s: int, tokens: tuple[int, int]) -> Iterator:
@@ -56,7 +56,7 @@ def played(requests: Requests, policy: str = "vtc", **settings: object) -> Run:
 
 
 def least_share(run: Run, from_s: int, to_s: int) -> float:
-    """Return the least part of the output that a client got in a window of 30 s."""
+    """Return the least part of the output that a client got in a window of 60 s."""
     shares = []
     for begin in range(from_s, to_s - WINDOW_S + 1, WINDOW_S):
         got = [0.0] * len(run.requests.clients)

@@ -28,11 +28,11 @@ def arrivals() -> list[TraceRequest]:
     return sorted(drawn, key=lambda request: request.arrival_s)
 
 
-def p99_ms(requests: Requests, progress_ms: int, *, grant_pacing: bool) -> float:
+def p99_ms(requests: Requests, progress_ms: int) -> float:
     """Return quiet's first token after the first run, where shims report so often."""
     settings = Settings(progress_ns=progress_ms * MS)
     # Without credit, which lets quiet in before hog whatever the round holds.
-    own = {"scheduler.grant_pacing": grant_pacing, "scheduler.credit_max": 0}
+    own = {"scheduler.credit_max": 0}
     profile, config = override(
         load_profile("cpu-tiny-llama"), patient_config(requests.clients), own
     )
@@ -51,13 +51,6 @@ def test_early_first_tokens_admit_a_light_tenant_early() -> None:
     # The pool's round is full of hog's prompts until their first tokens are reported, so the gate
     # reports them within 20 ms. It was 200: then quiet's p99 was little less than that.
     requests = Requests.from_trace(arrivals())
-    late_ms, soon_ms = (p99_ms(requests, after_ms, grant_pacing=False) for after_ms in (200, 20))
+    late_ms, soon_ms = (p99_ms(requests, after_ms) for after_ms in (200, 20))
     assert 100 < late_ms < 200
     assert soon_ms < late_ms / 3
-
-
-def test_what_begins_one_after_the_other_fills_no_round() -> None:
-    requests = Requests.from_trace(arrivals())
-    late_ms, soon_ms = (p99_ms(requests, after_ms, grant_pacing=True) for after_ms in (200, 20))
-    assert soon_ms < 30
-    assert late_ms < 30

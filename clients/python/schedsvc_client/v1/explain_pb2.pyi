@@ -100,8 +100,6 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """It is held for a moment so that prefills batch (`delay_factor`)."""
     WAIT_REASON_DRAINING: _WaitReason.ValueType  # 18
     """An operator drains the pool."""
-    WAIT_REASON_STAGGER: _WaitReason.ValueType  # 19
-    """The starts of requests of one length are spread, so that they do not all end together."""
     WAIT_REASON_SESSION_CAP: _WaitReason.ValueType  # 20
     """Its session of an agent waits until others pause (`sessions_max_tokens`)."""
 
@@ -143,8 +141,6 @@ WAIT_REASON_DELAY: WaitReason.ValueType  # 16
 """It is held for a moment so that prefills batch (`delay_factor`)."""
 WAIT_REASON_DRAINING: WaitReason.ValueType  # 18
 """An operator drains the pool."""
-WAIT_REASON_STAGGER: WaitReason.ValueType  # 19
-"""The starts of requests of one length are spread, so that they do not all end together."""
 WAIT_REASON_SESSION_CAP: WaitReason.ValueType  # 20
 """Its session of an agent waits until others pause (`sessions_max_tokens`)."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015

@@ -283,12 +283,6 @@ def _check_work(pool: Pool, waiting: list[Request], reason: str, books: Books) -
         capped = books.terms.limits.sessions_max_tokens > 0
         require(capped, f"{pool.name} holds sessions back without a cap", len(waiting))
         return
-    if reason == "STAGGER":
-        half = pool.high * 2 >= pool.capacity_blocks
-        require(
-            books.terms.paces_grants and half, f"{pool.name} spreads for no reason", len(waiting)
-        )
-        return
     headroom = pool.capacity_blocks * books.terms.headroom_most_ppm // 1_000_000
     load = pool.high
     if not books.terms.sum_form:

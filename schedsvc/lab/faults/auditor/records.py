@@ -162,9 +162,6 @@ class Terms:
     credit_max: int = 0  # micro-tokens; CREDIT_AUTO: the average charge of a request
     lead_max: int = 0  # micro-tokens, how far ahead service elsewhere keeps a flow in a pool
     by_deadline: bool = False  # inside a flow, whose wait is over first goes first
-    paces_grants: bool = (
-        False  # beyond half of a pool, requests may wait so that not all end at once
-    )
     grants: Grants | None = None
     sessions_max: int = 4_096
     leases_max: int = 65_536
