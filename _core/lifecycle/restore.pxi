@@ -214,7 +214,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
         core.flows.level[cls] = levels[cls]
     place_lengths(p, &p.overall, &lengths)
     p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
-    core.prompt_seen_max, core.lead_given_max = v[5], v[15]
+    core.prompt_seen_max, core.flows.lead_given_max = v[5], v[15]
     core.draining = core.ledger.closed = v[7] != 0
     core.ledger.touch_all()
     return 1

@@ -226,7 +226,7 @@ cdef bytes overall_value(Core core):
     cdef Writer w = core.writer
     cdef Predictor p = core.predictor
     cdef int32_t c
-    w.varint(17, core.lead_given_max)
+    w.varint(17, core.flows.lead_given_max)
     for c in range(TREE_LEVELS - 1, 0, -1):
         w.varint(11 + c, core.flows.average_charge[c])
     for c in range(CLASSES_MAX - 1, -1, -1):

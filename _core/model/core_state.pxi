@@ -80,7 +80,6 @@ cdef class Core:
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max
-    cdef int64_t lead_given_max  # of all passes, in weighted micro-tokens
     cdef int64_t refused_wait_ns  # of the last refusal: after it a retry makes sense
     cdef uint64_t digest_value
     cdef int32_t unknown_flow

@@ -6,7 +6,8 @@
 # more than the head will be charged, so that it would come next after that head anyway. The two
 # flows are compared as the siblings above them, the children of their lowest common node, by the
 # keys that order them in this pool. Under DLPM the quantum is the least lead: flows within it take
-# part alike.
+# part alike. In a tree the request passes the head of each group between as well, so it is held to
+# the lead over each of these: a group that is next lets the tenant that is next in it go first.
 #
 # Proof of the bound: a request that is granted has key <= key(head) + charge(head), and
 # key(head) <= key(g) for each flow g that waits. So no flow gets ahead of one that waits all the
@@ -28,17 +29,23 @@ ctypedef struct Projection:
     int64_t spare_tokens  # what will then be free beside it
     bint known
 
+# How a request may pass a head, if it fits.
+ctypedef struct Right:
+    int32_t side  # the child, above it, of the lowest node above both
+    int64_t lead  # the greatest that was allowed, at any level
+    bint light  # also if it moves the head's start, unless its flow would be above its share
+
 
 cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) except -2:
     """The first request that may pass a head, and its plan; -1: none. `plan`: why the head waits.
-    O(LOOKAHEAD * levels); in the peak form, for each that is within the lead, O(leases of the
+    O(LOOKAHEAD * levels^2); in the peak form, for each that is within the lead, O(leases of the
     pool), and once O(leases log leases) if one fits."""
     cdef int32_t found[LOOKAHEAD]
     cdef Request* first = &core.requests.items[head]
     cdef Request* r
     cdef Plan its
     cdef Projection start
-    cdef bint is_light
+    cdef Right right
     cdef int32_t k, count
     if core.flows.items[first.flow].exempt or not core.backfills:
         return NONE
@@ -50,20 +57,20 @@ cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) exc
         r = &core.requests.items[found[k]]
         if found[k] == head or r.due_ns <= core.now_ns or not core.ledger.can_hold(pool, r):
             continue
-        if not has_right_to_pass(core, pool, r, first, plan, &is_light):
+        if not has_right_to_pass(core, pool, r, first, plan, &right):
             continue
         its = plan_for(core, pool, r)
         wake_for(core, pool, its.reason)
         if its.reason != WAIT_NONE:
             continue
-        is_light = is_light and not its.above
-        if not is_light and not leaves(core, pool, first, plan, r, &its, &start):
+        right.light = right.light and not its.above
+        if not right.light and not leaves(core, pool, first, plan, r, &its, &start):
             continue
         if core.quotas.guarantees.count and must_throttle(core, found[k]):
             continue
         if not model_allows(core, found[k], pool):
             continue
-        note_pass(core, pool, first, r, is_light)
+        note_pass(core, pool, first, r, &right)
         plan[0] = its
         return found[k]
     return NONE
@@ -108,33 +115,64 @@ cdef inline int64_t lead_allowed(Core core, int32_t of_head, const Request* head
     )
 
 
-cdef bint is_within_lead(
-    Core core, int32_t pool, const Request* r, const Request* head, int32_t* side
+cdef bint is_near(
+    Core core, int32_t pool, const Request* r, const Request* head, Right* right
 ) noexcept:
-    """Whether a request of the head's class is near enough behind it to pass it. `side`: the
-    sibling above the request, or its flow. O(levels)."""
+    """Whether a request is within the lead over another of its class. O(levels)."""
     cdef int32_t of_head = head.flow
-    side[0] = r.flow
-    find_siblings(core.flows, side, &of_head)
-    return side[0] == of_head or core.flows.order != ORDER_COUNTER or (
-        counter_in_pool(core, side[0], r.target, pool)
+    cdef int64_t most
+    right.side = r.flow
+    find_siblings(core.flows, &right.side, &of_head)
+    if right.side == of_head:
+        return True
+    most = lead_allowed(core, of_head, head)
+    right.lead = max(right.lead, most)
+    return (
+        counter_in_pool(core, right.side, r.target, pool)
         - counter_in_pool(core, of_head, head.target, pool)
-    ) <= lead_allowed(core, of_head, head)
+    ) <= most
+
+
+cdef bint is_within_lead(
+    Core core, int32_t pool, const Request* r, const Request* head, Right* right
+) noexcept:
+    """Whether a request of the head's class is near enough behind it to pass it, and behind the
+    head of each node below which both do not stand. O(levels^2)."""
+    cdef Flows flows = core.flows
+    cdef int32_t cls = flows.items[r.flow].cls, node = flows.items[r.flow].parent, side, first
+    if flows.order != ORDER_COUNTER:
+        return True
+    if not is_near(core, pool, r, head, right):
+        return False
+    side = right.side
+    if node != NONE and side != r.flow:
+        while True:
+            first = first_of_two(flows, node, cls, pool, shift_of(flows, cls, pool))
+            if first != NONE and not is_near(
+                core, pool, r, &core.requests.items[first], right
+            ):
+                return False
+            if node == side:
+                break
+            node = flows.items[node].parent
+    right.side = side
+    return True
 
 
 cdef bint has_right_to_pass(
-    Core core, int32_t pool, const Request* r, const Request* head, const Plan* plan, bint* light
+    Core core, int32_t pool, const Request* r, const Request* head, const Plan* plan,
+    Right* right,
 ) noexcept:
-    """Whether the order lets a request pass a head that waits as `plan` says, if it fits. `light`:
-    whether it may move the head's start unless its flow would be above its share. O(levels)."""
+    """Whether the order lets a request pass a head that waits as `plan` says, if it fits.
+    O(levels^2)."""
     cdef int32_t cls = core.flows.items[r.flow].cls, first = core.flows.items[head.flow].cls
-    cdef int32_t side
-    light[0] = False
+    right.light, right.lead, right.side = False, 0, r.flow
     if cls == first:
-        if not is_within_lead(core, pool, r, head, &side):
+        if not is_within_lead(core, pool, r, head, right):
             return False
-        light[0] = (
-            plan.above and core.flows.items[side].queued == 1 and not has_been_passed(core, head)
+        right.light = (
+            plan.above and core.flows.items[right.side].queued == 1
+            and not has_been_passed(core, head)
         )
         return True
     if core.classes.goes_before(cls, first):
@@ -142,17 +180,17 @@ cdef bint has_right_to_pass(
     return core.ledger.pools[pool].surplus_micro >= work_micro(core, r)
 
 
-cdef int note_pass(Core core, int32_t pool, Request* head, const Request* r, bint light) except -1:
+cdef int note_pass(
+    Core core, int32_t pool, Request* head, const Request* r, const Right* right
+) except -1:
     """Count a pass that the limits of passes concern, and let a worse class pay for its own."""
     cdef int32_t cls = core.flows.items[r.flow].cls, first = core.flows.items[head.flow].cls
-    cdef int32_t side = r.flow, of_head = head.flow
-    if light or core.flows.order != ORDER_COUNTER:
+    if right.light or core.flows.order != ORDER_COUNTER:
         if head.head_state.bypassed == 0:
             head.head_state.bypassed_ns = core.now_ns
         head.head_state.bypassed += 1
     if cls == first:
-        find_siblings(core.flows, &side, &of_head)
-        core.lead_given_max = max(core.lead_given_max, lead_allowed(core, of_head, head))
+        core.flows.lead_given_max = max(core.flows.lead_given_max, right.lead)
         core.save_rest = True
     elif core.classes.goes_before(first, cls):
         core.ledger.pools[pool].surplus_micro -= work_micro(core, r)

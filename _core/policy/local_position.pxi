@@ -15,10 +15,12 @@
 
 cdef inline int64_t lead_of(Flows flows, int32_t pool, int32_t depth) noexcept:
     """How far ahead of the others in a pool service elsewhere may keep a flow with `depth` nodes
-    above it."""
-    if flows.positions.lead_max != LEAD_AUTO:
-        return flows.positions.lead_max
-    return 2 * flows.average_charge[depth] + flows.positions.pace[pool]
+    above it: beside the lead, as far as passing a head may bring it there (see backfill.pxi). Else
+    a flow that passes in each of several pools would be forgiven in each what it led by."""
+    cdef int64_t lead = flows.positions.lead_max
+    if lead == LEAD_AUTO:
+        lead = 2 * flows.average_charge[depth] + flows.positions.pace[pool]
+    return lead + flows.lead_given_max
 
 
 cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:

@@ -25,7 +25,7 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
         return shared
     if shared == NONE:
         return first_head(core.flows, own, pool)
-    i = first_of_two(core.flows, cls, pool, shift_of(core.flows, cls, pool))
+    i = first_of_two(core.flows, NONE, cls, pool, shift_of(core.flows, cls, pool))
     if i != shared and core.requests.items[i].target == NONE:
         # Below a node that is level with that of `shared`, and comes first by what must run here.
         if not core.ledger.can_hold(pool, &core.requests.items[i]):

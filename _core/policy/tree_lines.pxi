@@ -310,13 +310,13 @@ cdef int32_t first_head(Flows flows, Heap line, int32_t pool) noexcept:
 
 
 cdef int32_t first_of_two(
-    Flows flows, int32_t cls, int32_t pool, int64_t shift
+    Flows flows, int32_t node, int32_t cls, int32_t pool, int64_t shift
 ) noexcept:
-    """The request of a class that is first in a pool, with a shift added to the keys of those that
-    may run anywhere; -1: there is none. A node is compared with its siblings once, and its children
-    in both lines with each other. O(levels)."""
-    cdef Heap own = own_heap(flows, NONE, cls, pool), free = free_heap(flows, NONE, cls, pool)
-    cdef int32_t node = NONE, q
+    """The request of a class that is first in a pool below a node, -1: the root, with a shift added
+    to the keys of those that may run anywhere; -1: there is none. A node is compared with its
+    siblings once, and its children in both lines with each other. O(levels)."""
+    cdef Heap own = own_heap(flows, node, cls, pool), free = free_heap(flows, node, cls, pool)
+    cdef int32_t q
     while own.count or free.count:
         if own.count == 0 or (free.count and less_by(&free.nodes[0], &own.nodes[0], shift)):
             q = queue_at(flows, node, 0, free.nodes[0].id)

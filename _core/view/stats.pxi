@@ -368,7 +368,9 @@ cdef totals_of(Core core):
     bound = 2 * max(
         core.prompt_seen_max * core.input_price, capacity * core.output_price
     ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0) + credit
-    bound += core.lead_given_max
+    bound += core.flows.lead_given_max
+    if core.flows.order != ORDER_COUNTER or not core.flows.lifts:
+        bound = 0  # the policy promises none
     return {
         "received": core.received,
         "granted": core.granted,

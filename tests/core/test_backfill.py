@@ -155,6 +155,18 @@ def test_groups_are_compared_where_they_are_siblings() -> None:
     assert s.poll(0) == []
 
 
+def test_what_passes_is_held_to_the_lead_over_the_next_of_its_own_group_too() -> None:
+    # Of group two the next one waits as well, whose weight is 4: a lead of 187 / 4 is allowed.
+    s = backfilling(200)
+    s.set_flow(b"a", 4000)
+    one, two = (s.set_quota(0, b"group:" + name, -1, weight_milli=1000) for name in (b"1", b"2"))
+    for flow, parent in enumerate((one, two, two)):
+        s.set_flow_quota(0, flow, parent)
+    blocked(s)
+    admit(s, 0, "next", 185, 5, flow=1, reports_progress=True)
+    assert pass_often(s, 1, 60) == 5
+
+
 def classes(surplus_ppm: int, **more: Any) -> core.Scheduler:
     s = backfilling(200, backfill_surplus_ppm=surplus_ppm, **more)
     low = s.set_class(b"low", 5, SECOND)

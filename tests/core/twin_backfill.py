@@ -83,7 +83,8 @@ class Backfill(Choice):
             head.bypassed += 1
         its, first = self.flows[r.flow].cls, self.flows[head.flow].cls
         if its == first:
-            self.lead_given = max(self.lead_given, self.lead_allowed(head))
+            if self.positions.by_counter and r.flow != head.flow:
+                self.lead_given = max(self.lead_given, self.lead_allowed(head))
         elif self.classes.place(first) < self.classes.place(its):
             self.pools[pool].surplus_micro -= self.work_micro(r)
 

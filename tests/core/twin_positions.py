@@ -172,7 +172,8 @@ class Positions:
 
     def _lead(self, pool: int) -> int:
         most = self.state.limits["lead_max_micro"]
-        return most if most != -1 else 2 * self.state.average_charge + self.pace[pool]
+        lead = most if most != -1 else 2 * self.state.average_charge + self.pace[pool]
+        return lead + self.state.lead_given
 
     def wait(self, flow: int) -> None:
         """A flow waits for a quota, or is held: note in which pools all of it does."""

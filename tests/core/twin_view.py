@@ -256,10 +256,14 @@ def _totals(twin: Twin) -> dict[str, Any]:
             twin.promised(i) * pool.block_size for i, pool in enumerate(twin.pools)
         ),
         "fairness_gap_micro": max((max(c) - min(c) for c in counters if c), default=0),
-        "fairness_bound_micro": 2 * longest * 1000 // weight
-        + (2 * twin.grain if twin.policy == "dlpm" else 0)
-        + twin.credit
-        + twin.lead_given,
+        "fairness_bound_micro": (
+            2 * longest * 1000 // weight
+            + (2 * twin.grain if twin.policy == "dlpm" else 0)
+            + twin.credit
+            + twin.lead_given
+            if twin.positions.by_counter and twin.positions.lifted
+            else 0
+        ),
         "predictor_samples": p.overall.samples,
         **_promises(twin, p.total, p.overall),
         "stored_answers": len(twin.answers),

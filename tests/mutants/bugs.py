@@ -96,8 +96,8 @@ MUTANTS = (
             ),
             (
                 "policy/backfill.pxi",
-                "        if not is_light and not leaves(",
-                "        if BUG:\n            is_light = True\n",
+                "        if not right.light and not leaves(",
+                "        if BUG:\n            right.light = True\n",
             ),
         ),
         300,

@@ -5,9 +5,11 @@ from mutant import Mutant
 BACKFILL = "tests/core/test_backfill.py"
 
 
-def _mutant(name: str, what: str, above: str, lines: str, test: str, file: str = "") -> Mutant:
-    insertions = ((file or "policy/backfill.pxi", above, lines),)
-    return Mutant(name, what, insertions, 0, tests=(f"{BACKFILL}::{test}",))
+def _mutant(
+    name: str, what: str, above: str, lines: str, test: str, file: str = "policy/backfill.pxi",
+    tests: str = BACKFILL,
+) -> Mutant:  # fmt: skip
+    return Mutant(name, what, ((file, above, lines),), 0, tests=(f"{tests}::{test}",))
 
 
 BACKFILL_BUGS = (
@@ -21,7 +23,7 @@ BACKFILL_BUGS = (
     _mutant(
         "pass-at-the-leaf",
         "tenants are compared, and not the groups above them",
-        "    find_siblings(core.flows, side, &of_head)\n",
+        "    find_siblings(core.flows, &right.side, &of_head)\n",
         "    if BUG:\n"
         "        return core.flows.counter_at(r.flow, pool) <= (\n"
         "            core.flows.counter_at(head.flow, pool) + lead_allowed(core, head.flow, head)\n"
@@ -29,10 +31,26 @@ BACKFILL_BUGS = (
         "test_groups_are_compared_where_they_are_siblings",
     ),
     _mutant(
+        "pass-in-the-group",
+        "a tenant passes the next one of its own group, however far ahead of it",
+        "    side = right.side\n",
+        "    if BUG:\n        return True\n",
+        "test_what_passes_is_held_to_the_lead_over_the_next_of_its_own_group_too",
+    ),
+    _mutant(
+        "lead-without-passes",
+        "several pools forgive what passing a head brought a flow ahead in each",
+        "    return lead + flows.lead_given_max\n",
+        "    if BUG:\n        return lead\n",
+        "test_shares_are_alike_wherever_tenants_share[engines-a10g-llama2-7b-60:1]",
+        "policy/local_position.pxi",
+        "tests/lab/sim/test_backfill.py",
+    ),
+    _mutant(
         "light-with-a-queue",
         "a flow with a long queue counts as light",
-        "        light[0] = (\n",
-        "        if BUG:\n            light[0] = plan.above\n            return True\n",
+        "        right.light = (\n",
+        "        if BUG:\n            right.light = plan.above\n            return True\n",
         "test_flow_with_a_queue_is_not_light",
     ),
     _mutant(

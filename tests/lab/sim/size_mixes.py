@@ -1,17 +1,18 @@
 """Measures how tenants whose requests differ in size share an engine, in the simulator.
 
     python -m tests.lab.sim.size_mixes
-    python -m tests.lab.sim.size_mixes --profile tiny-cpu --mix 17:1 --set scheduler.policy=dlpm
+    python -m tests.lab.sim.size_mixes --profile tiny-cpu --mix 17:1 --setup tree
 
 Every tenant has a backlog from the first moment until the measurement ends. It ends when the first
 tenant has nothing queued any more. Each mix runs under strict order and under the configuration,
-with a fixed headroom of 4 %. A row gives the ratio of the largest to the least weighted service,
-the least part of its service under strict order that a tenant kept, and the same of the total.
-Service is input plus twice the output, in tokens a second.
+with a fixed headroom of 4 %, and those of `honest` with the default one. A row gives the ratio of
+the largest to the least weighted service, the same under strict order, the least part of its
+service under strict order that a tenant kept, the same of the total, and the widest gap of service
+over Stats' bound. Service is input plus twice the output, in tokens a second.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -19,9 +20,11 @@ import click
 from schedsvc.lab.engine import load_profile
 from schedsvc.lab.sim.overrides import override, parse
 from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Run, Scenario, patient_config, simulate
 
-__all__ = ["MIXES", "PROFILES", "Mix", "Shares", "compare", "shares_of"]
+from .audited import Audited
+from .setups import SETUPS, config_of
+
+__all__ = ["HONEST", "MIXES", "PROFILES", "Mix", "Shares", "compare", "shares_of"]
 
 PROFILES = ("a10g-llama2-7b", "tiny-cpu", "cpu-tiny-llama")
 FIXED_HEADROOM = dict.fromkeys(
@@ -39,6 +42,7 @@ class Mix:
     name: str
     sizes: Sequence[tuple[int, int]]
     weights: Sequence[int] = ()
+    headroom: Mapping[str, float] = field(default_factory=lambda: FIXED_HEADROOM)
 
     def weight(self, tenant: int) -> int:
         """Return the weight of a tenant, 1 unless the mix has weights."""
@@ -61,6 +65,11 @@ MIXES = (
     Mix("17:1 w 1:4", (_LARGE, _TINY), (1, 4)),
     Mix("5:1 w 1:4", (_LARGE, _FIFTH), (1, 4)),
 )
+#: Of equal prompts or smaller ones, and hardly any output: what once took the engine of the other.
+HONEST = tuple(
+    Mix(f"honest {prompt}/{output}", ((300, 150), (prompt, output)), headroom={})
+    for prompt, output in ((300, 16), (300, 1), (100, 8))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class Shares:
     each: Sequence[float]
     weights: Sequence[int]
     seconds: float
+    gap_of_bound: float
 
     @property
     def ratio(self) -> float:
@@ -102,27 +112,29 @@ def requests_of(mix: Mix, large: int) -> Requests:
     return Requests(names, rows)
 
 
-def measured_ns(run: Run, tenants: int) -> int:
+def measured_ns(run: Audited) -> int:
     """Find when the first tenant has nothing queued any more. O(requests)."""
-    last = [0] * tenants
+    last = [0] * len(run.requests.clients)
     for at, tenant in enumerate(run.requests.client):
         last[tenant] = max(last[tenant], run.outcomes.decided_ns[at])
     return min(last)
 
 
 def shares_of(
-    profile: str, mix: Mix, settings: Mapping[str, Any], *, large: int, seed: int = 0
+    profile: str, mix: Mix, settings: Mapping[str, Any], *, large: int, setup: str = "plain"
 ) -> Shares:
     """Run a mix and measure its shares while all tenants wait. O(requests)."""
-    requests = requests_of(mix, large)
-    weights = {f"weight.{name}": mix.weight(at) for at, name in enumerate(requests.clients)}
+    given = SETUPS[setup]
+    requests = requests_of(mix, large * given.engines)
+    weights = [mix.weight(at) for at in range(len(requests.clients))]
     engine, config = override(
         load_profile(profile),
-        patient_config(requests.clients),
-        {**FIXED_HEADROOM, **weights, **settings},
+        config_of(requests.clients, weights, given.levels),
+        {**mix.headroom, **given.settings, **settings},
     )
-    run = simulate(Scenario(engine, config=config), requests, config.scheduler.policy, seed)
-    ends_ns = measured_ns(run, len(requests.clients))
+    run = Audited(engine, config, requests, engines=given.engines, drained=given.drained)
+    run.run()
+    ends_ns = measured_ns(run)
     served = [0.0] * len(requests.clients)
     for at, tenant in enumerate(run.requests.client):
         first, end = run.outcomes.first_ns[at], run.outcomes.end_ns[at]
@@ -132,7 +144,7 @@ def shares_of(
                 run.requests.prompt_tokens[at] + 2 * run.requests.output_tokens[at] * part
             )
     each = [service / mix.weight(at) / ends_ns * _NS for at, service in enumerate(served)]
-    return Shares(each, [mix.weight(at) for at in range(len(each))], ends_ns / _NS)
+    return Shares(each, weights, ends_ns / _NS, run.books.gaps.of_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +155,26 @@ class Comparison:
     strict_ratio: float
     least_of_strict: float
     total_of_strict: float
+    gap_of_bound: float
     seconds: float
 
 
-def compare(profile: str, mix: Mix, settings: Mapping[str, Any], *, large: int) -> Comparison:
+def compare(
+    profile: str, mix: Mix, settings: Mapping[str, Any], *, large: int, setup: str = "plain"
+) -> Comparison:
     """Run a mix twice."""
-    strict = shares_of(profile, mix, {**settings, "scheduler.dispatch": "strict"}, large=large)
-    shares = shares_of(profile, mix, settings, large=large)
+    strict, shares = (
+        shares_of(profile, mix, {**settings, **more}, large=large, setup=setup)
+        for more in ({"scheduler.dispatch": "strict"}, {})
+    )
     kept = [mine / its for mine, its in zip(shares.each, strict.each, strict=True)]
     return Comparison(
-        shares.ratio, strict.ratio, min(kept), shares.total / strict.total, shares.seconds
+        shares.ratio,
+        strict.ratio,
+        min(kept),
+        shares.total / strict.total,
+        shares.gap_of_bound,
+        shares.seconds,
     )
 
 
@@ -160,19 +182,24 @@ def compare(profile: str, mix: Mix, settings: Mapping[str, Any], *, large: int) 
 @click.option("--profile", "profiles", multiple=True, default=PROFILES, help="Engine profile.")
 @click.option("--mix", "names", multiple=True, help="Only this mix; default: all.")
 @click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting.")
+@click.option("--setup", default="plain", type=click.Choice(sorted(SETUPS)))
 @click.option("--large", default=300, help="Requests of the tenants with the largest, together.")
-def main(profiles: Sequence[str], names: Sequence[str], given: Sequence[str], large: int) -> None:
+def main(
+    profiles: Sequence[str], names: Sequence[str], given: Sequence[str], setup: str, large: int
+) -> None:
     """Print one row for each profile and mix."""
     settings = dict(parse(text) for text in given)
-    click.echo(f"{'profile':16}{'mix':12}{'ratio':>8}{'strict':>8}{'least':>8}{'total':>8}{'s':>8}")
+    columns = ("ratio", "strict", "least", "total", "gap", "s")
+    click.echo(f"{'profile':16}{'mix':14}" + "".join(f"{column:>8}" for column in columns))
     for profile in profiles:
-        for mix in MIXES:
+        for mix in (*MIXES, *HONEST):
             if names and mix.name not in names:
                 continue
-            it = compare(profile, mix, settings, large=large)
+            it = compare(profile, mix, settings, large=large, setup=setup)
             click.echo(
-                f"{profile:16}{mix.name:12}{it.ratio:8.2f}{it.strict_ratio:8.2f}"
-                f"{it.least_of_strict:8.2f}{it.total_of_strict:8.2f}{it.seconds:8.0f}"
+                f"{profile:16}{mix.name:14}{it.ratio:8.2f}{it.strict_ratio:8.2f}"
+                f"{it.least_of_strict:8.2f}{it.total_of_strict:8.2f}{it.gap_of_bound:8.2f}"
+                f"{it.seconds:8.0f}"
             )
 
 

@@ -122,8 +122,12 @@ class Fairness:
         """Return the bound and the credit among a flow or a group and its siblings."""
         weight_min = self._weights_min.get(self._tree.parent(name), 0) or self._weight_min
         bound, credit = self._promised_at(most, weight_min)
-        passed = self._charge_max * 1000 // weight_min if self._terms.passes else 0
-        return bound + passed, credit
+        return bound + self._passed(name), credit
+
+    def _passed(self, name: str) -> int:
+        """Return how far passing a head may bring a sibling ahead of a flow or a group."""
+        weight_min = self._weights_min.get(self._tree.parent(name), 0) or self._weight_min
+        return self._charge_max * 1000 // weight_min if self._terms.passes else 0
 
     def _promised_at(self, most: int, weight_min: int) -> tuple[int, int]:
         weight_min = weight_min or self._weight_min
@@ -134,7 +138,10 @@ class Fairness:
 
     def _check_leads(self, most: int, slack: dict[str, int]) -> None:
         if self._terms.pools > 1:
-            allowed = {name: sum(self._promised(most, name)) for name in self._waiting}
+            # Service elsewhere may keep a flow ahead by the lead beyond what a pass has brought it.
+            allowed = {
+                name: sum(self._promised(most, name)) + self._passed(name) for name in self._waiting
+            }
             self._pools.check(self.served, allowed, slack)
             return
         self._sessions.check(sum(self._promised_at(most, 0)), slack)
