@@ -269,8 +269,8 @@ class PoolStats(_message.Message):
     (leases_max), QUOTA (of the pool's model), MAX_TOTAL (the engine could hold it, the limit is
     lower), ROUND (the input of earlier grants is still to be computed), ADAPTERS (`max_loras` LoRA
     adapters are active, and its own is not), DELAY (it is held so that prefills batch), SHARE (all
-    that wait are beyond their shares), DRAINING (an operator drains the pool), SESSION_CAP (all that
-    wait are sessions of agents, and the active ones hold `sessions_max_tokens`).
+    that wait are beyond their shares), DRAINING (an operator drains the pool), SESSION_CAP (all
+    that wait are sessions of agents, and the active ones hold `sessions_max_tokens`).
     """
     max_running: _builtins.int
     headroom_tokens: _builtins.int
