@@ -349,8 +349,8 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
 
 
 cdef bint is_full_to(Core core, const Request* r) noexcept:
-    """Whether the queue of its tenant has no place for a request: it is full, and its principal has
-    its part of the places, or of the tokens that lack. O(1)."""
+    """Whether the queue of its tenant has no place for a request: the queue is full, by requests or
+    by tokens, and the request's principal has its part of these. O(1)."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t places = slots_open_to(
         &f.refusals.retry_slots, core.flow_queue_max, core.now_ns
