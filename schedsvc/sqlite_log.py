@@ -42,7 +42,7 @@ class CutLog(NamedTuple):
 def cut_log(log: Path, index: Path) -> CutLog | None:
     """Compare the log of a killed process with its index (`-shm`); None: it has all. O(frames).
 
-    SQLite writes the index after the log, and again from the start when a program next opens the file.
+    SQLite writes the index after the log. A program that opens the file writes it from the start.
     """
     index_bytes = _read(index, _INDEX_BYTES)
     if len(index_bytes) < _INDEX_BYTES or index_bytes[:48] != index_bytes[48:96]:
