@@ -8,6 +8,7 @@ https://sqlite.org/fileformat2.html#the_write_ahead_log.
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,19 +44,31 @@ def cut_log(log: Path, index: Path) -> CutLog | None:
     """Compare the log of a killed process with its index (`-shm`); None: it has all. O(frames).
 
     SQLite writes the index after the log. A program that opens the file writes it from the start.
+    If the machine has started since, the index says nothing, because no one waits for it on the disk.
     """
-    index_bytes = _read(index, _INDEX_BYTES)
-    if len(index_bytes) < _INDEX_BYTES or index_bytes[:48] != index_bytes[48:96]:
+    found_index = _read(index, _INDEX_BYTES)
+    head, again = found_index[:_INDEX_HEAD], found_index[_INDEX_HEAD : 2 * _INDEX_HEAD]
+    if len(found_index) < _INDEX_BYTES or head != again or index.stat().st_mtime < _booted_s():
         return None
-    (written,) = struct.unpack_from("=I", index_bytes, 16)
-    (copied,) = struct.unpack_from("=I", index_bytes, 96)
-    (attempted,) = struct.unpack_from("=I", index_bytes, 128)
-    is_same = _read(log, _HEADER_BYTES)[16:24] == index_bytes[32:40]
-    found = max(0, last_commit(log)) if is_same else 0
+    (written,) = struct.unpack_from("=I", head, 16)
+    (copied,) = struct.unpack_from("=I", found_index, 2 * _INDEX_HEAD)
+    (attempted,) = struct.unpack_from("=I", found_index, 128)
+    found = max(0, last_commit(log))
+    if found and _read(log, _HEADER_BYTES)[16:24] != head[32:40]:
+        return None  # a later log
     if found >= written or (not found and copied >= written):
         return None
     is_mixed = found < max(copied, attempted) and (found > 0 or attempted > copied)
     return CutLog(found, written, is_mixed)
+
+
+def _booted_s() -> float:
+    """Return when the machine started, by the clock of files; unknown: never."""
+    with suppress(OSError), open("/proc/stat") as file:
+        for line in file:
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return float("inf")
 
 
 def last_commit(log: Path) -> int:

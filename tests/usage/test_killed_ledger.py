@@ -205,3 +205,34 @@ def test_rest_of_a_log_that_is_older_than_the_file_is_damage(tmp_path: Path) -> 
         kill()
         with pytest.raises(UsageError, match=r"is damaged \(its log was truncated: of .* are left"):
             opened(tmp_path)
+
+
+def test_index_of_an_earlier_start_of_the_machine_says_nothing(tmp_path: Path) -> None:
+    with holding(lambda: three_rows(tmp_path)) as kill:
+        os.truncate(tmp_path / "usage.db-wal", 0)
+        kill()
+        os.utime(tmp_path / "usage.db-shm", (1, 1))
+        ledger = opened(tmp_path)
+    assert ledger.torn == ""
+    ledger.close()
+
+
+def test_index_of_an_earlier_log_says_nothing(tmp_path: Path) -> None:
+    def two_logs() -> Ledger:
+        ledger = opened(tmp_path)
+        for number in range(1, 40):
+            ledger.add([lease(number)])
+        (tmp_path / "earlier").write_bytes((tmp_path / "usage.db-shm").read_bytes()[:136])
+        ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        ledger._left = held_file.look(ledger.path)
+        ledger.add([lease(40)])
+        return ledger
+
+    with holding(two_logs) as kill:
+        kill()
+        with (tmp_path / "usage.db-shm").open("r+b") as index:
+            index.write((tmp_path / "earlier").read_bytes())
+        ledger = opened(tmp_path)
+    assert ledger.torn == ""
+    assert sums(tmp_path) == [(40, 400, 160, 200)]
+    ledger.close()
