@@ -85,3 +85,29 @@ async def test_held_log_is_reported_and_shrinks_after_its_reader(
             assert of(await scrape(server), f"{part}_log_bytes") < SMALL
     assert seen() == [f"{part}_log_held", f"{part}_log_truncated"]
     assert not [row for row in logs if row["event"].endswith("_lost")]
+
+
+@pytest.mark.parametrize("part", ["state", "usage"])
+async def test_full_log_is_left_to_its_reader(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_files, "LOG_BYTES_MAX", SMALL)
+    monkeypatch.setattr(sqlite_files, "FULL_FACTOR", sqlite_files.HELD_FACTOR)
+    file = tmp_path / f"{part}.db"
+    keys: dict[str, Any] = {"usage": ledger_of(tmp_path)} if part == "usage" else kept(file)
+    with structlog.testing.capture_logs() as logs:
+
+        def left() -> list[Any]:
+            return [row for row in logs if row["event"] == f"{part}_file_left"]
+
+        async with serving(**keys) as server, calling(server.targets[0]) as stub:
+            with reading(file):
+                requests = asyncio.create_task(serve(stub))
+                await until(lambda: bool(left()), "the file is left")
+                requests.cancel()
+                assert left()[0]["bytes"] >= SMALL * sqlite_files.FULL_FACTOR
+                kept_by = server.driver.saving if part == "state" else server.driver.ledgering
+                assert kept_by is not None
+                assert not kept_by.problem
+                assert file.with_name(f"{file.name}-wal").stat().st_size < SMALL * 2
+    assert not [row for row in logs if row["event"].endswith("_lost")]
