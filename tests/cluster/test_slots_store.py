@@ -169,6 +169,6 @@ async def test_a_key_of_another_program_refuses_nobody(
         await caps.link.command(command, whole, garbage, *more)
     assert await caps.held("a", 3) == 3
     assert await caps.held("b", 0, 4) == 1
-    assert await caps.held("b", 1, 1) == 1  # the store recalls it from a
+    assert await caps.held("b", 1, 1) == 1  # a has to return one
     assert await caps.held("a", 3) == 3
     assert await caps.link.call("schedsvc_forgive", [b"{schedsvc:prod}:bucket:tt"]) == 0
