@@ -165,7 +165,7 @@ async def test_the_user_can_draw_from_quotas(store: StoreServer, link: StoreConn
 async def test_other_functions_for_quotas_are_refused(
     store: StoreServer, link: StoreConnection
 ) -> None:
-    changed = escrow_source().replace("VERSION = '1'", "VERSION = '0'")
+    changed = escrow_source().replace("VERSION = '2'", "VERSION = '0'")
     assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", changed)
     with pytest.raises(StoreRefusedError, match="for quotas of version 0, and this schedsvc needs"):
         await check_escrow_version(link)
