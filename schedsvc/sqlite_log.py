@@ -43,8 +43,8 @@ class CutLog(NamedTuple):
 def cut_log(log: Path, index: Path) -> CutLog | None:
     """Compare the log of a killed process with its index (`-shm`); None: it has all. O(frames).
 
-    SQLite writes the index after the log. A program that opens the file writes it from the start.
-    If the machine has started since, the index says nothing: no write of it waits for the disk.
+    The index is written after the log. Any program that opens the file makes a new one. If the
+    machine has started since, the index says nothing, because no one waits for it on the disk.
     """
     found_index = _read(index, _INDEX_BYTES)
     head, again = found_index[:_INDEX_HEAD], found_index[_INDEX_HEAD : 2 * _INDEX_HEAD]
