@@ -48,6 +48,20 @@ MUTANTS = (
         40,
     ),
     Mutant(
+        "refund-of-what-ran",
+        "a request that leaves before its first token pays nothing",
+        (
+            (
+                "lifecycle/lease.pxi",
+                "        f.input_tokens += r.lease.input_tokens\n",
+                "        if BUG and r.lease.is_estimated:\n            r.lease.input_tokens = 0\n",
+            ),
+        ),
+        40,
+        None,
+        SECOND,
+    ),
+    Mutant(
         "leak-on-refusal",
         "a request that is refused at once leaves a block promised",
         (

@@ -191,4 +191,19 @@ FAULTS = (
         'piece.find(b"\\n\\n") <= len(piece) - 2 and',
         "tests/clients/test_sse.py",
     ),
+    Fault(
+        "clients/vllm, choices",
+        "clients/vllm/schedsvc_vllm/answer_readers.py",
+        "several = call.n * len(call.prompts.tokens) > 1",
+        "several = False",
+        "tests/clients/test_choices.py",
+    ),
+    Fault(
+        "clients/vllm, beams",
+        "clients/vllm/schedsvc_vllm/gated_request.py",
+        "        counted = self._counted()\n        if self._reader is not",
+        "        counted = None if self._call.beams else self._counted()\n"
+        "        if self._reader is not",
+        "tests/clients/test_beam_search.py",
+    ),
 )

@@ -21,6 +21,7 @@ from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.lab.faults.jobs import Job
 from schedsvc.lab.faults.link import Connection
 from schedsvc.lab.faults.options import Options, PoolOptions
+from schedsvc.lab.faults.terms import counts_exactly
 
 if TYPE_CHECKING:
     from schedsvc.lab.faults.server import Server
@@ -92,6 +93,8 @@ class Shim:
         self._events = events
         self._server = server
         self._options = options
+        # A charge by time is known to the scheduler alone.
+        self._counts_all = counts_exactly(options)
         self._incarnation = 0
         self._failures = 0
         self._welcomed = False
@@ -237,7 +240,12 @@ class Shim:
         if self.jobs.pop(job.tag, None) is not None:
             self.protocol.cancel(job.tag)
         elif self.running.pop(job.lease_id, None) is not None:
-            self._end(job, Outcome.CANCELLED)
+            if job.produced or self._counts_all:
+                self._end(job, Outcome.CANCELLED)
+            else:
+                uncounted = (None, None, None)
+                now_ns = self._events.now_ns
+                self.protocol.complete(now_ns, job.lease_id, Outcome.CANCELLED, uncounted)
         self._say()
 
     def _judged(self, verdict: Verdict) -> None:

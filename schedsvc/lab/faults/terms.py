@@ -45,7 +45,7 @@ def _reorders(options: Options) -> bool:
     return by_deadline or has_sessions or "mode-dry-run" in options.faults
 
 
-def _counts_exactly(options: Options) -> bool:
+def counts_exactly(options: Options) -> bool:
     """Return whether messages show every change of a counter."""
     if options.core["policy"] not in ("vtc", "lcf") or options.core.get("lease_seed"):
         return False
@@ -65,7 +65,7 @@ def terms_of(options: Options) -> Terms:
     # A core whose headroom adapts keeps more, and some for those below their share.
     adapts = "headroom_max_ppm" in core
     limited = options.quotas is not None
-    counts = _counts_exactly(options)
+    counts = counts_exactly(options)
     delays = "delay_factor_milli" in core or options.limits is not None
     passes = _passes(options)
     # The hostile principal may be the first to offer a pool.

@@ -9,6 +9,7 @@ from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.lab.faults.auditor import Auditor, Terms, ViolationError
+from schedsvc.lab.faults.auditor.checks import hold_usage
 
 S = 10**9
 TERMS = Terms(
@@ -238,6 +239,29 @@ def test_what_is_right_passes() -> None:
     assert not books.live
     assert books.pools["p"].low == books.pools["p"].high == 0
     assert books.counts["granted"] == books.counts["completed"] + books.counts["expired"] == 6
+
+
+@pytest.mark.parametrize(
+    ("charged", "fits"), [((0, 0, 0), False), ((1, 0, 0), True), ((10, 0, 0), True),
+                          ((11, 0, 0), False), ((5, 1, 0), False), ((5, 0, 1), False)],
+)  # fmt: skip
+def test_a_lease_without_a_count_is_charged_a_token_at_least_and_its_prompt_at_most(
+    charged: tuple[int, int, int], fits: bool
+) -> None:
+    desk = Desk(fair=False)
+    desk.grant(0, desk.ask(0, "r"), 1)
+    desk.auditor.settled(0)
+    outcome = pb.OUTCOME_CANCELLED
+    desk.say(S, complete=pb.CompleteRequest(lease_id=1, pool_epoch=1, outcome=outcome))
+    names = ("input_tokens", "cached_input_tokens", "output_tokens")
+    books, row = desk.auditor.books, {"tenant": "a"} | dict(zip(names, charged, strict=True))
+    (flow,) = books.usage
+    if fits:
+        hold_usage(books, flow, row)
+        hold_usage(books, flow, row)  # it is known from now on
+        row |= {"input_tokens": charged[0] + 1}
+    with pytest.raises(ViolationError, match="the usage of a is wrong"):
+        hold_usage(books, flow, row)
 
 
 def test_answers_of_one_round_are_stored_in_due_order() -> None:

@@ -34,6 +34,8 @@ class ImpliedState:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.replays_unsure = 0  # counted as refused, or an unread grant had taken their lease id
         self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
+        # Input and cached input that it may be more, of leases that are charged by time.
+        self.unsure: dict[str, list[int]] = {}
         self.lagging: set[int] = set()
         self.said_goodbye: set[int] = set()  # streams
         self.is_lost = False  # unread verdicts changed what later messages mean
@@ -49,6 +51,19 @@ class ImpliedState:
     def flow_names(self, tenant: str) -> tuple[str, str]:
         """Return the flow of a tenant, and the tenant's name if it shares that of the unknown."""
         return (tenant, "") if tenant in self.terms.tenants else (UNKNOWN_FLOW, tenant)
+
+    def charge_by_time(self, lease: Lease) -> None:
+        """Charge a lease that ran and was not counted: a token at least, at most its prompt.
+
+        How much of it, the next Stats say.
+        """
+        most, lease.input_tokens = lease.input_tokens, 1
+        cached = min(lease.cached_tokens, 1)
+        unsure = self.unsure.setdefault(lease.request.flow, [0, 0])
+        unsure[0] += most - 1
+        unsure[1] += lease.cached_tokens - cached
+        self.usage.setdefault(lease.request.flow, [0, 0, 0])[1] += cached - lease.cached_tokens
+        lease.cached_tokens = cached
 
     def heads(self) -> list[Request]:
         """Return the first of each queue; one that no pool can hold any more is passed over."""

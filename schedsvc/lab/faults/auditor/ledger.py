@@ -364,13 +364,10 @@ class Books(ImpliedState):
         """Close a lease's books, and keep its answer for a while."""
         lease.outcome = outcome
         if lease.input_tokens < 0:
-            used = outcome != CANCELLED or lease.output_tokens > 0
-            lease.input_tokens = lease.request.prompt_tokens if used else 0
-            usage = self._usage(lease)
-            usage[0] += lease.input_tokens
-            if not used:
-                usage[1] -= lease.cached_tokens
-                lease.cached_tokens = 0
+            lease.input_tokens = lease.request.prompt_tokens
+            if outcome == CANCELLED and lease.output_tokens == 0:
+                self.charge_by_time(lease)
+            self._usage(lease)[0] += lease.input_tokens
         self.fairness.charge(lease, final=True)
         self.counters.ended(lease.request.flow, self.fairness.charge_of(lease))
         self.meters.end(now_ns, lease, has_run=has_run)
