@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc._core import COMPLETED, EVICTED_TTL, GRANTED, REJECTED_FLOW_QUEUE_FULL
+from schedsvc._core import CANCELLED, COMPLETED, EVICTED_TTL, GRANTED, REJECTED_FLOW_QUEUE_FULL
 from schedsvc.cli import main
 from schedsvc.config import load
 from schedsvc.lab.sim.replay.asks import Collector
@@ -45,6 +45,7 @@ class Server:
         self.recorder.begin()
         self.core = self.recorder.core
         self.runs = {}  # how long request number n runs, and its output
+        self.gone = set()  # those that their clients leave then, before anything is counted
         self.due = []
         self.order = count()
         self.tags = {}
@@ -99,6 +100,11 @@ class Server:
 
     def granted(self, now_ns, number, lease_id, epoch):
         run_ns, tokens, output = self.runs[number]
+        if number in self.gone:
+            self.at(
+                now_ns + run_ns, lambda at_ns: self.core.complete(at_ns, lease_id, epoch, CANCELLED)
+            )
+            return
         for part in (1, 2, 3):
             totals = (tokens, -1, output * part // 4)
             self.at(
@@ -234,6 +240,35 @@ def test_the_same_configuration_changes_nothing(tmp_path, seed, stream):
     assert [fate.outcome for fate in fates] == [ask.outcome for ask in asks]
     for ask, fate in zip(asks, fates, strict=True):
         assert abs(ask.waited_ns - fate.waited_ns) < 1_000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_both_replays_charge_a_client_that_left_early_the_same(tmp_path, stream):
+    config = config_of(tmp_path, 640)
+    server = Server(config, stream=stream)
+    server.gone = {1, 2}
+    for number, run_ms in enumerate((1_000, 100, 40)):
+        server.ask(number * 2_000 * MS, number, run_ms * MS)
+    server.run()
+    recording = Recording(tmp_path / "recording")
+    collector = Collector(recording)
+    exact = Exact(recording, collector)
+    exact.run()
+    again = WhatIf(collector, collector.finish(), config)
+    again.run()
+
+    def charged(core):
+        rows = core.stats(1 << 50)["flows"]
+        return [
+            (row["input_tokens"], row["output_tokens"], row["vtc_micro"])
+            for row in rows if row["tenant"] == "a"
+        ]  # fmt: skip
+
+    # The first token came after 250 ms: 128 tokens, and of the others 40 % and 16 %.
+    ((inputs, outputs, micro),) = told = charged(server.core)
+    assert (inputs, outputs) == (128 + 52 + 21, 32)
+    assert micro == (inputs + 2 * outputs) * 1_000_000
+    assert charged(exact.core) == charged(again.core) == told
 
 
 def test_pools_of_streams_are_offered_at_the_same_times(tmp_path):
