@@ -35,6 +35,8 @@ cdef bint complete_lease(Core core, int32_t i, int outcome, Usage* u) except -1:
             correct_usage(core, i, u)
         return False
     account(core, i, u, True)
+    if outcome == OUT_CANCELLED and u.output_tokens < 0:
+        estimate_output(core, i)
     end_lease(core, i, outcome)
     return True
 

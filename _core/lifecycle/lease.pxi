@@ -143,6 +143,29 @@ cdef int32_t input_by_now(Core core, const Request* r) noexcept:
     )
 
 
+cdef int estimate_output(Core core, int32_t i) noexcept:
+    """Charge the output of an answer in one piece that was given up: none of it was counted. O(1).
+
+    That is the time after its expected first token, by the pool's time for a token of one sequence;
+    while that is not known, what was promised.
+    """
+    cdef Request* r = &core.requests.items[i]
+    cdef const Pool* p = &core.ledger.pools[r.pool]
+    cdef int64_t ran_ns = core.now_ns - granted_at_ns(r) - first_after_ns(r), tokens
+    if not r.whole_answer or r.lease.output_tokens or ran_ns <= 0:
+        return 0
+    tokens = min(r.lease.promised_output, r.output_max_tokens)
+    if p.decode_milli:
+        tokens = <int64_t>min(
+            <wide>r.output_max_tokens,
+            <wide>ran_ns * p.decode_milli // (<wide>p.decode_ns * 1000) + 1,
+        )
+    r.lease.is_estimated = tokens > 0
+    r.lease.output_tokens = <int32_t>min(tokens * r.sequences, TOKENS_MAX)
+    core.flows.items[r.flow].output_tokens += r.lease.output_tokens
+    return 0
+
+
 cdef int64_t final_input(Core core, Request* r, int outcome) noexcept:
     """The input of a lease that ends: as reported, else what its outcome says of it.
     O(RATES_KEPT)."""
@@ -150,8 +173,10 @@ cdef int64_t final_input(Core core, Request* r, int outcome) noexcept:
     if r.lease.input_tokens < 0:
         # Output means that the input was computed, even if no report counted it. Without output
         # the engine had it all the same, and has computed a part.
-        r.lease.is_estimated = outcome == OUT_CANCELLED and r.lease.output_tokens == 0
-        r.lease.input_tokens = input_by_now(core, r) if r.lease.is_estimated else r.prompt_tokens
+        r.lease.input_tokens = r.prompt_tokens
+        if outcome == OUT_CANCELLED and r.lease.output_tokens == 0:
+            r.lease.is_estimated = True
+            r.lease.input_tokens = input_by_now(core, r)
         f.input_tokens += r.lease.input_tokens
         if r.lease.cached_tokens > r.lease.input_tokens:
             f.cached_tokens += r.lease.input_tokens - r.lease.cached_tokens
@@ -167,6 +192,8 @@ cdef int learn_output(Core core, const Request* r) except -1:
     core.predictor.record_usage(r.flow, r.lease.promised_output, each)
     note_output(core.flows, r.flow, each)
     core.predictor.learn(r.flow, adapter, each)
+    if not r.lease.is_void:
+        note_decode(&core.ledger.pools[r.pool], r, each, core.now_ns)
     return 0
 
 

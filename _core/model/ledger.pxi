@@ -92,6 +92,7 @@ cdef class Ledger:
         p.calm_since_ns = NONE
         p.last_prefill_ns = 0
         p.opened_ns = NONE
+        p.decode_ns = p.decode_milli = 0
 
     cdef void touch_all(self) noexcept:
         """Have all pools looked at again. O(pools)."""

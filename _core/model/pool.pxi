@@ -85,6 +85,7 @@ ctypedef struct Pool:
     int64_t calm_since_ns  # it could fall since then; -1: it could not
     int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
+    int64_t decode_ns, decode_milli  # moving averages: from first tokens to ends, and their output
     bint saturated  # shares bind, see guarantees.pxi
     int64_t surplus_micro  # of work that worse classes may pass with, see backfill.pxi
     int64_t sessions_tokens  # footprint of its active sessions of agents, see agent_sessions.pxi

@@ -294,6 +294,25 @@ cdef inline void note_prefill_rate(Pool* p, const Request* r, int64_t took_ns) n
     )
 
 
+cdef inline int64_t first_after_ns(const Request* r) noexcept nogil:
+    """From the grant of a lease to its first token: as reported, else as forecast at the grant."""
+    if r.lease.first_us:
+        return max(<int64_t>0, <int64_t>r.lease.first_us * 1000 - r.lease.waited_ns)
+    return <int64_t>r.lease.prefill_us * 1000
+
+
+cdef void note_decode(Pool* p, const Request* r, int64_t output_tokens, int64_t now_ns) noexcept:
+    """Learn how long one sequence takes for a token after the first, from a lease that has ended
+    after so much output of each. O(1)."""
+    cdef int64_t ran_ns = min(now_ns - granted_at_ns(r), WAIT_MAX_NS)
+    cdef int64_t decode_ns = max(<int64_t>1, ran_ns - first_after_ns(r))
+    cdef int64_t milli = (output_tokens - 1) * 1000
+    if not r.reports_progress or milli <= 0:
+        return
+    p.decode_ns = averaged(p.decode_ns, decode_ns) if p.decode_milli else decode_ns
+    p.decode_milli = averaged(p.decode_milli, milli) if p.decode_milli else milli
+
+
 cdef int enter_prefill(Core core, Request* r) noexcept:
     """Count a granted request's input as being computed. O(1)."""
     cdef Pool* p = &core.ledger.pools[r.pool]

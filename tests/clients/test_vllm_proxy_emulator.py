@@ -190,12 +190,48 @@ async def test_a_client_that_leaves_frees_engine_and_lease(programs: Proxied, st
         AsyncScheduler(programs.target) as scheduler,
         aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "b"}) as http,
     ):
+        async with http.post("/v1/completions", json=body(30)) as response:
+            assert response.status == 200  # so that the pool has a pace
         before = flow_of(await at_rest(scheduler, programs), "b")
         await left(http, programs, stream)
         flow = flow_of(await at_rest(scheduler, programs), "b")
     assert flow.cancelled - before.cancelled == 1
     assert 1 <= flow.input_tokens - before.input_tokens <= 40
     assert flow.output_tokens - before.output_tokens < LONG
+
+
+async def generated(programs: Proxied) -> int:
+    """Ask the engine how many tokens it has made."""
+    async with aiohttp.ClientSession(programs.engine_url) as http, http.get("/metrics") as page:
+        lines = (await page.text()).splitlines()
+    (line,) = [line for line in lines if line.startswith("vllm:generation_tokens_total{")]
+    return round(float(line.split()[-1]))
+
+
+async def test_an_answer_in_one_piece_that_is_given_up_is_charged(programs: Proxied) -> None:
+    async with (
+        AsyncScheduler(programs.target) as scheduler,
+        aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "b"}) as http,
+    ):
+        for _ in range(3):  # so that its pool has a pace
+            async with http.post("/v1/completions", json=body(200)) as response:
+                assert response.status == 200
+        before, made = flow_of(await at_rest(scheduler, programs), "b"), await generated(programs)
+        asked = asyncio.ensure_future(http.post("/v1/completions", json=body(LONG)))
+
+        async def is_at_half() -> bool:
+            return await generated(programs) - made > LONG // 2
+
+        await until(is_at_half)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        flow = flow_of(await at_rest(scheduler, programs), "b")
+        computed = await generated(programs) - made
+    charged = flow.output_tokens - before.output_tokens
+    assert flow.cancelled - before.cancelled == 1
+    assert flow.input_tokens - before.input_tokens == 40
+    # The machine may stand still while one of both counts; the bar of time is 35 %.
+    assert computed // 4 <= charged <= LONG
 
 
 async def test_an_engine_that_dies_is_reported_and_serves_again(programs: Proxied) -> None:

@@ -1,6 +1,7 @@
 """A lease that is cancelled without a count is charged by its time."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,55 @@ def test_of_a_lease_that_another_process_granted_the_time_is_not_known() -> None
     stream.send(SECOND, offering("p"), replaying(1 << 40, "r"))
     stream.send(SECOND, completing(1 << 40, outcome=core.CANCELLED))
     assert [row[5:] for row in s.take_usage()] == [(True, 10, 0, 0, True)]
+
+
+def give_up(s: core.Scheduler, now_ns: int, after_ns: int, **more: Any) -> tuple[int, int]:
+    """Give an answer in one piece up, of at most 100 tokens; return what is charged for it."""
+    given = {"output": 100, "reports_progress": True, "whole_answer": True} | more
+    lease = grant(s, now_ns, f"given-up-{next(NUMBERS)}", 40, **given).lease_id
+    ended = s.complete(now_ns + after_ns, lease, 1, core.CANCELLED)
+    assert ended is not None
+    return ended.input_tokens, ended.output_tokens
+
+
+def answer(s: core.Scheduler, now_ns: int, took_ns: int, tokens: int) -> int:
+    """Let an answer in one piece end after `took_ns`; return that time."""
+    more = {"reports_progress": True, "whole_answer": True}
+    lease = grant(s, now_ns, f"whole-{next(NUMBERS)}", 40, 100, **more).lease_id
+    s.complete(now_ns + took_ns, lease, 1, core.COMPLETED, 40, 0, tokens)
+    return now_ns + took_ns
+
+
+def test_an_answer_in_one_piece_that_is_given_up_is_charged_by_time() -> None:
+    s = keeping()
+    now_ns = answer(s, 0, 5 * SECOND, 50)
+    s.take_usage()
+    assert give_up(s, now_ns, 2 * SECOND) == (40, 20)
+    assert [row[5:9] for row in s.take_usage()] == [(True, 40, 0, 20)]
+    assert give_up(s, now_ns + 2 * SECOND, 8 * SECOND, sequences=2, n=2) == (40, 158)
+    assert give_up(s, now_ns + 10 * SECOND, 9_000 * MS, output=30) == (40, 30)  # its max_tokens
+    assert give_up(s, now_ns + 20 * SECOND, 2 * SECOND, whole_answer=False) == (40, 0)
+    s.check()
+
+
+def test_its_output_begins_with_the_first_token_that_is_expected() -> None:
+    s = make()
+    now_ns = prefill(s, 0, 40, SECOND)  # a second for 40 tokens
+    now_ns = answer(s, now_ns, 6 * SECOND, 50)  # so 49 tokens in 5 s after the first
+    assert give_up(s, now_ns, 900 * MS) == (37, 0)
+    assert give_up(s, now_ns + SECOND, 3 * SECOND) == (40, 20)
+    s.check()
+
+
+def test_while_its_pool_has_no_pace_an_answer_costs_what_was_promised() -> None:
+    s = make()
+    assert give_up(s, 0, 1) == (40, 100)
+
+
+def test_a_count_of_no_output_outranks_the_time_of_an_answer() -> None:
+    s = make()
+    now_ns = answer(s, 0, 5 * SECOND, 50)
+    more = {"reports_progress": True, "whole_answer": True}
+    lease = grant(s, now_ns, "r", 40, 100, **more).lease_id
+    ended = s.complete(now_ns + SECOND, lease, 1, core.CANCELLED, output_tokens=0)
+    assert ended == core.Ended(core.CANCELLED, 40, 0, 0, False)

@@ -230,6 +230,8 @@ class Twin(RemoteService):
                 cached_input_tokens if cached_input_tokens >= 0 else r.cached_tokens,
                 output_tokens if output_tokens >= 0 else r.output_tokens,
             )
+            if outcome == core.CANCELLED and output_tokens < 0 and not r.output_tokens:
+                self._account(r, r.input_tokens, r.cached_tokens, self.output_by_now(r))
             self._end(r, outcome)
         return r.outcome, r.input_tokens or 0, r.cached_tokens, r.output_tokens, repeated
 
@@ -253,6 +255,7 @@ class Twin(RemoteService):
             self.predictor.book(r.flow, r.promised_output, each)
             self.predictor.learn(r.flow, r.adapter, each)
             self.pools[r.pool].served += not r.is_void
+            self.note_decode(r, each)
         elif outcome == core.CANCELLED:
             f.cancelled += 1
         else:

@@ -162,6 +162,27 @@ class Estimate(Room):
         r.prefill_line = min(self.prefilling(p) + fresh, 1 << 30)
         r.fresh_tokens = fresh
 
+    def first_after_ns(self, r: Request) -> int:
+        """Time from the grant to the first token, as reported or as forecast."""
+        return max(0, r.first_us * 1000 - r.waited_ns) if r.first_us else r.prefill_us * 1000
+
+    def note_decode(self, r: Request, each: int) -> None:
+        p = self.pools[r.pool]
+        ran_ns = min(self.now_ns - r.arrival_ns - r.waited_ns, WAIT_MAX_NS)
+        new = max(1, ran_ns - self.first_after_ns(r)), (each - 1) * 1000
+        if not r.is_void and r.reports_progress and each > 1:
+            old = p.decode if p.decode[1] else new
+            p.decode = averaged(old[0], new[0]), averaged(old[1], new[1])
+
+    def output_by_now(self, r: Request) -> int:
+        """Output that an answer in one piece may have had when it was given up."""
+        ran_ns = self.now_ns - r.arrival_ns - r.waited_ns - self.first_after_ns(r)
+        if not r.whole_answer or ran_ns <= 0:
+            return 0
+        decode_ns, milli = self.pools[r.pool].decode
+        each = ran_ns * milli // (decode_ns * 1000) + 1 if milli else r.promised_output
+        return min(each, r.output_max_tokens) * r.sequences
+
     def input_by_now(self, r: Request) -> int:
         """Input that may have been computed since the grant of a lease that reported none."""
         rates = self.pools[r.pool].prefill_rates

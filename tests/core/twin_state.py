@@ -172,7 +172,7 @@ class State:
         kept += ("replays_until_ns", "replayed")
         kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
-        kept += ("prefill_error_ns", "prefills_judged", "prefill_rates")
+        kept += ("prefill_error_ns", "prefills_judged", "prefill_rates", "decode")
         kept += ("last_prefill_ns", "opened_ns", "draining")
         kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:

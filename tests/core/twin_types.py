@@ -213,6 +213,10 @@ class Pool:
     prefill_error_ns: int = 0
     prefills_judged: int = 0
     prefill_rates: list[int] = field(default_factory=list)  # of the last 64, in millitokens/s
+    decode: tuple[int, int] = (
+        0,
+        0,
+    )  # averages: ns from first tokens to ends, and thousandths of output
     surplus_micro: int = 0  # of work that worse classes may pass with
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
@@ -229,6 +233,7 @@ class Pool:
         self.prefill_ns = self.prefill_tokens = 0
         self.prefill_error_ns = self.prefills_judged = 0
         self.prefill_rates = []
+        self.decode = (0, 0)
         self.surplus_micro = 0
 
     @property

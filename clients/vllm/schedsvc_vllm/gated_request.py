@@ -452,7 +452,8 @@ class GatedRequest:
             cached_tokens = max(told.cached_input_tokens, cached_tokens or 0)
             self._end(admission, (told.input_tokens, cached_tokens, told.output_tokens))
             return
-        totals = counted or (None, None, None)
+        # Embeddings have no output to be charged for.
+        totals = counted or (None, None, None if route.generates else 0)
         if self._is_free(admission) and not totals[2]:
             self._end(admission, (0, 0, 0), Outcome.CANCELLED)
             return
