@@ -100,6 +100,7 @@ cdef class Scheduler(ClusterApi):
         self.pool_models[pool] = quota
         if pool in self.pool_names:
             self.ledger.pools[<int32_t>self.pool_names[pool]].quota = quota
+            self.ledger.order.touch(<int32_t>self.pool_names[pool])
             self.flows.positions.model[<int32_t>self.pool_names[pool]] = quota
 
     def set_pool_limits(

@@ -10,6 +10,7 @@ include "lifecycle/lease.pxi"            # renew, account, end, void, forget
 include "lifecycle/progress.pxi"         # what a lease's reports change
 include "lifecycle/complete.pxi"         # a lease ends, or its request is cancelled
 include "lifecycle/grant.pxi"            # a queued request becomes a lease
+include "lifecycle/rest.pxi"             # how long a pool that waits is left out
 include "lifecycle/dispatch.pxi"         # pools are served until nothing fits
 include "lifecycle/expire.pxi"           # timers
 include "lifecycle/escrow.pxi"           # chunks of buckets that a cluster's store keeps

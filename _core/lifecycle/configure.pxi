@@ -90,6 +90,7 @@ cdef int32_t change_class(
     c = core.classes.set(name, <int32_t>rank, ageing_ns, exempt)
     if c < len(before) and before[c] != name:
         core.flows.clear_times(c)
+    core.ledger.touch_all()
     for node in range(core.quotas.count):  # another class may be the first that waits, or sooner
         core.quotas.mark_ready(node)
     return c
@@ -135,6 +136,7 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
     cdef Pool* p = &core.ledger.pools[pool]
     p.attached -= 1
     core.ledger.order.touch(pool)
+    core.ledger.order.stirred = True  # it may have been the last that was attached
     if p.attached == 0:
         p.detached_at_ns = core.now_ns
     if p.attached == p.configured:

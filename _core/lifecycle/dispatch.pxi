@@ -83,8 +83,8 @@ cdef bint serve_aside(Core core, int32_t pool) except -1:
 
 cdef int dispatch(Core core) except -1:
     """Grant while a pool has room for its next request. O((grants + pools looked at) * log n), in
-    the peak form with the leases of a pool for each; all pools are looked at while something waits
-    that may run anywhere, see PoolOrder."""
+    the peak form with the leases of a pool for each; while something waits that may run anywhere,
+    these are all that do not rest, see PoolOrder."""
     cdef bint several = core.ledger.count > 1, is_left = core.ledger.count == 0
     cdef int64_t work = 0
     cdef int32_t pool = 0
@@ -110,7 +110,9 @@ cdef int dispatch(Core core) except -1:
         if not serve_pool(core, pool):
             leave_pool(core, pool)
             if several:
-                core.ledger.order.leave(pool, is_calm(core, pool))
+                core.ledger.order.leave(
+                    pool, is_calm(core, pool), rests_until_ns(core, pool)
+                )
             is_left = True
             continue
         # The granted request gives way to another head, which a pool left out may be able to hold.
@@ -125,9 +127,12 @@ cdef int dispatch(Core core) except -1:
 
 
 cdef int32_t next_pool(Core core) except -2:
-    """The emptiest of the pools that have to be looked at; -1: none is left. O(log pools)."""
+    """The emptiest of the pools that have to be looked at; -1: none is left. O(log pools)
+    amortised."""
     cdef PoolOrder order = core.ledger.order
     cdef int32_t pool
+    if order.stirred or order.resting.first() != NONE:
+        rouse(core)
     while order.touched_count:
         order.touched_count -= 1
         pool = order.touched_list[order.touched_count]

@@ -204,6 +204,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     cdef int64_t input_tokens
     if r.state != LIVE and r.state != SUSPECT:
         raise core.fuse.blow("lease: ended twice")
+    core.ledger.order.stirred = True
     input_tokens = final_input(core, r, outcome)
     recharge(core, i, input_tokens, r.lease.cached_tokens, r.lease.output_tokens)
     if core.usage_rows.is_kept:

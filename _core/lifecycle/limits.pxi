@@ -305,6 +305,7 @@ cdef int weigh_adapter(Core core, bytes name, int64_t tokens) except -1:
     if len(core.adapters.weights) >= ADAPTERS_MAX and name not in core.adapters.weights:
         invalid("adapter", f"at most {ADAPTERS_MAX} adapters can have a figure of their own")
     core.adapters.weigh(name, tokens)
+    core.ledger.touch_all()
     for pool in range(core.ledger.count):
         lora_weigh(
             &core.ledger.pools[pool].loras, core.adapters,

@@ -43,6 +43,7 @@ cdef int grow_lease(Core core, int32_t i) except -1:
     # However wrong a report is, a lease cannot hold more than there is.
     cdef int64_t most = min(p.capacity_blocks, <int64_t>1 << 30)
     if each > r.lease.predicted_output:
+        core.ledger.order.stirred = True  # other requests will be promised more
         core.predictor.record_coverage(r.flow, adapter_of(core, r), r.evidence, False)
         r.evidence = BY_NOTHING
         asked_of(core, r, &asked)

@@ -149,6 +149,7 @@ cdef int32_t restore_lease(
     if p.quota != NONE:
         take_model_quota(core, i)
     core.flows.end_idle(r.flow)
+    core.ledger.order.stirred = True  # no lease may be left to give, and flows run more
     if ask.session.size:
         join_session(core, i, &ask.session)
         if core.requests.rare_of(r).session != NONE:

@@ -56,6 +56,7 @@ ctypedef struct Flow:
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
     ShedAccuracy shed_accuracy  # see deadline_shedding.pxi
     int32_t answers  # that are stored
+    int64_t watched  # pools rest that a charge of it would stir, see rest.pxi
     int32_t maker  # made at first sight: 1 + the principal that named it; 0: not known
     int32_t group  # quota node of the group that the tenant is in; -1: none
     int32_t vouchers, vouched  # of other principals: how many there are; what they have queued

@@ -441,6 +441,7 @@ cdef class Flows:
         """Count a flow that begins (1) or ceases (-1) to share the pools, and each node of which
         it is the first or was the last. O(levels)."""
         cdef Family family
+        self.pool_order.stirred = True
         self.recent_count += more
         self.recent_weight_of(flow)[0] += more * self.items[flow].weight_milli
         while self.items[flow].parent != NONE:
@@ -455,6 +456,7 @@ cdef class Flows:
         """Give a flow another weight; leases keep theirs. O(1)."""
         cdef Flow* f = &self.items[flow]
         cdef int32_t more = weight_milli - f.weight_milli
+        self.pool_order.stirred = True
         if self.is_recent(flow):
             self.recent_weight_of(flow)[0] += more
         if f.queued:

@@ -123,6 +123,7 @@ cdef class Ledger:
         cdef int64_t longest, size
         p.limits = limits[0]
         self.order.touch(pool)
+        self.order.stirred = True  # what no pool can hold any more leaves the line
         lora_weigh(&p.loras, self.adapters, p.limits.adapter_tokens)
         if p.block_size == 0:  # no stream has offered it yet
             return
@@ -341,6 +342,7 @@ cdef class Ledger:
         cdef Request* r = &self.requests.items[i]
         cdef GrowingLeases* runs = &self.pools[r.pool].growing
         cdef GrowingLease run
+        self.order.touch(r.pool)
         run = self.figures(r.pool, r, r.lease.reserved_blocks, r.lease.predicted_output)
         if run.width == 0:
             self.unplace(i)

@@ -4,18 +4,29 @@
 # it has no next request, and its level of load stands. Unless something waits that may run
 # anywhere, a dispatch leaves out calm pools. So an event costs what the pools that it concerns
 # cost, and not what all cost. Code that changes what a look at a pool depends on touches the pool.
+#
+# A pool rests if something waits, none of it may run there now, and another look changes nothing
+# before a time that is known, see rest.pxi. A dispatch leaves out pools that rest, also while
+# something waits that may run anywhere. Several pools depend on the line, and on what outputs
+# taught: a change of these stirs all pools that rest. Most charges leave the line as pools saw it,
+# so that only a charge of a flow that is watched stirs them.
 
 @cython.final
 cdef class PoolOrder:
     cdef MinTree open  # pools by what is promised; those served in vain leave it in first_open()
     cdef MinTree restless  # pools that are not calm and were not served in vain
+    cdef MinTree resting  # pools that rest, by the time at which that ends
     cdef IndexSet calm, touched, served
     cdef int32_t touched_list[POOLS_MAX]
     cdef int32_t served_list[POOLS_MAX]  # in vain
     cdef int32_t touched_count, served_count
+    cdef int32_t asleep  # of those that rest, how many were not looked at in this round
+    cdef bint stirred  # all that rest have to be looked at
+    cdef int64_t watch  # the mark of flows that are watched; they are not any more once it grows
 
     def __cinit__(self):
-        self.open, self.restless = MinTree(), MinTree()
+        self.open, self.restless, self.resting = MinTree(), MinTree(), MinTree()
+        self.watch = 1
 
     cdef inline void touch(self, int32_t pool) noexcept:
         """Have a pool looked at again. O(1)."""
@@ -31,15 +42,19 @@ cdef class PoolOrder:
         return self.open.first()
 
     cdef int refresh(self, int32_t pool, int64_t promised_ppm) except -1:
-        """Take up a pool that was touched. O(log pools)."""
+        """Take up a pool that was touched, or whose rest is over. O(log pools)."""
         set_remove(&self.calm, pool)
+        if self.resting.has(pool):
+            self.resting.remove(pool)
+            self.asleep -= not set_has(&self.served, pool)
         if set_has(&self.served, pool):
             return 0
         self.open.put(pool, promised_ppm)
         return self.restless.put(pool, promised_ppm)
 
-    cdef void leave(self, int32_t pool, bint is_calm) noexcept:
-        """Leave a pool out until `open_again()`: it grants nothing. O(log pools)."""
+    cdef int leave(self, int32_t pool, bint is_calm, int64_t rests_until_ns) except -1:
+        """Leave a pool out until `open_again()`: it grants nothing. It may rest after that; -1: it
+        does not. O(log pools)."""
         if is_calm:
             set_add(&self.calm, pool)
         else:
@@ -48,6 +63,11 @@ cdef class PoolOrder:
         self.served_list[self.served_count] = pool
         self.served_count += 1
         self.restless.remove(pool)
+        return self.resting.put(pool, rests_until_ns) if rests_until_ns != NONE else 0
+
+    cdef inline bint is_asleep(self, int32_t pool) noexcept:
+        """Whether a pool rests, and was not looked at in this round. O(1)."""
+        return self.resting.has(pool) and not set_has(&self.served, pool)
 
     cdef inline bint is_open(self, int32_t pool) noexcept:
         """Whether the dispatch has not served a pool in vain yet. O(1)."""
@@ -63,8 +83,12 @@ cdef class PoolOrder:
         return pool
 
     cdef int open_again(self, int32_t pool, int64_t promised_ppm) except -1:
-        """Let a pool that was left out be looked at again. O(log pools)."""
+        """Let a pool that was left out be looked at again, unless it rests. O(log pools)."""
         set_remove(&self.served, pool)
+        if self.resting.has(pool):
+            self.open.remove(pool)
+            self.asleep += 1
+            return 0
         self.open.put(pool, promised_ppm)
         if not set_has(&self.calm, pool):
             self.restless.put(pool, promised_ppm)

@@ -37,7 +37,7 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     if target == 0 and not flows.one_line:
         stand_anywhere(flows, q)
     if waited:
-        bring_back(flows, flow)
+        bring_back(flows, flow, 0)
         bring_nodes_back(flows, flow)
     return 0
 
@@ -76,8 +76,20 @@ cdef int charge_flow(
     while q != NONE:
         if flows.queues[q].chain.count:
             rank_queue(flows, q)
+            note_charged(flows, flow, weighted_micro)
         q = flows.queues[q].next_queue
-    return bring_back(flows, flow) if flows.local else 0
+    return bring_back(flows, flow, weighted_micro) if flows.local else 0
+
+
+cdef inline void note_charged(Flows flows, int32_t flow, int64_t weighted_micro) noexcept:
+    """A flow with something queued, or a node, was charged: have pools looked at for which that may
+    bring another request forward. O(1)."""
+    # With a larger grain a charge may change who takes part, and move nothing in the line.
+    if (
+        weighted_micro < 0 or flows.grain > 1
+        or flows.items[flow].watched == flows.pool_order.watch
+    ):
+        flows.pool_order.stirred = True
 
 
 cdef inline int add_service(Flows flows, int32_t flow, int64_t weighted_micro) except -1:
@@ -110,6 +122,8 @@ cdef int charge_nodes(
         more = reweighed(after, weight_milli, flows.items[node].weight_milli)
         more -= reweighed(before, weight_milli, flows.items[node].weight_milli)
         add_service(flows, node, more)
+        if more:
+            note_charged(flows, node, more)
         if flows.local and charge_node(flows, node, family, above, more, pool):
             looks = True
         note_stale(flows, node, family)
@@ -131,6 +145,7 @@ cdef int rebase(Flows flows, int32_t flow) except -1:
     if base < VTC_REBASE // 2:
         return 0
     place_nodes(flows)
+    flows.pool_order.stirred = True
     level[0] = max(<int64_t>0, level[0] - base)
     for i in range(<int32_t>len(flows.anywhere) if flows.one_line else 0):
         flows.positions.shift(cls, i)[0] += base

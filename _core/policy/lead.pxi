@@ -92,9 +92,9 @@ cdef int64_t too_far_ahead(Flows flows, const Position* p) noexcept:
     )
 
 
-cdef int bring_back(Flows flows, int32_t flow) except -1:
+cdef int bring_back(Flows flows, int32_t flow, int64_t charged) except -1:
     """Where a flow stands too far ahead because of service elsewhere, forgive it some of that.
-    O(positions * log n)."""
+    Pools that rest hear of it if it is more than what was just charged. O(positions * log n)."""
     cdef int32_t n = flows.items[flow].first_position, q
     cdef IndexSet queued
     cdef IndexSet stands
@@ -126,6 +126,7 @@ cdef int bring_back(Flows flows, int32_t flow) except -1:
         less_by = too_far_ahead(flows, p) if may_be_ahead(flows, p, f, above) else 0
         if less_by > 0:
             p.key -= less_by
+            flows.pool_order.stirred = flows.pool_order.stirred or less_by > charged
             flows.positions.forgiven = min(flows.positions.forgiven + less_by, VTC_MAX)
             lowered = True
         p.foreign = 0  # what is left of it stays
@@ -142,6 +143,6 @@ cdef int bring_nodes_back(Flows flows, int32_t flow) except -1:
     """The same for the nodes above a flow. O(levels * positions * log n)."""
     flow = flows.items[flow].parent
     while flow != NONE:
-        bring_back(flows, flow)
+        bring_back(flows, flow, 0)
         flow = flows.items[flow].parent
     return 0

@@ -232,6 +232,7 @@ cdef int rebase_pool(Flows flows, int32_t flow, int32_t pool) except -1:
     if base < VTC_REBASE // 2 or flows.order != ORDER_COUNTER:
         return 0
     place_nodes(flows)
+    flows.pool_order.stirred = True
     level[0] = max(<int64_t>0, level[0] - base)
     if flows.items[flow].parent == NONE:
         flows.positions.shift(flows.items[flow].cls, pool)[0] -= base

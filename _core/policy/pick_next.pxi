@@ -125,6 +125,9 @@ cdef int32_t next_in_line(
     for k in range(core.classes.count):
         if core.classes.order[k] != first_class:
             taken = next_in_class(core, pool, core.classes.order[k], found, taken)
+    if taken == LOOKAHEAD:  # else none is behind them that a charge could bring into sight
+        for k in range(taken):
+            watch(core.flows, core.requests.items[found[k]].flow)
     return taken
 
 

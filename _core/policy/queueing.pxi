@@ -87,7 +87,7 @@ cdef int32_t enqueue(Flows flows, int32_t i) except -2:
         enter_line(flows, q, i)
     displaced = choose_head(flows, q)
     if flows.local:
-        bring_back(flows, r.flow)
+        bring_back(flows, r.flow, 0)
         bring_nodes_back(flows, r.flow)
     return displaced
 
@@ -98,6 +98,7 @@ cdef int dequeue(Flows flows, int32_t i) except -1:
     cdef Request* r = &flows.requests.items[i]
     cdef int32_t q = flows.queue_of(r.flow, r.target + 1)
     cdef bint was_head = flows.queues[q].head == i, was_throttled = False
+    flows.pool_order.stirred = True
     chain_remove(&flows.queues[q].chain, flows.requests.items, i)
     if flows.queues[q].in_tree:
         flows.queues[q].root = flows.treaps.remove(flows.queues[q].root, i)

@@ -56,11 +56,36 @@ cdef inline bint has_place(Flows flows, int32_t q) noexcept:
     return (<Family>flows.families[flows.items[f.parent].family]).has(target, f.place)
 
 
+cdef inline void note_place(
+    Flows flows, int32_t target, Heap line, int32_t id, int64_t tie
+) noexcept:
+    """Before an entry gets a place in the line of a target: have the pools looked at which another
+    head concerns. Of another key they hear where that changes, see note_charged(). O(1)."""
+    if not line.has(id) or line.entry(id).tie != tie:
+        note_line(flows, target)
+
+
+cdef inline void note_line(Flows flows, int32_t target) noexcept:
+    if target:
+        flows.pool_order.touch(target - 1)
+    else:
+        flows.pool_order.stirred = True
+
+
+cdef inline void watch(Flows flows, int32_t flow) noexcept:
+    """Have charges of a flow, and of the nodes above it, stir the pools that rest. O(levels)."""
+    while flow != NONE:
+        flows.items[flow].watched = flows.pool_order.watch
+        flow = flows.items[flow].parent
+
+
 cdef inline int put_in_line(Flows flows, int32_t q, int64_t key, int64_t arrival) except -1:
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int32_t target = flows.queues[q].target
     if f.parent == NONE:
+        note_place(flows, target, (<Line>flows.candidates[target]).heap(f.cls), q, arrival)
         return (<Line>flows.candidates[target]).put(f.cls, q, key, arrival, flows.now_ns)
+    note_place(flows, target, flows.family_of(f.parent).line(target), f.place, arrival)
     return flows.family_of(f.parent).line(target).put(f.place, key, arrival)
 
 
@@ -105,6 +130,7 @@ cdef inline bint stand_node(Flows flows, int32_t q) except -1:
 cdef inline int take_from_line(Flows flows, int32_t q) except -1:
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int32_t target = flows.queues[q].target
+    note_line(flows, target)
     if f.parent == NONE:
         (<Line>flows.candidates[target]).remove(f.cls, q)
     else:
@@ -134,6 +160,7 @@ cdef inline int stand(Flows flows, int32_t q) except -1:
     line = (<Family>flows.families[flows.items[f.parent].family]).line_at(flows.queues[q].target)
     if (<Heap>line).count:
         first = (<Heap>line).nodes[0].tie
+    note_place(flows, flows.queues[q].target, <Heap>line, f.place, seq)
     (<Heap>line).put(f.place, flows.key_of(q), seq)
     return 0 if (<Heap>line).nodes[0].tie == first else stand_nodes(flows, q)
 
@@ -272,12 +299,15 @@ cdef inline int put_anywhere(
     """Let a queue of what may run anywhere stand in the order of a pool. O(log n)."""
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     if f.parent == NONE:
+        note_place(flows, pool + 1, (<Line>flows.anywhere[pool]).heap(f.cls), q, arrival)
         return (<Line>flows.anywhere[pool]).put(f.cls, q, key, arrival, flows.now_ns)
+    note_place(flows, pool + 1, flows.family_of(f.parent).free_line(pool), f.place, arrival)
     return flows.family_of(f.parent).free_line(pool).put(f.place, key, arrival)
 
 
 cdef inline int take_from_anywhere(Flows flows, int32_t q, int32_t pool) except -1:
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
+    flows.pool_order.touch(pool)
     if f.parent == NONE:
         (<Line>flows.anywhere[pool]).remove(f.cls, q)
     else:
@@ -346,6 +376,8 @@ cdef int32_t next_heads(
     for k in range(count):
         q = queue_at(flows, node, 0 if is_free[k] else pool + 1, next_ids[k])
         child = seen[k] = flows.queues[q].flow
+        if count == LOOKAHEAD:
+            watch(flows, child)  # behind it another may come into sight
         if taken == LOOKAHEAD:
             return taken
         if not is_node(flows, child):

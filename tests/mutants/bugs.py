@@ -6,6 +6,7 @@ The production source holds none of this.
 from bugs_backfill import BACKFILL_BUGS
 from bugs_fairness import FAIRNESS_BUGS
 from bugs_operator import OPERATOR_BUGS
+from bugs_rest import REST_BUGS
 from bugs_sessions import SESSION_BUGS
 from bugs_tenants import TENANT_BUGS
 from bugs_tree import TREE_BUGS
@@ -476,6 +477,7 @@ MUTANTS = (
     *TENANT_BUGS,
     *TREE_BUGS,
     *SESSION_BUGS,
+    *REST_BUGS,
 )
 
 NUMBERS = {mutant.name: number for number, mutant in enumerate(MUTANTS, 1)}
