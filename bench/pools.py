@@ -125,22 +125,37 @@ class _Full:
         return found[-1]
 
     def run(self) -> None:
-        """Take each call once. Raises RuntimeError where a pool has room."""
-        core, ask, lease_id = self._core, next(self._asks), self._leases.popleft()
+        """Take each call ten times in a row: an end looks at all pools, and leaves caches cold.
+
+        Raises RuntimeError where a pool has room.
+        """
         self._now_ns += 1
-        now_ns = self._now_ns
-        if isinstance(self._timed("admit", lambda: core.admit_wire(now_ns, 0, ask)), bytes):
+        for _ in range(10):
+            self._admit(next(self._asks))
+        for _ in range(10):
+            self._timed("poll", lambda: self._core.poll(self._now_ns))
+        for lease_id in list(self._leases)[:10]:
+            self._report(lease_id)
+        for _ in range(10):
+            self._end(self._leases.popleft())
+
+    def _admit(self, ask: bytes) -> None:
+        answer = self._timed("admit", lambda: self._core.admit_wire(self._now_ns, 0, ask))
+        if isinstance(answer, bytes):
             raise RuntimeError("a full pool granted a request")
-        self._timed("poll", lambda: core.poll(now_ns))
+
+    def _report(self, lease_id: int) -> None:
         self._timed(
             "report",
-            lambda: core.progress(now_ns, lease_id, 1, output_tokens=1),
-            lambda: core.poll(now_ns),
+            lambda: self._core.progress(self._now_ns, lease_id, 1, output_tokens=1),
+            lambda: self._core.poll(self._now_ns),
         )
+
+    def _end(self, lease_id: int) -> None:
         found = self._timed(
             "end",
-            lambda: core.complete(now_ns, lease_id, 1, output_tokens=_OUTPUT),
-            lambda: core.poll(now_ns),
+            lambda: self._core.complete(self._now_ns, lease_id, 1, output_tokens=_OUTPUT),
+            lambda: self._core.poll(self._now_ns),
         )
         self._leases.extend(each.lease_id for each in found)
 
@@ -150,8 +165,7 @@ def full_us(sizes: Sequence[int], rounds: int) -> dict[int, dict[str, float]]:
     each = {pools: _Full(pools) for pools in sizes}
     for _ in range(rounds):
         for one in each.values():
-            for _ in range(10):
-                one.run()
+            one.run()
     return {
         pools: {call: median(times) for call, times in one.times.items()}
         for pools, one in each.items()

@@ -97,8 +97,8 @@ cdef int64_t next_fading_ns(Core core, const Pool* p) noexcept:
 
 
 cdef inline bint may_choose(Core core) noexcept:
-    """Whether what waits may prefer a pool to the emptiest, see placement.pxi. Which one that is, and
-    so the order, depends on all pools."""
+    """Whether what waits may prefer a pool to the emptiest, see placement.pxi. The order in which
+    pools are looked at then depends on all of them."""
     return (<Line>core.flows.candidates[0]).count and (
         (core.affinity_ppm and core.adapters.count)
         or (core.prefix_ppm and core.prefixes.queued)

@@ -278,6 +278,8 @@ cdef inline bint stand_node_in(Flows flows, int32_t q, int32_t pool) except -1:
     key, tie = flows.counter_at(node, pool) // flows.grain, line.nodes[0].tie
     if stands_so(siblings, q if f.parent == NONE else f.place, tie, family.is_stale, key):
         return False
+    # Of a tenant's own queue the line of all pools tells, in which it stands, too.
+    note_place(flows, 0, siblings, q if f.parent == NONE else f.place, tie)
     put_anywhere(flows, q, pool, key, tie)
     return True
 
@@ -299,15 +301,12 @@ cdef inline int put_anywhere(
     """Let a queue of what may run anywhere stand in the order of a pool. O(log n)."""
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     if f.parent == NONE:
-        note_place(flows, pool + 1, (<Line>flows.anywhere[pool]).heap(f.cls), q, arrival)
         return (<Line>flows.anywhere[pool]).put(f.cls, q, key, arrival, flows.now_ns)
-    note_place(flows, pool + 1, flows.family_of(f.parent).free_line(pool), f.place, arrival)
     return flows.family_of(f.parent).free_line(pool).put(f.place, key, arrival)
 
 
 cdef inline int take_from_anywhere(Flows flows, int32_t q, int32_t pool) except -1:
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
-    flows.pool_order.touch(pool)
     if f.parent == NONE:
         (<Line>flows.anywhere[pool]).remove(f.cls, q)
     else:
