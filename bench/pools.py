@@ -200,7 +200,7 @@ def main(admits: int, as_json: bool, only_memory: int | None) -> None:
         click.echo(_hold(only_memory))
         return
     machine.need_release_core()
-    rows = []
+    rows: list[dict[str, Any]] = []
     sizes = (1, *FULL_RATIOS_MAX)
     full = full_us(sizes, max(1, admits // 100))
     for pools in sizes:
