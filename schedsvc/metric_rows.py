@@ -361,7 +361,7 @@ TOTAL_ROWS = (
         "fairness_bound_tokens",
         False,
         "fairness_bound_micro",
-        "Bound of VTC on the fairness gap, in weighted tokens.",
+        "Most that the fairness gap may be, in weighted tokens; 0: the policy promises none.",
         1_000_000,
     ),
     Row(

@@ -64,6 +64,7 @@ EXPECTED = {
         "SchedsvcReportsLimited",
     },
     "overrun": {"SchedsvcEnginePreempts"},
+    "uneven": {"SchedsvcFairnessGap"},
     "killed": {"SchedsvcDown"},
     "starved": {"SchedsvcLoopLags"},
     "broken": {"SchedsvcBroken"},
@@ -78,7 +79,9 @@ EXPECTED = {
     "tenant evicted": {"SchedsvcRequestsEvicted"},
     "tenant slow": {"SchedsvcFirstTokenSlow"},
 }
-LATER = ("sharing", "robbed", "unbooked", "evicting", "leaderless", "mute", "crowded", "read")
+LATER = (
+    "uneven", "sharing", "robbed", "unbooked", "evicting", "leaderless", "mute", "crowded", "read",
+)  # fmt: skip
 #: A log that is held has more.
 HELD_BYTES = HELD_FACTOR * LOG_BYTES_MAX
 #: Runs our command with a stderr that takes nothing.
@@ -110,6 +113,14 @@ def faster_rules() -> dict[str, Any]:
     return rules
 
 
+def uneven(weight: float) -> dict[str, Any]:
+    """Two tenants of this weight, whose requests wait for a small pool."""
+    return config(lease_ttl_ms=600_000, queue_ttl_ms=600_000, credit_max=0) | {
+        "pools": [{"name": "pool", "capacity_tokens": 320}],
+        "tenants": [{"name": name, "weight": weight} for name in "ab"],
+    }
+
+
 def settings_of(name: str, store: StoreServer, other: StoreServer) -> dict[str, Any]:
     own: dict[str, Any] = {"metrics": {"listen": "127.0.0.1:0"}}
     if name == "troubled":
@@ -118,6 +129,8 @@ def settings_of(name: str, store: StoreServer, other: StoreServer) -> dict[str, 
         own["state"] = {"file": "state/state.db", "every_ms": 100}
     if name == "overrun":
         own["mode"] = "dry_run"
+    if name == "uneven":
+        return uneven(0.01) | own
     if name == "mute":
         own["log"] = {"level": "info"}
     if name in ("robbed", "unbooked", "read"):
@@ -281,6 +294,7 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
             programs["killed"].kill("scheduler")
             await break_invariant(programs["broken"])
             break_things(programs["troubled"])
+            await wait_unevenly(programs["uneven"], stack)
             (programs["robbed"].folder / "ledger" / "usage.db").unlink()
             (programs["unbooked"].folder / "ledger").rename(programs["unbooked"].folder / "gone")
             REFUSALS["memory"].begin(store)
@@ -300,6 +314,25 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
                 for task in (watch, *tasks):
                     task.cancel()
                 await asyncio.gather(watch, *tasks, return_exceptions=True)
+
+
+async def wait_unevenly(programs: Programs, stack: AsyncExitStack) -> None:
+    """Let two tenants wait, one ahead of the other, and raise the weights: the bound falls."""
+    channel = await stack.enter_async_context(open_channel(programs.target))
+    stub = SchedulerServiceStub(channel)
+    assert (await stub.Admit(ask(250, tenant="a", pool="pool"))).grant.lease_id
+    for count, tenant in enumerate("ba", 1):  # b first: who comes later is lifted to who waits
+        waits = asyncio.ensure_future(stub.Admit(ask(250, tenant=tenant, pool="pool")))
+        stack.callback(waits.cancel)
+        for _ in range(240):
+            if (await stub.Stats(pb.StatsRequest())).totals.queued == count:
+                break
+            await asyncio.sleep(0.25)
+        else:
+            pytest.fail("the request does not wait")
+    file = programs.folder / "c.yaml"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tenants": uneven(1)["tenants"]}))
+    programs.send("scheduler", signal.SIGHUP)
 
 
 async def break_invariant(programs: Programs) -> None:

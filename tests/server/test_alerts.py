@@ -60,6 +60,10 @@ PROVOKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "SchedsvcLeasesExpire": (TENANT, {"schedsvc_requests_expired_total{}": "0+1x99"}),
     "SchedsvcEnginePreempts": (POOL, {"schedsvc_engine_preemptions_total{}": "0+60x99"}),
+    "SchedsvcFairnessGap": (
+        ONE,
+        {"schedsvc_fairness_gap_tokens{}": "9x99", "schedsvc_fairness_bound_tokens{}": "8x99"},
+    ),
     "SchedsvcReportsLimited": (ONE, {"schedsvc_reports_limited_total{}": "0+30x99"}),
     "SchedsvcStoreRefusesWrites": (ONE, {"schedsvc_cluster_store_refuses_writes{}": "1x99"}),
     "SchedsvcStoreMayEvict": (ONE, {"schedsvc_cluster_store_may_evict{}": "1x99"}),

@@ -952,8 +952,9 @@ class Totals(_message.Message):
     evicted: _builtins.int
     promised_tokens: _builtins.int
     fairness_gap_micro: _builtins.int
-    """Widest gap between counters of a class's backlogged flows, beside VTC's bound, in micro-tokens."""
+    """Widest gap between counters of a class's backlogged flows, in micro-tokens."""
     fairness_bound_micro: _builtins.int
+    """the most that it may be; 0: the policy promises none"""
     predictor_coverage_ppm: _builtins.int
     """Share of judged promises that held: the output was no longer."""
     predictor_samples: _builtins.int
