@@ -55,7 +55,6 @@ class RestWalk:
             "queue_target_ns": rnd.choice((50 * MS, SECOND)),
             "overload_hold_ns": rnd.choice((100 * MS, 2 * SECOND)),
             "leases_max": rnd.choice((20, 1_000, 1_000)),
-            "grant_pacing": rnd.choice((0, 1)),
             "backfill_surplus_ppm": rnd.choice((0, 300_000)),
             "prefix_affinity_ppm": rnd.choice((0, 200_000)),
             "adapter_affinity_ppm": rnd.choice((0, 200_000)),
