@@ -136,10 +136,11 @@ async def test_what_exceeds_the_context_is_the_engines_to_answer(
 async def test_embeddings_of_a_prompt_are_sized_and_reach_the_engine(
     bench: Bench, fields: dict[str, Any], sizes: list[int]
 ) -> None:
-    assert (await bench.ask(json.dumps(fields).encode())).status == 200
+    body = fields | {"max_tokens": 16}  # else prompts that the context cuts count as equally long
+    assert (await bench.ask(json.dumps(body).encode())).status == 200
     [admit] = bench.fake.admits
     assert (list(admit.input_tokens), admit.input_estimated) == (sizes, True)
-    assert sent_on(bench) == fields
+    assert sent_on(bench) == body
     await bench.settled()
 
 

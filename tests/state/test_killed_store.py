@@ -111,7 +111,7 @@ def test_empty_state_file_is_restored_from_a_log_that_has_all(tmp_path: Path) ->
 
 def test_log_truncated_before_the_kill_is_noticed_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "state.db"
-    with holding(lambda: two_rows(file)) as kill:
+    with holding(two_rows, file) as kill:
         os.truncate(f"{file}-wal", 0)
         kill()
         store = Store(file)

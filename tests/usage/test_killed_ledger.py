@@ -35,6 +35,38 @@ def many_rows(folder: Path) -> Ledger:
     return three_rows(folder)
 
 
+def three_rows_written_back(folder: Path) -> Ledger:
+    """All rows in the file, and the log as long as before."""
+    ledger = three_rows(folder)
+    ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    return ledger
+
+
+def long_log(folder: Path) -> Ledger:
+    """A row in each of many transactions of the log."""
+    ledger = opened(folder)
+    for number in range(1, 40):
+        ledger.add([lease(number)])
+    return ledger
+
+
+def long_log_written_back(folder: Path) -> Ledger:
+    """The same, all of it in the file too."""
+    ledger = long_log(folder)
+    ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    return ledger
+
+
+def two_logs(folder: Path) -> Ledger:
+    """A log that another one preceded, whose index is kept beside it."""
+    ledger = long_log(folder)
+    (folder / "earlier").write_bytes((folder / "usage.db-shm").read_bytes()[:136])
+    ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    ledger._left = held_file.look(ledger.path)
+    ledger.add([lease(40)])
+    return ledger
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_ledger_taken_and_killed_at_once_keeps_all_rows(
     tmp_path: Path, attack: Callable[[Path], None]
@@ -155,7 +187,7 @@ def test_copy_of_the_folder_of_a_killed_ledger_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frames", [0, 1, 2])
 def test_log_truncated_before_the_kill_is_noticed_at_the_start(tmp_path: Path, frames: int) -> None:
-    with holding(lambda: three_rows(tmp_path)) as kill:
+    with holding(three_rows, tmp_path) as kill:
         log = tmp_path / "usage.db-wal"
         os.truncate(log, 32 + frames * (4_096 + 24) if frames else 0)
         kill()
@@ -169,7 +201,7 @@ def test_log_truncated_before_the_kill_is_noticed_at_the_start(tmp_path: Path, f
 
 
 def test_whole_log_of_a_killed_ledger_is_not_torn(tmp_path: Path) -> None:
-    with holding(lambda: three_rows(tmp_path)) as kill:
+    with holding(three_rows, tmp_path) as kill:
         kill()
         ledger = opened(tmp_path)
     assert ledger.torn == ""
@@ -178,12 +210,7 @@ def test_whole_log_of_a_killed_ledger_is_not_torn(tmp_path: Path) -> None:
 
 
 def test_log_that_was_written_back_and_truncated_is_not_torn(tmp_path: Path) -> None:
-    def written_back() -> Ledger:
-        ledger = three_rows(tmp_path)
-        ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        return ledger
-
-    with holding(written_back) as kill:
+    with holding(three_rows_written_back, tmp_path) as kill:
         os.truncate(tmp_path / "usage.db-wal", 0)
         kill()
         ledger = opened(tmp_path)
@@ -193,14 +220,7 @@ def test_log_that_was_written_back_and_truncated_is_not_torn(tmp_path: Path) -> 
 
 
 def test_rest_of_a_log_that_is_older_than_the_file_is_damage(tmp_path: Path) -> None:
-    def written_back() -> Ledger:
-        ledger = opened(tmp_path)
-        for number in range(1, 40):
-            ledger.add([lease(number)])
-        ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        return ledger
-
-    with holding(written_back) as kill:
+    with holding(long_log_written_back, tmp_path) as kill:
         os.truncate(tmp_path / "usage.db-wal", 32 + 50 * (4_096 + 24))
         kill()
         with pytest.raises(UsageError, match=r"is damaged \(its log was truncated: of .* are left"):
@@ -208,7 +228,7 @@ def test_rest_of_a_log_that_is_older_than_the_file_is_damage(tmp_path: Path) -> 
 
 
 def test_index_of_an_earlier_start_of_the_machine_says_nothing(tmp_path: Path) -> None:
-    with holding(lambda: three_rows(tmp_path)) as kill:
+    with holding(three_rows, tmp_path) as kill:
         os.truncate(tmp_path / "usage.db-wal", 0)
         kill()
         os.utime(tmp_path / "usage.db-shm", (1, 1))
@@ -218,17 +238,7 @@ def test_index_of_an_earlier_start_of_the_machine_says_nothing(tmp_path: Path) -
 
 
 def test_index_of_an_earlier_log_says_nothing(tmp_path: Path) -> None:
-    def two_logs() -> Ledger:
-        ledger = opened(tmp_path)
-        for number in range(1, 40):
-            ledger.add([lease(number)])
-        (tmp_path / "earlier").write_bytes((tmp_path / "usage.db-shm").read_bytes()[:136])
-        ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        ledger._left = held_file.look(ledger.path)
-        ledger.add([lease(40)])
-        return ledger
-
-    with holding(two_logs) as kill:
+    with holding(two_logs, tmp_path) as kill:
         kill()
         with (tmp_path / "usage.db-shm").open("r+b") as index:
             index.write((tmp_path / "earlier").read_bytes())
