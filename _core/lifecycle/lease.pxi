@@ -147,12 +147,12 @@ cdef int estimate_output(Core core, int32_t i) noexcept:
     """Charge the output of an answer in one piece that was given up: none of it was counted. O(1).
 
     That is the time after its expected first token, by the pool's time for a token of one sequence;
-    while that is not known, what was promised.
+    while that is not known, what was promised. When a restored lease was granted is not known.
     """
     cdef Request* r = &core.requests.items[i]
     cdef const Pool* p = &core.ledger.pools[r.pool]
     cdef int64_t ran_ns = core.now_ns - granted_at_ns(r) - first_after_ns(r), tokens
-    if not r.whole_answer or r.lease.output_tokens or ran_ns <= 0:
+    if not r.whole_answer or was_restored(r) or r.lease.output_tokens or ran_ns <= 0:
         return 0
     tokens = min(r.lease.promised_output, r.output_max_tokens)
     if p.decode_milli:

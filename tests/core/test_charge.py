@@ -117,9 +117,14 @@ def test_of_a_lease_that_another_process_granted_the_time_is_not_known() -> None
     stream = Stream(s)
     prefill(s, 0, 100, SECOND)
     s.take_usage()
-    stream.send(SECOND, offering("p"), replaying(1 << 40, "r"))
-    stream.send(SECOND, completing(1 << 40, outcome=core.CANCELLED))
-    assert [row[5:] for row in s.take_usage()] == [(True, 10, 0, 0, True)]
+    now_ns = answer(s, SECOND, 5 * SECOND, 50)
+    s.take_usage()
+    for number, whole in enumerate((False, True), start=1 << 40):
+        lease = replaying(number, f"r{number}", whole_answer=whole)
+        stream.send(now_ns, offering("p"), lease)
+        now_ns += SECOND
+        stream.send(now_ns, completing(number, outcome=core.CANCELLED))
+        assert [row[5:] for row in s.take_usage()] == [(True, 10, 0, 0, True)]
 
 
 def give_up(s: core.Scheduler, now_ns: int, after_ns: int, **more: Any) -> tuple[int, int]:

@@ -177,7 +177,7 @@ class Estimate(Room):
     def output_by_now(self, r: Request) -> int:
         """Output that an answer in one piece may have had when it was given up."""
         ran_ns = self.now_ns - r.arrival_ns - r.waited_ns - self.first_after_ns(r)
-        if not r.whole_answer or ran_ns <= 0:
+        if not r.whole_answer or r.payload is None or ran_ns <= 0:
             return 0
         decode_ns, milli = self.pools[r.pool].decode
         each = ran_ns * milli // (decode_ns * 1000) + 1 if milli else r.promised_output
