@@ -278,7 +278,7 @@ cdef inline bint stand_node_in(Flows flows, int32_t q, int32_t pool) except -1:
     key, tie = flows.counter_at(node, pool) // flows.grain, line.nodes[0].tie
     if stands_so(siblings, q if f.parent == NONE else f.place, tie, family.is_stale, key):
         return False
-    # Of a tenant's own queue the line of all pools tells, in which it stands, too.
+    # A tenant's own queue is in the line of all pools too, and that line reports its move.
     note_place(flows, 0, siblings, q if f.parent == NONE else f.place, tie)
     put_anywhere(flows, q, pool, key, tie)
     return True
