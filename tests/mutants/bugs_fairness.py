@@ -108,7 +108,7 @@ FAIRNESS_BUGS = (
             ),
             (
                 "policy/lead.pxi",
-                "cdef int bring_back(Flows flows, int32_t flow) except -1:\n",
+                "cdef int bring_back(Flows flows, int32_t flow, int64_t charged) except -1:\n",
                 "cdef void lower_everywhere(\n"
                 "    Flows flows, int32_t flow, int64_t less_by, Position* but\n"
                 ") noexcept:\n"
