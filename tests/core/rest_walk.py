@@ -99,8 +99,8 @@ class RestWalk:
         assert found[0] == found[1], f"{method}{args} {more}"
         return found[0]
 
-    def run(self, events: int) -> None:
-        """Take both through events, each followed by a poll."""
+    def run(self, events: int, compare_each: int = 20) -> None:
+        """Take both through events, each with a poll; compare all that they show at times."""
         weights = (40, 25, 20, 4, 6, 1, 1, 3)
         kinds = (
             self._admit, self._progress, self._complete, self._cancel, self._telemetry,
@@ -110,7 +110,7 @@ class RestWalk:
             self.random.choices(kinds, weights)[0]()
             self.now_ns += self.random.choice((0, 1, MS, 20 * MS))
             self._poll()
-            if n % 20 == 0:
+            if n % compare_each == 0:
                 self._compare()
         self._compare()
 

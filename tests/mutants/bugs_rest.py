@@ -3,7 +3,7 @@
 from mutant import Mutant
 
 REST = "tests/core/test_rest.py"
-WALK = "test_looking_at_all_pools_would_change_nothing"
+WALK = "test_looking_at_all_pools_would_change_nothing_in_long_histories"
 
 
 def _mutant(name: str, what: str, file: str, above: str, lines: str, test: str = WALK) -> Mutant:
