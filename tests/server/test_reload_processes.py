@@ -14,7 +14,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from .conftest import ask
-from .test_cli import scheduler
+from .test_cli import events_of, scheduler
 from .test_signals import read_until
 
 POOL = {"name": "pool", "capacity_tokens": 1_600, "epoch": 1}
@@ -145,3 +145,24 @@ def test_quota_lowered_after_use_owes_one_window(restarts: bool, tmp_path: Path)
         stand.write(**limited(10_000))
         with stand.running() as stub:
             look(stub)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "localhost:0"])
+def test_chosen_ports_need_no_restart(address: str, tmp_path: Path) -> None:
+    """The system chose the ports of the listener and of the metrics; the file did not change."""
+    stand, entries = Stand(tmp_path), list[dict[str, Any]]()
+    stand.write(metrics={"listen": address})
+    with scheduler(stand.file) as (process, ready):
+        for weight in (1, 2, 2):
+            stand.write(metrics={"listen": address}, tenants=[{"name": "a", "weight": weight}])
+            process.send_signal(signal.SIGHUP)
+            entries += read_until(process, "config_unchanged", "config_reloaded", "config_rejected")
+        with grpc.insecure_channel(ready["targets"][0]) as channel:
+            told = stats_of(stubs.SchedulerServiceStub(channel)).config
+        process.terminate()
+        entries += events_of(process)
+    events = [entry["event"] for entry in entries]
+    results = [event for event in events if event in ("config_unchanged", "config_reloaded")]
+    assert results == ["config_unchanged", "config_reloaded", "config_unchanged"]
+    assert "config_needs_restart" not in events
+    assert not told.needs_restart
