@@ -81,6 +81,7 @@ class RecordingWriter:
                 earlier, self._file = self._file, held_file.lock(self.path)
                 os.close(earlier)
             self._write(self._first)
+            os.fsync(self._file)  # after a loss of power an empty file would look emptied
             self.unlinked = held_file.hold(self.path, self._file)
         self._size = len(self._first)
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)

@@ -53,9 +53,9 @@ class Store:
     """One state file, held by one process.
 
     SQLite in WAL mode: a killed process loses nothing that was written, a machine that loses its
-    power perhaps the last writes, never the file. A damaged file is set aside as FILE.damaged and a
-    new one begun: the scheduler then starts as if it never ran. The file is its owner's alone: it
-    names tenants, and holds the key under which names are hashed.
+    power what its kernel had not written yet, never the file. A damaged file is set aside as
+    FILE.damaged and a new one begun: the scheduler then starts as if it never ran. The file is its
+    owner's alone: it names tenants, and holds the key under which names are hashed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -373,7 +373,7 @@ class Store:
         ask("PRAGMA trusted_schema = OFF")
         ask("PRAGMA cell_size_check = ON")
         ask("PRAGMA journal_mode = WAL")
-        ask("PRAGMA synchronous = NORMAL")
+        ask("PRAGMA synchronous = FULL")  # a loss of power leaves at least this transaction
         ask("PRAGMA wal_autocheckpoint = 0")
         # How many frames of the log SQLite accepts.
         found = ask("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
@@ -392,6 +392,7 @@ class Store:
             self._check_form()
             self._load()
             ask("COMMIT")
+            ask("PRAGMA synchronous = NORMAL")
         except BaseException:
             self._connection.close()
             raise

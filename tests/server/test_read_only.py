@@ -84,8 +84,6 @@ def test_read_only_file_system_is_loud_and_loses_nothing_acknowledged(
         wait_until(lambda: made.serve_one() and usage(made).saved_rows >= 3)
         assert not made.warned()
         inside = ["nsenter", "-t", str(made.process.pid), "-m"]
-        # As the kernel does within seconds: only the ledger is synced at each write.
-        assert can(*inside, "sync", "-f", made.folder)
         assert can(*inside, "mount", "-o", "remount,abort", made.folder)
         wait_until(lambda: made.serve_one() and made.said() >= LOUD)
         acknowledged = usage(made)
