@@ -43,6 +43,7 @@ from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.http_limits import bound_server, certificates_unseen
 from schedsvc_vllm.idempotency import Replays
 from schedsvc_vllm.identity import Identifier, check_operator
+from schedsvc_vllm.log_limit import limit_lines
 from schedsvc_vllm.paths import SAFE_METHODS, Place, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.request_sizing import parse_json, size_call
@@ -81,6 +82,7 @@ class Gate:
         self._bodies = Bodies(0, 0)  # of no settings, none is read
         self._access: Access | None = None
         self._responses = ResponseIds()
+        limit_lines(_log)
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import ssl
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ PIPELINED_MAX = 16
 # The parser gets a larger read in parts, and the limits hold after each: a callback for each header
 # would cost every request more.
 _PART_BYTES = 16 << 10
+_log = logging.getLogger("schedsvc_vllm")
 
 
 def _refusal(status: str, text: str) -> bytes:
@@ -182,7 +184,7 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
                     data = data[upgrade.args[0] :]
                     self._take_head_without_offer()
         except self.httptools.HttpParserError:
-            self.logger.warning("Invalid HTTP request received.")
+            _log.warning("a client sent what is no valid HTTP")
             self.send_400_response("Invalid HTTP request received.")
 
     def _take_head_without_offer(self) -> None:

@@ -24,6 +24,7 @@ from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.http_limits import bounded
 from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split
+from schedsvc_vllm.log_limit import limit_lines
 from schedsvc_vllm.settings import Settings, SettingsError
 
 EXIT_FAILED = 1
@@ -288,6 +289,7 @@ def server_for(gate: Gate, options: argparse.Namespace) -> Any:
         host=options.host,
         port=options.port,
         uds=options.uds,
+        log_config=None,  # its lines go to the root's handler, which limits them
         log_level=options.log_level,
         access_log=False,
         http=http_protocol(options.connections_max),
@@ -371,6 +373,8 @@ def main() -> None:
         logging.basicConfig(
             level=options.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s"
         )
+        for handler in logging.getLogger().handlers:
+            limit_lines(handler)
         started = serve(build(options, settings), options)
     except (LaunchError, SettingsError) as error:
         sys.stderr.write(f"schedsvc-proxy: {error}\n")
