@@ -263,8 +263,9 @@ class SettingsSync:
         if forged:
             self.state.forged += forged
             _log.error(
-                "cluster_row_forged", rows=forged, reason=reason, effect="the rows are ignored"
-            )
+                "cluster_row_forged", peer="store", rows=forged, reason=reason,
+                effect="the rows are ignored",
+            )  # fmt: skip
 
     def _read(self, place: bytes, row: bytes) -> None:
         """Put a row in force, if it says more than this member knows. Raises ForgedRowError."""
@@ -287,7 +288,7 @@ class SettingsSync:
         except ValueError as error:
             self.state.refused += 1
             _log.error(
-                "cluster_setting_refused", place=place.decode(errors="replace"),
+                "cluster_setting_refused", peer="store", place=place.decode(errors="replace"),
                 reason=str(error), effect="this member goes on without it",
             )  # fmt: skip
         else:

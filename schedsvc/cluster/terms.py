@@ -276,7 +276,8 @@ class Terms:
 
     def _forge(self, reason: str) -> None:
         self.forged += 1
-        _log.error("cluster_row_forged", reason=reason, effect="the row is ignored")
+        effect = "the row is ignored"
+        _log.error("cluster_row_forged", peer="store", reason=reason, effect=effect)
 
     def _check_jump(self, number: int) -> None:
         if self.highest and number > self.highest + JUMP_MAX:

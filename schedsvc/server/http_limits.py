@@ -120,6 +120,8 @@ class HttpLimits:
         try:
             async with asyncio.timeout(self._answer_s):
                 return await handler(request)
+        except ConnectionResetError:
+            return web.Response()  # the client has left: raised, it would be logged as a defect
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()  # to close it would wait for the client to read

@@ -137,7 +137,7 @@ class FollowService(ServicerBase):
     ) -> None:
         name = hello.member if hello.may_lead else ""
         self._count(name, 1)
-        _log.info("follower", member=hello.member)
+        _log.info("follower", peer=context.peer(), member=hello.member)
         reading = asyncio.get_running_loop().create_task(self._read(hello.member, context))
         try:
             async for response in self._responses():
