@@ -31,7 +31,7 @@ async def test_settings_and_budgets_wait_until_writes_are_taken(
         await use(at_a, 99)
         await until(lambda: refusal.reason in shared(a).problem, "it has noticed")
         await tried_again(store, 20)
-        assert refusal.reason in shared(a).problem
+        await until(lambda: refusal.reason in shared(a).problem, "it still names the refusal")
         assert (weight(b, "new"), left(a, DAY), left(b, DAY)) == (0, 800, 900)
         await asyncio.to_thread(refusal.end, store)
         await until_shared(a, b)

@@ -1,6 +1,7 @@
 """A set whose store answers and refuses writes: its leader goes on, and no other one begins."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,11 @@ async def test_a_leader_goes_on_while_writes_are_refused(
             await tried_again(store, 120)  # far more than fit into a term
         assert (a.leading.term, a.leading.lost, a.leading.taken) == (1, 0, 1)
         assert sharing.divided_by == 1
-        assert refusal.reason in a.leading.problem
-        unknown = [log for log in logs if log["event"] == "cluster_terms_unknown"]
-        assert len(unknown) <= 2
+        # A late answer is named until the next try.
+        await until(lambda: refusal.reason in a.leading.problem, "it names the refusal", 60)
+        unknown = [log["reason"] for log in logs if log["event"] == "cluster_terms_unknown"]
+        # Each member says each reason once. A busy machine adds one: that of a late answer.
+        assert max(Counter(unknown).values()) <= 2, unknown
         late = member_of(tmp_path, "late", store)
         async with running(late):
             await until(lambda: late.leading.refuses_writes, "it has tried")
@@ -70,11 +73,11 @@ async def test_a_leader_goes_on_while_writes_are_refused(
             assert not late.leading.until_ns
             await asyncio.to_thread(refusal.end, store)
             for each in (a, b, late):
-                await until(lambda each=each: not each.leading.problem, "terms are known")
+                await until(lambda each=each: not each.leading.problem, "terms are known", 60)
                 assert not each.leading.refuses_writes
-            await until(lambda: not sharing.quota_problem, "quotas are shared")
+            await until(lambda: not sharing.quota_problem, "quotas are shared", 60)
             assert sharing.divided_by == 0
-            await until(lambda: len(a.leading.followers) == 2, "all follow")
+            await until(lambda: len(a.leading.followers) == 2, "all follow", 60)
             assert (a.leading.term, a.leading.lost, late.leading.taken) == (1, 0, 0)
             await served(a, 1)
             await served(a, 1, "capped")
