@@ -267,6 +267,12 @@ POOL_ROWS = (
         "engine_used_tokens",
         "KV tokens in use, as the engine last reported.",
     ),
+    Row(
+        "pool_output_above_limit_tokens",
+        True,
+        "output_above_limit_tokens",
+        "Output that was charged above what its requests can use, as final counts state it.",
+    ),
     Row("engine_preemptions", True, "engine_preemptions", "Preemptions since the engine started."),
     Row(
         "engine_telemetry_age_seconds",
@@ -400,7 +406,7 @@ TOTAL_ROWS = (
         "reports_limited",
         True,
         "reports_limited",
-        "Leases of which a report exceeded what their request can use.",
+        "Leases of which a report stated more than was charged.",
     ),
 )
 # Of tenants that the configuration does not list.

@@ -8,7 +8,7 @@ cdef int correct_usage(Core core, int32_t i, Usage* reported) except -1:
     if u.input_tokens < 0 and u.output_tokens < 0:
         return 0
     r.lease.is_corrected = True
-    limit_usage(core, r, &u)
+    limit_usage(core, r, &u, True)
     if u.input_tokens < 0:
         u.input_tokens = max(<int32_t>0, r.lease.input_tokens)
     if u.output_tokens < 0:

@@ -59,7 +59,7 @@ cdef int keep_late_usage(
     if is_estimated:
         u.input_tokens = late.prompt_tokens
     is_estimated = is_estimated and outcome == OUT_CANCELLED and u.output_tokens == 0
-    limit_usage(core, &r, &u)
+    limit_usage(core, &r, &u, True)
     lease_id, late.lease_id = late.lease_id, 0
     if u.input_tokens == 0 and u.output_tokens == 0:
         return 0

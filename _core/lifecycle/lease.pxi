@@ -51,39 +51,42 @@ cdef int set_suspect(Core core, int32_t i, bint suspect) except -1:
     return 0
 
 
-cdef void limit_usage(Core core, Request* r, Usage* u) noexcept:
+cdef void limit_usage(Core core, Request* r, Usage* u, bint is_final) noexcept:
     """Limit a report to what its request can use: a wrong one costs its tenant no more. O(1).
 
     An exact prompt may turn out 5 % longer, by tokens that the engine adds. An estimated one may be
     as long as the model's context, for each sequence; or shorter, and then an output that only the
-    context ends is longer.
+    context ends is longer. An engine that does not keep to the limit of output has computed what it
+    states, so the final output may be all of the context that the prompt leaves.
     """
-    cdef const Pool* p = &core.ledger.pools[r.pool]
+    cdef Pool* p = &core.ledger.pools[r.pool]
     cdef int64_t context = p.max_model_tokens or p.capacity_blocks * p.block_size
     cdef int64_t input_max = <int64_t>r.prompt_tokens + (r.prompt_tokens + 19) // 20
     cdef int64_t output_max = <int64_t>r.output_max_tokens * r.sequences
-    cdef int64_t whole = min(context, TOKENS_MAX) * r.sequences
+    cdef int64_t whole = min(context, TOKENS_MAX) * r.sequences, left, output_most
     if not r.has_exact_input:
         input_max = max(input_max, whole)
-        if <int64_t>r.prompt_tokens * r.n + output_max >= whole:
-            output_max = max(output_max, whole - max(<int64_t>0, u.input_tokens) * r.n)
-    if u.input_tokens <= input_max and u.output_tokens <= output_max:
-        return
+    left = whole - min(max(<int64_t>0, u.input_tokens), input_max) * r.n
+    if not r.has_exact_input and <int64_t>r.prompt_tokens * r.n + output_max >= whole:
+        output_max = max(output_max, left)
+    output_most = max(output_max, left) if is_final else output_max
+    if u.input_tokens > input_max or u.output_tokens > output_most:
+        core.reports_limited += not r.was_limited
+        r.was_limited = 1
     u.input_tokens = min(u.input_tokens, input_max)
-    u.output_tokens = min(u.output_tokens, output_max)
-    core.reports_limited += not r.was_limited
-    r.was_limited = 1
+    u.output_tokens = min(u.output_tokens, output_most)
+    p.output_above_limit += max(<int64_t>0, u.output_tokens - output_max) if is_final else 0
 
 
 cdef int account(Core core, int32_t i, Usage* reported, bint is_final) except -1:
-    """Take over reported totals, as far as its request can use them. While it runs they only grow;
+    """Take over reported totals, as far as the limits let them. While it runs they only grow;
     the final ones are the truth."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Usage limited = reported[0]
     cdef Usage* u = &limited
     cdef int64_t known
-    limit_usage(core, r, u)
+    limit_usage(core, r, u, is_final)
     known = max(0, r.lease.input_tokens)
     if u.input_tokens >= 0 and (is_final or u.input_tokens > known):
         f.input_tokens += u.input_tokens - known

@@ -87,6 +87,7 @@ ctypedef struct Pool:
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none
     int64_t decode_ns, decode_milli  # moving averages: from first tokens to ends, and their output
     bint saturated  # shares bind, see guarantees.pxi
+    int64_t output_above_limit  # tokens that final counts state above what requests can use
     int64_t surplus_micro  # of work that worse classes may pass with, see backfill.pxi
     int64_t sessions_tokens  # footprint of its active sessions of agents, see agent_sessions.pxi
     int32_t sessions_active, oldest_session, newest_session  # in the order of their begins

@@ -49,6 +49,7 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         ),
         "prefill_error_ms": p.prefill_error_ns // NS_PER_MS,
         "prefills_judged": p.prefills_judged,
+        "output_above_limit_tokens": p.output_above_limit,
         "load_tokens": core.ledger.load(pool, NULL),
         "engine_capacity_tokens": p.engine_tokens,
         "round_tokens": core.ledger.round_tokens(pool, now_ns),

@@ -58,7 +58,7 @@ class RandomWalk:
         self.withdrawn: set[int] = set()
         self.handles: set[int] = set()  # ever given out
         # By handle: the tokens of prompts and of outputs, and the number of sequences.
-        self.asked: dict[int, tuple[int, int, int]] = {}
+        self.asked: dict[int, tuple[int, int]] = {}
         self.ids = self.restored = 0
         choices: list[tuple[Callable[[], None], int]] = [
             (self.admit, 38),
@@ -104,7 +104,7 @@ class RandomWalk:
         # A repeat of one that was refused or evicted is a new request.
         if handle > 0 and handle not in self.handles:
             self.handles.add(handle)
-            self.asked[handle] = inputs, output * sequences, sequences
+            self.asked[handle] = output * sequences, sequences
             self.waiting[handle] = self.now_ns
         elif handle > 0:
             assert repeated, "a handle names one request"
@@ -145,10 +145,9 @@ class RandomWalk:
             assert state == (core.LEASE_VOID if is_void else core.LEASE_LIVE)
 
     def most_output(self, d: core.Decision) -> int:
-        """Of an estimated prompt the context alone may end the output."""
-        inputs, outputs, sequences = self.asked[d.handle]
-        context = self.contexts[d.pool] * sequences
-        return max(outputs, context) if inputs + outputs >= context else outputs
+        """The context ends the output, whatever was asked for."""
+        outputs, sequences = self.asked[d.handle]
+        return max(outputs, self.contexts[d.pool] * sequences)
 
     def complete(self) -> None:
         d = self.lease()

@@ -91,6 +91,16 @@ def test_late_usage_is_limited_to_what_its_request_can_use() -> None:
     assert totals(s, LATE_NS)["reports_limited"] == 1
 
 
+def test_late_output_above_the_limit_counts_as_stated() -> None:
+    s = keeping()
+    used = {"input_tokens": 10, "output_tokens": 25}
+    late(s, max_output_tokens=20).send(LATE_NS, completing(7, **used))
+    ((*_, output_tokens, _),) = s.take_usage()
+    assert output_tokens == 25
+    assert s.stats(LATE_NS)["pools"][0]["output_above_limit_tokens"] == 5
+    assert totals(s, LATE_NS)["reports_limited"] == 0
+
+
 def test_late_end_that_used_nothing_makes_no_row() -> None:
     s = keeping()
     late(s).send(LATE_NS, completing(7, input_tokens=0, output_tokens=0))

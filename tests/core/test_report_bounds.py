@@ -13,41 +13,44 @@ HUGE = core.TOTAL_TOKENS_MAX
 SECOND = 10**9
 
 
+LIMITED_400 = {"max_model_tokens": 400, "output": 10}
+
+
 def used(s: core.Scheduler, flow: int = 0) -> tuple[int, int, int]:
     row = s.flow_stats(0, flow)
     return row["input_tokens"], row["cached_input_tokens"], row["output_tokens"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "limits", "reported", "charged"),
+    ("asked", "limits", "reported", "charged", "final_output"),
     [
         # Exact: the prompt and 5 %, rounded up.
-        ({"input_estimated": False}, {}, (HUGE, 0, HUGE), (105, 0, 50)),
-        ({"input_estimated": False}, {}, (105, 0, 50), (105, 0, 50)),
-        ({"input_estimated": False, "prompt": 1}, {}, (HUGE, 0, 1), (2, 0, 1)),
-        ({"input_estimated": False}, {}, (HUGE, HUGE, 1), (105, 105, 1)),
+        ({"input_estimated": False}, {}, (HUGE, 0, HUGE), (105, 0, 50), 895),
+        ({"input_estimated": False}, {}, (105, 0, 50), (105, 0, 50), 50),
+        ({"input_estimated": False}, {}, (105, 0, 700), (105, 0, 50), 700),
+        ({"input_estimated": False, "prompt": 1}, {}, (HUGE, 0, 1), (2, 0, 1), 1),
+        ({"input_estimated": False}, {}, (HUGE, HUGE, 1), (105, 105, 1), 1),
         # Estimated, or of a gate that does not say: the context, else the cache, for each sequence.
-        ({}, {"max_model_tokens": 400}, (HUGE, 0, HUGE), (400, 0, 50)),
-        ({"sequences": 3}, {"max_model_tokens": 400}, (HUGE, 0, HUGE), (1_200, 0, 150)),
-        ({}, {}, (HUGE, 0, HUGE), (1_000, 0, 50)),
-        ({"prompt": 390}, {"max_model_tokens": 400, "output": 10}, (HUGE, 0, 1), (410, 0, 1)),
+        ({}, {"max_model_tokens": 400}, (HUGE, 0, HUGE), (400, 0, 50), 50),
+        ({}, {"max_model_tokens": 400}, (100, 0, HUGE), (100, 0, 50), 300),
+        ({}, {"max_model_tokens": 400}, (-1, -1, HUGE), (0, 0, 50), 400),
+        ({"sequences": 3}, {"max_model_tokens": 400}, (HUGE, 0, HUGE), (1_200, 0, 150), 150),
+        ({"sequences": 3}, {"max_model_tokens": 400}, (100, 0, HUGE), (100, 0, 150), 1_100),
+        ({}, {}, (HUGE, 0, HUGE), (1_000, 0, 50), 50),
+        ({"prompt": 390}, LIMITED_400, (HUGE, 0, 1), (410, 0, 1), 1),
         # The context ends the output: a prompt that was shorter leaves it more.
-        ({"prompt": 390}, {"max_model_tokens": 400, "output": 10}, (20, 0, 380), (20, 0, 380)),
-        ({"prompt": 390}, {"max_model_tokens": 400, "output": 10}, (20, 0, HUGE), (20, 0, 380)),
-        ({"prompt": 389}, {"max_model_tokens": 400, "output": 10}, (20, 0, 380), (20, 0, 10)),
+        ({"prompt": 390}, LIMITED_400, (20, 0, 380), (20, 0, 380), 380),
+        ({"prompt": 390}, LIMITED_400, (20, 0, HUGE), (20, 0, 380), 380),
+        ({"prompt": 389}, LIMITED_400, (20, 0, 380), (20, 0, 10), 380),
         (
             {"prompt": 390, "sequences": 2, "n": 2},
-            {"max_model_tokens": 400, "output": 10},
+            LIMITED_400,
             (20, 0, HUGE),
             (20, 0, 760),
+            760,
         ),
-        ({"prompt": 990, "output": 10}, {}, (20, 0, HUGE), (20, 0, 980)),
-        (
-            {"prompt": 390, "input_estimated": False},
-            {"max_model_tokens": 400, "output": 10},
-            (20, 0, 380),
-            (20, 0, 10),
-        ),
+        ({"prompt": 990, "output": 10}, {}, (20, 0, HUGE), (20, 0, 980), 980),
+        ({"prompt": 390, "input_estimated": False}, LIMITED_400, (20, 0, 380), (20, 0, 10), 380),
     ],
 )
 @pytest.mark.parametrize("is_final", [True, False])
@@ -56,8 +59,11 @@ def test_report_charges_no_more_than_its_request_can_use(
     limits: dict[str, Any],
     reported: tuple[int, int, int],
     charged: tuple[int, int, int],
+    final_output: int,
     is_final: bool,
 ) -> None:
+    """A final output is charged as stated, as far as the context has room for it."""
+    usable = charged[2]
     s = core.Scheduler(headroom_ppm=0)
     s.set_flow(b"f", 1_000)
     s.set_pool(0, b"p", 1, 1_000, 1, max_model_tokens=limits.get("max_model_tokens", 0))
@@ -65,13 +71,44 @@ def test_report_charges_no_more_than_its_request_can_use(
     lease_id = grant(s, 0, "r", **asked).lease_id
     if is_final:
         s.complete(0, lease_id, 1, core.COMPLETED, *reported)
+        assert pool(s, 0)["output_above_limit_tokens"] == final_output - usable
+        charged = (charged[0] if reported[0] >= 0 else asked["prompt"], charged[1], final_output)
     else:
         s.progress(0, lease_id, 1, *reported)
+        assert pool(s, 0)["output_above_limit_tokens"] == 0
     assert used(s) == charged
     exceeds = reported[0] > charged[0] or reported[2] > charged[2]
     assert totals(s, 0)["reports_limited"] == exceeds
     s.progress(0, lease_id, 1, *reported)
     assert totals(s, 0)["reports_limited"] == exceeds  # counted once for a lease
+    s.check()
+
+
+def test_output_above_the_limit_is_paid_by_counters_and_quotas() -> None:
+    s = core.Scheduler(headroom_ppm=0)
+    s.set_flow(b"f", 1_000)
+    s.set_pool(0, b"p", 1, 1_000, 1)
+    s.set_flow_quota(0, 0, output_tokens=600)
+    lease_id = grant(s, 0, "r", 100, 50, reports_progress=True).lease_id
+    s.progress(0, lease_id, 1, 100, 0, 500)
+    before = s.flow_stats(0, 0)["vtc_micro"]
+    assert used(s)[2] == 50
+    ended = s.complete(0, lease_id, 1, core.COMPLETED, 100, 0, 500)
+    assert ended is not None
+    assert ended.output_tokens == used(s)[2] == 500
+    assert s.flow_stats(0, 0)["vtc_micro"] - before == 2 * 450 * 10**6
+    assert s.flow_stats(0, 0)["quotas"][0]["remaining"] == 100
+    assert pool(s, 0)["output_above_limit_tokens"] == 450
+    s.check()
+
+
+def test_output_above_the_limit_is_counted_over_a_restart_of_the_engine() -> None:
+    s = make(capacity=1_000)
+    for epoch in (1, 2):
+        lease_id = grant(s, 0, f"r{epoch}", 100, 50).lease_id
+        s.set_pool(0, b"p", epoch + 1, 1_000, 1)
+        s.complete(0, lease_id, epoch, core.COMPLETED, 100, 0, 80)
+        assert pool(s, 0)["output_above_limit_tokens"] == epoch * 30
     s.check()
 
 

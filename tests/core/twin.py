@@ -222,7 +222,9 @@ class Twin(RemoteService):
             raise TwinError(3, "outcome")
         repeated = r.state == ENDED
         if not repeated:
-            input_tokens, output_tokens = self.limited(r, input_tokens, output_tokens)
+            input_tokens, output_tokens = self.limited(
+                r, input_tokens, output_tokens, is_final=True
+            )
             # The final totals are the truth, also where they are smaller.
             self._account(
                 r,

@@ -79,6 +79,7 @@ class Restart:
             p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
             p.last_prefill_ns, p.opened_ns = 0, -1
             p.blocks, p.asked_tokens, p.matched_tokens = {}, 0, 0
+            p.output_above_limit = 0
         for bill in quotas.bills.values():
             for node in bill.nodes:
                 owed = quotas.nodes[node].owed

@@ -173,7 +173,7 @@ class State:
         kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
         kept += ("prefill_error_ns", "prefills_judged", "prefill_rates", "decode")
-        kept += ("last_prefill_ns", "opened_ns", "draining")
+        kept += ("last_prefill_ns", "opened_ns", "draining", "output_above_limit")
         kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:
             setattr(new, name, getattr(old, name))
@@ -338,20 +338,26 @@ class State:
     def find(self, handle: int) -> Request | None:
         return next((r for r in self.known() if r.seq == handle), None)
 
-    def limited(self, r: Request, input_tokens: int, output_tokens: int) -> tuple[int, int]:
-        """A report, as far as the request can use it."""
+    def limited(
+        self, r: Request, input_tokens: int, output_tokens: int, *, is_final: bool = False
+    ) -> tuple[int, int]:
+        """A report, as far as the request can use it; a final output, as far as the context."""
         p = self.pools[r.pool]
-        most = -(-r.prompt_tokens * 21 // 20)
-        outputs = r.output_max_tokens * r.sequences
+        whole = (p.max_model_tokens or p.capacity_blocks * p.block_size) * r.sequences
+        usable = r.output_max_tokens * r.sequences
+        inputs = -(-r.prompt_tokens * 21 // 20)
         if not r.has_exact_input:
-            context = p.max_model_tokens or p.capacity_blocks * p.block_size
-            most = max(most, context * r.sequences)
-            if r.prompt_tokens * r.n + outputs >= context * r.sequences:
-                outputs = max(outputs, context * r.sequences - max(0, input_tokens) * r.n)
-        if (input_tokens > most or output_tokens > outputs) and not r.was_limited:
+            inputs = max(inputs, whole)
+        left = whole - max(0, min(input_tokens, inputs)) * r.n
+        if not r.has_exact_input and r.prompt_tokens * r.n + usable >= whole:
+            usable = max(usable, left)
+        outputs = max(usable, left) if is_final else usable
+        if (input_tokens > inputs or output_tokens > outputs) and not r.was_limited:
             r.was_limited = True
             self.totals["reports_limited"] += 1
-        return min(input_tokens, most), min(output_tokens, outputs)
+        if is_final:
+            p.output_above_limit += max(0, min(output_tokens, outputs) - usable)
+        return min(input_tokens, inputs), min(output_tokens, outputs)
 
     def find_lease(self, lease_id: int, principal: int) -> Request | None:
         wanted = (lease_id, principal)

@@ -217,6 +217,7 @@ class Pool:
         0,
         0,
     )  # averages: ns from first tokens to ends, and thousandths of output
+    output_above_limit: int = 0  # that final counts state above what requests can use
     surplus_micro: int = 0  # of work that worse classes may pass with
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:

@@ -112,6 +112,7 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "prefill_tokens_per_s": p.prefill_tokens * 10**9 // p.prefill_ns if p.prefill_ns else 0,
         "prefill_error_ms": p.prefill_error_ns // 10**6,
         "prefills_judged": p.prefills_judged,
+        "output_above_limit_tokens": p.output_above_limit,
     }
 
 

@@ -13,7 +13,7 @@ TRUST_BUGS = (
         (
             (
                 "lifecycle/lease.pxi",
-                "    if u.input_tokens <= input_max and u.output_tokens <= output_max:\n",
+                "    if u.input_tokens > input_max or u.output_tokens > output_most:\n",
                 "    if BUG:\n        return\n",
             ),
         ),
@@ -21,13 +21,26 @@ TRUST_BUGS = (
         REPORTS,
     ),
     Mutant(
+        "output-above-limit-free",
+        "a final output above the limit of its request is cut",
+        (
+            (
+                "lifecycle/lease.pxi",
+                "    if u.input_tokens > input_max or u.output_tokens > output_most:\n",
+                "    if BUG:\n        output_most = output_max\n",
+            ),
+        ),
+        0,
+        tests=("tests/core/test_report_bounds.py",),
+    ),
+    Mutant(
         "report-counted-each-time",
         "a lease counts as limited with each of its reports",
         (
             (
                 "lifecycle/lease.pxi",
-                "    core.reports_limited += not r.was_limited\n",
-                "    if BUG:\n        core.reports_limited += r.was_limited\n",
+                "        core.reports_limited += not r.was_limited\n",
+                "        if BUG:\n            core.reports_limited += r.was_limited\n",
             ),
         ),
         40,

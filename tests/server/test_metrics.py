@@ -88,6 +88,21 @@ async def test_usage_of_each_tenant_is_counted_to_the_token() -> None:
         waiting.cancel()
 
 
+async def test_output_above_its_limit_is_charged_and_counted() -> None:
+    async with metered() as server, calling(server.targets[0]) as stub:
+        asked = ask(64, max_output_tokens=100)
+        granted = (await stub.Admit(asked)).grant
+        ended = pb.CompleteRequest(
+            lease_id=granted.lease_id, pool_epoch=1, input_tokens=64, output_tokens=150
+        )
+        assert (await stub.Complete(ended)).output_tokens == 150
+        [pool] = (await stub.Stats(pb.StatsRequest())).pools
+        assert pool.output_above_limit_tokens == 50
+        samples = await scrape(server)
+    assert of(samples, "pool_output_above_limit_tokens_total", pool="pool") == 50
+    assert of(samples, "reports_limited_total") == 0
+
+
 async def test_groups_and_models_have_series_of_their_own() -> None:
     limits: dict[str, Any] = {
         "groups": [

@@ -235,6 +235,7 @@ class PoolStats(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     PREFILL_ERROR_MS_FIELD_NUMBER: _builtins.int
     PREFILLS_JUDGED_FIELD_NUMBER: _builtins.int
+    OUTPUT_ABOVE_LIMIT_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_ASKED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -314,6 +315,8 @@ class PoolStats(_message.Message):
     prefill_error_ms: _builtins.int
     """Error of the estimates of that time: moving average of the absolute error, and their number."""
     prefills_judged: _builtins.int
+    output_above_limit_tokens: _builtins.int
+    """Output that final counts state above what their requests can use, and that was charged."""
     prefix_blocks: _builtins.int
     """The estimate of its prefix cache: blocks of prompts that it was granted lately, by the hashes
     that callers sent, and their tokens.
@@ -375,6 +378,7 @@ class PoolStats(_message.Message):
         prefill_tokens_per_s: _builtins.int = ...,
         prefill_error_ms: _builtins.int = ...,
         prefills_judged: _builtins.int = ...,
+        output_above_limit_tokens: _builtins.int = ...,
         prefix_blocks: _builtins.int = ...,
         prefix_tokens: _builtins.int = ...,
         prefix_asked_tokens: _builtins.int = ...,
@@ -390,7 +394,7 @@ class PoolStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "output_above_limit_tokens", b"output_above_limit_tokens", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -973,7 +973,7 @@ class Totals(_message.Message):
     flows: _builtins.int
     """Flows that there are; StatsResponse.flows may hold fewer."""
     reports_limited: _builtins.int
-    """Leases of which a report exceeded what its request can use."""
+    """Leases of which a report stated more than the limits let the scheduler charge."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutcomeCount]:
         """Refusals of requests whose tenant has no flow."""

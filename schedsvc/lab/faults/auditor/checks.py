@@ -262,6 +262,8 @@ def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:
     require(live == len(pool.leases), f"leases of {pool.name}", live, len(pool.leases))
     low, high = pool.low * pool.block, pool.high * pool.block
     require(low <= promised <= high, f"promised of {pool.name}", low, promised, high)
+    above = (row["output_above_limit_tokens"], books.above_limit[pool.name])
+    require(above[0] == above[1], f"output above the limit of {pool.name}", *above)
     attached = bool(pool.offers)
     require(row["attached"] == attached, f"{pool.name} is attached", row["attached"], attached)
     if row["queued"] and row["wait_reason"] == "NONE":

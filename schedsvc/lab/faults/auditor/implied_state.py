@@ -1,6 +1,7 @@
 """The state of a scheduler as the messages imply it: requests, leases, pools, streams."""
 
 from bisect import bisect_left
+from collections import Counter
 
 from schedsvc.lab.faults.auditor.records import Lease, Pool, Request, Terms
 
@@ -33,6 +34,7 @@ class ImpliedState:
         self.tags: dict[tuple[int, int], Request] = {}
         self.counts = dict.fromkeys(COUNTS, 0)
         self.replays_unsure = 0  # counted as refused, or an unread grant had taken their lease id
+        self.above_limit = Counter[str]()  # output charged above what requests can use, by pool
         self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
         # Input and cached input that it may be more, of leases that are charged by time.
         self.unsure: dict[str, list[int]] = {}

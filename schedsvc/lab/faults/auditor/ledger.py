@@ -293,7 +293,7 @@ class Books(ImpliedState):
 
     def report(self, now_ns: int, lease: Lease, epoch: int, totals: tuple[int, int, int]) -> None:
         """Take running totals: they only grow, and they renew. -1: absent."""
-        input_tokens, cached, output_tokens = self._limited(lease, totals)
+        input_tokens, cached, output_tokens = self._limited(lease, totals, is_final=False)
         usage = self._usage(lease)
         if input_tokens > max(0, lease.input_tokens):
             usage[0] += input_tokens - max(0, lease.input_tokens)
@@ -313,14 +313,15 @@ class Books(ImpliedState):
             lease.renewed_ns = now_ns
             self._grow(lease)
 
-    def _limited(self, lease: Lease, totals: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Return what a report may charge: no more than its request can use."""
-        input_max, output_max = lease.most(totals[0])
-        input_tokens, cached, output_tokens = totals
-        exceeds = input_tokens > input_max or output_tokens > output_max
-        self.counts["reports_limited"] += exceeds and not lease.was_limited
-        lease.was_limited = lease.was_limited or exceeds
-        return min(input_tokens, input_max), cached, min(output_tokens, output_max)
+    def _limited(
+        self, lease: Lease, totals: tuple[int, int, int], *, is_final: bool
+    ) -> tuple[int, int, int]:
+        """Return what a report may charge, and count reports that state more."""
+        limited, above = lease.limited(totals, is_final=is_final)
+        self.above_limit[lease.pool.name] += above
+        self.counts["reports_limited"] += limited != totals and not lease.was_limited
+        lease.was_limited = lease.was_limited or limited != totals
+        return limited
 
     def _usage(self, lease: Lease) -> list[int]:
         return self.usage.setdefault(lease.request.flow, [0, 0, 0])
@@ -346,7 +347,7 @@ class Books(ImpliedState):
         has_run: bool = True,
     ) -> None:  # fmt: skip
         """End a lease as its holder says. Final totals are the truth."""
-        input_tokens, cached, output_tokens = self._limited(lease, totals)
+        input_tokens, cached, output_tokens = self._limited(lease, totals, is_final=True)
         usage = self._usage(lease)
         for at, value in enumerate(lease.usage()):
             usage[at] -= value

@@ -239,7 +239,7 @@ class Lease:
     input_billed: int = 0  # the most input that its quotas were asked for
     told: tuple[int, int] | None = None  # what its reservation says of its output, see peak.py
     is_void: bool = False
-    was_limited: bool = False  # a report of it exceeded what its request can use
+    was_limited: bool = False  # a report of it stated more than was charged
     outcome: int = 0  # once it has ended
     forgotten_ns: int = 0
 
@@ -247,17 +247,27 @@ class Lease:
         """Return the totals as an answer reports them."""
         return max(0, self.input_tokens), self.cached_tokens, self.output_tokens
 
-    def most(self, input_tokens: int) -> tuple[int, int]:
-        """Return the input and output that it can use, if a report gives this input."""
+    def limited(
+        self, totals: tuple[int, int, int], *, is_final: bool
+    ) -> tuple[tuple[int, int, int], int]:
+        """Return what a report may charge, and the part of it above what its request can use.
+
+        Running totals are charged as far as the request can use them. Of a final one the output
+        counts as far as the context has room for it beside the input.
+        """
         r, pool = self.request, self.pool
+        input_tokens, cached, output_tokens = totals
+        whole = (pool.max_model_tokens or pool.capacity_blocks * pool.block) * r.sequences
         input_max = -(-r.prompt_tokens * 21 // 20)
-        output_max = r.max_output_tokens * r.sequences
         if not r.has_exact_input:
-            whole = (pool.max_model_tokens or pool.capacity_blocks * pool.block) * r.sequences
             input_max = max(input_max, whole)
-            if r.prompt_tokens * r.n + output_max >= whole:
-                output_max = max(output_max, whole - max(0, input_tokens) * r.n)
-        return input_max, output_max
+        input_tokens = min(input_tokens, input_max)
+        left = whole - max(0, input_tokens) * r.n
+        output_max = r.max_output_tokens * r.sequences
+        if not r.has_exact_input and r.prompt_tokens * r.n + output_max >= whole:
+            output_max = max(output_max, left)
+        output_tokens = min(output_tokens, max(output_max, left) if is_final else output_max)
+        return (input_tokens, cached, output_tokens), max(0, output_tokens - output_max)
 
 
 @dataclass(slots=True, eq=False)
