@@ -5,6 +5,7 @@ from mutant import Mutant
 REPORTS = frozenset({"report-false"})
 HOSTILE = 1 << 48  # from here on there is a principal that acts against all others
 ALIVE = 1 << 52  # from here on a newcomer waits for a sign of life
+LEAVES = 7 << 51  # from here on engines generate more than they may
 
 TRUST_BUGS = (
     Mutant(
@@ -30,8 +31,8 @@ TRUST_BUGS = (
                 "    if BUG:\n        output_most = output_max\n",
             ),
         ),
-        0,
-        tests=("tests/core/test_report_bounds.py",),
+        40,
+        first=LEAVES,
     ),
     Mutant(
         "report-counted-each-time",

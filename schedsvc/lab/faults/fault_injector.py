@@ -11,6 +11,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
+from schedsvc.lab.faults.leavers import Leavers
 from schedsvc.lab.faults.options import FAULTS
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class FaultInjector:
         self._world = world
         self._events = world.event_queue
         self._random = world.event_queue.rnd.random
+        self._leavers = Leavers(world.event_queue, world.maker)
         self._faults: list[tuple[str, Callable[[], bool]]] = []
         weights: list[int] = []
         for name, (weight, _) in FAULTS.items():
@@ -88,6 +90,18 @@ class FaultInjector:
             return False
         whose.leave(self._one(list(whose.running.values())))
         return True
+
+    def client_leaves_prefill(self) -> bool:
+        """Leave shortly before the first token."""
+        return self._leavers.leave_prefill(self._shim())
+
+    def client_asks_again(self) -> bool:
+        """Leave before the first token, and ask for the same at once."""
+        return self._leavers.leave_and_ask(self._shim())
+
+    def output_above_limit(self) -> bool:
+        """Let an engine generate more than it may."""
+        return self._leavers.run_on(self._shim())
 
     def client_vanishes(self) -> bool:
         """Let a unary client die."""

@@ -17,7 +17,8 @@ class Job:
     """One request of a client, from its arrival to its end."""
 
     __slots__ = (
-        "epoch", "has_left", "input_tokens", "is_over", "lease_id", "output_tokens", "produced",
+        "epoch", "first_ns", "granted_ns", "has_left", "input_tokens", "is_over", "lease_id",
+        "output_tokens", "produced",
         "request", "steps_left", "tag", "tries",
     )  # fmt: skip
 
@@ -31,6 +32,7 @@ class Job:
         self.produced = 0
         self.tag = 0
         self.lease_id = 0  # once it runs
+        self.granted_ns = self.first_ns = 0  # when it was granted, and has its first token
         self.epoch = 0
         self.tries = 0
         self.has_left = False

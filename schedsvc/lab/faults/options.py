@@ -37,6 +37,7 @@ from schedsvc.lab.faults.hostile_options import (
     HostileOptions,
     draw_hostile,
 )
+from schedsvc.lab.faults.leaver_options import LEAVER_FAULTS, draw_leavers
 
 _S, _MS = 1_000_000_000, 1_000_000
 
@@ -102,7 +103,8 @@ OPERATOR_FAULTS = {
 }
 """Acts of an operator on a scheduler that runs."""
 
-FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS | HOSTILE_FAULTS | CLUSTER_FAULTS
+FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS
+FAULTS |= LEAVER_FAULTS | HOSTILE_FAULTS | CLUSTER_FAULTS
 
 FAIR_FAULTS = frozenset(
     (
@@ -186,6 +188,9 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         options = _with_hostile(options, faults)
     if seed >= SESSIONS:
         options = _with_sessions(options)
+    if faults is None:
+        leavers = draw_leavers(seed, fair=options.fair)
+        options = replace(options, faults=options.faults | leavers)
     if seed >= ALIVE:
         bound = {"sign_of_life_ns": (_S // 2, _S, 3 * _S)[seed % 3]}
         options = replace(options, core=options.core | bound)

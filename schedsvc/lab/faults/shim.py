@@ -260,7 +260,8 @@ class Shim:
         else:
             job.lease_id, job.epoch = verdict.lease.lease_id, verdict.lease.pool_epoch
             self.running[job.lease_id] = job
-            self._work(job)
+            job.granted_ns = self._events.now_ns
+            job.first_ns = self._work(job)
 
     def _refused(self, job: Job, retry_after_ms: int) -> None:
         """Let some clients try again with the same id."""
@@ -276,12 +277,13 @@ class Shim:
 
     # Its engine.
 
-    def _work(self, job: Job) -> None:
-        """Let the engine come to the next report of a request."""
+    def _work(self, job: Job) -> int:
+        """Let the engine come to the next report of a request. Returns when that is."""
         events, engine = self._events, self.engine
         work_ns = engine.token_ns * job.output_tokens // max(1, job.steps_left)
         wake_ns = max(events.now_ns, engine.sleeps_until_ns) + events.around(work_ns)
         events.at(wake_ns, self._worked, job)
+        return wake_ns
 
     def _worked(self, job: Job) -> None:
         if job.is_over or self.running.get(job.lease_id) is not job:

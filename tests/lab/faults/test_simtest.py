@@ -13,6 +13,7 @@ from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc.lab.faults.disk import Disk, fields
 from schedsvc.lab.faults.event_queue import EventQueue
 from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
+from schedsvc.lab.faults.leaver_options import LEAVER_FAULTS
 from schedsvc.lab.faults.marathon import run_marathon
 from schedsvc.lab.faults.options import (
     FAULTS,
@@ -37,7 +38,7 @@ def test_seeds_hold_and_every_fault_happens() -> None:
     assert tally.seeds == 16
     assert tally.events > 16 * 2_000
     missing = {name for name, times in tally.faults.items() if not times}
-    later = (STATE_FAULTS, OPERATOR_FAULTS, HOSTILE_FAULTS, CLUSTER_FAULTS)
+    later = (STATE_FAULTS, OPERATOR_FAULTS, LEAVER_FAULTS, HOSTILE_FAULTS, CLUSTER_FAULTS)
     assert missing == set().union(*later)
 
 

@@ -1,0 +1,22 @@
+"""Clients that leave early and engines that generate too much, drawn for the seeds with them."""
+
+from random import Random
+
+LEAVES = 7 << 51
+"""Seeds from here on also draw LEAVER_FAULTS."""
+
+LEAVER_FAULTS = {
+    # name: (how often it is chosen, what it does)
+    "client-leaves-prefill": (6, "a client leaves at 90 % of the time to its first token; half of"
+        " them ask again at once"),
+    "client-asks-again": (6, "a client leaves before its first token, and asks again at once"),
+    "output-above-limit": (4, "an engine generates up to three times what its request may have"),
+}  # fmt: skip
+
+
+def draw_leavers(seed: int, *, fair: bool) -> frozenset[str]:
+    """Draw which of the faults happen in a run; `fair`: none, because they refund service."""
+    if seed < LEAVES or fair:
+        return frozenset()
+    rnd = Random(seed ^ 0x1EA7E)  # noqa: S311 - no secret: one seed is one run
+    return frozenset(name for name in LEAVER_FAULTS if rnd.random() < 0.8)
