@@ -61,6 +61,10 @@ class ServerContext:
     def __init__(self, call: FollowCall) -> None:
         self._call = call
 
+    def peer(self) -> str:
+        """Return the name of the follower, in place of its address."""
+        return self._call.follower
+
     async def read(self) -> Any:
         """Return the next message of the follower, as bytes; at the end EOF."""
         return await self._call.to_leader.read()
@@ -90,6 +94,7 @@ class FollowCall:
         self.to_leader = _Pipe(world, follower, leader)
         self.to_follower = _Pipe(world, leader, follower)
         self.is_over = False
+        self.follower = follower.name
         self._leader = leader
         self._serving: asyncio.Task[Any] | None = None
         queue = world.queue
