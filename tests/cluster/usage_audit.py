@@ -23,11 +23,14 @@ class UsageBooks:
     def __init__(self) -> None:
         self._ends: dict[int, Sums] = {}
         self.repeats = 0
+        #: Ends without a count: the scheduler estimates their input.
+        self.uncounted = 0
 
     def ended(self, end: pb.CompleteRequest) -> None:
         """Take an end. One that was cancelled before any token is no usage. O(1)."""
         used = Sums(1, end.input_tokens, end.output_tokens)
         if end.outcome == pb.OUTCOME_CANCELLED and not any(used[1:]):
+            self.uncounted += not end.HasField("input_tokens")
             return
         self.repeats += end.lease_id in self._ends
         self._ends.setdefault(end.lease_id, used)
@@ -50,13 +53,14 @@ def exported(ledgers: Sequence[Path], *, estimated: bool = False) -> Sums:
 def differences(books: UsageBooks, ledgers: Sequence[Path]) -> list[str]:
     """Say in which way the ledgers differ from the client's books, where nothing was cut off.
 
-    An estimate may stand for a grant that the client never had: it has no token.
+    An estimate may stand for a grant that the client never had: it has no token. Or its client left
+    before any token and counted nothing: it has no output.
     """
     served, found = books.sums(), exported(ledgers)
     wrong = []
     if found != served:
         wrong.append(f"usage: the engine served {served}, and the ledgers have {found}")
     guessed = exported(ledgers, estimated=True)
-    if any(guessed[1:]):
+    if guessed.output_tokens or (guessed.input_tokens and not books.uncounted):
         wrong.append(f"usage: the ledgers have estimates of leases that ended: {guessed}")
     return wrong
