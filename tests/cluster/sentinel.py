@@ -55,7 +55,11 @@ class ReplicatedStore:
         return b"master_link_status:up" in self._replication()
 
     def _replication(self) -> bytes:
-        return self.replica.ask("INFO", "replication")
+        """What the replica says of itself; nothing while its promotion closes its connections."""
+        try:
+            return self.replica.ask("INFO", "replication")
+        except ConnectionError:
+            return b""
 
 
 @contextlib.contextmanager
