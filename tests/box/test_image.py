@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 SIZE_MAX = 150_000_000
 START_CPU_S_MAX = 1.0
-#: What the service may write: its socket, its state, and the tokens that its first start makes.
+#: The service may write its socket, its state, and the tokens that its first start makes.
 VOLUMES = ("run/schedsvc", "var/lib/schedsvc", "var/lib/schedsvc-tokens")
 
 

@@ -55,7 +55,7 @@ class ReplicatedStore:
         return b"master_link_status:up" in self._replication()
 
     def _replication(self) -> bytes:
-        """What the replica says of itself; nothing while its promotion closes its connections."""
+        """Return what the replica reports; nothing while its promotion closes its connections."""
         try:
             return self.replica.ask("INFO", "replication")
         except ConnectionError:
