@@ -58,7 +58,7 @@ REST_BUGS = (
     ),
     _mutant(
         "rest-unnamed",
-        "what a request waits for is told by the last pool that was looked at",
+        "the last pool that was looked at states what a request waits for",
         "policy/wait_tracking.pxi",
         "    if w.round != core.rounds and core.ledger.order.asleep:\n",
         "    if BUG:\n"

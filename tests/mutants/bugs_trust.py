@@ -142,7 +142,7 @@ TRUST_BUGS = (
         first=HOSTILE,
     ),
     Mutant(
-        "queue-of-whoever-fills-it",
+        "queue-of-the-first-to-fill-it",
         "one principal may take all places in the queue of a tenant",
         (
             (
