@@ -223,8 +223,8 @@ $(CHART_VENV)/.installed: tests/box/requirements.txt
 	touch $@
 
 test-image: dist ## Build the images on an empty Debian and run them: needs root and podman.
-	$(BIN)/python -m pytest -q -m install tests/box/test_image.py \
-		tests/box/test_compose_run.py tests/box/test_walk.py
+	$(call RUN,install,,tests/box/test_image.py tests/box/test_compose_run.py \
+		tests/box/test_walk.py)
 
 clean: ## Remove what was built.
 	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV)
