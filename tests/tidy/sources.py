@@ -18,9 +18,7 @@ PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm")
 PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "bench", "deploy")
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
-_GENERATED = re.compile(
-    r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$|^docs/contract\.md$"
-)
+GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$|^docs/contract\.md$")
 
 
 @cache
@@ -36,7 +34,7 @@ def files(*suffixes: str) -> tuple[Path, ...]:
             and (not name.startswith(".") or name == ".ci")
         ]
         found += [Path(folder, name) for name in names if name.endswith(suffixes)]
-    return tuple(sorted(path for path in found if not _GENERATED.search(relative(path))))
+    return tuple(sorted(path for path in found if not GENERATED.search(relative(path))))
 
 
 def relative(path: Path) -> str:
