@@ -50,12 +50,13 @@ help: ## Show the targets.
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.
 
 $(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml \
-		clients/vllm/pyproject.toml
+		clients/vllm/pyproject.toml lab/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) pip setuptools cython
-	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e '.[dev]'
+	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e lab \
+		-e '.[dev]'
 	touch $@
 
 build: $(STAMP) ## Rebuild the core after a change in _core/, for development: not optimised.
@@ -201,7 +202,7 @@ bench: build-release ## Admission latency at every rung, each beside its referen
 dist: dist/.built ## Build and check the packages in dist/: wheels and source distributions.
 
 # What is in the packages, and what builds them; `wildcard` leaves out files that were deleted.
-dist/.built: $(wildcard $(shell git ls-files _core schedsvc clients deploy setup.py pyproject.toml \
+dist/.built: $(wildcard $(shell git ls-files _core schedsvc clients lab deploy setup.py pyproject.toml \
 		MANIFEST.in README.md LICENSE CHANGELOG.md)) | build
 	$(BIN)/python deploy/release.py
 	touch $@
@@ -228,5 +229,5 @@ test-image: dist ## Build the images on an empty Debian and run them: needs root
 
 clean: ## Remove what was built.
 	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV)
-	rm -rf build clients/*/build dist out deploy/man
+	rm -rf build clients/*/build lab/build dist out deploy/man
 	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules

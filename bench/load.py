@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import describe, generator_cores, pinned, server_cores
-from schedsvc.lab.load.generator import LoadRun, Pace, RunResult
-from schedsvc.lab.load.result import generator_health
-from schedsvc.lab.load.samples import Fate
-from schedsvc.lab.load.target import Target
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
+from schedsvc_lab.load.result import generator_health
+from schedsvc_lab.load.samples import Fate
+from schedsvc_lab.load.target import Target
+from schedsvc_lab.workload import TraceRequest
 
 __all__ = ["main", "measure"]
 

@@ -33,12 +33,12 @@ from bench import machine, memory
 from bench.machine import cpu_ns
 from bench.overload_probe import probing
 from bench.peers import Peer, serving
-from schedsvc.lab.load.generator import LoadRun, Pace, RunResult
-from schedsvc.lab.load.report import output_tokens_per_s, percentile
-from schedsvc.lab.load.samples import Fate
-from schedsvc.lab.load.target import Target
-from schedsvc.lab.workload import TraceRequest
 from schedsvc.option_types import make_folder
+from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
+from schedsvc_lab.load.report import output_tokens_per_s, percentile
+from schedsvc_lab.load.samples import Fate
+from schedsvc_lab.load.target import Target
+from schedsvc_lab.workload import TraceRequest
 
 __all__ = ["GOODPUT_MIN", "LEVELS", "main", "measure"]
 

@@ -30,8 +30,8 @@ from schedsvc.cluster.member import Member
 from schedsvc.cluster.store import Address, StoreConnection, connect
 from schedsvc.config import Config
 from schedsvc.driver import Driver, new_core
-from schedsvc.lab.demo.members import Store, free_port
 from schedsvc.server.logs import configure_logs
+from schedsvc_lab.demo.members import Store, free_port
 
 __all__ = ["main", "measure"]
 

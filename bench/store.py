@@ -29,7 +29,7 @@ from bench.compare import Comparison, compare
 from bench.machine import generator_cores, pinned
 from bench.messages import POOL_EPOCH, tenant
 from bench.peers import FLOWS, Peer, serving
-from schedsvc.lab.demo.members import free_port, store_server
+from schedsvc_lab.demo.members import free_port, store_server
 
 __all__ = ["main", "measure"]
 

@@ -1,7 +1,7 @@
 """Writes a man page for `schedsvc` and for each of its commands, from click's own help.
 
 `make dist` runs `python deploy/man.py deploy/man`; pip installs the pages into share/man/man1. It
-needs the extra `lab`, because it imports each command.
+needs `schedsvc-lab`, because it imports each command.
 """
 
 import re

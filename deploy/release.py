@@ -1,7 +1,8 @@
 """Builds the packages of a release, checks them, and prints what is left for a person to do.
 
 `make dist` runs it in .venv. It writes wheels and source distributions of `schedsvc`,
-`schedsvc-client` and `schedsvc-vllm` to dist/, the Helm chart to dist/chart/, and uploads nothing.
+`schedsvc-client`, `schedsvc-vllm` and `schedsvc-lab` to dist/, the Helm chart to dist/chart/, and
+uploads nothing.
 """
 
 import argparse
@@ -18,11 +19,12 @@ import tomllib
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 #: Distribution to its folder, in the order in which they have to be published and claimed:
-#: each one requires only those before it.
+#: each one requires only those before it. An extra of `schedsvc` requires the last.
 PROJECTS = {
     "schedsvc-client": ROOT / "clients/python",
     "schedsvc-vllm": ROOT / "clients/vllm",
     "schedsvc": ROOT,
+    "schedsvc-lab": ROOT / "lab",
 }
 #: The page that shows users which version to install.
 PAGE = "docs/install.md"
@@ -39,7 +41,8 @@ OTHERS = (
 )
 _FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
 _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
-_PIN = re.compile(r'"(schedsvc-[a-z]+)(?:[=<>!~][^"\[\]]*)?"')
+# Without a version, `schedsvc` in quotation marks may be a folder.
+_PIN = re.compile(r'"(?:(schedsvc-[a-z]+)|(schedsvc)(?=[=<>!~]))(?:[=<>!~][^"\[\]]*)?"')
 _ARGUMENT = re.compile(r"(?m)^(ARG VERSION=).*$")
 _CHART = re.compile(r"(?m)^(version: )[\d.]+\S*$")
 _APP = re.compile(r'(?m)^(appVersion: )"[^"]*"')
@@ -61,9 +64,9 @@ CHECKLIST = """
 Left to do, in this order:
  1. Claim these names on the package index before you publish the version or its documents:
     {names}.
-    `schedsvc` requires the other two. If a name is free, a stranger can publish a package of that
-    name and of the pinned version, and `pip install schedsvc` installs it.
- 2. Check that the URLs in the three pyproject.toml files lead to pages of yours.
+    `schedsvc` and its extras require the others. If a name is free, a stranger can publish a
+    package of that name and of the pinned version, and `pip install schedsvc` installs it.
+ 2. Check that the URLs in the pyproject.toml files lead to pages of yours.
  3. Check the contract: `buf breaking` with the FILE rules holds against the last release.
  4. Move what is under [Unreleased] in CHANGELOG.md below a heading `{version}`, and tag the commit.
  5. Build the wheels of all Python versions on the tag: `cibuildwheel --output-dir dist`. They
@@ -88,7 +91,7 @@ def with_version(file: Path, new: str) -> str:
     """Return the text of a file with this version, and pins to our packages of this version."""
     text = file.read_text()
     if file.suffix == ".toml":
-        pinned = _PIN.sub(rf'"\1=={new}"', text)
+        pinned = _PIN.sub(rf'"\1\2=={new}"', text)
         # The package's own name stands in quotation marks too, and gets no version.
         named = re.sub(r'(?m)^name = "(schedsvc-[a-z]+)==[^"]*"', r'name = "\1"', pinned)
         return _VERSION.sub(rf'\1"{new}"', named, count=1)

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT
 
 __all__ = ["Popen", "run"]
 

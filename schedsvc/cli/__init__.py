@@ -48,24 +48,22 @@ _SERVICE = {
     ),
 }
 
-#: The same for what the extra `lab` is needed for.
+#: What the commands of the laboratory do. Its package says by entry points where they are.
 _LAB = {
-    "demo": ("demo.cli:demo", "Show a noisy neighbour, without and with the scheduler."),
-    "sim": ("sim.cli:sim", "Simulate what a configuration does to a trace."),
-    "advise": ("advise.cli:advise", "Draft a configuration that meets goals on a trace."),
-    "predict": ("sim.cli.predict:predict", "Measure what output lengths are promised to a trace."),
-    "simtest": ("faults.cli:simtest", "Test the scheduler against every fault."),
-    "emulate": ("emulator.cli:emulate", "Serve an emulated engine in OpenAI's format."),
-    "load": ("load.cli:load", "Send a trace of requests to an OpenAI-compatible server."),
-    "workload": ("workload.cli:workload", "Read, describe, convert and make traces."),
-    "prefix": ("workload.cli.prefix:prefix", "Show what the prompts of a trace share."),
-    "converse": (
-        "workload.cli.conversations:converse",
-        "Hold conversations with an OpenAI-compatible server.",
-    ),
+    "demo": "Show a noisy neighbour, without and with the scheduler.",
+    "sim": "Simulate what a configuration does to a trace.",
+    "advise": "Draft a configuration that meets goals on a trace.",
+    "predict": "Measure what output lengths are promised to a trace.",
+    "simtest": "Test the scheduler against every fault.",
+    "emulate": "Serve an emulated engine in OpenAI's format.",
+    "load": "Send a trace of requests to an OpenAI-compatible server.",
+    "workload": "Read, describe, convert and make traces.",
+    "prefix": "Show what the prompts of a trace share.",
+    "converse": "Hold conversations with an OpenAI-compatible server.",
 }
+_LAB_GROUP, _LAB_PACKAGE = "schedsvc.commands", "schedsvc-lab"
 
-_COMMANDS = _SERVICE | {name: (f"schedsvc.lab.{at}", text) for name, (at, text) in _LAB.items()}
+_COMMANDS = {name: text for name, (_, text) in _SERVICE.items()} | _LAB
 
 #: The extra that brings what a command needs.
 _EXTRAS = dict.fromkeys(_LAB, "lab") | {"cluster": "cluster", "top": "top"}
@@ -85,20 +83,40 @@ Example:
 """
 
 
-def _needs(name: str, error: ModuleNotFoundError) -> str:
-    package = (error.name or "").partition(".")[0]
-    install = f"pip install 'schedsvc[{_EXTRAS[name]}]'"
-    return f"schedsvc {name} needs the package {package}: {install}"
+class _Missing(click.ClickException):
+    """A package that a command needs is not installed; the message says what to install."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, package: str) -> None:
+        install = f"pip install 'schedsvc[{_EXTRAS[name]}]'"
+        super().__init__(f"schedsvc {name} needs the package {package}: {install}")
 
 
-def _uninstalled(name: str, error: ModuleNotFoundError) -> click.Command:
+def _package(error: ModuleNotFoundError) -> str:
+    return (error.name or "").partition(".")[0]
+
+
+def _of_lab(name: str) -> click.Command:
+    """Return a command of the laboratory, or one that says what to install."""
+    [*found] = metadata.entry_points(group=_LAB_GROUP, name=name)
+    if not found:
+        return _uninstalled(name, _LAB_PACKAGE)
+    try:
+        command: click.Command = found[0].load()
+    except ModuleNotFoundError as error:
+        return _uninstalled(name, _package(error))
+    return command
+
+
+def _uninstalled(name: str, package: str) -> click.Command:
     """Return a command that takes any arguments and says what to install."""
 
     def fail() -> None:
-        raise click.ClickException(_needs(name, error))
+        raise _Missing(name, package)
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    return click.Command(name, context_settings=settings, callback=fail, help=_COMMANDS[name][1])
+    return click.Command(name, context_settings=settings, callback=fail, help=_LAB[name])
 
 
 class _Commands(MutableMapping[str, click.Command]):
@@ -108,14 +126,11 @@ class _Commands(MutableMapping[str, click.Command]):
         self._loaded: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._loaded:
-            module, _, attribute = _COMMANDS[name][0].partition(":")
-            try:
-                self._loaded[name] = getattr(importlib.import_module(module), attribute)
-            except ModuleNotFoundError as error:
-                if name not in _LAB:
-                    raise
-                self._loaded[name] = _uninstalled(name, error)
+        if name not in self._loaded and name in _LAB:
+            self._loaded[name] = _of_lab(name)
+        elif name not in self._loaded:
+            module, _, attribute = _SERVICE[name][0].partition(":")
+            self._loaded[name] = getattr(importlib.import_module(module), attribute)
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -175,19 +190,16 @@ class _Root(click.Group):
         """Complete a command's name from the table, which imports none, or an option."""
         names = [
             CompletionItem(name, help=text)
-            for name, (_, text) in _COMMANDS.items()
+            for name, text in _COMMANDS.items()
             if name.startswith(incomplete)
         ]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
-        for title, commands in (
-            ("Commands", _SERVICE),
-            (f"Laboratory ({_INSTALL_LAB})", _LAB),
-        ):
+        for title, names in (("Commands", _SERVICE), (f"Laboratory ({_INSTALL_LAB})", _LAB)):
             with formatter.section(title):
-                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+                formatter.write_dl([(name, _COMMANDS[name]) for name in names])
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; an error that it does not know becomes a message and exit status 1."""
@@ -203,7 +215,7 @@ class _Root(click.Group):
                 raise
             command = ctx.invoked_subcommand
             if isinstance(error, ModuleNotFoundError) and command in _EXTRAS:
-                raise click.ClickException(_needs(command, error)) from error
+                raise _Missing(command, _package(error)) from error
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise click.ClickException(f"{what} (schedsvc --debug ... shows where)") from error
 

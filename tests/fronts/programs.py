@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.demo.processes import DIES_WITH_PARENT
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT
 from tests.clients.identity_matrix import DOMAIN, OWN, VICTIM, Connect, key_of
 from tests.server.certificates import Authority
 from tests.waiting import until

@@ -7,9 +7,6 @@ from tempfile import TemporaryDirectory
 
 from schedsvc.config import load, problem_text, read
 from schedsvc.driver import new_core
-from schedsvc.lab.sim.replay.reader import Recording, ReplayError
-from schedsvc.lab.workload import FORMS, TraceError, TraceReader
-from schedsvc.lab.workload.csv_forms import CsvForm
 from schedsvc.recording.form import (
     FIRST_LINE,
     Event,
@@ -22,6 +19,9 @@ from schedsvc.recording.form import (
     pack,
     unpack,
 )
+from schedsvc_lab.sim.replay.reader import Recording, ReplayError
+from schedsvc_lab.workload import FORMS, TraceError, TraceReader
+from schedsvc_lab.workload.csv_forms import CsvForm
 
 _ROOT = Path(__file__).parents[2]
 _FOLDER = TemporaryDirectory(prefix="schedsvc-fuzz-")

@@ -8,7 +8,7 @@ that is added moves its array, so the use of a pointer from before ends the proc
 from collections.abc import Callable
 from random import Random
 
-from schedsvc.lab.faults.run import Case, run_case
+from schedsvc_lab.faults.run import Case, run_case
 from tests.core.random_walk import RandomWalk
 from tests.core.session_histories import SessionHistory
 from tests.core.session_random_walk import SessionRandomWalk

@@ -50,7 +50,7 @@ def built() -> None:
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Where pip looks: our packages, and a stranger's of the names that ours require."""
-    offer(tmp_path / "stranger", "schedsvc-client", "schedsvc-vllm")
+    offer(tmp_path / "stranger", "schedsvc-client", "schedsvc-vllm", "schedsvc-lab")
     return DIST, tmp_path / "stranger"
 
 
@@ -93,7 +93,7 @@ def check_the_service_alone(environment: Environment) -> None:
     """The service serves without the laboratory, whose commands say what to install."""
     base = environment.installed()
     assert {base["schedsvc"], base["schedsvc-client"]} == {VERSION}
-    assert not (LAB_PACKAGES | {"schedsvc-vllm"}) & base.keys()
+    assert not (LAB_PACKAGES | {"schedsvc-vllm", "schedsvc-lab"}) & base.keys()
     serve_and_ask(environment, environment.folder)
     for arguments in (["emulate"], ["demo", "--quick"]):
         refused = environment.run([environment.command, *arguments], fails=True)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import tomllib
 
@@ -207,20 +208,27 @@ class Graph:
     def _console_scripts(self) -> dict[str, str]:
         """Return the module of each command that the packages install."""
         found = {}
-        for folder in PACKAGE_FOLDERS:
-            path = self.root / folder / "pyproject.toml"
-            if path.exists():
-                scripts = tomllib.loads(path.read_text())["project"].get("scripts", {})
-                found |= {name: at.split(":")[0] for name, at in scripts.items()}
+        for project in self._projects():
+            scripts = project.get("scripts", {})
+            found |= {name: at.split(":")[0] for name, at in scripts.items()}
         return found
 
     def _commands(self) -> dict[str, str]:
-        """Return the file of each command of `schedsvc`, as its table names them."""
+        """Return the file of each command of `schedsvc`: its table and entry points name them."""
         if CLI not in self.paths:
             return {}
         found = {}
         pair = re.compile(r'"([a-z]+)":\s*\(\s*"([\w.]+):')
-        for name, module in pair.findall((self.root / CLI).read_text()):
-            full = module if module.startswith("schedsvc.") else f"schedsvc.lab.{module}"
-            found[name] = next(iter(self._resolve(full, PurePosixPath(CLI))))
+        modules = dict(pair.findall((self.root / CLI).read_text()))
+        for project in self._projects():
+            points = project.get("entry-points", {}).get("schedsvc.commands", {})
+            modules |= {name: at.split(":")[0] for name, at in points.items()}
+        for name, module in modules.items():
+            found[name] = next(iter(self._resolve(module, PurePosixPath(CLI))))
         return found
+
+    def _projects(self) -> Iterator[dict[str, Any]]:
+        for folder in PACKAGE_FOLDERS:
+            path = self.root / folder / "pyproject.toml"
+            if path.exists():
+                yield tomllib.loads(path.read_text())["project"]

@@ -16,11 +16,11 @@ LISTS = ("tests/tidy/", "tests/zygote.py")
 #: Code that the service imports only if its configuration has `cluster`, as tests/tidy holds.
 CLUSTER = "schedsvc/cluster/"
 #: Folders whose files are no product: what they name, they test or run.
-TESTS_SIDE = ("tests/", "bench/", "deploy/", "schedsvc/lab/demo/")
+TESTS_SIDE = ("tests/", "bench/", "deploy/", "lab/schedsvc_lab/demo/")
 #: The interface of the compiled core, and the generated stubs of the contract.
 COMPILED = ("schedsvc/_core", "clients/python/schedsvc_client/v1/")
 #: The parts of the product that drive the core in virtual time.
-_DRIVERS = ("schedsvc/lab/sim/", "schedsvc/lab/faults/", "schedsvc/lab/advise/")
+_DRIVERS = ("lab/schedsvc_lab/sim/", "lab/schedsvc_lab/faults/", "lab/schedsvc_lab/advise/")
 
 #: The tests that a change of the core or of the contract runs whole.
 CORE_TESTS = ("tests/core/", "tests/lab/faults/", "tests/cluster/", "tests/recording/")
@@ -34,7 +34,7 @@ def drives_core(path: str) -> bool:
     that call the core themselves judge it.
     """
     return path.startswith((*TESTS_SIDE, *_DRIVERS)) or not path.startswith(
-        ("schedsvc/", "clients/")
+        ("schedsvc/", "clients/", "lab/")
     )
 
 
@@ -68,13 +68,13 @@ RULES = (
     Rule(r"(Makefile|constraints\.txt|pyproject\.toml|\.ci/.*|\.gitignore)$", "runs CI", all=True),
     Rule(r"tests/(lanes|tidy/sources)\b", "chooses what runs", all=True),
     Rule(
-        r"clients/(python|vllm)/(pyproject\.toml|README\.md|LICENSE)$|MANIFEST\.in$|LICENSE$"
-        r"|README\.md$|schedsvc/py\.typed$|clients/\w+/\w+/py\.typed$",
+        r"(clients/python|clients/vllm|lab)/(pyproject\.toml|README\.md|LICENSE)$|MANIFEST\.in$"
+        r"|LICENSE$|README\.md$|(schedsvc|clients/\w+/\w+|lab/schedsvc_lab)/py\.typed$",
         "is in the packages",
         lanes=_PACKAGES,
     ),
     Rule(
-        r"(schedsvc|clients/\w+/schedsvc_\w+)/.*(?<!\.py)(?<!\.pyi)$",
+        r"(schedsvc|clients/\w+/schedsvc_\w+|lab/schedsvc_lab)/.*(?<!\.py)(?<!\.pyi)$",
         "is data of a package",
         lanes=("test-dist",),
     ),
@@ -91,7 +91,11 @@ RULES = (
         ("tests/browser/", "tests/server/"),
         alone=True,
     ),
-    Rule(r"schedsvc/lab/engine/profiles/", "engines", files=("schedsvc/lab/engine/__init__.py",)),
+    Rule(
+        r"lab/schedsvc_lab/engine/profiles/",
+        "engines",
+        files=("lab/schedsvc_lab/engine/__init__.py",),
+    ),
     Rule(r"clients/conformance/", "the scripts of every client", ("tests/conformance/",)),
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
     Rule(r"(docs/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
@@ -118,4 +122,4 @@ STAGES = (
     "test-image", "test-chart", "test-faults", "test-fuzz", "test-vllm",
 )  # fmt: skip
 #: The oracles of a mutant that the fault simulator has to catch.
-ORACLES = ("schedsvc/lab/faults/",)
+ORACLES = ("lab/schedsvc_lab/faults/",)

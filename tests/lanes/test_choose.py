@@ -32,8 +32,8 @@ def select(*paths: str, tree: int = 0) -> Selection:
         ("_core/model/flows.pxi", ("cluster/test_shares.py", "lab/sim/test_suite.py")),
         ("proto/schedsvc/v1/pool.proto", ("core/test_leases.py", "conformance/test_skew.py")),
         ("schedsvc/cluster/limits.lua", ("cluster/test_slots_store.py",)),
-        ("schedsvc/lab/engine/profiles/fast.yaml", ("lab/sim/test_suite.py",)),
-        ("schedsvc/lab/demo/engine.yaml", ("lab/demo/test_demo.py",)),
+        ("lab/schedsvc_lab/engine/profiles/fast.yaml", ("lab/sim/test_suite.py",)),
+        ("lab/schedsvc_lab/demo/engine.yaml", ("lab/demo/test_demo.py",)),
         ("clients/node/targets.mjs", ("conformance/test_conformance.py",)),
         ("clients/conformance/queue.json", ("conformance/test_conformance.py",)),
         ("clients/vllm/schedsvc_vllm/sse.py", ("clients/test_interop.py",)),
@@ -51,10 +51,10 @@ def test_a_change_selects_the_tests_of_its_subject(path: str, tests: tuple[str, 
 @pytest.mark.parametrize(
     ("path", "test"),
     [
-        ("schedsvc/lab/load/generator.py", "core/test_tree.py"),
+        ("lab/schedsvc_lab/load/generator.py", "core/test_tree.py"),
         ("_core/model/flows.pxi", "lab/demo/test_demo.py"),
         ("docs/queues.md", "core/test_tree.py"),
-        ("schedsvc/lab/emulator/answers.py", "cluster/test_shares.py"),  # imported ahead alone
+        ("lab/schedsvc_lab/emulator/answers.py", "cluster/test_shares.py"),  # imported ahead alone
         ("schedsvc/data/console/table.mjs", "processes/test_kills.py"),
     ],
 )
@@ -122,7 +122,7 @@ def test_every_file_has_a_rule_or_a_reader() -> None:
     ("path", "mutant"),
     [
         ("_core/lifecycle/lease.pxi", "leak-on-cancel"),
-        ("schedsvc/lab/faults/auditor/records.py", "leak-on-cancel"),
+        ("lab/schedsvc_lab/faults/auditor/records.py", "leak-on-cancel"),
         ("tests/mutants/bugs.py", "leak-on-cancel"),
         ("tests/mutants/wrong_core.py", "leak-on-cancel"),
         ("tests/other_core.py", "leak-on-cancel"),

@@ -10,17 +10,18 @@ TREE = {
     "pyproject.toml": '[project]\nscripts = {schedsvc = "schedsvc.cli:main"}\n',
     "schedsvc/__init__.py": "",
     "schedsvc/__main__.py": "from schedsvc.cli import main\n",
-    "schedsvc/cli/__init__.py": 'C = {"serve": ("schedsvc.cli.serve:serve", "x"),\n'
-    ' "sim": ("sim.cli:sim", "x")}\n',
+    "schedsvc/cli/__init__.py": 'C = {"serve": ("schedsvc.cli.serve:serve", "x")}\n',
+    "lab/pyproject.toml": '[project.entry-points."schedsvc.commands"]\n'
+    'sim = "schedsvc_lab.sim.cli:sim"\n',
     "schedsvc/cli/serve.py": "def serve():\n    from ..server import run\n",
     "schedsvc/server.py": 'from . import _core, cluster\nLUA = "limits.lua"\n',
     "schedsvc/cluster/__init__.py": "",
     "tests/server/test_pair.py": 'C = "cluster:\\n  url: x"\nRUN = "schedsvc serve"\n',
     "schedsvc/limits.lua": "",
     "schedsvc/_core.pyi": "",
-    "schedsvc/lab/__init__.py": "",
-    "schedsvc/lab/sim/__init__.py": "",
-    "schedsvc/lab/sim/cli.py": "from schedsvc._core import X\n",
+    "lab/schedsvc_lab/__init__.py": "",
+    "lab/schedsvc_lab/sim/__init__.py": "",
+    "lab/schedsvc_lab/sim/cli.py": "from schedsvc._core import X\n",
     "schedsvc/words.py": '"""Not `schedsvc.server`."""\n# schedsvc.server\n',
     "tests/conftest.py": "",
     "tests/virtual.py": "",
@@ -54,7 +55,7 @@ def graph(tmp_path: Path) -> Graph:
         ("tests/server/test_serve.py", "schedsvc/limits.lua"),
         ("tests/server/test_pair.py", "schedsvc/cluster/__init__.py"),
         # A command in the laboratory, which drives the core.
-        ("tests/sim/test_sim.py", "schedsvc/lab/sim/cli.py"),
+        ("tests/sim/test_sim.py", "lab/schedsvc_lab/sim/cli.py"),
         ("tests/sim/test_sim.py", "schedsvc/_core.pyi"),
         ("tests/sim/test_sim.py", "tests/virtual.py"),
         ("tests/sim/test_core.py", "schedsvc/_core.pyi"),
@@ -70,7 +71,7 @@ def test_needs_of_a_test_are_found(graph: Graph, test: str, needed: str) -> None
 @pytest.mark.parametrize(
     ("test", "other"),
     [
-        ("tests/server/test_serve.py", "schedsvc/lab/sim/cli.py"),
+        ("tests/server/test_serve.py", "lab/schedsvc_lab/sim/cli.py"),
         ("tests/server/test_serve.py", "schedsvc/_core.pyi"),  # through the service alone
         ("tests/server/test_serve.py", "schedsvc/cluster/__init__.py"),
         ("tests/sim/test_sim.py", "schedsvc/server.py"),

@@ -27,7 +27,7 @@ def caught(mutant: Mutant) -> bool:
         import pytest
 
         return pytest.main(["-q", "-p", "no:cacheprovider", *mutant.tests]) == pytest.ExitCode(1)
-    from schedsvc.lab.faults.run import Case, Tally, run_cases
+    from schedsvc_lab.faults.run import Case, Tally, run_cases
 
     tally = Tally()
     seeds = range(mutant.first, mutant.first + mutant.seeds)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.faults.options import FAULTS
+from schedsvc_lab.faults.options import FAULTS
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))

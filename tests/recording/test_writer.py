@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from schedsvc.lab.sim.replay.reader import Recording
 from schedsvc.recording import writer as module
 from schedsvc.recording.form import Event, Kind, pack
 from schedsvc.recording.writer import RecordingError, RecordingWriter
+from schedsvc_lab.sim.replay.reader import Recording
 from tests.killed import holding
 from tests.usage.attacks import delete, move, rename_over
 from tests.waiting import wait_until

@@ -98,7 +98,7 @@ def test_a_lab_command_without_its_packages_says_what_to_install(
 ) -> None:
     done = run_without_lab_packages(*arguments)
     said = f"schedsvc {arguments[0]} needs the package {package}: pip install 'schedsvc[lab]'"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {said}\n")
 
 
 def test_a_lab_command_that_imports_a_package_late_says_what_to_install(
@@ -110,7 +110,7 @@ def test_a_lab_command_that_imports_a_package_late_says_what_to_install(
 
     monkeypatch.setitem(main.commands, "sim", imports_late)
     result = run("sim")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "needs the package a_package_that_is_missing: pip install" in result.output
 
 

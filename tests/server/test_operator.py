@@ -14,10 +14,10 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.server import Server
 from schedsvc.service import operator as service
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording as Recorded
 
 from .certificates import Authority
 from .conftest import ask, config_of, failure, open_channel, serving, token_of, totals, until

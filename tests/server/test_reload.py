@@ -15,12 +15,12 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc._core import CallerError, Scheduler
 from schedsvc.config import Config, configure, file_digest, load, needs_restart, reconfigure
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.recording.start import Recording
 from schedsvc.server.notify import Notifier
 from schedsvc.server.reload import Reloader
 from schedsvc.server.serve import _reload_on
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording as Recorded
 from tests.waiting import wait_until
 
 from .conftest import ask, calling, config_of, serving, totals, until

@@ -9,8 +9,8 @@ from schedsvc_client.v1 import tenants_pb2
 
 from schedsvc._core import Scheduler
 from schedsvc.config import change_modes, configure, needs_restart, reconfigure
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording
 
 from .conftest import ask, calling, config_of, serving
 from .test_config import MINIMAL, found, reading

@@ -13,11 +13,11 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1 import tenants_pb2
 
 from schedsvc.config import OperatorEntry, Tenant, file_form
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording as Recorded
 from schedsvc.server import Server
 from schedsvc.server import tenants as tenant_actions
 from schedsvc.state import Store
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording as Recorded
 
 from .conftest import ask, config_of, failure, totals
 from .test_operator import Both, operating

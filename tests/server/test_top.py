@@ -243,7 +243,7 @@ def test_large_numbers_are_short(value: float | None, text: str) -> None:
 def test_without_textual_it_says_what_to_install() -> None:
     done = run_without_lab_packages("top", packages=("textual",))
     said = "schedsvc top needs the package textual: pip install 'schedsvc[top]'"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {said}\n")
     assert run_without_lab_packages("top", "--help", packages=("textual",)).returncode == 0
 
 

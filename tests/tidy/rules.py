@@ -125,106 +125,106 @@ ROOMS: dict[str, Room] = {
         "grpc grpc_health structlog uvloop",
     ),
     # The laboratory: what people use around the service, which knows nothing of it.
-    "schedsvc.lab": room(),
-    "schedsvc.lab.options": room(packages="click", prints=True),
+    "schedsvc_lab": room(),
+    "schedsvc_lab.options": room(packages="click", prints=True),
     # Also drives, in virtual time.
-    "schedsvc.lab.workload": room(
-        "schedsvc.lab.workload.chat schedsvc.lab.workload.tokenizers",
+    "schedsvc_lab.workload": room(
+        "schedsvc_lab.workload.chat schedsvc_lab.workload.tokenizers",
         "numpy pyarrow pydantic yaml",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # As a model's own server counts. The emulator uses them too, so they know nothing of traces.
-    "schedsvc.lab.workload.chat": room(packages="jinja2", never=IO, clock=NO_CLOCK, seeded=True),
-    "schedsvc.lab.workload.tokenizers": room(
-        "schedsvc.lab.workload.chat", "tokenizers", never=IO, clock=NO_CLOCK, seeded=True
+    "schedsvc_lab.workload.chat": room(packages="jinja2", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc_lab.workload.tokenizers": room(
+        "schedsvc_lab.workload.chat", "tokenizers", never=IO, clock=NO_CLOCK, seeded=True
     ),
     # Talks to the publishers of traces.
-    "schedsvc.lab.workload.fetch": room(packages="yaml"),
-    "schedsvc.lab.workload.plot": room("schedsvc.lab.workload", "matplotlib numpy"),
-    "schedsvc.lab.workload.prefix.figures": room("schedsvc.lab.workload", "matplotlib numpy"),
+    "schedsvc_lab.workload.fetch": room(packages="yaml"),
+    "schedsvc_lab.workload.plot": room("schedsvc_lab.workload", "matplotlib numpy"),
+    "schedsvc_lab.workload.prefix.figures": room("schedsvc_lab.workload", "matplotlib numpy"),
     # Holds conversations with a server, in real time.
-    "schedsvc.lab.workload.conversations_client": room("schedsvc.lab.workload", "aiohttp"),
-    "schedsvc.lab.workload.conversations_report": room(
-        "schedsvc.lab.workload.conversations_client", "numpy"
+    "schedsvc_lab.workload.conversations_client": room("schedsvc_lab.workload", "aiohttp"),
+    "schedsvc_lab.workload.conversations_report": room(
+        "schedsvc_lab.workload.conversations_client", "numpy"
     ),
-    "schedsvc.lab.sim": room(
-        "schedsvc._core schedsvc.config schedsvc.lab.engine schedsvc.lab.workload",
+    "schedsvc_lab.sim": room(
+        "schedsvc._core schedsvc.config schedsvc_lab.engine schedsvc_lab.workload",
         "numpy",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
-    "schedsvc.lab.sim.figures": room(
-        "schedsvc._core schedsvc.lab.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
+    "schedsvc_lab.sim.figures": room(
+        "schedsvc._core schedsvc_lab.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
     ),
     # The keys of one tenant or group, checked as those of a file are.
-    "schedsvc.lab.sim.named_entries": room(
+    "schedsvc_lab.sim.named_entries": room(
         "schedsvc.config", "pydantic", never=IO, clock=NO_CLOCK, seeded=True
     ),
-    "schedsvc.lab.sim.overrides": room(
-        "schedsvc.config schedsvc.lab.engine schedsvc.lab.sim.named_entries",
+    "schedsvc_lab.sim.overrides": room(
+        "schedsvc.config schedsvc_lab.engine schedsvc_lab.sim.named_entries",
         "pydantic yaml",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # Reads the messages of the contract that a recording holds.
-    "schedsvc.lab.sim.replay": room(
-        "schedsvc._core schedsvc.config schedsvc.recording schedsvc.lab.sim schedsvc_client.v1",
+    "schedsvc_lab.sim.replay": room(
+        "schedsvc._core schedsvc.config schedsvc.recording schedsvc_lab.sim schedsvc_client.v1",
         "google numpy",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # Searches for a configuration by simulations.
-    "schedsvc.lab.advise": room(
-        "schedsvc._core schedsvc.config schedsvc.lab.sim schedsvc.lab.sim.named_entries",
+    "schedsvc_lab.advise": room(
+        "schedsvc._core schedsvc.config schedsvc_lab.sim schedsvc_lab.sim.named_entries",
         "numpy rich yaml",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # Reads a recording, and fits an engine to it.
-    "schedsvc.lab.advise.recorded": room(
-        "schedsvc._core schedsvc.lab.engine schedsvc.lab.sim schedsvc.lab.sim.replay"
+    "schedsvc_lab.advise.recorded": room(
+        "schedsvc._core schedsvc_lab.engine schedsvc_lab.sim schedsvc_lab.sim.replay"
         " schedsvc_client.v1",
         "numpy",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
-    "schedsvc.lab.advise.figure": room(
-        "schedsvc.lab.advise schedsvc.lab.sim.figures",
+    "schedsvc_lab.advise.figure": room(
+        "schedsvc_lab.advise schedsvc_lab.sim.figures",
         "matplotlib",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # One engine model for the simulator and the emulator, so it knows neither.
-    "schedsvc.lab.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc_lab.engine": room(packages="pydantic yaml", never=IO, clock=NO_CLOCK, seeded=True),
     # Everyone else asks.
-    "schedsvc.lab.emulator": room(
-        "schedsvc.lab.engine schedsvc.lab.workload",
+    "schedsvc_lab.emulator": room(
+        "schedsvc_lab.engine schedsvc_lab.workload",
         "httptools prometheus_client pydantic starlette uvicorn uvloop",
         clock=WALL,
     ),
-    "schedsvc.lab.load": room(
-        "schedsvc.lab.workload", "aiohttp numpy rich", clock=WALL, seeded=True
+    "schedsvc_lab.load": room(
+        "schedsvc_lab.workload", "aiohttp numpy rich", clock=WALL, seeded=True
     ),
     # The service difference is defined once: a pure function of what was served when.
-    "schedsvc.lab.load.fairness": room("schedsvc.lab.load schedsvc.lab.sim", "numpy"),
-    "schedsvc.lab.load.result": room("schedsvc.lab.load schedsvc.lab.load.fairness", "numpy"),
-    "schedsvc.lab.load.plot": room("schedsvc.lab.load", "matplotlib numpy"),
-    "schedsvc.lab.load.texts": room(
-        "schedsvc.lab.load schedsvc.lab.workload schedsvc.lab.workload.tokenizers",
+    "schedsvc_lab.load.fairness": room("schedsvc_lab.load schedsvc_lab.sim", "numpy"),
+    "schedsvc_lab.load.result": room("schedsvc_lab.load schedsvc_lab.load.fairness", "numpy"),
+    "schedsvc_lab.load.plot": room("schedsvc_lab.load", "matplotlib numpy"),
+    "schedsvc_lab.load.texts": room(
+        "schedsvc_lab.load schedsvc_lab.workload schedsvc_lab.workload.tokenizers",
         "numpy",
         seeded=True,
     ),
     # Starts the other programs as processes: it imports none of them.
-    "schedsvc.lab.demo": room(
-        "schedsvc.lab.load schedsvc.lab.workload schedsvc_client schedsvc_client.v1",
+    "schedsvc_lab.demo": room(
+        "schedsvc_lab.load schedsvc_lab.workload schedsvc_client schedsvc_client.v1",
         "aiohttp grpc matplotlib numpy rich uvloop yaml",
         prints=True,
     ),
@@ -260,71 +260,71 @@ ROOMS: dict[str, Room] = {
         "click grpc grpc_health",
         prints=True,
     ),
-    "schedsvc.lab.emulator.cli": room(
-        "schedsvc.lab.emulator schedsvc.lab.emulator.replay_cli schedsvc.lab.engine"
-        " schedsvc.lab.workload.tokenizers schedsvc.option_types",
+    "schedsvc_lab.emulator.cli": room(
+        "schedsvc_lab.emulator schedsvc_lab.emulator.replay_cli schedsvc_lab.engine"
+        " schedsvc_lab.workload.tokenizers schedsvc.option_types",
         "click",
         prints=True,
     ),
-    "schedsvc.lab.emulator.replay_cli": room(
-        "schedsvc.lab.emulator schedsvc.lab.workload", "click uvloop", prints=True
+    "schedsvc_lab.emulator.replay_cli": room(
+        "schedsvc_lab.emulator schedsvc_lab.workload", "click uvloop", prints=True
     ),
-    "schedsvc.lab.load.cli": room(
-        "schedsvc.lab.load schedsvc.lab.load.plot schedsvc.lab.load.result schedsvc.lab.load.texts"
-        " schedsvc.lab.workload schedsvc.lab.workload.tokenizers schedsvc.option_types",
+    "schedsvc_lab.load.cli": room(
+        "schedsvc_lab.load schedsvc_lab.load.plot schedsvc_lab.load.result schedsvc_lab.load.texts"
+        " schedsvc_lab.workload schedsvc_lab.workload.tokenizers schedsvc.option_types",
         "click rich uvloop yaml",
         clock=WALL,
         prints=True,
     ),
-    "schedsvc.lab.workload.cli": room(
-        "schedsvc.lab.workload schedsvc.lab.workload.chat schedsvc.lab.workload.fetch"
-        " schedsvc.lab.workload.conversations_client schedsvc.lab.workload.conversations_report"
-        " schedsvc.lab.workload.plot schedsvc.lab.workload.prefix.figures"
-        " schedsvc.lab.workload.tokenizers schedsvc.lab.options schedsvc.option_types"
+    "schedsvc_lab.workload.cli": room(
+        "schedsvc_lab.workload schedsvc_lab.workload.chat schedsvc_lab.workload.fetch"
+        " schedsvc_lab.workload.conversations_client schedsvc_lab.workload.conversations_report"
+        " schedsvc_lab.workload.plot schedsvc_lab.workload.prefix.figures"
+        " schedsvc_lab.workload.tokenizers schedsvc_lab.options schedsvc.option_types"
         " schedsvc.tables",
         "click pydantic rich",
         prints=True,
     ),
     # Drives the core and the client's half of the Session protocol against each other.
-    "schedsvc.lab.faults": room(
+    "schedsvc_lab.faults": room(
         "schedsvc._core schedsvc.clock schedsvc.state schedsvc_client schedsvc_client.v1"
-        " schedsvc.lab.faults.auditor",
+        " schedsvc_lab.faults.auditor",
         never=IO,
         clock=NO_CLOCK,
         seeded=True,
     ),
     # Believes nothing of the core: it knows the contract alone.
-    "schedsvc.lab.faults.auditor": room(
+    "schedsvc_lab.faults.auditor": room(
         "schedsvc_client.v1", never=IO, clock=NO_CLOCK, seeded=True
     ),
     # Several schedulers with their own cluster code, in event loops whose time is the world's.
-    "schedsvc.lab.faults.cluster": room(
+    "schedsvc_lab.faults.cluster": room(
         "schedsvc._core schedsvc.clock schedsvc.cluster schedsvc.config schedsvc.driver"
-        " schedsvc.server schedsvc.service schedsvc.state schedsvc.lab.faults"
-        " schedsvc.lab.faults.auditor schedsvc_client.v1",
+        " schedsvc.server schedsvc.service schedsvc.state schedsvc_lab.faults"
+        " schedsvc_lab.faults.auditor schedsvc_client.v1",
         "grpc redis structlog",
         clock=NO_CLOCK,
         seeded=True,
     ),
-    "schedsvc.lab.faults.cli": room(
-        "schedsvc.lab.faults schedsvc.option_types schedsvc.tables", "click rich", prints=True
+    "schedsvc_lab.faults.cli": room(
+        "schedsvc_lab.faults schedsvc.option_types schedsvc.tables", "click rich", prints=True
     ),
-    "schedsvc.lab.sim.cli": room(
-        "schedsvc.config schedsvc.lab.sim schedsvc.lab.engine schedsvc.lab.sim.figures"
-        " schedsvc.lab.sim.overrides schedsvc.lab.sim.replay schedsvc.lab.workload"
-        " schedsvc.lab.options schedsvc.option_types schedsvc.tables",
+    "schedsvc_lab.sim.cli": room(
+        "schedsvc.config schedsvc_lab.sim schedsvc_lab.engine schedsvc_lab.sim.figures"
+        " schedsvc_lab.sim.overrides schedsvc_lab.sim.replay schedsvc_lab.workload"
+        " schedsvc_lab.options schedsvc.option_types schedsvc.tables",
         "click rich",
         prints=True,
     ),
-    "schedsvc.lab.advise.cli": room(
-        "schedsvc.config schedsvc.lab.advise schedsvc.lab.advise.figure"
-        " schedsvc.lab.advise.recorded schedsvc.lab.engine schedsvc.lab.sim schedsvc.lab.sim.cli"
+    "schedsvc_lab.advise.cli": room(
+        "schedsvc.config schedsvc_lab.advise schedsvc_lab.advise.figure"
+        " schedsvc_lab.advise.recorded schedsvc_lab.engine schedsvc_lab.sim schedsvc_lab.sim.cli"
         " schedsvc.option_types schedsvc.tables",
         "click yaml",
         prints=True,
     ),
-    "schedsvc.lab.demo.cli": room(
-        "schedsvc.lab.demo schedsvc.lab.load schedsvc.option_types", "click", prints=True
+    "schedsvc_lab.demo.cli": room(
+        "schedsvc_lab.demo schedsvc_lab.load schedsvc.option_types", "click", prints=True
     ),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
@@ -346,10 +346,10 @@ ROOMS: dict[str, Room] = {
     ),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
-        " schedsvc.clock schedsvc.cluster schedsvc.lab.demo schedsvc.lab.emulator schedsvc.lab.load"
-        " schedsvc.lab.load.result schedsvc.lab.faults schedsvc.lab.faults.cluster"
+        " schedsvc.clock schedsvc.cluster schedsvc_lab.demo schedsvc_lab.emulator schedsvc_lab.load"
+        " schedsvc_lab.load.result schedsvc_lab.faults schedsvc_lab.faults.cluster"
         " schedsvc.option_types"
-        " schedsvc.lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
+        " schedsvc_lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
         "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
         " uvloop",
         clock=WALL,

@@ -14,8 +14,8 @@ from .rules import ROOMS
 ROOT = Path(__file__).resolve().parents[2]
 
 # Folders that hold the project's packages, and the dotted name of what lies in them.
-PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm")
-PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "bench", "deploy")
+PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm", "lab")
+PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "schedsvc_lab", "bench", "deploy")
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$|^docs/contract\.md$")

@@ -161,10 +161,10 @@ def test_modules_keep_the_bans(module: Module) -> None:
         ("schedsvc.service", "print(1)", "does not print"),
         ("schedsvc.driver", "import time\ntime.time()", "time.time() steps"),
         ("schedsvc.driver", "from time import time as t\nt()", "time.time() steps"),
-        ("schedsvc.lab.sim", "import time\ntime.monotonic_ns()", "no clock"),
-        ("schedsvc.lab.sim", "import random\nrandom.random()", "given its seed"),
-        ("schedsvc.lab.sim", "from random import Random\nRandom()", "given its seed"),
-        ("schedsvc.lab.workload", "import numpy as np\nnp.random.shuffle(x)", "given its seed"),
+        ("schedsvc_lab.sim", "import time\ntime.monotonic_ns()", "no clock"),
+        ("schedsvc_lab.sim", "import random\nrandom.random()", "given its seed"),
+        ("schedsvc_lab.sim", "from random import Random\nRandom()", "given its seed"),
+        ("schedsvc_lab.workload", "import numpy as np\nnp.random.shuffle(x)", "given its seed"),
     ],
 )
 def test_a_broken_ban_is_found(room_name: str, text: str, complaint: str) -> None:
@@ -176,8 +176,8 @@ def test_a_broken_ban_is_found(room_name: str, text: str, complaint: str) -> Non
     [
         ("schedsvc.cli", "print(1)"),
         ("schedsvc.driver", "import time\ntime.monotonic_ns()"),
-        ("schedsvc.lab.sim", "import random\nrng = random.Random(7)\nrng.random()"),
-        ("schedsvc.lab.workload", "import numpy as np\nnp.random.default_rng(seed).normal()"),
+        ("schedsvc_lab.sim", "import random\nrng = random.Random(7)\nrng.random()"),
+        ("schedsvc_lab.workload", "import numpy as np\nnp.random.default_rng(seed).normal()"),
     ],
 )
 def test_what_is_allowed_passes(room_name: str, text: str) -> None:

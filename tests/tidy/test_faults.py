@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from schedsvc.lab.faults.options import FAULTS
+from schedsvc_lab.faults.options import FAULTS
 
 from .sources import ROOT
 

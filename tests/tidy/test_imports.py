@@ -54,9 +54,16 @@ def test_every_room_is_spelled_right() -> None:
 
 
 def test_no_room_of_the_service_leads_to_the_laboratory() -> None:
-    lab = {name for name in ROOMS if (name + ".").startswith("schedsvc.lab.")}
+    lab = {name for name in ROOMS if (name + ".").startswith("schedsvc_lab.")}
     service = set(ROOMS) - lab - {"bench"}
     assert not {(name, edge) for name in service for edge in ROOMS[name].rooms & lab}
+
+
+def test_no_module_of_the_service_names_the_laboratory() -> None:
+    """A name in a string could be imported as well; the commands come by entry points."""
+    service = [m.path for m in modules() if m.name.split(".")[0] == "schedsvc"]
+    assert len(service) > 100
+    assert not [relative(path) for path in service if "schedsvc_lab" in path.read_text()]
 
 
 def test_rooms_form_no_cycle() -> None:
@@ -104,11 +111,12 @@ def test_a_cycle_of_types_alone_is_found() -> None:
 @pytest.mark.parametrize(
     ("module", "text", "complaint"),
     [
-        ("schedsvc.lab.sim.world", "import asyncio", "may never import asyncio"),
-        ("schedsvc.lab.sim.world", "def f():\n    from grpc import aio", "use the package grpc"),
-        ("schedsvc.lab.sim.world", "from ... import driver", "may not import schedsvc.driver"),
-        ("schedsvc.lab.engine.cache", "from schedsvc.lab.sim import world", "may not import"),
-        ("schedsvc.lab.load.runner", "from schedsvc.service import Service", "may not import"),
+        ("schedsvc_lab.sim.world", "import asyncio", "may never import asyncio"),
+        ("schedsvc_lab.sim.world", "def f():\n    from grpc import aio", "use the package grpc"),
+        ("schedsvc_lab.sim.world", "from schedsvc import driver", "may not import schedsvc.driver"),
+        ("schedsvc_lab.engine.cache", "from schedsvc_lab.sim import world", "may not import"),
+        ("schedsvc_lab.load.runner", "from schedsvc.service import Service", "may not import"),
+        ("schedsvc.recording.form", "import schedsvc_lab.sim", "may not import schedsvc_lab.sim"),
         ("schedsvc_client.admission", "import schedsvc", "may not import schedsvc"),
         ("schedsvc_vllm.gate", "import starlette.types", "use the package starlette"),
     ],
@@ -122,7 +130,7 @@ def test_a_wrong_import_is_found(module: str, text: str, complaint: str) -> None
     [
         ("schedsvc.driver", "from schedsvc._core import Scheduler\nimport asyncio"),
         ("schedsvc.cli", "from schedsvc import __version__"),
-        ("schedsvc.lab.sim.world", "from ..engine.cache import Cache\nimport heapq"),
+        ("schedsvc_lab.sim.world", "from ..engine.cache import Cache\nimport heapq"),
     ],
 )
 def test_a_right_import_passes(module: str, text: str) -> None:

@@ -18,15 +18,15 @@ PROJECTS = {
     "schedsvc": ROOT / "pyproject.toml",
     "schedsvc_client": ROOT / "clients/python/pyproject.toml",
     "schedsvc_vllm": ROOT / "clients/vllm/pyproject.toml",
+    "schedsvc_lab": ROOT / "lab/pyproject.toml",
 }
 
 # Modules whose packages an extra names.
 EXTRAS = {
     "schedsvc.cli.top_app": ("top",),
     "schedsvc.cluster": ("cluster",),
-    "schedsvc.lab": ("lab",),
-    "schedsvc.lab.faults.cluster": ("lab", "cluster"),
-    "schedsvc.lab.workload.parquet": ("lab", "parquet"),
+    "schedsvc_lab.faults.cluster": ("cluster",),
+    "schedsvc_lab.workload.parquet": ("parquet",),
     "schedsvc.usage.parquet": ("parquet",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),
     "schedsvc_vllm.otel": ("otel",),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-LAB = ("schedsvc.lab", "schedsvc.cluster")
+LAB = ("schedsvc_lab", "schedsvc.cluster")
 LAB_PACKAGES = (
     "httptools", "jinja2", "matplotlib", "numpy", "redis", "starlette", "textual", "tokenizers",
     "uvicorn",
@@ -36,6 +36,6 @@ def test_serve_imports_no_laboratory() -> None:
     assert not lab_parts(loaded)
 
 
-@pytest.mark.parametrize("name", ["numpy.linalg", "schedsvc.lab", "schedsvc.lab.load.runner"])
+@pytest.mark.parametrize("name", ["numpy.linalg", "schedsvc_lab", "schedsvc_lab.load.runner"])
 def test_a_module_of_the_laboratory_is_found(name: str) -> None:
     assert lab_parts([name, "schedsvc.server", "schedsvc.label"]) == [name]

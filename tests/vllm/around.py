@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import chain
 from statistics import median
 
-from schedsvc.lab.load.samples import Sample
+from schedsvc_lab.load.samples import Sample
 
 
 def added_ms(

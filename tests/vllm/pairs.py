@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from schedsvc.lab.load.generator import LoadRun, Pace, RunResult
-from schedsvc.lab.load.report import percentile, run_report
-from schedsvc.lab.load.target import Target
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
+from schedsvc_lab.load.report import percentile, run_report
+from schedsvc_lab.load.target import Target
+from schedsvc_lab.workload import TraceRequest
 
 from . import programs
 from .figures import CLIENT_LAG_MS_MAX, Report, judge, summary

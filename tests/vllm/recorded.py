@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from schedsvc.lab.engine import Profile, load_profile
-from schedsvc.lab.sim.fit import fit, make_profile, read_measured
+from schedsvc_lab.engine import Profile, load_profile
+from schedsvc_lab.sim.fit import fit, make_profile, read_measured
 
 PLUGIN = Path(__file__).parent / "steps_plugin"
 ARGUMENTS = ("--enable-logging-iteration-details", "--no-enable-prefix-caching")

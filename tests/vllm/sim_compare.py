@@ -27,14 +27,14 @@ from statistics import fmean, median
 from typing import Any
 
 from schedsvc.config import Config, load
-from schedsvc.lab.engine import Profile, ProfileError, load_profile
-from schedsvc.lab.load.generator import LoadRun, Pace
-from schedsvc.lab.load.report import client_lag_ms_p99
-from schedsvc.lab.load.target import Target
-from schedsvc.lab.sim.fit import FitError
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, simulate
-from schedsvc.lab.workload import TraceRequest, read_trace
+from schedsvc_lab.engine import Profile, ProfileError, load_profile
+from schedsvc_lab.load.generator import LoadRun, Pace
+from schedsvc_lab.load.report import client_lag_ms_p99
+from schedsvc_lab.load.target import Target
+from schedsvc_lab.sim.fit import FitError
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario, simulate
+from schedsvc_lab.workload import TraceRequest, read_trace
 
 from . import programs, recorded
 from .around import added_ms, around_ms

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.load.result import OWN_KEYS
+from schedsvc_lab.load.result import OWN_KEYS
 
 from .load_compare import compare
 

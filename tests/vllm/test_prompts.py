@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from lab.workload import trained
 
-from schedsvc.lab.workload.prompts import PrefixPlan, PromptMaker, block_stretches
-from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc_lab.workload.prompts import PrefixPlan, PromptMaker, block_stretches
+from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
 from . import programs
 

@@ -19,14 +19,14 @@ from random import Random
 from typing import Any
 
 from schedsvc.config import Config
-from schedsvc.lab.advise.cli import Advice
-from schedsvc.lab.advise.draft import Draft, apply, draft_of
-from schedsvc.lab.advise.goals import parse_goal
-from schedsvc.lab.engine import Profile, load_profile
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario
-from schedsvc.lab.workload import read_trace
-from schedsvc.lab.workload.make import labeller
+from schedsvc_lab.advise.cli import Advice
+from schedsvc_lab.advise.draft import Draft, apply, draft_of
+from schedsvc_lab.advise.goals import parse_goal
+from schedsvc_lab.engine import Profile, load_profile
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario
+from schedsvc_lab.workload import read_trace
+from schedsvc_lab.workload.make import labeller
 
 TODAY = {"listeners": [{"tcp": "127.0.0.1:0"}]}
 RANDOM_COUNT = 200

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from schedsvc.cli import main
 from schedsvc.config import load
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.requests import Requests
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.requests import Requests
 
 from .virtual_server import record_run
 

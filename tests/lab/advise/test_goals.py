@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedsvc.lab.advise.goals import Goal, GoalError, parse_goal, subject_of
+from schedsvc_lab.advise.goals import Goal, GoalError, parse_goal, subject_of
 
 
 @pytest.mark.parametrize(

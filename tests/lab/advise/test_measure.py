@@ -5,8 +5,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from schedsvc.lab.advise.goals import parse_goal
-from schedsvc.lab.advise.measure import Table, judge, tenant_rows
+from schedsvc_lab.advise.goals import parse_goal
+from schedsvc_lab.advise.measure import Table, judge, tenant_rows
 
 
 def table(first_s, client=None, classes=None, service=None):

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from schedsvc.lab.advise.recorded import RecordedError, recorded_traffic
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.requests import Requests
+from schedsvc_lab.advise.recorded import RecordedError, recorded_traffic
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.requests import Requests
 
 from .virtual_server import record_run
 

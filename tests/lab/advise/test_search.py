@@ -1,12 +1,12 @@
 """The search for a draft, on traffic for which its levers have known effects."""
 
 from schedsvc.config import Config
-from schedsvc.lab.advise.cli import Advice
-from schedsvc.lab.advise.goals import parse_goal
-from schedsvc.lab.advise.measure import Table
-from schedsvc.lab.engine import Profile
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario
+from schedsvc_lab.advise.cli import Advice
+from schedsvc_lab.advise.goals import parse_goal
+from schedsvc_lab.advise.measure import Table
+from schedsvc_lab.engine import Profile
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario
 
 PROMPT = 1_000
 #: One request at a time: its input takes 1.2 s, and its only token a moment.

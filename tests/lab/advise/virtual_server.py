@@ -7,11 +7,11 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import COMPLETED, GRANTED
 from schedsvc.config import Config
-from schedsvc.lab.engine import Engine
-from schedsvc.lab.sim.runner import EngineRunner
-from schedsvc.lab.sim.scheduler_adapter import Verdict
-from schedsvc.lab.sim.world import Settings, World
 from schedsvc.recording.start import Recording
+from schedsvc_lab.engine import Engine
+from schedsvc_lab.sim.runner import EngineRunner
+from schedsvc_lab.sim.scheduler_adapter import Verdict
+from schedsvc_lab.sim.world import Settings, World
 
 
 class RecordedAdapter:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from schedsvc.lab.load.generator import RunResult
-from schedsvc.lab.load.samples import Fate, Recorder, Sample
+from schedsvc_lab.load.generator import RunResult
+from schedsvc_lab.load.samples import Fate, Recorder, Sample
 
 
 def run(ttft_ms: float | None, per_s: float, preemptions: int, completed: int) -> dict[str, Any]:

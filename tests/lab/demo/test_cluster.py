@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.demo.cluster import Answer, Run, Shard, Times, judge, report_of
-from schedsvc.lab.demo.cluster_plot import draw
+from schedsvc_lab.demo.cluster import Answer, Run, Shard, Times, judge, report_of
+from schedsvc_lab.demo.cluster_plot import draw
 
 TIMES = Times()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.demo.verdict import RUNS, judge
+from schedsvc_lab.demo.verdict import RUNS, judge
 
 from .test_processes import gone
 

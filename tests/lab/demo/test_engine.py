@@ -1,7 +1,7 @@
 import pytest
 
-from schedsvc.lab.demo.engine import EngineState, parse
-from schedsvc.lab.demo.processes import DemoError
+from schedsvc_lab.demo.engine import EngineState, parse
+from schedsvc_lab.demo.processes import DemoError
 
 METRICS = """\
 # HELP vllm:num_requests_running Running.

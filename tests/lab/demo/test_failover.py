@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.demo.failover import Failed, judge, report_of
-from schedsvc.lab.demo.failover_plot import draw
-from schedsvc.lab.demo.members import Member, Seen, store_server
-from schedsvc.lab.demo.processes import DemoError
-from schedsvc.lab.load.generator import RunResult
-from schedsvc.lab.load.samples import Fate, Recorder, Sample
+from schedsvc_lab.demo.failover import Failed, judge, report_of
+from schedsvc_lab.demo.failover_plot import draw
+from schedsvc_lab.demo.members import Member, Seen, store_server
+from schedsvc_lab.demo.processes import DemoError
+from schedsvc_lab.load.generator import RunResult
+from schedsvc_lab.load.samples import Fate, Recorder, Sample
 
 
 def stream(sent_s: float, first_s: float, *, gap_s: float = 0.1, events: int = 4) -> Sample:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from schedsvc.lab.demo.phases import Setting, _run, running_engine
-from schedsvc.lab.demo.processes import DemoError
-from schedsvc.lab.demo.traffic import generate
+from schedsvc_lab.demo.phases import Setting, _run, running_engine
+from schedsvc_lab.demo.processes import DemoError
+from schedsvc_lab.demo.traffic import generate
 
 
 async def test_an_engine_that_died_before_its_phase_is_named(tmp_path: Path) -> None:

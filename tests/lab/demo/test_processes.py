@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.demo.processes import DemoError, guarded, running
-from schedsvc.lab.demo.scheduler import write_config
+from schedsvc_lab.demo.processes import DemoError, guarded, running
+from schedsvc_lab.demo.scheduler import write_config
 
 
 def gone(pid: int) -> bool:

@@ -5,12 +5,12 @@ from typing import Any
 
 from rich.console import Console
 
-from schedsvc.lab.demo.ending import conclude
-from schedsvc.lab.demo.phases import Measured, Phase
-from schedsvc.lab.demo.plot import draw
-from schedsvc.lab.demo.run import reports
-from schedsvc.lab.demo.show import show
-from schedsvc.lab.demo.verdict import judge
+from schedsvc_lab.demo.ending import conclude
+from schedsvc_lab.demo.phases import Measured, Phase
+from schedsvc_lab.demo.plot import draw
+from schedsvc_lab.demo.run import reports
+from schedsvc_lab.demo.show import show
+from schedsvc_lab.demo.verdict import judge
 
 from .synthetic import good, result
 

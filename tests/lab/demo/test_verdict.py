@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.demo.verdict import judge
+from schedsvc_lab.demo.verdict import judge
 
 from .synthetic import good
 

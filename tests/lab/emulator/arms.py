@@ -13,10 +13,10 @@ from typing import Any
 from schedsvc_vllm.runtime import FIRST_TOKEN_PERIOD_S, PROGRESS_PERIOD_S
 
 from schedsvc.config import Config
-from schedsvc.lab.engine import Profile, load_profile
-from schedsvc.lab.load.target import OutputMode, Target
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.engine import Profile, load_profile
+from schedsvc_lab.load.target import OutputMode, Target
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.workload import TraceRequest
 from tests.lab.sim.filling import CAPACITY, ORACLE, OUTPUT_MAX, Filled, Filling, Traffic
 
 OVERLOAD = 1.5

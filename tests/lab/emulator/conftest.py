@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from schedsvc.lab.emulator.app import Emulator
-from schedsvc.lab.emulator.server import Address, EmulatorServer
-from schedsvc.lab.emulator.settings import EmulatorSettings
-from schedsvc.lab.engine import load_profile
+from schedsvc_lab.emulator.app import Emulator
+from schedsvc_lab.emulator.server import Address, EmulatorServer
+from schedsvc_lab.emulator.settings import EmulatorSettings
+from schedsvc_lab.engine import load_profile
 
 
 class Running:

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import commit, describe
-from schedsvc.lab.demo.processes import DemoError, guarded
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.load.generator import TargetError
+from schedsvc_lab.demo.processes import DemoError, guarded
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.load.generator import TargetError
 from tests.lab.sim.filling import CAPACITY, Filled
 
 from .arms import ARMS, FORETOLD, OVERLOAD, PREDICTED, Arm, faster, imitate, trace_of, traffic

@@ -12,13 +12,13 @@ from pathlib import Path
 import aiohttp
 
 from bench.machine import cpu_ns
-from schedsvc.lab.demo import engine
-from schedsvc.lab.demo.processes import DemoError, Program, running
-from schedsvc.lab.load.generator import LoadRun, Pace, RunResult
-from schedsvc.lab.load.report import client_lag_ms_p99
-from schedsvc.lab.load.samples import Fate
-from schedsvc.lab.load.target import TENANT_HEADER
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.demo import engine
+from schedsvc_lab.demo.processes import DemoError, Program, running
+from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
+from schedsvc_lab.load.report import client_lag_ms_p99
+from schedsvc_lab.load.samples import Fate
+from schedsvc_lab.load.target import TENANT_HEADER
+from schedsvc_lab.workload import TraceRequest
 from tests.lab.sim.filling import Filled
 
 from .arms import Arm

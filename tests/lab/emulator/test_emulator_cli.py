@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from schedsvc.lab.emulator.cli import emulate
-from schedsvc.lab.engine import profile_names
+from schedsvc_lab.emulator.cli import emulate
+from schedsvc_lab.engine import profile_names
 from tests import forked
 
 LAYER = """
@@ -107,7 +107,7 @@ def start_process(*args, **options):
     command = [
         sys.executable,
         "-c",
-        "from schedsvc.lab.emulator.cli import emulate; emulate()",
+        "from schedsvc_lab.emulator.cli import emulate; emulate()",
         *args,
     ]
     return forked.Popen(command, stdout=subprocess.PIPE, text=True, **options)

@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from schedsvc.lab.emulator.app import Emulator
-from schedsvc.lab.emulator.counts import CountsFile
-from schedsvc.lab.emulator.settings import EmulatorSettings
-from schedsvc.lab.engine import load_profile
+from schedsvc_lab.emulator.app import Emulator
+from schedsvc_lab.emulator.counts import CountsFile
+from schedsvc_lab.emulator.settings import EmulatorSettings
+from schedsvc_lab.engine import load_profile
 
 BODY = {"prompt": [5] * 30, "max_tokens": 12, "ignore_eos": True}
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from schedsvc.lab.emulator.realtime import LAG_MAX_NS
+from schedsvc_lab.emulator.realtime import LAG_MAX_NS
 from tests.waiting import Stopwatch
 
 FORCED = {"ignore_eos": True}

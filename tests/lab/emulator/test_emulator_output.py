@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedsvc.lab.emulator.output import WORDS, OutputRule, plan_output, prompt_digest
+from schedsvc_lab.emulator.output import WORDS, OutputRule, plan_output, prompt_digest
 
 
 def rule(tokens_max=100, tokens_min=0, ignore_eos=False, stop=(), include_stop=False):

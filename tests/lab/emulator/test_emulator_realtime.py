@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from schedsvc.lab.emulator.output import Output
-from schedsvc.lab.emulator.realtime import LAG_MAX_NS, PromptPlan, RealTimeEngine
-from schedsvc.lab.engine import Engine, EngineRequestError, load_profile
+from schedsvc_lab.emulator.output import Output
+from schedsvc_lab.emulator.realtime import LAG_MAX_NS, PromptPlan, RealTimeEngine
+from schedsvc_lab.engine import Engine, EngineRequestError, load_profile
 
 
 class Clock:

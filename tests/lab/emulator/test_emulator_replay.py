@@ -9,11 +9,11 @@ import virtual
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.emulator.realtime import TICK_NS
-from schedsvc.lab.emulator.replay import Replay
-from schedsvc.lab.emulator.settings import EmulatorSettings
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.workload import Record, TraceRequest
+from schedsvc_lab.emulator.realtime import TICK_NS
+from schedsvc_lab.emulator.replay import Replay
+from schedsvc_lab.emulator.settings import EmulatorSettings
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.workload import Record, TraceRequest
 
 TRACE = "arrival_s,client,prompt_tokens,output_tokens\n0,hog,200,30\n0.1,quiet,50,5\n0.2,hog,60,8\n"
 

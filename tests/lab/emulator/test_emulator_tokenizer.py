@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedsvc.lab.emulator.output import WORDS
-from schedsvc.lab.emulator.tokenizer import VOCAB_SIZE, Tokenizer
+from schedsvc_lab.emulator.output import WORDS
+from schedsvc_lab.emulator.tokenizer import VOCAB_SIZE, Tokenizer
 
 tokenizer = Tokenizer()
 

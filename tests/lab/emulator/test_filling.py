@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.config import Config
-from schedsvc.lab.demo.processes import DemoError
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.load.generator import RunResult
-from schedsvc.lab.load.prompts import Prompts
-from schedsvc.lab.load.samples import Fate, Recorder, Sample
+from schedsvc_lab.demo.processes import DemoError
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.load.generator import RunResult
+from schedsvc_lab.load.prompts import Prompts
+from schedsvc_lab.load.samples import Fate, Recorder, Sample
 from tests.lab.sim.filling import OUTPUT_MAX, TENANTS, Filled
 
 from . import filling

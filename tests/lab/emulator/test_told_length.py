@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.emulator.errors import ApiError
-from schedsvc.lab.emulator.intake import Intake
-from schedsvc.lab.emulator.output import Output
-from schedsvc.lab.emulator.tokenizer import Tokenizer
+from schedsvc_lab.emulator.errors import ApiError
+from schedsvc_lab.emulator.intake import Intake
+from schedsvc_lab.emulator.output import Output
+from schedsvc_lab.emulator.tokenizer import Tokenizer
 
 
 def answer(**fields: Any) -> Output:

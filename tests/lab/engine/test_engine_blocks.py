@@ -1,6 +1,6 @@
 import pytest
 
-from schedsvc.lab.engine import BlockPool, EngineInvariantError
+from schedsvc_lab.engine import BlockPool, EngineInvariantError
 
 
 def test_allocates_all_or_nothing():

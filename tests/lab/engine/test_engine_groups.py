@@ -1,6 +1,6 @@
 import pytest
 
-from schedsvc.lab.engine import (
+from schedsvc_lab.engine import (
     Engine,
     EngineConfig,
     EngineRequest,
@@ -8,7 +8,7 @@ from schedsvc.lab.engine import (
     SequenceState,
     load_profile,
 )
-from schedsvc.lab.engine.sequence import COST_MAX, mix
+from schedsvc_lab.engine.sequence import COST_MAX, mix
 from tests.seeds import fresh
 
 COST = load_profile("a10g-llama2-7b-memory").step_cost(8)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedsvc.lab.engine import (
+from schedsvc_lab.engine import (
     BlockPool,
     Engine,
     EngineConfig,
@@ -14,9 +14,9 @@ from schedsvc.lab.engine import (
     EngineRequest,
     load_profile,
 )
-from schedsvc.lab.engine.cost import MANY_STEPS, StepCost
-from schedsvc.lab.engine.lockstep import Lockstep
-from schedsvc.lab.engine.sequence import STILL, Sequence
+from schedsvc_lab.engine.cost import MANY_STEPS, StepCost
+from schedsvc_lab.engine.lockstep import Lockstep
+from schedsvc_lab.engine.sequence import STILL, Sequence
 from tests.seeds import fresh
 
 COST = load_profile("a10g-llama2-7b").step_cost(8)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from schedsvc.lab.engine import (
+from schedsvc_lab.engine import (
     Engine,
     EngineConfig,
     EngineRequest,

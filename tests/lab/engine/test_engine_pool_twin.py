@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schedsvc.lab.engine import BlockPool
-from schedsvc.lab.engine.cache import PrefixCache
-from schedsvc.lab.engine.eviction import Future
+from schedsvc_lab.engine import BlockPool
+from schedsvc_lab.engine.cache import PrefixCache
+from schedsvc_lab.engine.eviction import Future
 
 from .twin import TwinPool
 

@@ -1,6 +1,6 @@
 import pytest
 
-from schedsvc.lab.engine import ProfileError, load_profile, profile_names
+from schedsvc_lab.engine import ProfileError, load_profile, profile_names
 
 GOOD = """
 name: mine

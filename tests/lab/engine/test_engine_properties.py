@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schedsvc.lab.engine import (
+from schedsvc_lab.engine import (
     Engine,
     EngineConfig,
     EngineRequest,

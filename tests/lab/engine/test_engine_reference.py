@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.engine import Engine, EngineRequest, load_profile
+from schedsvc_lab.engine import Engine, EngineRequest, load_profile
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT.parent / "shared" / "data" / "reference" / "vtc_a10g"

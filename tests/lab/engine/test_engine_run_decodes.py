@@ -1,4 +1,4 @@
-from schedsvc.lab.engine import Engine, EngineConfig, EngineRequest, load_profile
+from schedsvc_lab.engine import Engine, EngineConfig, EngineRequest, load_profile
 
 
 def make(blocks=64, block=4, sequences=4, step_tokens=64):

@@ -1,6 +1,6 @@
 import pytest
 
-from schedsvc.lab.engine import (
+from schedsvc_lab.engine import (
     Engine,
     EngineConfig,
     EngineInvariantError,

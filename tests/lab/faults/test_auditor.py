@@ -8,8 +8,8 @@ import pytest
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.lab.faults.auditor import Auditor, Terms, ViolationError
-from schedsvc.lab.faults.auditor.checks import hold_usage
+from schedsvc_lab.faults.auditor import Auditor, Terms, ViolationError
+from schedsvc_lab.faults.auditor.checks import hold_usage
 
 S = 10**9
 TERMS = Terms(

@@ -6,7 +6,7 @@ import pytest
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.lab.faults.auditor import (
+from schedsvc_lab.faults.auditor import (
     DEFAULT_CLASS,
     Classes,
     PoolLimits,

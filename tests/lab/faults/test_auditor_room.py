@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from schedsvc.lab.faults.auditor import ViolationError
-from schedsvc.lab.faults.auditor.classes import ClassOrder
-from schedsvc.lab.faults.auditor.peak import Run, greatest_load, least_load, peak_of
-from schedsvc.lab.faults.auditor.records import PriorityClass
+from schedsvc_lab.faults.auditor import ViolationError
+from schedsvc_lab.faults.auditor.classes import ClassOrder
+from schedsvc_lab.faults.auditor.peak import Run, greatest_load, least_load, peak_of
+from schedsvc_lab.faults.auditor.records import PriorityClass
 from tests.lab.faults.test_auditor import Desk, S
 from tests.seeds import fresh
 

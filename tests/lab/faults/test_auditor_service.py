@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.lab.faults.auditor import Limits, Quotas, ViolationError
-from schedsvc.lab.faults.auditor.counters import Counters
-from schedsvc.lab.faults.auditor.quotas import Meter
-from schedsvc.lab.faults.auditor.records import Request
+from schedsvc_lab.faults.auditor import Limits, Quotas, ViolationError
+from schedsvc_lab.faults.auditor.counters import Counters
+from schedsvc_lab.faults.auditor.quotas import Meter
+from schedsvc_lab.faults.auditor.records import Request
 from tests.lab.faults.test_auditor import TERMS, Desk, S
 
 MINUTE = 60 * S

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.faults.auditor import contests
-from schedsvc.lab.faults.options import ALIVE, draw
-from schedsvc.lab.faults.run import Case, run_case
+from schedsvc_lab.faults.auditor import contests
+from schedsvc_lab.faults.options import ALIVE, draw
+from schedsvc_lab.faults.run import Case, run_case
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
-from schedsvc.lab.faults.auditor import Granted, Sizes, ViolationError, compare_runs
-from schedsvc.lab.faults.duel import duel_options, places_of_others, queue_for, waiting_max
-from schedsvc.lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS
-from schedsvc.lab.faults.options import draw
-from schedsvc.lab.faults.run import Case, run_case
+from schedsvc_lab.faults.auditor import Granted, Sizes, ViolationError, compare_runs
+from schedsvc_lab.faults.duel import duel_options, places_of_others, queue_for, waiting_max
+from schedsvc_lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS
+from schedsvc_lab.faults.options import draw
+from schedsvc_lab.faults.run import Case, run_case
 
 S = 10**9
 SIZES = Sizes(10, 20, 2, 100)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from schedsvc.lab.faults.auditor import LEAD_AUTO, Tree, ViolationError
-from schedsvc.lab.faults.auditor.fair_pools import PoolFairness
-from schedsvc.lab.faults.auditor.records import Request
-from schedsvc.lab.faults.duel import duel_options
-from schedsvc.lab.faults.options import draw
-from schedsvc.lab.faults.terms import terms_of
+from schedsvc_lab.faults.auditor import LEAD_AUTO, Tree, ViolationError
+from schedsvc_lab.faults.auditor.fair_pools import PoolFairness
+from schedsvc_lab.faults.auditor.records import Request
+from schedsvc_lab.faults.duel import duel_options
+from schedsvc_lab.faults.options import draw
+from schedsvc_lab.faults.terms import terms_of
 from tests.lab.faults.test_auditor import TERMS
 
 BOUND = 100

@@ -11,14 +11,14 @@ from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
-from schedsvc.lab.faults.auditor import NO_TREE, Tree, ViolationError
-from schedsvc.lab.faults.auditor.records import Grants
-from schedsvc.lab.faults.auditor.reference_state import Auditor
-from schedsvc.lab.faults.auditor.shares import Rows, Shares
-from schedsvc.lab.faults.duel import duel_options, parts_of
-from schedsvc.lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS, HOSTILE_TREES, TENANT
-from schedsvc.lab.faults.options import ALIVE, draw
-from schedsvc.lab.faults.run import Case, Tally, run_cases
+from schedsvc_lab.faults.auditor import NO_TREE, Tree, ViolationError
+from schedsvc_lab.faults.auditor.records import Grants
+from schedsvc_lab.faults.auditor.reference_state import Auditor
+from schedsvc_lab.faults.auditor.shares import Rows, Shares
+from schedsvc_lab.faults.duel import duel_options, parts_of
+from schedsvc_lab.faults.hostile_options import HOSTILE, HOSTILE_FAULTS, HOSTILE_TREES, TENANT
+from schedsvc_lab.faults.options import ALIVE, draw
+from schedsvc_lab.faults.run import Case, Tally, run_cases
 
 from .test_auditor import TERMS, Desk
 

@@ -3,10 +3,10 @@
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.lab.faults.cluster_options import CLUSTER
-from schedsvc.lab.faults.leaver_options import LEAVER_FAULTS, LEAVES
-from schedsvc.lab.faults.options import draw
-from schedsvc.lab.faults.run import Case, Tally, run_cases
+from schedsvc_lab.faults.cluster_options import CLUSTER
+from schedsvc_lab.faults.leaver_options import LEAVER_FAULTS, LEAVES
+from schedsvc_lab.faults.options import draw
+from schedsvc_lab.faults.run import Case, Tally, run_cases
 
 from .test_auditor import Desk, S
 

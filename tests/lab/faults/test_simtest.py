@@ -7,15 +7,15 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.faults import cli, run
-from schedsvc.lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO
-from schedsvc.lab.faults.cluster_options import CLUSTER_FAULTS
-from schedsvc.lab.faults.disk import Disk, fields
-from schedsvc.lab.faults.event_queue import EventQueue
-from schedsvc.lab.faults.hostile_options import HOSTILE_FAULTS
-from schedsvc.lab.faults.leaver_options import LEAVER_FAULTS
-from schedsvc.lab.faults.marathon import run_marathon
-from schedsvc.lab.faults.options import (
+from schedsvc_lab.faults import cli, run
+from schedsvc_lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO
+from schedsvc_lab.faults.cluster_options import CLUSTER_FAULTS
+from schedsvc_lab.faults.disk import Disk, fields
+from schedsvc_lab.faults.event_queue import EventQueue
+from schedsvc_lab.faults.hostile_options import HOSTILE_FAULTS
+from schedsvc_lab.faults.leaver_options import LEAVER_FAULTS
+from schedsvc_lab.faults.marathon import run_marathon
+from schedsvc_lab.faults.options import (
     FAULTS,
     FIFTH,
     NEWEST,
@@ -24,8 +24,8 @@ from schedsvc.lab.faults.options import (
     STATE_FAULTS,
     draw,
 )
-from schedsvc.lab.faults.phases import Outcome
-from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases, shrink
+from schedsvc_lab.faults.phases import Outcome
+from schedsvc_lab.faults.run import Case, Tally, run_case, run_cases, shrink
 from tests.core.encoding import message
 from tests.core.support import make
 

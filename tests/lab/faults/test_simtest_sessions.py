@@ -5,13 +5,13 @@ from random import Random
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.lab.faults.auditor import ViolationError
-from schedsvc.lab.faults.cluster_options import CLUSTER
-from schedsvc.lab.faults.event_queue import EventQueue
-from schedsvc.lab.faults.jobs import JobMaker
-from schedsvc.lab.faults.options import SESSIONS, Options, draw
-from schedsvc.lab.faults.run import Case, Tally, run_cases
-from schedsvc.lab.faults.terms import terms_of
+from schedsvc_lab.faults.auditor import ViolationError
+from schedsvc_lab.faults.cluster_options import CLUSTER
+from schedsvc_lab.faults.event_queue import EventQueue
+from schedsvc_lab.faults.jobs import JobMaker
+from schedsvc_lab.faults.options import SESSIONS, Options, draw
+from schedsvc_lab.faults.run import Case, Tally, run_cases
+from schedsvc_lab.faults.terms import terms_of
 
 from .test_auditor import Desk, S
 

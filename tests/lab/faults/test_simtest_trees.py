@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from schedsvc.lab.faults import world
-from schedsvc.lab.faults.auditor import NO_TREE, Terms, Tree
-from schedsvc.lab.faults.options import NO_TREES, TREES, draw
-from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
-from schedsvc.lab.faults.terms import terms_of
+from schedsvc_lab.faults import world
+from schedsvc_lab.faults.auditor import NO_TREE, Terms, Tree
+from schedsvc_lab.faults.options import NO_TREES, TREES, draw
+from schedsvc_lab.faults.run import Case, Tally, run_case, run_cases
+from schedsvc_lab.faults.terms import terms_of
 
 
 def test_seeds_with_trees_hold() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from virtual import run
 
-from schedsvc.lab.load import generator, lag
+from schedsvc_lab.load import generator, lag
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from schedsvc.lab.load.cli import load
+from schedsvc_lab.load.cli import load
 
 from .fake import Answer, Fake, obey, serving
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedsvc.lab.emulator.app import Emulator
-from schedsvc.lab.emulator.server import Address, EmulatorServer
-from schedsvc.lab.emulator.settings import EmulatorSettings
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.load.generator import LoadRun, Pace
-from schedsvc.lab.load.samples import Fate
-from schedsvc.lab.load.target import Backend, OutputMode, Target
-from schedsvc.lab.load.texts import EMULATOR_CHAT_TOKENS, EmulatorTexts, TokenizerTexts
-from schedsvc.lab.workload import Record, TraceRequest
+from schedsvc_lab.emulator.app import Emulator
+from schedsvc_lab.emulator.server import Address, EmulatorServer
+from schedsvc_lab.emulator.settings import EmulatorSettings
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.load.generator import LoadRun, Pace
+from schedsvc_lab.load.samples import Fate
+from schedsvc_lab.load.target import Backend, OutputMode, Target
+from schedsvc_lab.load.texts import EMULATOR_CHAT_TOKENS, EmulatorTexts, TokenizerTexts
+from schedsvc_lab.workload import Record, TraceRequest
 
 from .test_protocols import tokenizer
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from schedsvc.lab.load.exchange import Exchange
-from schedsvc.lab.load.generator import LoadRun, Pace, RunResult, TargetError
-from schedsvc.lab.load.report import full_report, run_report
-from schedsvc.lab.load.samples import Fate
-from schedsvc.lab.load.target import OutputMode, Target
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.load.exchange import Exchange
+from schedsvc_lab.load.generator import LoadRun, Pace, RunResult, TargetError
+from schedsvc_lab.load.report import full_report, run_report
+from schedsvc_lab.load.samples import Fate
+from schedsvc_lab.load.target import OutputMode, Target
+from schedsvc_lab.workload import TraceRequest
 
 from .fake import DONE, TICK_S, Answer, Fake, obey, serving, stream, token, usage
 

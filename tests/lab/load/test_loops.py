@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from schedsvc.lab.load.exchange import Exchange
-from schedsvc.lab.load.generator import LoadRun, Pace, RunResult
-from schedsvc.lab.load.samples import Fate
-from schedsvc.lab.load.target import Target
-from schedsvc.lab.workload import TraceRequest, rescale
+from schedsvc_lab.load.exchange import Exchange
+from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
+from schedsvc_lab.load.samples import Fate
+from schedsvc_lab.load.target import Target
+from schedsvc_lab.workload import TraceRequest, rescale
 from tests import forked
 from tests.waiting import wait_for_start
 

@@ -11,14 +11,14 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedsvc.lab.load.generator import LoadRun, Pace
-from schedsvc.lab.load.history import with_history
-from schedsvc.lab.load.prompts import PromptError, Prompts
-from schedsvc.lab.load.samples import Fate
-from schedsvc.lab.load.sse import TokenScanner
-from schedsvc.lab.load.target import Backend, OutputMode, Target
-from schedsvc.lab.load.texts import EMULATOR_CHAT_TOKENS, EmulatorTexts, TokenizerTexts
-from schedsvc.lab.workload import Message, Record, TraceRequest
+from schedsvc_lab.load.generator import LoadRun, Pace
+from schedsvc_lab.load.history import with_history
+from schedsvc_lab.load.prompts import PromptError, Prompts
+from schedsvc_lab.load.samples import Fate
+from schedsvc_lab.load.sse import TokenScanner
+from schedsvc_lab.load.target import Backend, OutputMode, Target
+from schedsvc_lab.load.texts import EMULATOR_CHAT_TOKENS, EmulatorTexts, TokenizerTexts
+from schedsvc_lab.workload import Message, Record, TraceRequest
 
 from .fake import DONE, serving, stream, token, usage
 
@@ -218,7 +218,7 @@ def test_output_modes() -> None:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    from schedsvc.lab.workload.tokenizers import ModelTokenizer
+    from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

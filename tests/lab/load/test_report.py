@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from schedsvc.lab.load.generator import RunResult
-from schedsvc.lab.load.report import output_tokens_per_s, percentile, run_report
-from schedsvc.lab.load.samples import Fate, Recorder, Sample
+from schedsvc_lab.load.generator import RunResult
+from schedsvc_lab.load.report import output_tokens_per_s, percentile, run_report
+from schedsvc_lab.load.samples import Fate, Recorder, Sample
 
 TENANT_KEYS = {"sent", "completed", "refused", "errors", "ttft_ms", "e2e_ms", "output_tokens"}
 RUN_KEYS = {"tenants", "output_tokens_per_s", "preemptions", "wall_s", "client_lag_ms_p99"}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.load.fairness import fairness, jain_index
-from schedsvc.lab.load.generator import RunResult
-from schedsvc.lab.load.result import DETAIL_KEYS, OWN_KEYS, About, Wanted, result_of
-from schedsvc.lab.load.samples import Fate, Recorder, Sample
+from schedsvc_lab.load.fairness import fairness, jain_index
+from schedsvc_lab.load.generator import RunResult
+from schedsvc_lab.load.result import DETAIL_KEYS, OWN_KEYS, About, Wanted, result_of
+from schedsvc_lab.load.samples import Fate, Recorder, Sample
 
 # The keys that `vllm bench serve` (0.32) saves, without and with --save-detailed; the texts of the
 # answers are not kept here. tests/vllm/test_load_compare.py holds the list against vLLM itself.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedsvc.lab.load.sse import Scanner
+from schedsvc_lab.load.sse import Scanner
 
 from .fake import DONE, event, token, usage
 

@@ -4,11 +4,11 @@ import re
 import pytest
 from rich.console import Console
 
-from schedsvc.lab.load.generator import LoadRun, Pace
-from schedsvc.lab.load.samples import Fate, Sample
-from schedsvc.lab.load.table import View, duration, head, line, table
-from schedsvc.lab.load.target import Target
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.load.generator import LoadRun, Pace
+from schedsvc_lab.load.samples import Fate, Sample
+from schedsvc_lab.load.table import View, duration, head, line, table
+from schedsvc_lab.load.target import Target
+from schedsvc_lab.workload import TraceRequest
 
 
 def watched() -> LoadRun:

@@ -13,11 +13,11 @@ from typing import Any
 
 from schedsvc._core import CANCELLED, GRANTED, Scheduler
 from schedsvc.config import Config, configure
-from schedsvc.lab.engine import Engine, Profile
-from schedsvc.lab.sim.requests import NEVER, Requests
-from schedsvc.lab.sim.runner import EngineRunner, Totals
-from schedsvc.lab.sim.scheduler_adapter import CoreAdapter, Verdict
-from schedsvc.lab.sim.world import Settings, World
+from schedsvc_lab.engine import Engine, Profile
+from schedsvc_lab.sim.requests import NEVER, Requests
+from schedsvc_lab.sim.runner import EngineRunner, Totals
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, Verdict
+from schedsvc_lab.sim.world import Settings, World
 
 OUTPUT_PRICE = 2
 SECOND = 10**9

@@ -13,13 +13,13 @@ from random import Random
 
 from schedsvc import _core as core
 from schedsvc.config import Config, configure
-from schedsvc.lab.engine import Engine, Profile
-from schedsvc.lab.sim.overrides import override
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.runner import EngineRunner
-from schedsvc.lab.sim.scenario import patient_config
-from schedsvc.lab.sim.scheduler_adapter import CoreAdapter
-from schedsvc.lab.sim.world import Settings, World
+from schedsvc_lab.engine import Engine, Profile
+from schedsvc_lab.sim.overrides import override
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.runner import EngineRunner
+from schedsvc_lab.sim.scenario import patient_config
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter
+from schedsvc_lab.sim.world import Settings, World
 
 MS = 10**6
 SECOND = 10**9

@@ -15,9 +15,9 @@ from random import Random
 
 import click
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.overrides import override
-from schedsvc.lab.sim.requests import Requests
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.overrides import override
+from schedsvc_lab.sim.requests import Requests
 
 from .audited import SECOND, Audited
 from .setups import SETUPS, config_of

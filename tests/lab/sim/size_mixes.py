@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.overrides import override, parse
-from schedsvc.lab.sim.requests import Requests
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.overrides import override, parse
+from schedsvc_lab.sim.requests import Requests
 
 from .audited import Audited
 from .setups import SETUPS, config_of

@@ -1,10 +1,10 @@
 """Sessions of agents in the simulator: the cap saves the prefix cache, and all sessions begin."""
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.agent_sessions import compare
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Run, Scenario, simulate
-from schedsvc.lab.workload import Record, TraceRequest
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.agent_sessions import compare
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Run, Scenario, simulate
+from schedsvc_lab.workload import Record, TraceRequest
 
 
 def test_a_cap_on_sessions_raises_the_hit_rate() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.load.samples import Sample
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.load.samples import Sample
+from schedsvc_lab.workload import TraceRequest
 from tests.vllm import recorded, sim_compare, sim_picture
 from tests.vllm.around import added_ms, around_ms, rest_of_a_step_ms
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from schedsvc.config import Config
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, simulate
-from schedsvc.lab.workload import read_trace
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario, simulate
+from schedsvc_lab.workload import read_trace
 
 MS = 10**6
 CLASSES = [{"name": "fast", "rank": -1}, {"name": "slow", "rank": 1, "ageing_ms": 200}]

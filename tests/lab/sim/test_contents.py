@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.contents import Contents
-from schedsvc.lab.sim.details import detail
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
-from schedsvc.lab.workload import Record, read_trace
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.contents import Contents
+from schedsvc_lab.sim.details import detail
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
+from schedsvc_lab.workload import Record, read_trace
 from tests.seeds import fresh
 
 FAST = load_profile("fast")
@@ -54,7 +54,7 @@ def test_shared_blocks_are_found_again_by_hand(tmp_path):
 
 def test_hits_are_charged_at_their_price(tmp_path, monkeypatch):
     told = []
-    from schedsvc.lab.sim import scheduler_adapter
+    from schedsvc_lab.sim import scheduler_adapter
 
     real = scheduler_adapter.CoreAdapter.complete
 

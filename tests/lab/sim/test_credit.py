@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from schedsvc.config import Config
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.metrics import service_difference
-from schedsvc.lab.sim.report import service_of
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Run, Scenario, simulate
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.metrics import service_difference
+from schedsvc_lab.sim.report import service_of
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Run, Scenario, simulate
 
 _NS = 1_000_000_000
 PROFILE = load_profile("a10g-llama2-7b")

@@ -10,13 +10,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.contents import Contents
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.runner import EngineRunner
-from schedsvc.lab.sim.scenario import Scenario, engine_configs, simulate
-from schedsvc.lab.sim.world import Settings
-from schedsvc.lab.workload import Record
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.contents import Contents
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.runner import EngineRunner
+from schedsvc_lab.sim.scenario import Scenario, engine_configs, simulate
+from schedsvc_lab.sim.world import Settings
+from schedsvc_lab.workload import Record
 
 FAST = load_profile("fast")
 # Everything in which a set, a dict or a heap could give an order away.
@@ -94,7 +94,7 @@ def _drive(runners, trace):
 
 def test_engines_share_no_state():
     """Two engines beside each other, with the same ids and keys, each as if it were alone."""
-    from schedsvc.lab.engine import Engine
+    from schedsvc_lab.engine import Engine
 
     [config] = engine_configs(Scenario(BUSY)).values()
     cost = BUSY.step_cost(config.sequences_max)

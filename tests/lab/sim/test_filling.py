@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedsvc.lab.engine import load_profile
+from schedsvc_lab.engine import load_profile
 
 from .filling import CAPACITY, Filled, Filling, Traffic
 

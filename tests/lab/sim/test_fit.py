@@ -5,8 +5,8 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.engine import CostFields, Engine, EngineRequest, Profile, load_profile
-from schedsvc.lab.sim.fit import FitError, Measured, fit, read_measured
+from schedsvc_lab.engine import CostFields, Engine, EngineRequest, Profile, load_profile
+from schedsvc_lab.sim.fit import FitError, Measured, fit, read_measured
 
 TRUE = CostFields(
     step_ns=0,

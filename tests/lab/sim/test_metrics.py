@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedsvc.lab.sim import metrics
-from schedsvc.lab.sim.metrics import Service, cumulative_gap, service_difference, throughput
+from schedsvc_lab.sim import metrics
+from schedsvc_lab.sim.metrics import Service, cumulative_gap, service_difference, throughput
 from tests.seeds import fresh
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "data" / "reference" / "vtc_a10g"

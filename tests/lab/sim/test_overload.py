@@ -7,9 +7,9 @@ import pytest
 
 from schedsvc._core import GRANTED
 from schedsvc.config import load
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.requests import NEVER, Requests
-from schedsvc.lab.sim.scenario import Scenario, simulate
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.requests import NEVER, Requests
+from schedsvc_lab.sim.scenario import Scenario, simulate
 
 SECOND = 10**9
 FAST = load_profile("fast")

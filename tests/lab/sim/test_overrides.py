@@ -3,8 +3,8 @@
 import pytest
 
 from schedsvc.config import Config
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.overrides import OverrideError, override, parse
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.overrides import OverrideError, override, parse
 
 FAST = load_profile("fast")
 CONFIG = Config.model_validate(

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedsvc.cli import main
-from schedsvc.lab.sim.predict.measure import (
+from schedsvc_lab.sim.predict.measure import (
     coverage_by_part,
     pinball,
     report,
     static_quantile,
     token_seconds,
 )
-from schedsvc.lab.sim.predict.play import Columns, Played, columns, play
-from schedsvc.lab.workload import TraceRequest, read_trace
+from schedsvc_lab.sim.predict.play import Columns, Played, columns, play
+from schedsvc_lab.workload import TraceRequest, read_trace
 
 TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
 AZURE = "AzureLLMInferenceTrace_conv.csv"

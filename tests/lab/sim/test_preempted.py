@@ -12,13 +12,13 @@ import pytest
 
 from schedsvc._core import GRANTED, Scheduler
 from schedsvc.config import configure
-from schedsvc.lab.engine import Engine, load_profile
-from schedsvc.lab.engine.block_accounting import BlockAccounting
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.runner import EngineRunner
-from schedsvc.lab.sim.scenario import patient_config
-from schedsvc.lab.sim.scheduler_adapter import CoreAdapter
-from schedsvc.lab.sim.world import Settings, World
+from schedsvc_lab.engine import Engine, load_profile
+from schedsvc_lab.engine.block_accounting import BlockAccounting
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.runner import EngineRunner
+from schedsvc_lab.sim.scenario import patient_config
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter
+from schedsvc_lab.sim.world import Settings, World
 
 MS = 10**6
 FAST = load_profile("fast")

@@ -13,8 +13,8 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording, ReplayError
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording, ReplayError
 from tests import forked
 from tests.waiting import wait_for_start, wait_until
 
@@ -149,8 +149,8 @@ def test_another_core_is_noticed(recorded, monkeypatch):
 def test_hash_order_changes_no_replay(recorded):
     """Another process with another hash seed: the same digest."""
     code = (
-        "import sys; from pathlib import Path; from schedsvc.lab.sim.replay.exact import Exact;"
-        "from schedsvc.lab.sim.replay.reader import Recording;"
+        "import sys; from pathlib import Path; from schedsvc_lab.sim.replay.exact import Exact;"
+        "from schedsvc_lab.sim.replay.reader import Recording;"
         "print(Exact(Recording(Path(sys.argv[1]))).run().digest)"
     )
     digests = {

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.overrides import override
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, patient_config, simulate
-from schedsvc.lab.sim.world import Settings
-from schedsvc.lab.workload import TraceRequest
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.overrides import override
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario, patient_config, simulate
+from schedsvc_lab.sim.world import Settings
+from schedsvc_lab.workload import TraceRequest
 
 MS = 1_000_000
 # Requests a second, input and output tokens: the noisy neighbour, beyond what the engine can.

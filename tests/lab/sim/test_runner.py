@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from schedsvc.lab.engine import Engine, load_profile
-from schedsvc.lab.sim.requests import NEVER
-from schedsvc.lab.sim.runner import EngineRunner
+from schedsvc_lab.engine import Engine, load_profile
+from schedsvc_lab.sim.requests import NEVER
+from schedsvc_lab.sim.runner import EngineRunner
 from tests.seeds import fresh
 
 

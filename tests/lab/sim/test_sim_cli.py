@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.metrics import Service, service_difference
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, simulate
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.metrics import Service, service_difference
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario, simulate
 
 CALLS_A_REQUEST = 560  # 480, and 660 before what decodes went in lockstep
 TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"

@@ -7,14 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim import suite
-from schedsvc.lab.sim.paper import WORKLOADS
-from schedsvc.lab.sim.report import summarise
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, _foretold, simulate
-from schedsvc.lab.sim.world import Settings
-from schedsvc.lab.workload import read_trace
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim import suite
+from schedsvc_lab.sim.paper import WORKLOADS
+from schedsvc_lab.sim.report import summarise
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario, _foretold, simulate
+from schedsvc_lab.sim.world import Settings
+from schedsvc_lab.workload import read_trace
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "data" / "reference" / "vtc_a10g"
 

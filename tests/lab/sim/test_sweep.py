@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Scenario, simulate
-from schedsvc.lab.sim.sweep import FIGURES, Goals, combinations, figures_of, good, measure
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Scenario, simulate
+from schedsvc_lab.sim.sweep import FIGURES, Goals, combinations, figures_of, good, measure
 
 FAST = load_profile("fast")
 

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from schedsvc.cli import main
 from schedsvc.config import Config
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording
-from schedsvc.lab.sim.requests import Requests
-from schedsvc.lab.sim.scenario import Run, Scenario, simulate
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording
+from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.scenario import Run, Scenario, simulate
 
 from .replay_traffic import CONFIG, drive
 from .test_replay import ask_until, recording_server

@@ -13,12 +13,12 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc._core import CANCELLED, COMPLETED, EVICTED_TTL, GRANTED, REJECTED_FLOW_QUEUE_FULL
 from schedsvc.cli import main
 from schedsvc.config import load
-from schedsvc.lab.sim.replay.asks import Collector
-from schedsvc.lab.sim.replay.compare import compare
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording
-from schedsvc.lab.sim.replay.whatif import WhatIf
 from schedsvc.recording.start import Recording as Recorder
+from schedsvc_lab.sim.replay.asks import Collector
+from schedsvc_lab.sim.replay.compare import compare
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording
+from schedsvc_lab.sim.replay.whatif import WhatIf
 from tests.seeds import fresh
 
 MS = 1_000_000

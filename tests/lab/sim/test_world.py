@@ -9,14 +9,14 @@ import pytest
 from schedsvc import _core
 from schedsvc._core import GRANTED, InvariantError
 from schedsvc.config import load
-from schedsvc.lab.engine import Engine, load_profile
-from schedsvc.lab.sim.overrides import override
-from schedsvc.lab.sim.report import summarise
-from schedsvc.lab.sim.requests import NEVER, Requests
-from schedsvc.lab.sim.runner import EngineRunner
-from schedsvc.lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
-from schedsvc.lab.sim.scheduler_adapter import CoreAdapter
-from schedsvc.lab.sim.world import Settings, World
+from schedsvc_lab.engine import Engine, load_profile
+from schedsvc_lab.sim.overrides import override
+from schedsvc_lab.sim.report import summarise
+from schedsvc_lab.sim.requests import NEVER, Requests
+from schedsvc_lab.sim.runner import EngineRunner
+from schedsvc_lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter
+from schedsvc_lab.sim.world import Settings, World
 
 MS = 10**6
 SECOND = 10**9

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import aiohttp
 
-from schedsvc.lab.emulator.app import Emulator
-from schedsvc.lab.emulator.server import Address, EmulatorServer
-from schedsvc.lab.emulator.settings import EmulatorSettings
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc_lab.emulator.app import Emulator
+from schedsvc_lab.emulator.server import Address, EmulatorServer
+from schedsvc_lab.emulator.settings import EmulatorSettings
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
 TOKENS_MAX = 8_192
 

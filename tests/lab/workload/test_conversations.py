@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedsvc.cli import main
-from schedsvc.lab.workload.conversations import (
+from schedsvc_lab.workload.conversations import (
     CONTEXT_CUT,
     TURNS_CUT,
     Ask,
@@ -22,9 +22,9 @@ from schedsvc.lab.workload.conversations import (
     Timing,
     conversations,
 )
-from schedsvc.lab.workload.reader import TraceReader
-from schedsvc.lab.workload.record import Message, Record
-from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc_lab.workload.reader import TraceReader
+from schedsvc_lab.workload.record import Message, Record
+from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
 
 def turn(question: str, answer: str | None, number: int, name: str = "a") -> Record:

@@ -20,11 +20,11 @@ from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
 
 from schedsvc.cli import main
-from schedsvc.lab.workload.conversations import Chats, Conversation, Limits, Simulation, Timing
-from schedsvc.lab.workload.conversations_client import Fate, Server, ServerError, Talks
-from schedsvc.lab.workload.conversations_report import report, write_turns
-from schedsvc.lab.workload.record import Message, Record
-from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc_lab.workload.conversations import Chats, Conversation, Limits, Simulation, Timing
+from schedsvc_lab.workload.conversations_client import Fate, Server, ServerError, Talks
+from schedsvc_lab.workload.conversations_report import report, write_turns
+from schedsvc_lab.workload.record import Message, Record
+from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
 from .serving import emulator
 

@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedsvc.lab.workload import Message, Record, TraceReader, read_trace
-from schedsvc.lab.workload.cli import workload
-from schedsvc.lab.workload.convert import MooncakeLines, write_trace
-from schedsvc.lab.workload.fields import Fields
-from schedsvc.lab.workload.json_forms import own_line, own_record
-from schedsvc.lab.workload.order import in_order_of_arrival
-from schedsvc.lab.workload.record import block_count
+from schedsvc_lab.workload import Message, Record, TraceReader, read_trace
+from schedsvc_lab.workload.cli import workload
+from schedsvc_lab.workload.convert import MooncakeLines, write_trace
+from schedsvc_lab.workload.fields import Fields
+from schedsvc_lab.workload.json_forms import own_line, own_record
+from schedsvc_lab.workload.order import in_order_of_arrival
+from schedsvc_lab.workload.record import block_count
 from tests import forked
 from tests.waiting import wait_until
 

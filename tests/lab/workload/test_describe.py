@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from schedsvc.lab.workload import Record
-from schedsvc.lab.workload.cli import workload
-from schedsvc.lab.workload.statistics import QUANTILES, Description
+from schedsvc_lab.workload import Record
+from schedsvc_lab.workload.cli import workload
+from schedsvc_lab.workload.statistics import QUANTILES, Description
 
 from .test_forms import DATA, SHAREGPT
 

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.workload import FORMS
-from schedsvc.lab.workload import fetch as fetch_module
-from schedsvc.lab.workload.fetch import FetchError, Source, fetch, sources
+from schedsvc_lab.workload import FORMS
+from schedsvc_lab.workload import fetch as fetch_module
+from schedsvc_lab.workload.fetch import FetchError, Source, fetch, sources
 
 CONTENT = bytes(range(256)) * 9_000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

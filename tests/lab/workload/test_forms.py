@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.workload import FORMS, Message, Record, TraceError, TraceReader, read_trace
+from schedsvc_lab.workload import FORMS, Message, Record, TraceError, TraceReader, read_trace
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.workload import TraceReader, json_array
-from schedsvc.lab.workload.json_array import ArrayReader, Malformed
+from schedsvc_lab.workload import TraceReader, json_array
+from schedsvc_lab.workload.json_array import ArrayReader, Malformed
 
 
 def items(text: str) -> list[object]:

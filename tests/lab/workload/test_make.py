@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from schedsvc.lab.workload import Record, TraceReader, zipf
-from schedsvc.lab.workload.arrivals import Arrivals, draw_arrivals, gap_error
-from schedsvc.lab.workload.cli import workload
-from schedsvc.lab.workload.lengths import Lengths
-from schedsvc.lab.workload.make import (
+from schedsvc_lab.workload import Record, TraceReader, zipf
+from schedsvc_lab.workload.arrivals import Arrivals, draw_arrivals, gap_error
+from schedsvc_lab.workload.cli import workload
+from schedsvc_lab.workload.lengths import Lengths
+from schedsvc_lab.workload.make import (
     LABEL_RULES,
     Synthesis,
     labeller,

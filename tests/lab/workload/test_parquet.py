@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedsvc.lab.workload import Record, TraceError, TraceReader, read_trace
+from schedsvc_lab.workload import Record, TraceError, TraceReader, read_trace
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is optional: pip install 'schedsvc[parquet]'")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedsvc.lab.workload.prefix.blocks import HashBlocks, TokenBlocks
-from schedsvc.lab.workload.prefix.capacity import POLICIES, curve, default_capacities
-from schedsvc.lab.workload.prefix.sharing import Sharing, distribution
+from schedsvc_lab.workload.prefix.blocks import HashBlocks, TokenBlocks
+from schedsvc_lab.workload.prefix.capacity import POLICIES, curve, default_capacities
+from schedsvc_lab.workload.prefix.sharing import Sharing, distribution
 
 Prompt = list[int]
 # Few different tokens, so that prompts share prefixes, and so that equal blocks follow others.

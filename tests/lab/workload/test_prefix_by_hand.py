@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.workload.fields import Fields
-from schedsvc.lab.workload.json_forms import own_record
-from schedsvc.lab.workload.prefix.caches import Belady, Cache, Fifo, Lfu, Lru, next_uses
-from schedsvc.lab.workload.prefix.requests import asked, cutter
-from schedsvc.lab.workload.prefix.sharing import Sharing
+from schedsvc_lab.workload.fields import Fields
+from schedsvc_lab.workload.json_forms import own_record
+from schedsvc_lab.workload.prefix.caches import Belady, Cache, Fifo, Lfu, Lru, next_uses
+from schedsvc_lab.workload.prefix.requests import asked, cutter
+from schedsvc_lab.workload.prefix.sharing import Sharing
 
 PAGE = (Path(__file__).parents[3] / "docs/prefix.md").read_text()
 BLOCK_TOKENS = 4

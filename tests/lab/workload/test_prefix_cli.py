@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from schedsvc.cli import main
-from schedsvc.lab.workload.reader import TraceReader
+from schedsvc_lab.workload.reader import TraceReader
 
 from . import trained
 
@@ -213,7 +213,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("schedsvc.lab.workload.cli.prefix.curve", interrupt)
+    monkeypatch.setattr("schedsvc_lab.workload.cli.prefix.curve", interrupt)
     path = tmp_path / "trace.jsonl"
     path.write_text('{"arrival_s": 0, "token_ids": [4, 5]}\n')
     result = prefix(path, "--out", tmp_path / "out")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from schedsvc.lab.workload.prompts import (
+from schedsvc_lab.workload.prompts import (
     PrefixPlan,
     Prompt,
     PromptError,
@@ -18,7 +18,7 @@ from schedsvc.lab.workload.prompts import (
     Stretch,
     block_stretches,
 )
-from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
 from . import trained
 

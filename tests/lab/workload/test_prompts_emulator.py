@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.workload.prompts import PrefixPlan, PromptMaker
-from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc_lab.workload.prompts import PrefixPlan, PromptMaker
+from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
 from .serving import TOKENS_MAX, emulator
 

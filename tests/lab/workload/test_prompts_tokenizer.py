@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from schedsvc.lab.workload.chat import ChatTemplate, ChatTemplateError, plain_text
-from schedsvc.lab.workload.tokenizers import ModelTokenizer, TokenizerError
+from schedsvc_lab.workload.chat import ChatTemplate, ChatTemplateError, plain_text
+from schedsvc_lab.workload.tokenizers import ModelTokenizer, TokenizerError
 
 MESSAGES = [
     {"role": "user", "content": "import the module"},

@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedsvc.cli import main
-from schedsvc.lab.workload.prompts import PrefixPlan, PromptMaker
-from schedsvc.lab.workload.prompts_trace import PromptRule, PromptWriter
-from schedsvc.lab.workload.reader import TraceReader
-from schedsvc.lab.workload.record import Bad, Message, Record
-from schedsvc.lab.workload.tokenizers import ModelTokenizer
+from schedsvc_lab.workload.prompts import PrefixPlan, PromptMaker
+from schedsvc_lab.workload.prompts_trace import PromptRule, PromptWriter
+from schedsvc_lab.workload.reader import TraceReader
+from schedsvc_lab.workload.record import Bad, Message, Record
+from schedsvc_lab.workload.tokenizers import ModelTokenizer
 
 
 def prompts(*arguments: object) -> Result:

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.workload import TraceError, read_trace
-from schedsvc.lab.workload.servegen import draw, read_pool
+from schedsvc_lab.workload import TraceError, read_trace
+from schedsvc_lab.workload.servegen import draw, read_pool
 
 LENGTHS = {
     "0": {"input_tokens": "{10: 0.5, 30: 0.5}", "output_tokens": "{7: 1.0}"},

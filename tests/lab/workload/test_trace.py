@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.lab.workload import TraceError, TraceRequest, read_trace, rescale
-from schedsvc.lab.workload.times import timestamp_ns
+from schedsvc_lab.workload import TraceError, TraceRequest, read_trace, rescale
+from schedsvc_lab.workload.times import timestamp_ns
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "traces"
 LMSYS = "arrival_s,client,prompt_tokens,output_tokens\n"

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.workload import Record, zipf
-from schedsvc.lab.workload import powerlaw as law
-from schedsvc.lab.workload.users import TooFewUsersError, count, markdown, study
+from schedsvc_lab.workload import Record, zipf
+from schedsvc_lab.workload import powerlaw as law
+from schedsvc_lab.workload.users import TooFewUsersError, count, markdown, study
 
 SHARED = Path(__file__).parents[3].parent / "shared/data/traces"
 

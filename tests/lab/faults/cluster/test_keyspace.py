@@ -2,9 +2,9 @@
 
 import random
 
-from schedsvc.lab.faults.cluster.keyspace import Keyspace
-from schedsvc.lab.faults.cluster.store_link import StoreHost
-from schedsvc.lab.faults.event_queue import EventQueue
+from schedsvc_lab.faults.cluster.keyspace import Keyspace
+from schedsvc_lab.faults.cluster.store_link import StoreHost
+from schedsvc_lab.faults.event_queue import EventQueue
 
 
 def by_scan(table: dict[bytes, int], upto: int) -> list[tuple[int, bytes]]:

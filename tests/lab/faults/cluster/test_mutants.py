@@ -16,10 +16,10 @@ from schedsvc.cluster.leading import Campaign
 from schedsvc.cluster.terms import Terms
 from schedsvc.cluster.totals import SeenTotals
 from schedsvc.driver_calls import Records
-from schedsvc.lab.faults.cluster.options import draw_cluster
-from schedsvc.lab.faults.cluster.store_escrow import Bucket
-from schedsvc.lab.faults.cluster_options import CLUSTER, CLUSTER_REFUSES, ENDED, REFUSING, SETS
-from schedsvc.lab.faults.run import Case, run_case
+from schedsvc_lab.faults.cluster.options import draw_cluster
+from schedsvc_lab.faults.cluster.store_escrow import Bucket
+from schedsvc_lab.faults.cluster_options import CLUSTER, CLUSTER_REFUSES, ENDED, REFUSING, SETS
+from schedsvc_lab.faults.run import Case, run_case
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.lab.faults.cluster.options import draw_cluster
-from schedsvc.lab.faults.cluster_options import (
+from schedsvc_lab.faults.cluster.options import draw_cluster
+from schedsvc_lab.faults.cluster_options import (
     CLUSTER,
     CLUSTER_ENDED,
     CLUSTER_FAULTS,
@@ -19,7 +19,7 @@ from schedsvc.lab.faults.cluster_options import (
     SETS,
     STRICT,
 )
-from schedsvc.lab.faults.run import Case, Tally, run_case, run_cases
+from schedsvc_lab.faults.run import Case, Tally, run_case, run_cases
 
 
 def held(first: int, count: int) -> Tally:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schedsvc.cluster.library import escrow_keys_of, keys_of, probe_key_of, term_keys_of
-from schedsvc.lab.faults.cluster.store import VirtualStore
+from schedsvc_lab.faults.cluster.store import VirtualStore
 from tests.cluster.store_server import StoreServer, running_store
 from tests.cluster.timed_store import TimedStore
 from tests.seeds import fresh

@@ -14,7 +14,7 @@ from schedsvc.cluster.library import (
     settings_keys_of,
     slot_keys_of,
 )
-from schedsvc.lab.faults.cluster.store import VirtualStore
+from schedsvc_lab.faults.cluster.store import VirtualStore
 from tests.cluster.store_server import StoreServer, running_store
 from tests.cluster.timed_store import TimedStore
 from tests.seeds import fresh

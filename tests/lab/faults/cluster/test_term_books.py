@@ -2,8 +2,8 @@
 
 import pytest
 
-from schedsvc.lab.faults.auditor import ViolationError
-from schedsvc.lab.faults.cluster.term_books import TermBooks
+from schedsvc_lab.faults.auditor import ViolationError
+from schedsvc_lab.faults.cluster.term_books import TermBooks
 
 S = 1_000_000_000
 A, B, C = "a/0000000000000001", "b/0000000000000002", "c/0000000000000003"

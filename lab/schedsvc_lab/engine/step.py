@@ -1,0 +1,76 @@
+"""The values that the engine returns: steps, runs of steps, their results, and gauges."""
+
+from typing import NamedTuple
+
+from schedsvc_lab.engine.sequence import Sequence
+
+
+class EngineGauges(NamedTuple):
+    """The engine at one moment, and totals since its start.
+
+    `prompt_tokens` counts a request's prompt once, when the first of its sequences has computed
+    it; what is recomputed after a preemption is not counted again. Sequences and loaded adapters
+    hold `used_blocks`. `cached_blocks` have no holder, but a prompt can still find their contents.
+    Of the `cache_query_tokens` of prompts admitted, `cache_hit_tokens` were found.
+    """
+
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    used_tokens: int
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    steps: int
+    swapped: int
+    cached_blocks: int
+    cache_query_tokens: int
+    cache_hit_tokens: int
+    cache_evictions: int
+    swapped_blocks: int
+    copied_blocks: int
+    adapters_loaded: int
+    adapter_loads: int
+
+
+class Step(NamedTuple):
+    """A step that is under way: what it computes and how long it takes.
+
+    `transfer_ns` of its duration go to blocks that are swapped or copied, and to adapters. The
+    first `together` of its sequences decode in lockstep.
+    """
+
+    duration_ns: int
+    sequences: list[Sequence]
+    preempted: list[Sequence]
+    prompt_tokens: int
+    decodes: int
+    kv_tokens: int
+    transfer_ns: int
+    together: int
+
+
+class DecodeRun(NamedTuple):
+    """Decode steps that could be done at once; the first of them reads `kv_tokens`."""
+
+    steps: int
+    duration_ns: int
+    decodes: int
+    kv_tokens: int
+
+
+class StepResult(NamedTuple):
+    """The result of a step or of a run of decode steps.
+
+    Each of `produced` has `tokens` more tokens of output; `started` are those of them whose first
+    token it is, `finished` those that are complete. `preempted` were thrown out when the step was
+    planned, and wait again.
+    """
+
+    duration_ns: int
+    tokens: int
+    produced: list[Sequence]
+    finished: list[Sequence]
+    preempted: list[Sequence]
+    started: list[Sequence]

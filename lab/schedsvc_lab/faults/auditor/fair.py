@@ -1,0 +1,162 @@
+"""The bound of VTC (arXiv 2401.00588, section 4), measured on what was served."""
+
+from schedsvc_lab.faults.auditor.counters import Counters
+from schedsvc_lab.faults.auditor.fair_pools import PoolFairness
+from schedsvc_lab.faults.auditor.records import CREDIT_AUTO, Lease, Request, Terms, require
+from schedsvc_lab.faults.auditor.session_fairness import SessionFairness
+
+
+class Fairness:
+    """Service of flows, compared pair by pair while one of them waits.
+
+    A flow that waits all the time is behind no other by more than the bound and the credit,
+    wherever one begins to count, and whether or not the other waited all the time.
+    """
+
+    def __init__(self, terms: Terms, counters: Counters) -> None:
+        self._terms = terms
+        self._counters = counters
+        self._tree = terms.tree
+        self._weight_min = min(terms.tenants.values(), default=1_000)
+        self._weights_min = terms.tree.least_weights(terms.tenants)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything: the scheduler did."""
+        self.served: dict[str, int] = {}
+        self._pools = PoolFairness(self._terms)
+        self._sessions = SessionFairness(self._terms)
+        self._waiting: dict[str, int] = {}
+        self._lead: dict[tuple[str, str], int] = {}  # the least since the second one waits
+        self._flows: set[str] = set()
+        self._prompt_max = self._pool_tokens = self._charge_max = 0
+
+    def arrived(self, r: Request) -> None:
+        """Count a request that waits from now on."""
+        self._prompt_max = max(self._prompt_max, r.prompt_tokens)
+        waiting = self._waiting
+        names = self._tree.path(r.flow)
+        for name in names:
+            waiting[name] = waiting.get(name, 0) + 1
+        self._flows.update(names)
+        self._charge_max = max(self._charge_max, self._most_of(r))
+        self._pools.arrived(r)
+        self._sessions.arrived(r)
+
+    def left(self, r: Request) -> None:
+        """Count a request that waits no more."""
+        waiting = self._waiting
+        self._pools.left(r)
+        self._sessions.left(r)
+        for name in self._tree.path(r.flow):
+            waiting[name] -= 1
+            if not waiting[name]:
+                del waiting[name]
+                self._lead = {pair: lead for pair, lead in self._lead.items() if pair[1] != name}
+
+    def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
+        """Let the flow's service hold what the lease has used so far."""
+        terms = self._terms
+        input_tokens = lease.input_tokens
+        if not final:
+            input_tokens = max(input_tokens, lease.request.prompt_tokens)
+        micro = (
+            (input_tokens - lease.cached_tokens) * terms.input_price
+            + lease.cached_tokens * terms.cached_price
+            + lease.output_tokens * terms.output_price
+        )
+        served = micro * 1000 // lease.weight_milli
+        flow = lease.request.flow
+        more = served - lease.served
+        if more:
+            for name in self._tree.above(flow):
+                # As the core: of the flow's total, by the weight of the group.
+                before = self._reweighed(lease.served, lease, name)
+                self._count(lease, name, self._reweighed(served, lease, name) - before, granted_as)
+            self._count(lease, flow, more, granted_as)
+            self._sessions.charge(lease.request, more)
+            lease.served = served
+
+    def _reweighed(self, weighted: int, lease: Lease, group: str) -> int:
+        """Return weighted service of a lease's flow as that of a group."""
+        return weighted * lease.weight_milli // self._tree.weights[group]
+
+    def _count(self, lease: Lease, name: str, more: int, granted_as: int) -> None:
+        self.served[name] = self.served.get(name, 0) + more
+        self._counters.charged(name, more, granted_as)
+        self._pools.charge(name, lease.pool.name, more)
+        self._flows.add(name)
+
+    def _most_of(self, r: Request) -> int:
+        """Return what a request can be charged by what it asked for, not weighted."""
+        output_tokens = r.max_output_tokens * r.sequences
+        return r.prompt_tokens * self._terms.input_price + output_tokens * self._terms.output_price
+
+    def charge_of(self, lease: Lease) -> list[int]:
+        """Return what an ended lease counts for average charges: of its flow, of groups above."""
+        most = min(lease.served, self._most_of(lease.request) * 1000 // lease.weight_milli)
+        above = self._tree.above(lease.request.flow)
+        return [most, *(self._reweighed(most, lease, group) for group in above)]
+
+    def check(self, live: dict[int, Lease]) -> None:
+        """Hold every pair to its bound. O(pairs + leases)."""
+        terms = self._terms
+        if not terms.fair:
+            return
+        slack: dict[str, int] = {}
+        for lease in live.values():
+            r = lease.request
+            if not r.reports_progress:  # its output is settled at its end
+                most = r.max_output_tokens * r.sequences * terms.output_price
+                most = most * 1000 // lease.weight_milli
+                slack[r.flow] = slack.get(r.flow, 0) + most
+                for group in self._tree.above(r.flow):
+                    slack[group] = slack.get(group, 0) + self._reweighed(most, lease, group)
+            # Where more is promised than there is, more runs at once.
+            blocks = max(lease.pool.capacity_blocks, lease.pool.high)
+            self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
+        most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
+        self._check_leads(most, slack)
+
+    def _promised(self, most: int, name: str) -> tuple[int, int]:
+        """Return the bound and the credit among a flow or a group and its siblings."""
+        weight_min = self._weights_min.get(self._tree.parent(name), 0) or self._weight_min
+        bound, credit = self._promised_at(most, weight_min)
+        return bound + self._passed(name), credit
+
+    def _passed(self, name: str) -> int:
+        """Return how far passing a head may bring a sibling ahead of a flow or a group."""
+        weight_min = self._weights_min.get(self._tree.parent(name), 0) or self._weight_min
+        return self._charge_max * 1000 // weight_min if self._terms.passes else 0
+
+    def _promised_at(self, most: int, weight_min: int) -> tuple[int, int]:
+        weight_min = weight_min or self._weight_min
+        credit = self._terms.credit_max
+        if credit == CREDIT_AUTO:
+            credit = self._charge_max * 1000 // weight_min
+        return 2 * most * 1000 // weight_min, credit
+
+    def _check_leads(self, most: int, slack: dict[str, int]) -> None:
+        if self._terms.pools > 1:
+            # Service elsewhere may keep a flow ahead by the lead beyond what a pass has brought it.
+            allowed = {
+                name: sum(self._promised(most, name)) + self._passed(name) for name in self._waiting
+            }
+            self._pools.check(self.served, allowed, slack)
+            return
+        self._sessions.check(sum(self._promised_at(most, 0)), slack)
+        for waits in self._waiting:
+            above = self._tree.parent(waits)
+            bound, credit = self._promised(most, waits)
+            for other in self._flows:
+                if other == waits or self._tree.parent(other) != above:
+                    continue
+                lead = self.served.get(other, 0) - self.served.get(waits, 0)
+                least = self._lead.get((other, waits), lead)
+                require(
+                    lead - least <= bound + credit + slack.get(other, 0) + slack.get(waits, 0),
+                    "a flow that waited all the time was served too little beside another",
+                    f"{other} was served {lead - least} micro-tokens more than {waits}, bound"
+                    f" {bound} and credit {credit}",
+                )
+                self._lead[other, waits] = min(least, lead)

@@ -1,0 +1,118 @@
+"""The state of a scheduler as the messages imply it: requests, leases, pools, streams."""
+
+from bisect import bisect_left
+from collections import Counter
+
+from schedsvc_lab.faults.auditor.records import Lease, Pool, Request, Terms
+
+UNKNOWN_FLOW = "unknown"
+_NS_PER_US = 1_000
+COUNTS = (
+    "received", "granted", "rejected", "evicted", "completed", "cancelled", "expired",
+    "replays_refused",
+    "reports_limited",
+)  # fmt: skip
+
+
+class ImpliedState:
+    """The records alone. `Books` changes them; what checks one of its aspects reads them."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Know nothing, as another process does."""
+        self.requests: dict[tuple[str, str, str, int], Request] = {}
+        self.queues: dict[tuple[str, str], dict[int, Request]] = {}
+        self.queued = 0
+        self.live: dict[int, Lease] = {}
+        self.ended: dict[int, Lease] = {}  # oldest end first
+        self.expired: list[Lease] = []  # in this round; their answers are not in `ended` yet
+        self.orphans: dict[int, Lease] = {}  # live leases whose expiry no stream hears of
+        self.pools: dict[str, Pool] = {}
+        self.tags: dict[tuple[int, int], Request] = {}
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.replays_unsure = 0  # counted as refused, or an unread grant had taken their lease id
+        self.above_limit = Counter[str]()  # output charged above what requests can use, by pool
+        self.usage: dict[str, list[int]] = {}  # input, cached, output tokens by flow
+        # Input and cached input that it may be more, of leases that are charged by time.
+        self.unsure: dict[str, list[int]] = {}
+        self.lagging: set[int] = set()
+        self.said_goodbye: set[int] = set()  # streams
+        self.is_lost = False  # unread verdicts changed what later messages mean
+        self.fresh: list[Request] = []  # granted in this round
+        self.dropped: list[Request] = []  # evicted in it, not as withdrawn
+        self.voided: list[Lease] = []  # whose holders are owed a notice
+        self.seq = 0
+        self.draining = False
+        self.last_ns = -1
+        self.rounds_ns: list[int] = []  # when rounds began while a stream had verdicts unread
+        self.weights = {**self.terms.tenants, UNKNOWN_FLOW: self.terms.unknown_weight}
+
+    def flow_names(self, tenant: str) -> tuple[str, str]:
+        """Return the flow of a tenant, and the tenant's name if it shares that of the unknown."""
+        return (tenant, "") if tenant in self.terms.tenants else (UNKNOWN_FLOW, tenant)
+
+    def charge_by_time(self, lease: Lease) -> None:
+        """Charge a lease that ran and was not counted: a token at least, at most its prompt.
+
+        How much of it, the next Stats say.
+        """
+        most, lease.input_tokens = lease.input_tokens, 1
+        cached = min(lease.cached_tokens, 1)
+        unsure = self.unsure.setdefault(lease.request.flow, [0, 0])
+        unsure[0] += most - 1
+        unsure[1] += lease.cached_tokens - cached
+        self.usage.setdefault(lease.request.flow, [0, 0, 0])[1] += cached - lease.cached_tokens
+        lease.cached_tokens = cached
+
+    def heads(self) -> list[Request]:
+        """Return the first of each queue; one that no pool can hold any more is passed over."""
+        first_of = self.first_of
+        firsts = [first_of(queue) for queue in self.queues.values() if queue]
+        return [r for r in firsts if self.holds(r)]
+
+    def holds(self, r: Request) -> bool:
+        """Whether a pool could ever run a request. O(pools)."""
+        return any(pool.can_hold(r) for pool in self.pools.values())
+
+    def first_of(self, queue: dict[int, Request]) -> Request:
+        """Return the next request of a queue. O(1), by deadline O(n)."""
+        if self.terms.by_deadline:
+            return min(queue.values(), key=lambda r: r.place)
+        return next(iter(queue.values()))
+
+    def begin_round(self, now_ns: int) -> None:
+        """Note when the scheduler may grant next, for as long as a grant may stay unread."""
+        if not self.lagging:
+            self.rounds_ns.clear()
+        self.rounds_ns.append(now_ns)
+
+    def granted_at(self, told_ns: int) -> int:
+        """Return when a grant was made that was read late. O(log rounds).
+
+        A verdict gives its time in whole microseconds, and the scheduler grants in rounds.
+        """
+        rounds_ns = self.rounds_ns
+        at = bisect_left(rounds_ns, told_ns)
+        if at == len(rounds_ns) or rounds_ns[at] >= told_ns + _NS_PER_US:
+            return told_ns
+        return rounds_ns[at]
+
+    def hold(self, lease: Lease, low: int, high: int) -> None:
+        """Note how many blocks the lease holds, at least and at most."""
+        lease.pool.low += low - lease.low
+        lease.pool.high += high - lease.high
+        lease.low, lease.high = low, high
+
+    def release(self, lease: Lease) -> None:
+        """Let a lease hold nothing of its pool."""
+        if lease.pool.leases.pop(lease.lease_id, None) is not None:
+            self.hold(lease, 0, 0)
+
+    def void(self, lease: Lease) -> None:
+        """Void a lease, whose engine has restarted: it holds nothing, and goes on."""
+        lease.is_void = True
+        self.release(lease)
+        self.voided.append(lease)

@@ -1,0 +1,325 @@
+"""Connects arrivals to engines: through the production core, or directly."""
+
+from array import array
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple, Protocol
+
+from schedsvc import _core as core_module
+from schedsvc._core import (
+    CANCELLED,
+    COMPLETED,
+    EXPIRED,
+    GRANTED,
+    REJECTED_UNKNOWN_TENANT,
+    CallerError,
+    Scheduler,
+    progress_all,
+    promised_tokens,
+)
+from schedsvc_lab.sim.requests import NEVER, Requests
+from schedsvc_lab.sim.runner import EngineRunner, Totals
+
+__all__ = [
+    "CoreAdapter",
+    "DirectAdapter",
+    "SchedulerAdapter",
+    "Telemetry",
+    "Verdict",
+    "outcome_name",
+]
+
+# The fields of a lease in a bulk report: its id, its pool's epoch, its tokens of input.
+_LEASE = Struct("=3q")
+_NAMES = {
+    value: name
+    for name, value in vars(core_module).items()
+    if isinstance(value, int) and name.startswith(("GRANTED", "REJECTED_", "EVICTED_"))
+}
+
+
+def outcome_name(outcome: int) -> str:
+    """Name an outcome as the contract does."""
+    return _NAMES.get(outcome, str(outcome))
+
+
+class Verdict(NamedTuple):
+    """The verdict on one request: GRANTED in a pool, or why not."""
+
+    request: int
+    outcome: int
+    pool: int
+
+
+class Telemetry(NamedTuple):
+    """A shim's report on its engine; `preemptions` since the engine's start."""
+
+    running: int
+    waiting: int
+    used_tokens: int
+    preemptions: int
+
+
+class SchedulerAdapter(Protocol):
+    """Decides which request goes to which engine, and when. Times are virtual.
+
+    Shims send progress only where it `listens`.
+    """
+
+    listens: bool
+    expired: int  # leases that were not renewed in time
+
+    def arrive(self, now_ns: int, index: int) -> None:
+        """Take in a request."""
+
+    def progress(self, now_ns: int, totals: Totals) -> None:
+        """Hear how far running requests are."""
+
+    def complete(
+        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+    ) -> None:
+        """Hear that a request has ended, or that its engine did not take it.
+
+        `cached_tokens` of its prompt came from the prefix cache.
+        """
+
+    def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
+        """Hear how an engine is."""
+
+    def poll(self, now_ns: int) -> list[Verdict]:
+        """Give the verdicts that have fallen."""
+
+    def next_ns(self) -> int:
+        """When to poll without another event; NEVER: not."""
+
+    def reserved_tokens(self, now_ns: int) -> int | None:
+        """KV cache promised in all pools; None if the adapter makes no promises."""
+
+    def digest(self) -> int:
+        """Digest of all decisions."""
+
+    def check(self, now_ns: int, *, ended: bool) -> None:
+        """Verify the books. Raises InvariantError, also where `ended` and something is left."""
+
+
+class CoreAdapter:
+    """Drives the production core as the server does, with one lease for each running request.
+
+    `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
+    `output_tokens_max`, or for exactly its output where that is 0 or less than its output. `told`
+    holds an oracle's estimates of the outputs. A request asks for the class in the trace if the
+    core has one of that name, else for the tenant's own. `deadlines[i]` is the time within which
+    request i wants its first token (0: none). `prefixes`: the core gets the hashes of prompts,
+    whose KV cache engines keep. `sessions`: conversations of the trace are sessions of agents.
+    """
+
+    listens = True
+
+    def __init__(
+        self,
+        core: Scheduler,
+        requests: Requests,
+        flows: Sequence[int],
+        output_tokens_max: int,
+        told: Sequence[int] | None = None,
+        deadlines: Sequence[int] | None = None,
+        *,
+        prefixes: bool = False,
+        sessions: bool = False,
+    ) -> None:
+        # The epochs do not change while it runs.
+        self._epochs = [int(pool["epoch"]) for pool in core.stats(0, 0)["pools"]]
+        self.core = core
+        self.expired = 0
+        self._requests = requests
+        self._flows = flows
+        self._output_tokens_max = output_tokens_max
+        self._told = told
+        self._prefixes = prefixes
+        self._deadlines = deadlines
+        self._sessions = requests.sessions if sessions else None
+        names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
+        self._classes = {name: name.encode() for name in names}
+        self._leases: dict[int, bytes] = {}
+        self._batch: tuple[tuple[int, ...], bytes] = ((), b"")  # requests last sent, their leases
+        self._refused: list[Verdict] = []
+
+    def arrive(self, now_ns: int, index: int) -> None:
+        """Ask the core. O(log n)."""
+        requests = self._requests
+        flow = self._flows[requests.client[index]]
+        if flow < 0:
+            self._refused.append(Verdict(index, REJECTED_UNKNOWN_TENANT, NEVER))
+            return
+        try:
+            answer = self._admit(now_ns, flow, index, self._class_of(index))
+        except CallerError as error:
+            if error.field != "request_class":
+                raise
+            answer = self._admit(now_ns, flow, index, b"")  # as a gate does
+        if answer < 0:
+            self._refused.append(Verdict(index, -answer, NEVER))
+
+    def _admit(self, now_ns: int, flow: int, index: int, request_class: bytes) -> int:
+        requests = self._requests
+        return self.core.admit(
+            now_ns,
+            flow,
+            index.to_bytes(8, "little"),
+            requests.prompt_tokens[index],
+            max(self._output_tokens_max, requests.output_tokens[index]),
+            reports_progress=True,
+            tag=index,
+            adapter=self._adapter(index),
+            told_output=0 if self._told is None else self._told[index],
+            deadline_ns=0 if self._deadlines is None else self._deadlines[index],
+            request_class=request_class,
+            prefix_block_hashes=self._hashes(index),
+            session=self._session(index),
+        )
+
+    def _adapter(self, index: int) -> bytes:
+        contents = self._requests.contents
+        name = None if contents is None else contents.adapter(self._requests.place[index])
+        return b"" if name is None else name.encode()
+
+    def _session(self, index: int) -> bytes:
+        if self._sessions is None:
+            return b""
+        return self._sessions[self._requests.place[index]].encode()
+
+    def _hashes(self, index: int) -> tuple[int, ...]:
+        contents = self._requests.contents
+        if contents is None or not self._prefixes:
+            return ()
+        return contents.hashes(self._requests.place[index], self._requests.prompt_tokens[index])
+
+    def _class_of(self, index: int) -> bytes:
+        classes = self._requests.classes
+        if classes is None:
+            return b""
+        return self._classes.get(classes[self._requests.place[index]], b"")
+
+    def progress(self, now_ns: int, totals: Totals) -> None:
+        """Renew the leases and charge what was produced. O(log n) for each."""
+        requests, outputs = totals
+        if requests is not self._batch[0]:
+            leases = self._leases
+            self._batch = (requests, b"".join([leases[index] for index in requests]))
+        progress_all(self.core, now_ns, self._batch[1], array("q", outputs).tobytes())
+
+    def complete(
+        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+    ) -> None:
+        """End the lease with the exact usage: none where it was not served. O(log n)."""
+        lease_id, epoch, _ = _LEASE.unpack(self._leases.pop(index))
+        outcome, prompt, output = CANCELLED, 0, 0
+        if served:
+            outcome = COMPLETED
+            prompt = self._requests.prompt_tokens[index]
+            output = self._requests.output_tokens[index]
+        self.core.complete(now_ns, lease_id, epoch, outcome, prompt, cached_tokens, output)
+
+    def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
+        """Report it to the core. O(1)."""
+        self.core.telemetry(now_ns, pool, self._epochs[pool], *told)
+
+    def poll(self, now_ns: int) -> list[Verdict]:
+        """Let the core decide."""
+        decisions = self.core.poll(now_ns)
+        if not decisions and not self._refused:
+            return []
+        verdicts, self._refused = self._refused, []
+        for decision in decisions:
+            if decision.outcome == GRANTED:
+                self._leases[decision.tag] = _LEASE.pack(
+                    decision.lease_id,
+                    decision.pool_epoch,
+                    self._requests.prompt_tokens[decision.tag],
+                )
+            elif decision.outcome == EXPIRED:
+                self.expired += 1
+                continue  # reported too seldom: the engine runs it all the same
+            verdicts.append(Verdict(decision.tag, decision.outcome, decision.pool))
+        return verdicts
+
+    def next_ns(self) -> int:
+        """Ask the core for its next deadline."""
+        return self.core.next_deadline()
+
+    def reserved_tokens(self, now_ns: int) -> int | None:
+        """Sum what the ledger has promised. O(pools)."""
+        return promised_tokens(self.core)
+
+    def digest(self) -> int:
+        """Digest of the core's decision log."""
+        return self.core.digest()
+
+    def check(self, now_ns: int, *, ended: bool) -> None:
+        """Verify every invariant of the core, and at the end that it holds nothing. O(n)."""
+        self.core.check()
+        if not ended:
+            return
+        stats = self.core.stats(now_ns, 0)
+        left = {
+            f"{pool['name']}.{key}": pool[key]
+            for pool in stats["pools"]
+            for key in ("promised_tokens", "posted_tokens", "live_leases")
+            if pool[key]
+        }
+        if left or self._leases:
+            raise core_module.InvariantError(f"after the run the core still holds {left}")
+
+
+class DirectAdapter:
+    """No scheduler: every request goes at once to the engine with the fewest open requests."""
+
+    listens = False
+    expired = 0
+
+    def __init__(self, runners: Sequence[EngineRunner]) -> None:
+        self._runners = runners
+        self._added = [0] * len(runners)
+        self._pool_of: dict[int, int] = {}
+        self._verdicts: list[Verdict] = []
+
+    def arrive(self, now_ns: int, index: int) -> None:
+        """Pick an engine. O(engines)."""
+        pool = min(range(len(self._added)), key=self._added.__getitem__)
+        self._added[pool] += 1
+        self._pool_of[index] = pool
+        self._verdicts.append(Verdict(index, GRANTED, pool))
+
+    def progress(self, now_ns: int, totals: Totals) -> None:
+        """Ignore it: there is no scheduler."""
+
+    def complete(
+        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+    ) -> None:
+        """Forget it."""
+        self._added[self._pool_of.pop(index)] -= 1
+
+    def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
+        """Ignore it: there is no scheduler."""
+
+    def poll(self, now_ns: int) -> list[Verdict]:
+        """Let everything in."""
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def next_ns(self) -> int:
+        """Nothing is due without an event."""
+        return NEVER
+
+    def reserved_tokens(self, now_ns: int) -> int | None:
+        """Return None: without a scheduler there are no promises."""
+        return None
+
+    def digest(self) -> int:
+        """There are no decisions."""
+        return 0
+
+    def check(self, now_ns: int, *, ended: bool) -> None:
+        """At the end nothing is open."""
+        if ended and self._pool_of:
+            raise core_module.InvariantError(f"{len(self._pool_of)} requests never ended")
