@@ -2,14 +2,17 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
+from schedsvc.config import Config
 from schedsvc.config.network import is_wildcard
+from schedsvc.driver import Driver
 from schedsvc.metrics import Metrics
 from schedsvc.server.console import Console
+from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.http_limits import KEPT_S, HttpLimits
 from schedsvc.server.listeners import ListenError, refuse_taken, wildcard_socket
 from schedsvc.server.negotiation import accepts_gzip, prefers_openmetrics
@@ -25,8 +28,12 @@ _GZIP_BITS = zlib.MAX_WBITS | 16
 class MetricsPage:
     """Serves `/metrics`, and the console beside it."""
 
-    def __init__(self, metrics: Metrics, console: Console) -> None:
-        self._metrics, self._console = metrics, console
+    def __init__(
+        self, driver: Driver, metrics: Metrics, config: Callable[[], Config], incarnation: int
+    ) -> None:
+        """Show a driver; `config` returns the configuration in force."""
+        self._metrics = metrics
+        self._console = Console(driver, ConsoleState(driver, metrics, config, incarnation))
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
 

@@ -69,12 +69,14 @@ async def _serve(
         if hung_up():
             hangups.set()
     notifier = Notifier()
+    # Until it listens: what a start makes lasts as long as the process.
+    gc.disable()
     server = server_of(config)
     await server.start()
     reloads = [] if source is None else _start_reloads(server, notifier, source, hangups)
-    # Garbage collections need not scan the objects that live as long as the process.
     gc.collect()
     gc.freeze()
+    gc.enable()
     _log.info("ready", pid=os.getpid(), targets=server.targets, metrics=server.metrics_url)
     ready.write(server.targets, server.metrics_url)
     notifier.ready()

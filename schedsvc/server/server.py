@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -24,15 +24,12 @@ from schedsvc.config import (
 from schedsvc.driver import WORK_MAX, Broken, Driver, Leading, new_core
 from schedsvc.metrics import Metrics
 from schedsvc.server.cluster import member_of, set_fingerprint
-from schedsvc.server.console import Console
-from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.credentials import Callers, known_callers, make_tokens
 from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.health import Health
 from schedsvc.server.listed_tenants import ListedTenants, shown_tenants
 from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs
-from schedsvc.server.metrics_http import MetricsPage
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.process_counts import PROCESS_COUNTS
 from schedsvc.server.recorded import begin_recording, recording_of
@@ -57,6 +54,9 @@ from schedsvc.service import (
 from schedsvc.state import StateWriter, Store, restore
 from schedsvc.status import Failure, not_leading_failure, unauthenticated_failure
 from schedsvc.usage import Budgets, Ledger, UsageWriter
+
+if TYPE_CHECKING:
+    from schedsvc.server.metrics_http import MetricsPage
 
 __all__ = ["Server"]
 
@@ -211,8 +211,12 @@ class Server:
             self.targets.append(target := address.target)
             _log.info("listening", target=target, tls=listener.tls is not None, auth=kind)
         if config.metrics is not None:
-            state = ConsoleState(self.driver, self.metrics, lambda: self._config, self._incarnation)
-            self._page = MetricsPage(self.metrics, Console(self.driver, state))
+            # Imported here: a scheduler without metrics starts without an HTTP library.
+            from schedsvc.server.metrics_http import MetricsPage
+
+            self._page = MetricsPage(
+                self.driver, self.metrics, lambda: self._config, self._incarnation
+            )
             self.metrics_url = await self._page.start(config.metrics.listen, config.metrics.hosts)
             _log.info("listening", metrics=self.metrics_url)
         if self._recording is not None:
