@@ -5,7 +5,6 @@ part takes long to build or to write.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -29,12 +28,10 @@ from schedsvc.metric_rows import (
     TOTAL_ROWS,
     Row,
 )
-from schedsvc.status import LIMIT_KINDS, OUTCOMES
+from schedsvc.metric_snapshot import Limits, Snapshot
+from schedsvc.status import OUTCOMES
 
-__all__ = ["HISTOGRAM_BOUNDS_MS", "OTHER", "Flows", "Snapshot", "families", "in_parts"]
-
-#: The series that sums up the tenants beyond the cap.
-OTHER = "other"
+__all__ = ["families", "in_parts"]
 
 #: Series of one part of a family: 10 us each.
 _SERIES_AT_ONCE = 64
@@ -44,77 +41,6 @@ _REASONS = [
     for outcome, row in OUTCOMES.items()
     if row.name.startswith(("rejected_", "evicted_"))
 ]
-
-
-class Limits:
-    """The limits of tenants, or of groups and models, by column; see Flows."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.kinds: list[str] = []
-        self.limit: list[int] = []
-        self.remaining: list[int] = []
-
-    def add(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add the limits of one name; rows as in the core's `stats()`. O(rows)."""
-        for row in rows:
-            self.names.append(name)
-            self.kinds.append(LIMIT_KINDS[row["kind"]])
-            self.limit.append(row["limit"])
-            self.remaining.append(row["remaining"])
-
-
-class Flows:
-    """The figures of each tenant in a scrape, by column.
-
-    A dictionary for each of 10,000 tenants would let Python's garbage collector go through the
-    whole process at each scrape.
-    """
-
-    def __init__(self) -> None:
-        self.tenants: list[str] = []
-        self.columns: dict[str, list[int]] = {row.key: [] for row in FLOW_ROWS}
-        #: Of those that have any.
-        self.refusals: dict[str, dict[int, int]] = {}
-        self.audited_refusals: dict[str, dict[int, int]] = {}
-        self.quotas = Limits()
-
-    def add(self, tenant: str, flow: Mapping[str, Any]) -> None:
-        """Add a tenant; `flow` as in the core's `flow_stats()`. O(1)."""
-        self.tenants.append(tenant)
-        for key, column in self.columns.items():
-            column.append(flow[key])
-        if flow["refusals"]:
-            self.refusals[tenant] = dict(flow["refusals"])
-        if flow["audited_refusals"]:
-            self.audited_refusals[tenant] = dict(flow["audited_refusals"])
-        self.quotas.add(tenant, flow["quotas"])
-
-
-@dataclass
-class Snapshot:
-    """The figures of one scrape."""
-
-    pools: list[dict[str, Any]] = field(default_factory=list)
-    totals: dict[str, Any] = field(default_factory=dict)
-    tenants: dict[str, Any] = field(default_factory=dict)
-    classes: list[dict[str, Any]] = field(default_factory=list)
-    quotas: list[dict[str, Any]] = field(default_factory=list)
-    #: Of each group with a weight that is shown, and of `other`.
-    groups: dict[str, dict[str, int]] = field(default_factory=dict)
-    flows: Flows = field(default_factory=Flows)
-    #: Histograms of the tenants that have their own, and of `other`: a row for each class.
-    histograms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    loading: Loading = field(default_factory=Loading)
-    draining: bool = False
-    saving: Saving | None = None  # None: no state is kept
-    unsaved_ns: int = 0
-    ledgering: Ledgering | None = None  # no usage ledger is kept
-    sharing: Sharing | None = None  # None: it is no member of a cluster
-    unsynced_ns: int = 0
-    forgiven_micro: int = 0
-    leading: Leading | None = None  # None: the member has no role in a set
-    leads: bool = False
 
 
 def families(taken: Snapshot | None) -> Iterator[Metric]:

@@ -1,35 +1,24 @@
 """Prometheus metrics, read from the core at each scrape. Nothing is counted twice."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from schedsvc._core import HISTOGRAM_BOUNDS_MS
 from schedsvc.driver import Broken, Driver
-from schedsvc.metric_families import HISTOGRAM_BOUNDS_MS, OTHER, Flows, Snapshot, families, in_parts
 from schedsvc.metric_groups import GroupSeries
 from schedsvc.metric_rows import FLOW_ROWS
+from schedsvc.metric_snapshot import OTHER, Counts, Flows, Snapshot
 from schedsvc.slices import pool_rows
 
 __all__ = ["HISTOGRAM_BOUNDS_MS", "Metrics"]
-
-Encoder = Callable[[Collector], bytes]
 
 #: Flows read before the event loop gets its turn: well under a millisecond's work.
 _FLOWS_AT_ONCE = 64
 #: The same for tenants with histograms, each in all its classes.
 _HISTOGRAMS_AT_ONCE = 16
-_LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
-_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-#: How a page in the OpenMetrics format ends.
-_END = b"# EOF\n"
 #: Counts by outcome.
 _OUTCOME_KEYS = ("refusals", "audited_refusals")
 
@@ -66,7 +55,7 @@ class Metrics:
 
         `process_counts`: help text and count of further counters, by name.
         """
-        self._process_counts = process_counts or {}
+        self.counts = Counts(process_counts or {})
         self._driver = driver
         self._tenants_max = tenants_max
         self._histogram_tenants_max = histogram_tenants_max
@@ -77,23 +66,11 @@ class Metrics:
         #: Counters of `other` beside those of its tenants; gauges are 0.
         self._carried = _nothing()
         self.show(tenants)
-        self._registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self._registry)
-        self._lag = Histogram(
-            "schedsvc_event_loop_lag_seconds",
-            "How late the event loop served a timer, in seconds.",
-            buckets=_LAG_BUCKETS,
-            registry=self._registry,
-        )
-        #: Calls that ended in a gRPC error, by method and code.
-        self._failures: dict[tuple[str, str], int] = {}
-        #: How often a caller had used up its budget, by name and by `call` or `stream`.
-        self.throttled: Mapping[tuple[str, str], int] = {}
 
     def expect_failures(self, kinds: Iterable[tuple[str, str]]) -> None:
         """Show these methods and codes with 0 from the start."""
         for kind in kinds:
-            self._failures.setdefault(kind, 0)
+            self.counts.failures.setdefault(kind, 0)
 
     def show(self, tenants: Sequence[str]) -> None:
         """Show these tenants from now on. O(those that begin or cease to count as `other`)."""
@@ -150,13 +127,10 @@ class Metrics:
                 counts = self._carried[key]
                 counts[outcome] = counts.get(outcome, 0) + sign * count
 
-    def observe_lag(self, seconds: float) -> None:
-        """Note how late a timer was."""
-        self._lag.observe(max(seconds, 0.0))
-
     def count_failure(self, method: str, code: str) -> None:
         """Note a call that ended in a gRPC error."""
-        self._failures[method, code] = self._failures.get((method, code), 0) + 1
+        failures = self.counts.failures
+        failures[method, code] = failures.get((method, code), 0) + 1
 
     @property
     def histogram_tenants(self) -> Sequence[str]:
@@ -173,17 +147,19 @@ class Metrics:
         The core is read and the text is written in slices of a few milliseconds at most: between
         them the event loop has its turn. O(flows).
         """
-        # Not what a client asked for: the library raises at a version that is no number.
-        encoder, content_type = choose_encoder(_OPENMETRICS if openmetrics else "")
-        return content_type, self._parts(encoder)
+        # Imported here: a scheduler without metrics starts without their library.
+        from schedsvc.metric_page import encoder_of, written
 
-    async def _parts(self, encoder: Encoder) -> AsyncIterator[bytes]:
-        taken = await self._take()
-        for part in self._render(taken, encoder):
-            yield part
-            await asyncio.sleep(0)
+        encoder, content_type = encoder_of(openmetrics=openmetrics)
 
-    async def _take(self) -> Snapshot | None:
+        async def parts() -> AsyncIterator[bytes]:
+            for part in written(await self.take(), self.counts, encoder):
+                yield part
+                await asyncio.sleep(0)
+
+        return content_type, parts()
+
+    async def take(self) -> Snapshot | None:
         """Read the core; None where it is broken."""
         try:
             stats = self._driver.stats(0, pools=False)
@@ -244,46 +220,6 @@ class Metrics:
         if self._rest or rest != _nothing():
             taken.flows.add(OTHER, rest)
         return True
-
-    def _render(self, taken: Snapshot | None, encoder: Encoder) -> Iterator[bytes]:
-        """Write the page. Parts of one family come one after the other, under one heading."""
-        name, heading = "", 0
-        for family in chain(families(taken), self._own()):
-            text = encoder(_Page([family])).removesuffix(_END)
-            if family.name == name:
-                yield text[heading:]
-            else:
-                yield text
-                name, heading = family.name, len(_heading(encoder, family))
-        yield encoder(self._registry)
-
-    def _own(self) -> Iterator[Metric]:
-        """Yield what is counted here, and not in the core."""
-        for name, (text, count) in self._process_counts.items():
-            family = CounterMetricFamily(name, text)
-            family.add_metric((), count())
-            yield family
-        series = list(self._failures.items())
-        text = "Calls that ended in a gRPC error."
-        yield from in_parts(CounterMetricFamily, "rpc_failures", text, ("method", "code"), series)
-        text = "Calls refused and Sessions read later, because a caller had used up its budget."
-        held = list(self.throttled.items())
-        yield from in_parts(CounterMetricFamily, "throttled", text, ("caller", "what"), held)
-
-
-class _Page(Collector):
-    """Families, as prometheus_client's encoders want them."""
-
-    def __init__(self, found: Iterable[Metric]) -> None:
-        self._found = found
-
-    def collect(self) -> Iterable[Metric]:
-        return self._found
-
-
-def _heading(encoder: Encoder, family: Metric) -> bytes:
-    empty = Metric(family.name, family.documentation, family.type, family.unit)
-    return encoder(_Page([empty])).removesuffix(_END)
 
 
 def _together(flows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class Server:
         share_settings(self._member, self.driver, config, actions, self._handles)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
-        self.metrics.throttled = self._paces.counts
+        self.metrics.counts.throttled = self._paces.counts
         self._limited = 0  # leases of which a report was limited, at the last look
         self._have_nothing_open()
 
@@ -405,7 +405,7 @@ class Server:
             due = loop.time() + _HEARTBEAT_S
             await asyncio.sleep(_HEARTBEAT_S)
             self._clock.now_ns()
-            self.metrics.observe_lag(loop.time() - due)
+            self.metrics.counts.add_lag(loop.time() - due)
             with suppress(Broken):
                 self._keys.expire()
             if loop.time() - looked >= _LIMITED_LOOK_S:

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,8 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 # The packages that only the extra `lab` needs.
 LAB_PACKAGES = {"httptools", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn"}
+#: Of the compiled core, on disk.
+CORE_BYTES_MAX = 3_000_000
 RELEASE_FLAGS = " ".join(tomllib.loads((ROOT / "_core/flags.toml").read_text())["release"]) + "\n"
 PYTHONS = ("3.11", "3.12", "3.13")
 # dist/ holds a compiled wheel for the Python that built it alone.
@@ -169,3 +172,30 @@ def test_sdist_holds_the_sources_of_the_core_alone() -> None:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert tracked("_core") <= inside
     assert not [name for name in inside if name.endswith((".c", ".so"))]
+
+
+def sections(file: Path) -> set[str]:
+    """Return the names of the sections of a binary."""
+    shown = subprocess.run(["readelf", "-SW", file], capture_output=True, text=True, check=True)
+    return set(re.findall(r"^ +\[ *\d+\] (\.\S+)", shown.stdout, re.MULTILINE))
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is missing")
+def test_core_in_the_wheel_is_small_and_has_names_but_no_debug_sections(tmp_path: Path) -> None:
+    """Profilers read the names of its functions."""
+    [wheel] = DIST.glob(f"schedsvc-{VERSION}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".so")]
+        core = Path(archive.extract(name, tmp_path))
+    assert core.stat().st_size <= CORE_BYTES_MAX
+    found = sections(core)
+    assert {".text", ".symtab"} <= found
+    assert not [section for section in found if section.startswith(".debug")]
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is missing")
+def test_sections_of_a_debugger_are_found(tmp_path: Path) -> None:
+    source, compiled = tmp_path / "one.c", tmp_path / "one.so"
+    source.write_text("int one(void) { return 1; }\n")
+    subprocess.run(["cc", "-g", "-shared", "-o", compiled, source], check=True)
+    assert ".debug_info" in sections(compiled)

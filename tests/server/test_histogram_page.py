@@ -16,6 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
+from schedsvc.metric_page import written
 from schedsvc.metric_rows import HISTOGRAM_ROWS
 from schedsvc.server import Server
 from tests.seeds import fresh
@@ -207,9 +208,9 @@ async def test_page_is_read_and_written_in_slices() -> None:
 async def test_parts_of_a_family_have_one_heading(accept: str) -> None:
     async with serving(**counting(600, 600, 40)) as server, calling(server.targets[0]) as stub:
         await use(stub, "t3", 4)
-        taken = await server.metrics._take()
+        taken = await server.metrics.take()
         encoder = generate_openmetrics if accept else generate_latest
-        page = b"".join(server.metrics._render(taken, encoder)).decode()
+        page = b"".join(written(taken, server.metrics.counts, encoder)).decode()
     headings = [line for line in page.splitlines() if line.startswith("# HELP ")]
     assert len(headings) == len(set(headings)) > 80
     if accept:

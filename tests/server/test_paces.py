@@ -116,7 +116,7 @@ async def test_a_stream_beyond_the_rate_is_read_later_and_loses_nothing() -> Non
         # 14 events at 10 a second, of which 10 come at once.
         assert watch.ran_for(0.3)
         # Behind the second message, whose event overdraws the budget again, the stream waits again.
-        throttled = server.metrics.throttled
+        throttled = server.metrics.counts.throttled
         await until(lambda: throttled["loud", "stream"] > 1, "the stream waits again")
         assert throttled["loud", "stream"] == 2
         call.cancel()

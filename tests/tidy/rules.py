@@ -97,21 +97,28 @@ ROOMS: dict[str, Room] = {
         "grpc google structlog",
     ),
     "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.metric_snapshot": room(
+        "schedsvc.driver schedsvc.metric_rows schedsvc.status", clock=NO_CLOCK
+    ),
     "schedsvc.metric_families": room(
-        "schedsvc._core schedsvc.driver schedsvc.metric_rows schedsvc.status", "prometheus_client"
+        "schedsvc._core schedsvc.driver schedsvc.metric_rows schedsvc.metric_snapshot"
+        " schedsvc.status",
+        "prometheus_client",
+    ),
+    "schedsvc.metric_page": room(
+        "schedsvc.metric_families schedsvc.metric_snapshot", "prometheus_client", clock=NO_CLOCK
     ),
     "schedsvc.metric_groups": room("schedsvc.metric_rows", never=IO, clock=NO_CLOCK),
     "schedsvc.metrics": room(
-        "schedsvc.driver schedsvc.metric_families schedsvc.metric_groups schedsvc.metric_rows"
-        " schedsvc.slices",
-        "prometheus_client",
+        "schedsvc._core schedsvc.driver schedsvc.metric_groups schedsvc.metric_page"
+        " schedsvc.metric_rows schedsvc.metric_snapshot schedsvc.slices"
     ),
     "schedsvc.server": room(
         "schedsvc.cluster schedsvc.service schedsvc.status schedsvc.driver schedsvc.config"
-        " schedsvc.metrics"
+        " schedsvc.metric_page schedsvc.metrics"
         " schedsvc.clock schedsvc.malloc schedsvc.printable schedsvc.recording schedsvc.request_ids"
         " schedsvc.slices schedsvc.state schedsvc.usage schedsvc_client.v1",
-        "aiohttp grpc grpc_health grpc_reflection prometheus_client structlog uvloop",
+        "aiohttp grpc grpc_health grpc_reflection structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
     "schedsvc.cluster": room(
