@@ -20,8 +20,8 @@ SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "head
 LARGE = UNCOUNTED_BYTES + 1_000
 
 
-def from_address(number: int) -> dict[str, object]:
-    return SCOPE | {"client": (f"10.0.0.{number}", 1)}
+def from_address(number: int) -> str:
+    return f"10.0.0.{number}"
 
 
 def sending(*sizes: int, ends: bool = True) -> Receive:
@@ -40,7 +40,7 @@ def sending(*sizes: int, ends: bool = True) -> Receive:
 
 async def status_of(bodies: Bodies, receive: Receive) -> int:
     with pytest.raises(BadRequestError) as caught:
-        await bodies.open(SCOPE).read(SCOPE, receive)
+        await bodies.open("").read(SCOPE, receive)
     return caught.value.status
 
 
@@ -52,14 +52,14 @@ async def test_unfinished_bodies_leave_no_room_for_large_ones() -> None:
         await asyncio.sleep(0)
     assert bodies.total == 2_000
     assert await status_of(bodies, sending(LARGE)) == 503
-    assert len(await bodies.open(SCOPE).read(SCOPE, sending(UNCOUNTED_BYTES))) == UNCOUNTED_BYTES
+    assert len(await bodies.open("").read(SCOPE, sending(UNCOUNTED_BYTES))) == UNCOUNTED_BYTES
     assert bodies.total == 2_000
     for task, body in zip(tasks, held, strict=True):
         task.cancel()
         body.release()
         body.release()
     assert bodies.total == 0
-    assert len(await bodies.open(SCOPE).read(SCOPE, sending(1_000, LARGE))) == LARGE + 1_000
+    assert len(await bodies.open("").read(SCOPE, sending(1_000, LARGE))) == LARGE + 1_000
 
 
 async def test_one_caller_holds_half_of_the_sum() -> None:
@@ -91,7 +91,7 @@ async def test_body_that_does_not_end_gets_408_in_time() -> None:
 
 
 async def test_read_that_is_cancelled_from_outside_stays_cancelled() -> None:
-    task = asyncio.ensure_future(Bodies(9, 9).open(SCOPE).read(SCOPE, sending(ends=False)))
+    task = asyncio.ensure_future(Bodies(9, 9).open("").read(SCOPE, sending(ends=False)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -101,7 +101,7 @@ async def test_read_that_is_cancelled_from_outside_stays_cancelled() -> None:
 @pytest.mark.parametrize("sizes", [(11,), (5, 5, 1)])
 async def test_body_beyond_its_own_limit_is_refused(sizes: Iterable[int]) -> None:
     with pytest.raises(BodyTooLargeError):
-        await Bodies(10, 1 << 20).open(SCOPE).read(SCOPE, sending(*sizes))
+        await Bodies(10, 1 << 20).open("").read(SCOPE, sending(*sizes))
 
 
 async def test_client_that_leaves_is_not_an_error_of_the_body() -> None:
@@ -109,7 +109,7 @@ async def test_client_that_leaves_is_not_an_error_of_the_body() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientLeftError):
-        await Bodies(10, 10).open(SCOPE).read(SCOPE, receive)
+        await Bodies(10, 10).open("").read(SCOPE, receive)
 
 
 async def test_gate_counts_a_body_until_its_request_ends(fake: FakeScheduler) -> None:

@@ -66,7 +66,7 @@ async def test_body_read_starts_a_timer_only_if_it_waits(
         part = parts.pop(0)
         return {"type": "http.request", "body": part, "more_body": bool(parts)}
 
-    assert await Bodies(10, 10).open({}).read({"headers": []}, receive) == b"abcd"
+    assert await Bodies(10, 10).open("").read({"headers": []}, receive) == b"abcd"
     assert timers.started == is_late
 
 
@@ -78,5 +78,5 @@ async def test_body_that_never_comes_is_refused_in_time() -> None:
         raise AssertionError
 
     with pytest.raises(BodyTooSlowError):
-        await Bodies(10, 10, seconds=0.0).open({}).read({"headers": []}, receive)
+        await Bodies(10, 10, seconds=0.0).open("").read({"headers": []}, receive)
     assert never.cancelled()

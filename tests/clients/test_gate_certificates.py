@@ -338,9 +338,9 @@ async def test_the_header_counts_only_if_a_proxy_sets_it(fake: FakeScheduler) ->
         scope = {"headers": [], "extensions": {certificates.EXTENSION: own}}
         if more:
             assert settings.certificates is not None
-            assert settings.certificates.tenant(scope, b"") is None
+            assert settings.certificates.tenant(certificates.peer_certificate(scope), b"") is None
         else:
-            proved = await bench.gate._identifier.prove(scope)
+            proved = await bench.gate._identifier.prove(bench.gate._caller(scope))
             assert proved is not None
             assert (proved.tenant, proved.proof) == ("acme2", TenantProof.CERTIFICATE)
         await bench.gate._close()
@@ -446,7 +446,8 @@ def test_a_pattern_takes_whole_names(
 ) -> None:
     certificate = {"notAfter": "Jan  1 00:00:00 2100 GMT", "subjectAltName": (san,)}
     scope = {"extensions": {certificates.EXTENSION: certificate}}
-    assert CertificateSettings(read_patterns(pattern)).tenant(scope, b"") == tenant
+    peer = certificates.peer_certificate(scope)
+    assert CertificateSettings(read_patterns(pattern)).tenant(peer, b"") == tenant
 
 
 def test_the_proxy_that_sets_the_header_needs_patterns() -> None:

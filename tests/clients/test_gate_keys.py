@@ -16,6 +16,7 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_vllm import key_turns, scheduler_keys
 from schedsvc_vllm.answers import BadRequestError
+from schedsvc_vllm.caller import Peer, read_caller
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.identity import Identity
 from schedsvc_vllm.proxy import Upstream
@@ -126,7 +127,7 @@ async def test_a_key_is_a_proof_of_its_tenant(keys: Keys, behind: tuple[Server, 
     key, _ = await keys.create()
     async with started(Gate(Upstream(behind[1]), settings(keys))) as gate:
         header = (b"authorization", f"Bearer {key}".encode())
-        proved = await gate._identifier.prove({"headers": [header]})
+        proved = await gate._identifier.prove(read_caller([header], Peer()))
     assert proved == Identity(tenant="a", proof=TenantProof.API_KEY)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from schedsvc_vllm import metrics_page
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope
+from schedsvc_vllm.caller import Caller
 from schedsvc_vllm.identity import Identifier, check_operator, key_is_known
 from schedsvc_vllm.paths import READ_METHODS, Place, is_operators, passes_as_written, written_path
 from schedsvc_vllm.response_ids import ResponseIds
@@ -47,28 +48,28 @@ class Access:
         self._responses = responses
         self.operator_keys_sha256 = operator_keys_sha256
 
-    async def check(self, scope: Scope, place: Place) -> None:
+    async def check(self, caller: Caller, place: Place) -> None:
         """Check the credential of a request. Raises BadRequestError, as `prove()` does.
 
         It is 404 for a response that is not the caller's. An operator's key reads the metrics, too.
         """
         if place.operators:
-            check_operator(scope, self.operator_keys_sha256)
+            check_operator(caller, place.path, self.operator_keys_sha256)
             return
-        if place.path == metrics_page.PATH and key_is_known(scope, self.operator_keys_sha256):
+        if place.path == metrics_page.PATH and key_is_known(caller, self.operator_keys_sha256):
             return
-        proved = await self._identifier.prove(scope)
+        proved = await self._identifier.prove(caller)
         if place.response_ids:
-            owner = self._identifier.owner(scope, proved)
+            owner = self._identifier.owner(caller, proved)
             for response_id in place.response_ids:
                 self._responses.check(response_id, owner)
 
-    async def takes_websocket(self, scope: Scope) -> bool:
+    async def takes_websocket(self, caller: Caller, scope: Scope) -> bool:
         """Return whether a websocket to a path that the gate does not know may be opened."""
         if is_operators(scope):
             return False
         try:
-            await self._identifier.prove(scope)
+            await self._identifier.prove(caller)
         except BadRequestError:
             return False
         return True

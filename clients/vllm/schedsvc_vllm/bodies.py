@@ -18,7 +18,6 @@ from schedsvc_vllm.asgi import (
     going_on,
     header,
 )
-from schedsvc_vllm.client_address import client_network
 
 #: A body has to be complete by then.
 BODY_S_MAX = 60.0
@@ -63,23 +62,19 @@ class BodyTooSlowError(BadRequestError):
 class Bodies:
     """All bodies that are being read, wait or run: each has a limit, and so has their sum."""
 
-    def __init__(
-        self, each_max: int, total_max: int, seconds: float = BODY_S_MAX, *, fronted: bool = False
-    ) -> None:
-        """`fronted`: a front states the addresses of clients."""
+    def __init__(self, each_max: int, total_max: int, seconds: float = BODY_S_MAX) -> None:
         self.total = 0
-        self._fronted = fronted
         self.each_max, self.total_max, self.seconds = each_max, total_max, seconds
         #: One body of the largest size always fits.
         self.caller_max = max(total_max // 2, min(each_max, total_max))
         self._of_callers: dict[str | bytes, int] = {}  # only callers that have some
 
-    def open(self, scope: Scope) -> Body:
-        """Begin with one; `release()` it when its request ends.
+    def open(self, network: str) -> Body:
+        """Begin with one of a client network; `release()` it when its request ends.
 
-        It is its client network's, unless `caller` is set to another key before it is read.
+        It is that network's, unless `caller` is set to another key before it is read.
         """
-        return Body(self, client_network(scope, fronted=self._fronted))
+        return Body(self, network)
 
     def count(self, caller: str | bytes, more: int) -> None:
         """Count bytes of a caller. Raises BodiesFullError."""

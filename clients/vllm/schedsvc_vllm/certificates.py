@@ -51,6 +51,28 @@ class Pattern(NamedTuple):
         return found["tenant"] if found else None
 
 
+class PeerCertificate(NamedTuple):
+    """The names in the certificate of a connection's client. `expired`: when it did; "": not."""
+
+    names: Sequence[San] = ()
+    expired: str = ""
+
+
+#: That of a client without one.
+NO_CERTIFICATE = PeerCertificate()
+
+
+def peer_certificate(scope: Scope) -> PeerCertificate:
+    """Return the certificate of a scope's client."""
+    certificate: Mapping[str, Any] | None = (scope.get("extensions") or {}).get(EXTENSION)
+    if not certificate:
+        return NO_CERTIFICATE
+    # The server has checked the dates when the connection began, which may be days ago.
+    ends = str(certificate["notAfter"])
+    is_over = time.time() >= ssl.cert_time_to_seconds(ends)
+    return PeerCertificate(certificate.get("subjectAltName", ()), ends if is_over else "")
+
+
 @dataclass(frozen=True)
 class CertificateSettings:
     """Which names of certificates stand for tenants, and where the gate finds certificates.
@@ -61,16 +83,17 @@ class CertificateSettings:
     patterns: tuple[Pattern, ...]
     set_by: str = ""
 
-    def tenant(self, scope: Scope, forwarded: bytes) -> str | None:
+    def tenant(self, certificate: PeerCertificate, forwarded: bytes) -> str | None:
         """Return the tenant of the client's certificate; None: it has none, or names no tenant.
 
-        `forwarded`: the header of the proxy. Raises BadRequestError (401) for a certificate that
-        has expired or is ambiguous, and 400 for a header that cannot be read. O(names * patterns).
+        `certificate`: of the connection. `forwarded`: the header of the proxy. O(names * patterns).
+        Raises BadRequestError: 401 for a certificate that has expired or is ambiguous, and 400 for
+        a header that cannot be read.
         """
         if self.set_by:
             names = _of_header(forwarded.decode("latin-1"), self.set_by)
         else:
-            names = _of_peer((scope.get("extensions") or {}).get(EXTENSION))
+            names = _of_peer(certificate)
         found = {
             tenant
             for kind, name in names
@@ -133,15 +156,11 @@ def _part(part: str, kind: str, text: str) -> str:
     return re.escape(before) + form + re.escape(after)
 
 
-def _of_peer(certificate: Mapping[str, Any] | None) -> Sequence[San]:
+def _of_peer(certificate: PeerCertificate) -> Sequence[San]:
     """Return the names of the connection's own certificate; none without one."""
-    if not certificate:
-        return ()
-    # The server has checked the dates when the connection began, which may be days ago.
-    if time.time() >= ssl.cert_time_to_seconds(str(certificate["notAfter"])):
-        raise _refused(f"it expired at {certificate['notAfter']}; connect again with a new one")
-    names: Sequence[San] = certificate.get("subjectAltName", ())
-    return names
+    if certificate.expired:
+        raise _refused(f"it expired at {certificate.expired}; connect again with a new one")
+    return certificate.names
 
 
 def _of_header(value: str, set_by: str) -> Sequence[San]:

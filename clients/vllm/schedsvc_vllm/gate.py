@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
+from functools import partial
 
 from schedsvc_client import ClientOptions, api_key_hash
 from schedsvc_client.aio import AsyncScheduler
@@ -33,6 +33,7 @@ from schedsvc_vllm.asgi import (
 from schedsvc_vllm.audio_routes import parse_form
 from schedsvc_vllm.bodies import Bodies, Body
 from schedsvc_vllm.body_limits import check_bytes, check_elements
+from schedsvc_vllm.caller import Caller, Sources, peer_of, read_caller
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.decoding import DecodingError
 from schedsvc_vllm.delivery import ClientStalledError
@@ -53,7 +54,6 @@ from schedsvc_vllm.routes import FORM_PATHS, GATED_PATHS, ONE_PROMPT_PATHS, ROUT
 from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
-from schedsvc_vllm.terms import TermsReader
 from schedsvc_vllm.tracing import QueueSpan, Tracing, open_tracing
 from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
 
@@ -81,20 +81,18 @@ class Gate:
         self._tracing: Tracing | None = None
         self._bodies = Bodies(0, 0)  # of no settings, none is read
         self._access: Access | None = None
+        self._sources = Sources()
         self._responses = ResponseIds()
         limit_lines(_log)
         try:
             self._settings = settings or Settings.from_environment()
             self._identifier = Identifier(self._settings)
             limits = (self._settings.body_bytes_max, self._settings.bodies_bytes_max)
-            self._bodies = Bodies(*limits, fronted=self._settings.is_fronted)
+            self._bodies = Bodies(*limits)
+            self._sources = Sources.of(self._settings)
             self._responses = ResponseIds(self._settings.response_key)
             self._access = Access(
                 self._identifier, self._responses, self._settings.operator_keys_sha256
-            )
-            self._terms = TermsReader(
-                self._settings.request_headers,
-                class_from_service_tier=self._settings.class_from_service_tier,
             )
         except SettingsError as error:
             _log.error("the gate cannot work: %s", error)
@@ -116,7 +114,7 @@ class Gate:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._begin(scope)
         access = None if self._refuses_ungated else self._access
-        if access is None or not await access.takes_websocket(scope):
+        if access is None or not await access.takes_websocket(self._caller(scope), scope):
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "not gated"})
             return
@@ -140,6 +138,9 @@ class Gate:
 
     # One request.
 
+    def _caller(self, scope: Scope) -> Caller:
+        return read_caller(scope["headers"], peer_of(scope, self._sources), self._sources)
+
     @property
     def _refuses_ungated(self) -> bool:
         return self._settings is None or self._settings.refuse_ungated
@@ -148,28 +149,31 @@ class Gate:
         """Serve a request that needs a credential, or may cost the engine something."""
         if self._runtime is None:
             self._begin(scope)
+        caller = self._caller(scope)
         open_paths = self._settings.open_paths if self._settings is not None else frozenset()
         place = place_of(scope, open_paths)
         if place is None:
             told = str(scope["path"])[:200]
             error = BadRequestError(f"the path {told!r} contains characters that no endpoint uses")
-            await self._refuse(error, scope, send)
+            await self._refuse(error, caller, scope, send)
             return
         if not place.as_written:
             scope = with_path(scope, place.path)
         if scope["method"] in SAFE_METHODS and place.path in GATED_PATHS:
             error = BadRequestError(f"{place.path}: the method must be POST", status=405)
-            await self._refuse(error, scope, send)
+            await self._refuse(error, caller, scope, send)
         elif place.gated:
-            body = self._bodies.open(scope)
+            body = self._bodies.open(caller.network)
             try:
-                await self._gated(body, place.path, scope, receive, send)
+                await self._gated(body, place.path, caller, scope, receive, send)
             finally:
                 body.release()
         else:
-            await self._ungated(place, scope, receive, send)
+            await self._ungated(place, caller, scope, receive, send)
 
-    async def _ungated(self, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ungated(
+        self, place: Place, caller: Caller, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
             if not place.known and not place.operators and self._refuses_ungated:
                 raise BadRequestError(
@@ -180,16 +184,16 @@ class Gate:
                 )
             if self._access is None:
                 if place.operators:
-                    check_operator(scope, frozenset())
+                    check_operator(caller, place.path, frozenset())
                 raise BadRequestError(_MISCONFIGURED, status=503, code="gate_misconfigured")
-            await self._access.check(scope, place)
+            await self._access.check(caller, place)
         except BadRequestError as error:
-            await self._refuse(error, scope, send)
+            await self._refuse(error, caller, scope, send)
             return
         await self._read(scope, receive, send)
 
     async def _gated(
-        self, held: Body, path: str, scope: Scope, receive: Receive, send: Send
+        self, held: Body, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send
     ) -> None:
         runtime = self._runtime
         if runtime is None or self._settings is None:
@@ -197,55 +201,57 @@ class Gate:
             await self._say(answer, scope, send)
             return
         try:
-            request, raw = await self._take_in(runtime, held, path, scope, receive)
-            caller, is_stream = request.identity.key, request.call.stream
+            request, raw = await self._take_in(runtime, held, path, caller, scope, receive)
+            key, is_stream = caller.idempotency_key, request.call.stream
             entry = None
             # Unidentified callers share one empty name: one must not read another's answer.
-            if self._settings.joins_retries and caller:
-                entry = self._replays.entry(scope, caller, path, raw, is_stream=is_stream)
+            if self._settings.joins_retries and (tenant := request.identity.key):
+                entry = self._replays.entry(key, tenant, path, raw, is_stream=is_stream)
         except ClientLeftError:
             return
         except RecursionError:
-            await self._refuse(BadRequestError("the body is nested too deeply"), scope, send)
+            error = BadRequestError("the body is nested too deeply")
+            await self._refuse(error, caller, scope, send)
             return
         except BodyTooLargeError:
             most = self._settings.body_bytes_max
             error = BadRequestError(f"the body has more than {most} bytes", status=413)
-            await self._refuse(error, scope, send)
+            await self._refuse(error, caller, scope, send)
             return
         except BadRequestError as error:
-            await self._refuse(error, scope, send)
+            await self._refuse(error, caller, scope, send)
             return
-        period_s = self._settings.queue_comments_s if request.call.stream else 0.0
-
         if entry is None:
-            await self._run(runtime, request, scope, receive, send, comments_s=period_s)
+            await self._run(runtime, request, scope, receive, send)
             return
-
-        async def run(receive: Receive, send: Send) -> None:
-            await self._run(runtime, request, scope, receive, send, comments_s=period_s)
-
-        if request.call.stream:
+        run = partial(self._run, runtime, request, scope)
+        if is_stream:
             await self._replays.stream(entry[0], run, receive, send)
         else:
             await self._replays.join(*entry, run, receive, send)
 
     async def _take_in(
-        self, runtime: Runtime, held: Body, path: str, scope: Scope, receive: Receive
+        self,
+        runtime: Runtime,
+        held: Body,
+        path: str,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
     ) -> tuple[Request, bytes]:
         """Read and size a request; return its body, too.
 
         Raises BadRequestError, BodyTooLargeError, ClientLeftError, RecursionError.
         """
-        proved = await self._identifier.prove(scope)
+        proved = await self._identifier.prove(caller)
         encoding = header(scope, b"content-encoding").decode("latin-1")
         if encoding not in ("", "identity"):
             raise BadRequestError(
                 f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
                 status=415,
             )
-        known = proved or self._identifier.trusted(scope)
-        held.caller = self._identifier.listed_key(scope, proved) or known.key or held.caller
+        known = proved or self._identifier.trusted(caller)
+        held.caller = self._identifier.listed_key(caller, proved) or known.key or held.caller
         raw = await held.read(scope, receive)
         read_s = time.monotonic()
         if path in ONE_PROMPT_PATHS:
@@ -258,15 +264,13 @@ class Gate:
             check_case(body)
         route = route_of(path, body)
         check_elements(body, route.batch_fields)
-        identity = proved or self._identifier.identity(scope, body, known)
-        terms = self._terms.read(scope, body)
-        if identity.request_class:
-            terms = replace(terms, request_class=identity.request_class)
-        shown_id, engine_id = self._identifier.request_ids(scope)
+        identity = proved or self._identifier.identity(caller, body, known)
+        terms = self._identifier.terms(caller, body, identity)
+        shown_id, engine_id = self._identifier.request_ids(caller)
         tally = runtime.counter.tally() if runtime.counter is not None else None
         sets = {}
         if path == RESPONSES_PATH:
-            owner = self._identifier.owner(scope, proved)
+            owner = self._identifier.owner(caller, proved)
             if body.get(EARLIER) is not None:
                 self._responses.check(body[EARLIER], owner, EARLIER)
             sets["request_id"] = self._responses.make(owner)
@@ -294,14 +298,7 @@ class Gate:
         return request, raw
 
     async def _run(
-        self,
-        runtime: Runtime,
-        request: Request,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        *,
-        comments_s: float,
+        self, runtime: Runtime, request: Request, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Wait for its turn and run it, once more where another engine has come meanwhile."""
         scope.setdefault("state", {})
@@ -309,7 +306,9 @@ class Gate:
         traceparent = b""
         if self._tracing is not None:
             scope, traceparent, span = self._tracing.begin(scope, request.read_s)
-        comments = QueueComments(send, comments_s, request.id) if comments_s else None
+        told = self._settings
+        period_s = told.queue_comments_s if told is not None and request.call.stream else 0.0
+        comments = QueueComments(send, period_s, request.id) if period_s else None
         send = comments.send if comments is not None else send
         mailbox = Mailbox(receive, request.call.body)
         ids = (request.id, request.engine_id)
@@ -387,8 +386,10 @@ class Gate:
             gated.finish(scope)
         return False
 
-    async def _refuse(self, error: BadRequestError, scope: Scope, send: Send) -> None:
-        request_id = self._identifier.request_ids(scope)[0] if self._broken is None else "-"
+    async def _refuse(
+        self, error: BadRequestError, caller: Caller, scope: Scope, send: Send
+    ) -> None:
+        request_id = self._identifier.request_ids(caller)[0] if self._broken is None else "-"
         if error.status == 503:
             reason = error.code or "keys_unavailable"
             answer = answers.unavailable(error.message, reason, request_id)

@@ -14,12 +14,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.asgi import Message, Receive, Scope, Send, disconnected, header
+from schedsvc_vllm.asgi import Message, Receive, Send, disconnected
 
 KEPT_S = 10.0
 KEPT_BYTES = 64 << 20
 ENTRIES_MAX = 10_000
-_HEADER = b"idempotency-key"
 _KEY_BYTES_MAX = 256
 
 Run = Callable[[Receive, Send], Awaitable[None]]
@@ -61,13 +60,13 @@ class Replays:
         return len(self._entries)
 
     def entry(
-        self, scope: Scope, caller: str | bytes, path: str, raw: bytes, *, is_stream: bool
+        self, told: bytes, caller: str | bytes, path: str, raw: bytes, *, is_stream: bool
     ) -> tuple[Key, Entry] | None:
         """Return the entry of a request, a new one or another's; None: it has no key.
 
-        Raises BadRequestError where the key is another request's, or a stream's that runs.
+        `told`: its key. `caller`: the key of its tenant. Raises BadRequestError where the key is
+        another request's, or a stream's that runs.
         """
-        told = header(scope, _HEADER)
         if not told:
             return None
         if len(told) > _KEY_BYTES_MAX:

@@ -7,22 +7,18 @@ import importlib
 import itertools
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from schedsvc_client import TenantProof, api_key_hash
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.asgi import Scope, header, path_of
-from schedsvc_vllm.certificates import XFCC
-from schedsvc_vllm.client_address import client_network
+from schedsvc_vllm.caller import Caller, Terms, tenant_name, use
 from schedsvc_vllm.jwks_source import JwksSource
 from schedsvc_vllm.scheduler_keys import SchedulerKeys
 from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
 
-_TENANT_BYTES_MAX = 256
-_REQUEST_ID_CHARS_MAX = 128
 _TOKEN_POINTS = 2
-_XFCC = XFCC.encode()
 
 
 class Identity(NamedTuple):
@@ -74,19 +70,19 @@ class Identifier:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._headers = [name.encode() for name in settings.tenant_headers]
+        self._headers = settings.tenant_headers
         #: A trusted header proves nothing, unless a proxy is known to overwrite it.
         self._header_proof = (
             TenantProof.HEADER if settings.header_set_by else TenantProof.UNSPECIFIED
         )
-        self._fronted = settings.is_fronted
         self._trust_api_key = settings.trust_api_key
         self._trust_user_field = settings.trust_user_field
+        self._class_from_tier = settings.class_from_service_tier
         self._trust_request_id = settings.trust_request_id
         #: SHA-256 of the API keys that may call; empty: the gate checks none.
         self.api_keys_sha256 = settings.api_keys_sha256
         self._tokens = None if settings.jwt is None else _verifier(settings.jwt)
-        self._certificates = settings.certificates
+        self._has_certificates = settings.certificates is not None
         #: Whose keys the scheduler knows; None: it is not asked.
         self.keys: SchedulerKeys | None = None
         self._prefix = secrets.token_hex(8)
@@ -101,10 +97,10 @@ class Identifier:
     def sources(self) -> tuple[str, ...]:
         """The sources of a tenant's name, in the order in which they are looked at."""
         found = (
-            ("a client certificate", self._certificates is not None),
+            ("a client certificate", self._has_certificates),
             ("an API key that the scheduler knows", self.keys is not None),
             ("a JSON Web Token", self._tokens is not None),
-            *((f"the header {name.decode()}", True) for name in self._headers),
+            *((f"the header {name}", True) for name in self._headers),
             ("the hash of the API key", self._trust_api_key),
             ("the body's safety_identifier or user", self._trust_user_field),
         )
@@ -122,7 +118,7 @@ class Identifier:
         if self.keys is not None:
             await self.keys.close()
 
-    async def prove(self, scope: Scope) -> Identity | None:
+    async def prove(self, caller: Caller) -> Identity | None:
         """Check the caller's certificate, API key or token; return whose it is.
 
         None: it is a key of the gate's list, or the gate asks for no proof. A certificate that
@@ -131,28 +127,24 @@ class Identifier:
         Raises BadRequestError: 401 for none of them, 503 while the issuer's keys are not known, or
         while the scheduler is away and has not known the key.
         """
-        if self._certificates is not None:
-            forwarded = once(scope, _XFCC) if self._certificates.set_by else b""
-            tenant = self._certificates.tenant(scope, forwarded)
-            if tenant is not None:
-                return Identity(tenant=tenant, proof=TenantProof.CERTIFICATE)
-        if self.api_keys_sha256 and key_is_known(scope, self.api_keys_sha256):
+        tenant = use(caller.certified)
+        if tenant is not None:
+            return Identity(tenant=tenant, proof=TenantProof.CERTIFICATE)
+        if self.api_keys_sha256 and key_is_known(caller, self.api_keys_sha256):
             return None
         if self.keys is None and self._tokens is None and not self.api_keys_sha256:
-            if self._certificates is None:
+            if not self._has_certificates:
                 return None
             raise BadRequestError(
                 "a client certificate is needed that names a tenant",
                 status=401,
                 code="invalid_certificate",
             )
-        key = bearer(scope)
+        key = use(caller.api_key)
         # A JSON Web Token has three parts, and no key that the scheduler made has a point.
         is_token = self._tokens is not None and key.count(".") == _TOKEN_POINTS
         if self.keys is not None and key and not is_token:
-            tenant = await self.keys.owner(
-                api_key_hash(key), client_network(scope, fronted=self._fronted)
-            )
+            tenant = await self.keys.owner(api_key_hash(key), caller.network)
             if tenant is not None:
                 return Identity(tenant=tenant, proof=TenantProof.API_KEY)
         if self._tokens is not None:
@@ -164,45 +156,33 @@ class Identifier:
             )
         raise BadRequestError("the API key is wrong", status=401, code="invalid_api_key")
 
-    def listed_key(self, scope: Scope, proved: Identity | None) -> bytes:
+    def listed_key(self, caller: Caller, proved: Identity | None) -> bytes:
         """Return the hash of the caller's API key if it is in the gate's list, else b"".
 
         `proved`: what `prove()` returned.
         """
         if proved is not None or not self.api_keys_sha256:
             return b""
-        return api_key_hash(bearer(scope))
+        return api_key_hash(use(caller.api_key))
 
-    def owner(self, scope: Scope, proved: Identity | None) -> str | bytes:
+    def owner(self, caller: Caller, proved: Identity | None) -> str | bytes:
         """Return the key of the tenant whom a request's response belongs to; "": of the unknown.
 
         `proved`: what `prove()` returned. A field of the body names no owner, because a request for
         a response has no body. Raises BadRequestError as `trusted()`.
         """
-        identity = proved or self.identity(scope, {}, self.trusted(scope))
-        return identity.key or self.listed_key(scope, proved)
+        identity = proved or self.identity(caller, {}, self.trusted(caller))
+        return identity.key or self.listed_key(caller, proved)
 
-    def trusted(self, scope: Scope) -> Identity:
-        """Find the tenant in the trusted headers; an empty one: they name none.
+    def trusted(self, caller: Caller) -> Identity:
+        """Return the tenant in the trusted headers; an empty one: they name none.
 
-        Raises BadRequestError if it is no name, or a header occurs twice. A hop may join two
-        headers with a comma (RFC 9110, 5.3), so one with a comma counts as two.
+        Raises BadRequestError if it is no name, or a header occurs twice.
         """
-        found = _UNKNOWN
-        for name in self._headers:  # all of them: none may occur twice
-            value = once(scope, name).strip()
-            if b"," in value:
-                text = name.decode()
-                raise BadRequestError(
-                    f"{text}: {value.decode('latin-1')[:200]!r} holds a comma, as two headers do"
-                    " that a proxy has joined; send one name without a comma",
-                    text,
-                )
-            if value and not found.tenant:
-                found = Identity(_name(value, name.decode()), proof=self._header_proof)
-        return found
+        named = use(caller.named)
+        return Identity(named, proof=self._header_proof) if named else _UNKNOWN
 
-    def identity(self, scope: Scope, body: Mapping[str, Any], trusted: Identity) -> Identity:
+    def identity(self, caller: Caller, body: Mapping[str, Any], trusted: Identity) -> Identity:
         """Find the tenant of a request without a token.
 
         `trusted`: what `trusted()` returned. Raises BadRequestError if the body's name is no name.
@@ -210,32 +190,39 @@ class Identifier:
         if trusted.tenant:
             return trusted
         if self._trust_api_key:
-            key = bearer(scope)
+            key = use(caller.api_key)
             if key:
                 return Identity(api_key_sha256=api_key_hash(key))
         if self._trust_user_field:
             for field in ("safety_identifier", "user"):
                 told = body.get(field)
                 if isinstance(told, str) and told:
-                    return Identity(tenant=_name(told.encode("utf-8", "replace"), field))
+                    return Identity(tenant=tenant_name(told.encode("utf-8", "replace"), field))
         return _UNKNOWN
 
-    def request_ids(self, scope: Scope) -> tuple[str, str]:
+    def terms(self, caller: Caller, body: Mapping[str, Any], identity: Identity) -> Terms:
+        """Return the terms of a request; the class that its token names precedes others.
+
+        Raises BadRequestError, which names the header that cannot be used.
+        """
+        terms = use(caller.terms)
+        if self._class_from_tier:
+            terms = terms.with_tier_of(body)
+        if identity.request_class:
+            terms = replace(terms, request_class=identity.request_class)
+        return terms
+
+    def request_ids(self, caller: Caller) -> tuple[str, str]:
         """Return the id that the client gets back, and the one for the scheduler and the engine.
 
-        The first is the caller's x-request-id if it can be sent back. The second is the same only
-        if the gate made it, or trusts it: the scheduler answers a repeated id with the first
-        grant, so a caller that could choose it would run again on an old lease.
+        The first is the caller's if it can be sent back. The second is the same only if the gate
+        made it, or trusts it. The scheduler answers a repeated id with the first grant: a caller
+        that could choose the id would run again on an old lease.
         """
-        value = header(scope, b"x-request-id").decode("latin-1")
-        if not (
-            value.isascii() and value.isprintable() and 0 < len(value) <= _REQUEST_ID_CHARS_MAX
-        ):
-            value = ""
-        if value and self._trust_request_id:
-            return value, value
+        if caller.request_id and self._trust_request_id:
+            return caller.request_id, caller.request_id
         made = f"{self._prefix}-{next(self._numbers)}"
-        return value or made, made
+        return caller.request_id or made, made
 
 
 def _verifier(settings: JwtSettings) -> TokenVerifier:
@@ -250,24 +237,12 @@ def _verifier(settings: JwtSettings) -> TokenVerifier:
     return made
 
 
-def bearer(scope: Scope) -> str:
-    """Return the API key of the Authorization header, else Anthropic's header, or "".
-
-    Raises BadRequestError if one of them occurs twice.
-    """
-    scheme, _, key = once(scope, b"authorization").decode("latin-1").partition(" ")
-    if scheme.lower() == "bearer":
-        return key.strip()
-    return once(scope, b"x-api-key").decode("latin-1").strip()
-
-
-def check_operator(scope: Scope, keys_sha256: frozenset[bytes]) -> None:
-    """Check that a request carries an operator's key.
+def check_operator(caller: Caller, path: str, keys_sha256: frozenset[bytes]) -> None:
+    """Check that a request for an operator's path carries an operator's key.
 
     Raises BadRequestError: 501 if the gate has no such keys, 401 without a key, 403 with another
-    one, and as `bearer()`.
+    one, and 400 for a key that is sent twice.
     """
-    path = path_of(scope)
     if not keys_sha256:
         raise BadRequestError(
             f"{path} is for operators of this engine, and is closed (its operator can open it, to"
@@ -275,51 +250,21 @@ def check_operator(scope: Scope, keys_sha256: frozenset[bytes]) -> None:
             status=501,
             code="operator_endpoint",
         )
-    if not key_is_known(scope, keys_sha256):
+    if not key_is_known(caller, keys_sha256):
         raise BadRequestError(
             f"{path} is for operators of this engine: send an operator's key as the bearer token",
-            status=403 if bearer(scope) else 401,
+            status=403 if use(caller.api_key) else 401,
             code="operator_key_required",
         )
 
 
-def key_is_known(scope: Scope, keys_sha256: frozenset[bytes]) -> bool:
+def key_is_known(caller: Caller, keys_sha256: frozenset[bytes]) -> bool:
     """Compare the caller's API key with those that are allowed, in constant time.
 
-    Raises BadRequestError as `bearer()`.
+    Raises BadRequestError for a key that is sent twice.
     """
-    given = api_key_hash(bearer(scope))
+    given = api_key_hash(use(caller.api_key))
     found = False
     for known in keys_sha256:
         found |= hmac.compare_digest(given, known)
     return found
-
-
-def once(scope: Scope, name: bytes) -> bytes:
-    """Return the header of that name, or b"". Raises BadRequestError if there are several.
-
-    Another server in the chain could use a different one of them.
-    """
-    found = None
-    for key, value in scope["headers"]:
-        if key == name:
-            if found is not None:
-                text = name.decode("latin-1")
-                number = [key for key, _ in scope["headers"]].count(name)
-                raise BadRequestError(
-                    f"{text}: the header occurs {number} times; send it once", text
-                )
-            found = bytes(value)
-    return found or b""
-
-
-def _name(value: bytes, where: str) -> str:
-    if len(value) > _TENANT_BYTES_MAX:
-        raise BadRequestError(f"{where}: has more than {_TENANT_BYTES_MAX} bytes", where)
-    try:
-        name = value.decode()
-    except UnicodeDecodeError:
-        raise BadRequestError(f"{where}: is not UTF-8", where) from None
-    if not name.isprintable():
-        raise BadRequestError(f"{where}: has characters that cannot be printed", where)
-    return name

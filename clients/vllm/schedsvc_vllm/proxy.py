@@ -33,6 +33,7 @@ from schedsvc_vllm.asgi import (
     disconnected,
 )
 from schedsvc_vllm.bodies import Bodies, BodiesFullError
+from schedsvc_vllm.caller import Sources, peer_of, read_caller
 from schedsvc_vllm.proxy_headers import Fields, answer_headers, asked_headers
 from schedsvc_vllm.scrape import ScrapeError
 from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, send_empty
@@ -121,7 +122,8 @@ class Upstream:
         self.stopping: Callable[[], bool] = lambda: False
         self._wait_s = wait_s
         self._kept_headers = kept_headers
-        self._bodies = Bodies(body_bytes_max, bodies_bytes_max, fronted=fronted)
+        self._bodies = Bodies(body_bytes_max, bodies_bytes_max)
+        self._sources = Sources(fronted=fronted)
         self._http: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -186,7 +188,8 @@ class Upstream:
             # The gate has read and counted it.
             await self._pass_on(scope, headers, body, receive, send)
             return
-        held = self._bodies.open(scope)
+        caller = read_caller(scope["headers"], peer_of(scope, self._sources), self._sources)
+        held = self._bodies.open(caller.network)
         try:
             # A server that reads no body of a GET would take it for the next request.
             if scope["method"] not in _BODILESS:

@@ -26,12 +26,12 @@ from schedsvc_client.errors import is_decided
 from schedsvc_vllm import answers
 from schedsvc_vllm.answers import Answer, BadRequestError
 from schedsvc_vllm.asgi import ClientLeftError, Mailbox, any_done
+from schedsvc_vllm.caller import Terms
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.identity import Identity
 from schedsvc_vllm.limit import LocalLimitError
 from schedsvc_vllm.request_sizing import Call
 from schedsvc_vllm.runtime import Runtime
-from schedsvc_vllm.terms import Terms
 from schedsvc_vllm.token_counter import TokenTotals
 from schedsvc_vllm.tracing import OPERATIONS, TEXT_CHARS_MAX, Value
 
