@@ -14,35 +14,34 @@ which decides, and as the median over the turns with its bootstrap interval. The
 the ratio of quiet to quiet slices.
 """
 
-import json
-import os
 import resource
-import secrets
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import click
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from schedsvc_client.v1 import scheduler_pb2 as pb
-from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from bench import http2, machine, memory
 from bench.attackers import KINDS, MESSAGE_BYTES
 from bench.compare import Comparison, compare
+from bench.harness import (
+    TOKENS,
+    Victim,
+    attacking,
+    json_option,
+    percentiles,
+    principal,
+    take_turns,
+    verdict,
+)
 from bench.machine import generator_cores, pinned, server_cores
 from bench.peers import Peer, edge, serving
 from schedsvc.config.models import Limits
@@ -57,16 +56,12 @@ CONNECTION_KB, CALL_KB, BUFFERED = 16, 18, 5
 
 Floats = NDArray[np.float64]
 
-_ROOT = Path(__file__).resolve().parents[1]
 _PERIOD_S = 0.010
-_SETTLE_S = 0.5
 _SLICE_S = 1.0
-_READY_S_MAX = 300.0
 _FILES = 16_384
 #: Memory growth in MB of a process that serves only the conforming tenant.
 _ORDINARY_MB = 32.0
 _WHEN = (("quiet", False), ("attacked", True))
-_TOKENS = {"shim": secrets.token_hex(), "attacker": secrets.token_hex()}
 _EPILOG = """\b
 Examples:
   python -m bench.attack --connections 10000
@@ -108,10 +103,7 @@ def cases(kinds: Sequence[str], door: str, shim: str, *, apart: bool = True) -> 
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    principals = [
-        {"name": name, "sha256": sha256(token.encode()).hexdigest(), "tenants": ["*"]}
-        for name, token in _TOKENS.items()
-    ]
+    principals = [principal(name, tenants=["*"]) for name in TOKENS]
     unix = {"unix": str(folder / "scheduler.sock"), "auth": "none"}
     behind = {"unix": str(folder / "behind.sock"), "auth": "token"}
     return {
@@ -126,90 +118,6 @@ def _settings(folder: Path) -> dict[str, Any]:
         "pools": [{"name": "gpu-0", "capacity_tokens": 200_000}],
         "log": {"level": "warning"},
     }
-
-
-class _Conforming:
-    """The tenant that behaves."""
-
-    def __init__(self, target: str) -> None:
-        self._metadata = (("authorization", f"Bearer {_TOKENS['shim']}"),)
-        self._channel = grpc.insecure_channel(target)
-        self._stub: Any = SchedulerServiceStub(self._channel)
-        self._asked = 0
-
-    def measure(self, seconds: float) -> Floats:
-        """Ask and complete at a steady pace; returns the latencies of Admit in ms."""
-        taken = []
-        began_s = time.perf_counter()
-        for step in range(round(seconds / _PERIOD_S)):
-            time.sleep(max(0.0, began_s + step * _PERIOD_S - time.perf_counter()))
-            taken.append(self._one() * 1e3)
-        return np.asarray(taken)
-
-    def _one(self) -> float:
-        self._asked += 1
-        request = pb.AdmitRequest(
-            request_id=f"c-{os.getpid()}-{self._asked}",
-            tenant="conforming",
-            input_tokens=[100],
-            max_output_tokens=100,
-        )
-        began_s = time.perf_counter()
-        answer = self._stub.Admit(request, timeout=30, metadata=self._metadata)
-        taken_s = time.perf_counter() - began_s
-        if answer.outcome != pb.OUTCOME_GRANTED:
-            raise click.ClickException(f"the conforming tenant was not granted: {answer}")
-        lease = answer.grant
-        done = pb.CompleteRequest(
-            lease_id=lease.lease_id, pool_epoch=lease.pool_epoch, input_tokens=100, output_tokens=9
-        )
-        self._stub.Complete(done, timeout=30, metadata=self._metadata)
-        return taken_s
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-class _Attackers:
-    """The attackers' process; what came of it is in `met` afterwards."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.met: dict[str, Any] = {}
-        self._process = process
-
-    def attack(self, attacks: bool) -> None:
-        """Let them attack, or stand still; returns when what was under way is done with."""
-        self._process.send_signal(signal.SIGCONT if attacks else signal.SIGSTOP)
-        time.sleep(_SETTLE_S)
-
-
-@contextmanager
-def _attackers(case: Case, target: str, connections: int, folder: Path) -> Iterator[_Attackers]:
-    """Run the attackers."""
-    ready = folder / "attackers.ready"
-    ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "bench.attackers", "--target", target, "--kind", case.kind]
-    command += ["--connections", str(connections), "--ready-file", str(ready)]
-    if case.known:
-        command += ["--token", _TOKENS["attacker"]]
-    command = ["nice", "-n", "19", *command]
-    with pinned(generator_cores() if case.apart else []):
-        process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
-    try:
-        deadline_s = time.monotonic() + _READY_S_MAX
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise click.ClickException("the attackers did not get ready")
-            time.sleep(0.05)
-        attackers = _Attackers(process)
-        yield attackers
-        attackers.attack(True)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=_READY_S_MAX)
-        attackers.met |= json.loads(out)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def growth_mb_max(case: Case, process: str, limits: Limits | None = None) -> float:
@@ -243,8 +151,8 @@ def measure(case: Case, connections: int, seconds: float) -> dict[str, Any]:
 class _Watched:
     """Memory, files and CPU time of a process during the slices."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._pid = process.pid
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._alone_mb = memory.resident_mb(self._pid)
         self._files = memory.files(self._pid)
         self._cpu_ns = {False: 0, True: 0}
@@ -283,24 +191,25 @@ def _measure(
     door: Peer | None,
 ) -> dict[str, Any]:
     way_in = (door or scheduler).tcp
-    tenant = _Conforming(scheduler.unix if case.shim == "unix" else way_in)
-    alone = tenant.measure(max(_SLICE_S, seconds / 4))
-    watched = {"scheduler": _Watched(scheduler.process)}
-    if door is not None:
-        watched["edge"] = _Watched(door.process)
-    slices: dict[bool, list[Floats]] = {False: [], True: []}
-    with _attackers(case, way_in, connections, folder) as attackers:
-        for _ in range(max(1, round(seconds / 2 / _SLICE_S))):
-            for attacks in (False, True, True, False):
-                attackers.attack(attacks)
-                for process in watched.values():
-                    process.begin()
-                slices[attacks].append(tenant.measure(_SLICE_S))
-                for process in watched.values():
-                    process.end(attacks)
-    tenant.close()
-    taken = {when: np.concatenate(slices[attacks]) for when, attacks in _WHEN}
-    ratio = _p(taken["attacked"], 99) / _p(taken["quiet"], 99)
+    attackers = ["-m", "bench.attackers", "--target", way_in, "--kind", case.kind]
+    attackers += ["--connections", str(connections)]
+    if case.known:
+        attackers += ["--token", TOKENS["attacker"]]
+    target = scheduler.unix if case.shim == "unix" else way_in
+    with Victim(target, scheduler, _PERIOD_S, tenant="conforming") as tenant:
+        alone = [one.ms for one in tenant.measure(max(_SLICE_S, seconds / 4))]
+        processes = {"scheduler": scheduler} | ({"edge": door} if door else {})
+        watched = {name: _Watched(peer.process.pid) for name, peer in processes.items()}
+        cores = generator_cores() if case.apart else []
+        with attacking(attackers, folder / "attackers.ready", cores=cores) as met:
+            turns = max(1, round(seconds / 2 / _SLICE_S))
+            taken = take_turns(tenant, met, turns, _SLICE_S, [*watched.values()])
+    slices = {
+        attacks: [np.asarray([one.ms for one in each]) for each in taken[attacks]]
+        for attacks in taken
+    }
+    figures = {when: percentiles(np.concatenate(slices[attacks])) for when, attacks in _WHEN}
+    ratio = round(figures["attacked"]["p99"] / figures["quiet"]["p99"], 3)
     paired, null = paired_ratios(slices[False], slices[True])
     held = {
         name: process.found(len(slices[True])) | {"growth_max_mb": growth_mb_max(case, name)}
@@ -315,17 +224,14 @@ def _measure(
         "cores": "apart" if case.apart and server_cores() else "shared",
         "connections": connections,
         "message_bytes": MESSAGE_BYTES,
-        **{
-            f"{when}_ms": {"p50": _p(figures, 50), "p99": _p(figures, 99)}
-            for when, figures in {"alone": alone, **taken}.items()
-        },
+        **{f"{when}_ms": each for when, each in {"alone": percentiles(alone), **figures}.items()},
         "p99_ratio": ratio,
         "p99_ratio_paired": asdict(paired),
         "p99_ratio_null": asdict(null),
         "processes": held,
         "holds": ratio <= RATIO_MAX
         and all(each["growth_mb"] <= each["growth_max_mb"] for each in held.values()),
-        "attackers": attackers.met,
+        "attackers": met.counts,
     }
 
 
@@ -336,15 +242,13 @@ def paired_ratios(quiet: list[Floats], attacked: list[Floats]) -> tuple[Comparis
     a machine that others use as well makes of nothing. Each list holds two slices for each turn.
     """
     turns = range(0, len(quiet), 2)
-    both = [
-        [_p(np.concatenate(side[at : at + 2]), 99) for side in (attacked, quiet)] for at in turns
-    ]
-    alike = [[_p(quiet[at], 99), _p(quiet[at + 1], 99)] for at in turns]
+    both = [[_p99(np.concatenate(side[at : at + 2])) for side in (attacked, quiet)] for at in turns]
+    alike = [[_p99(quiet[at]), _p99(quiet[at + 1])] for at in turns]
     return compare(np.asarray(both)), compare(np.asarray(alike))
 
 
-def _p(taken_ms: Floats, percent: float) -> float:
-    return round(float(np.percentile(taken_ms, percent)), 3)
+def _p99(taken_ms: Floats) -> float:
+    return percentiles(taken_ms)["p99"]
 
 
 @click.command(epilog=_EPILOG)
@@ -372,7 +276,7 @@ def _p(taken_ms: Floats, percent: float) -> float:
     show_default=True,
     help="Whether edge and attackers are kept off the scheduler's core.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def main(
     connections: int,
     seconds: float,
@@ -392,16 +296,12 @@ def main(
         if not as_json:
             click.echo(f"{case.name} ...", err=True)
         measured.append(measure(case, connections, seconds))
-    report = {"machine": machine.describe(), "commit": machine.commit(), "cases": measured}
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        _show(measured)
-    if not all(case["holds"] for case in measured):
-        sys.exit(1)
+    holds = all(case["holds"] for case in measured)
+    verdict({"cases": measured, "holds": holds}, as_json, _show)
 
 
-def _show(measured: list[dict[str, Any]]) -> None:
+def _show(report: dict[str, Any]) -> None:
+    measured = report["cases"]
     first = measured[0]
     where = "on a Unix socket" if first["shim"] == "unix" else "at the same door"
     table = Table(

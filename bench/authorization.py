@@ -7,15 +7,16 @@ same core, because two cores differ by more than what is measured.
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import click
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from bench.harness import json_option, verdict
 from bench.machine import need_release_core
 from schedsvc._core import Scheduler
 
@@ -125,7 +126,8 @@ def _interval(values: Sequence[float], draws: Random) -> tuple[float, float]:
 @click.command(epilog="Example: python -m bench.authorization --rounds 400")
 @click.option("--rounds", default=400, show_default=True, type=click.IntRange(min=2))
 @click.option("--events", default=1_000, show_default=True, type=click.IntRange(1, 4_096))
-def main(rounds: int, events: int) -> None:
+@json_option
+def main(rounds: int, events: int, as_json: bool) -> None:
     """Show what authorization adds to an event; exit with status 1 if that exceeds 20 ns."""
     need_release_core()
     gc.collect()
@@ -133,14 +135,21 @@ def main(rounds: int, events: int) -> None:
     found = measure(rounds, events)
     plain, limited = (statistics.median(column) for column in zip(*found, strict=True))
     more = [after - before for before, after in found]
-    low, high = _interval(more, Random(1))
-    median = statistics.median(more)
-    click.echo(f"an event without authorization: {plain:.1f} ns, with it: {limited:.1f} ns")
-    click.echo(f"paired difference, median of {rounds}: {median:.1f} ns [{low:.1f}, {high:.1f}]")
-    if median > BOUND_NS:
-        click.echo(f"more than {BOUND_NS:g} ns", err=True)
-        sys.exit(1)
+    median, interval = statistics.median(more), _interval(more, Random(1))
+    report = {"rounds": rounds, "plain_ns": plain, "limited_ns": limited}
+    report |= {"more_ns": median, "interval_95": interval, "holds": median <= BOUND_NS}
+    verdict(report, as_json, _show)
+
+
+def _show(report: dict[str, Any]) -> None:
+    low, high = report["interval_95"]
+    click.echo(
+        f"an event without authorization: {report['plain_ns']:.1f} ns,"
+        f" with it: {report['limited_ns']:.1f} ns\n"
+        f"paired difference, median of {report['rounds']}: {report['more_ns']:.1f} ns"
+        f" [{low:.1f}, {high:.1f}]; at most {BOUND_NS:g} ns"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="python -m bench.authorization")

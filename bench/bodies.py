@@ -6,7 +6,7 @@ The gate may add a quarter of what `json.loads` of the same body takes, or 20 ms
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -17,6 +17,8 @@ from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.request_sizing import Sizes, parse_json, size_call
 from schedsvc_vllm.routes import route_of
+
+from bench.harness import json_option, verdict
 
 ADDED_MS = 20.0
 PATH = "/v1/chat/completions"
@@ -119,20 +121,22 @@ def answer_of(raw: bytes, context_tokens: int, parse: Callable[[bytes], Any] = p
     type=click.IntRange(min=1),
     help="The model's context, in tokens.",
 )
-def main(context: int) -> None:
+@json_option
+def main(context: int, as_json: bool) -> None:
     """Show the cost of each body; exit with status 1 if one exceeds its limit."""
+    found = list(costs(context))
+    rows = [asdict(cost) | {"allowed_ms": cost.allowed_ms} for cost in found]
+    holds = all(cost.added_ms <= cost.allowed_ms for cost in found)
+    verdict({"bodies": rows, "holds": holds}, as_json, _show)
+
+
+def _show(report: dict[str, Any]) -> None:
     table = Table("body", "json.loads", "gate adds", "may add", "answer")
-    missed = 0
-    for cost in costs(context):
-        missed += cost.added_ms > cost.allowed_ms
-        table.add_row(
-            cost.shape, f"{cost.parse_ms:,.1f} ms", f"{cost.added_ms:,.1f} ms",
-            f"{cost.allowed_ms:,.1f} ms", cost.answer,
-        )  # fmt: skip
+    for row in report["bodies"]:
+        times = (f"{row[name]:,.1f} ms" for name in ("parse_ms", "added_ms", "allowed_ms"))
+        table.add_row(row["shape"], *times, row["answer"])
     Console().print(table)
-    if missed:
-        raise click.ClickException(f"{missed} of {len(SHAPES)} bodies exceed their limit")
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="python -m bench.bodies")

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from bench import machine, memory
 from bench.cores import Overload
+from bench.harness import json_option, verdict
 from bench.messages import admits, tenant
 from schedsvc._core import EVICTED_TTL, EXPIRED, Scheduler
 from schedsvc.clock import SteadyClock
@@ -151,7 +152,7 @@ def _hold(flows: int, queued: int) -> Moment:
 @click.option("--expiries", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--flows", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--queued", type=click.IntRange(1), default=1_000_000, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 @click.option("--only-memory", nargs=2, type=int, hidden=True)
 def main(
     expiries: int, flows: int, queued: int, as_json: bool, only_memory: tuple[int, int] | None
@@ -171,16 +172,12 @@ def main(
         moment["stall_ms"] <= STALL_MS_MAX for moment in measured.values()
     )
     report: dict[str, Any] = {
-        "machine": machine.describe(),
-        "commit": machine.commit(),
         "expiries": expiries,
         "stalls": measured,
         "memory": {"flows": flows, "queued": queued, **held},
         "holds": holds,
     }
-    click.echo(json.dumps(report)) if as_json else _show(report)
-    if not holds:
-        sys.exit(1)
+    verdict(report, as_json, _show)
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,10 @@ from schedsvc_vllm.settings import PoolSettings, Settings
 
 from bench import gate as gates
 from bench import http_cost
+from bench.harness import json_option, verdict
 from bench.instructions import Counter, under_callgrind
+from bench.peers import emulator
+from bench.processes import ROOT
 
 APPS = ("gate", "proxy")
 FORMS = ("whole", "streamed")
@@ -42,27 +44,6 @@ Examples:
   python -m bench.edge
   python -m bench.edge --before HEAD~3 --requests 500 --json
 """
-
-
-@contextmanager
-def _emulator() -> Iterator[str]:
-    """Run an emulator; gives its URL."""
-    with tempfile.TemporaryDirectory() as name:
-        ready = Path(name) / "ready"
-        command = [sys.executable, "-m", "schedsvc", "emulate", "--profile", "fast", "--port", "0"]
-        process = subprocess.Popen(
-            [*command, "--ready-file", str(ready)], cwd=http_cost.ROOT, stdout=subprocess.DEVNULL
-        )
-        try:
-            deadline_s = time.monotonic() + gates.START_S_MAX
-            while not (ready.exists() and ready.read_text()):
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise click.ClickException("the emulator of the measurement did not start")
-                time.sleep(0.02)
-            yield str(json.loads(ready.read_text())["base_url"])
-        finally:
-            process.terminate()
-            process.wait()
 
 
 async def _engine(scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +102,7 @@ async def _count(folder: Path, kind: str, target: str, url: str, requests: int) 
 
 def _counted(tree: Path, kind: str, target: str, url: str, requests: int) -> dict[str, float]:
     """Count in a process with the clients of a tree. Raises click.ClickException."""
-    paths = (tree / "clients/python", tree / "clients/vllm", http_cost.ROOT)
+    paths = (tree / "clients/python", tree / "clients/vllm", ROOT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     with tempfile.TemporaryDirectory() as name:
         command = [sys.executable, "-m", "bench.edge", "--count", name, kind, target, url]
@@ -144,13 +125,12 @@ def measure(before: str, requests: int, note: Callable[[str], None]) -> dict[str
     found: dict[str, dict[str, Any]] = {}
     with (
         gates.scheduler() as target,
-        _emulator() as url,
+        tempfile.TemporaryDirectory() as name,
+        emulator(Path(name)) as (_, url),
         http_cost.earlier(before) as tree,
     ):
         for kind in APPS:
-            then, now = (
-                _counted(each, kind, target, url, requests) for each in (tree, http_cost.ROOT)
-            )
+            then, now = (_counted(each, kind, target, url, requests) for each in (tree, ROOT))
             for form in FORMS:
                 ratio = round(now[form] / then[form], 4)
                 row = {"before": round(then[form]), "now": round(now[form]), "ratio": ratio}
@@ -162,7 +142,7 @@ def measure(before: str, requests: int, note: Callable[[str], None]) -> dict[str
 @click.command(epilog=_EPILOG)
 @click.option("--before", default="19073fcd", show_default=True, metavar="COMMIT")
 @click.option("--requests", type=click.IntRange(1), default=2_000, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 @click.option("--count", nargs=4, hidden=True, metavar="FOLDER APP TARGET URL")
 def main(before: str, requests: int, as_json: bool, count: tuple[str, ...] | None) -> None:
     """Count what gate and proxy take for a request; exit with status 1 above a ratio of 1.03."""
@@ -171,12 +151,14 @@ def main(before: str, requests: int, as_json: bool, count: tuple[str, ...] | Non
         click.echo(json.dumps(asyncio.run(_count(Path(folder), kind, target, url, requests))))
         return
     found = measure(before, requests, lambda line: click.echo(line, err=True))
-    if as_json:
-        click.echo(json.dumps({"before": before, "requests": requests, "rows": found}))
-    else:
-        for name, row in found.items():
-            click.echo(f"{name:16} ratio {row['ratio']:.3f}, at most {RATIO_MAX}")
-    sys.exit(max(row["ratio"] for row in found.values()) > RATIO_MAX)
+    holds = all(row["ratio"] <= RATIO_MAX for row in found.values())
+    report = {"before": before, "requests": requests, "rows": found, "holds": holds}
+    verdict(report, as_json, _show)
+
+
+def _show(report: dict[str, Any]) -> None:
+    for name, row in report["rows"].items():
+        click.echo(f"{name:16} ratio {row['ratio']:.3f}, at most {RATIO_MAX}")
 
 
 if __name__ == "__main__":

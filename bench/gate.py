@@ -12,8 +12,6 @@ that.
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import PoolSettings, Settings
 
 from bench import machine
+from bench.processes import started
 
 __all__ = ["Engine", "ask", "main", "measure", "scheduler", "serve_slice"]
 
@@ -110,19 +109,9 @@ def scheduler() -> Iterator[str]:
         ready = folder / "ready"
         config = {"listeners": [{"unix": str(folder / "s")}], "tenants": [{"name": "a"}]}
         (folder / "c.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "schedsvc", "serve", "--ready-file", str(ready)]
-        command += ["--config", str(folder / "c.yaml")]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            deadline_s = time.monotonic() + START_S_MAX
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise click.ClickException("the scheduler of the measurement did not start")
-                time.sleep(0.02)
+        command = ["-m", "schedsvc", "serve", "--ready-file", str(ready)]
+        with started([*command, "--config", str(folder / "c.yaml")], ready, log=folder / "log"):
             yield f"unix:{folder / 's'}"
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def _body() -> bytes:

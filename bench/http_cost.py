@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ from bench import gate as gates
 from bench import machine
 from bench.compare import Floats, compare
 from bench.machine import cpu_ns
+from bench.peers import emulator
+from bench.processes import ROOT, started
 
-ROOT = Path(__file__).parent.parent
 #: The last commit before gate and proxy read usage by its place and gate by canonical paths.
 BEFORE = "412ae96"
 _PROXY = "from schedsvc_vllm.proxy_cli import main; main()"
@@ -61,18 +62,12 @@ def earlier(commit: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-@contextmanager
 def _started(
-    tree: Path, arguments: Sequence[str], **more: Any
-) -> Iterator[subprocess.Popen[bytes]]:
+    tree: Path, arguments: Sequence[str], ready: Callable[[], bool] = lambda: True, **more: Any
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     paths = (tree / "clients/python", tree / "clients/vllm", ROOT)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    process = subprocess.Popen([sys.executable, *arguments], cwd=tree, env=environment, **more)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return started(arguments, ready, environment=environment, cwd=tree, **more)
 
 
 class GateSide:
@@ -149,14 +144,6 @@ class ProxySide:
 Side = GateSide | ProxySide
 
 
-async def _until(is_there: Callable[[], bool], process: subprocess.Popen[bytes], what: str) -> None:
-    deadline_s = time.monotonic() + gates.START_S_MAX
-    while not is_there():
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise click.ClickException(f"{what} did not start")
-        await asyncio.sleep(0.02)
-
-
 @asynccontextmanager
 async def _sides(
     app: str, trees: Sequence[Path], target: str, pieces: int
@@ -166,23 +153,11 @@ async def _sides(
         sides: list[Side] = []
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         if app == "proxy":
-            ready = folder / "ready"
-            command = ["-m", "schedsvc", "emulate", "--profile", "fast", "--port", "0"]
-            command += ["--ready-file", str(ready)]
-            engine = stack.enter_context(_started(ROOT, command, stdout=null, stderr=null))
-            await _until(ready.exists, engine, "the emulator")
-            url = json.loads(ready.read_text())["base_url"]
+            _, url = stack.enter_context(emulator(folder))
         for name, tree in zip(("before", "now"), trees, strict=True):
             if app == "gate":
-                command = [
-                    "-m",
-                    "bench.http_cost",
-                    "--serve",
-                    target,
-                    name,
-                    "--pieces",
-                    str(pieces),
-                ]
+                command = ["-m", "bench.http_cost", "--serve", target, name]
+                command += ["--pieces", str(pieces)]
                 sides.append(
                     GateSide(stack.enter_context(_started(tree, command, stdin=pipe, stdout=pipe)))
                 )
@@ -191,8 +166,8 @@ async def _sides(
             command += ["--uds", str(folder / name), "--log-level", "error"]
             command += ["--schedsvc-target", target, "--schedsvc-pool", name]
             command += ["--schedsvc-client-id", name, "--schedsvc-tenant-headers", "x-tenant-id"]
-            process = stack.enter_context(_started(tree, command, stdout=null))
-            await _until((folder / name).exists, process, f"the proxy of {name}")
+            is_there = (folder / name).exists
+            process = stack.enter_context(_started(tree, command, is_there, stdout=null))
             sides.append(ProxySide(process, folder / name, pieces))
         try:
             yield sides

@@ -7,8 +7,6 @@ request goes out.
 
 import asyncio
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import describe, generator_cores, pinned, server_cores
+from bench.processes import started
 from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
 from schedsvc_lab.load.result import generator_health
 from schedsvc_lab.load.samples import Fate
@@ -33,7 +32,6 @@ __all__ = ["main", "measure"]
 
 LAG_MS_MAX = 5.0
 TENANTS = 27
-_START_S_MAX = 20.0
 _END_S_MAX = 30.0
 _EPILOG = """\b
 Example:
@@ -48,19 +46,8 @@ Exit status 1: the 99th percentile of the lag is above --lag-max, or not all was
 def _server(folder: Path) -> Iterator[str]:
     """Run the server that answers at once, on its core; gives its URL."""
     ready = folder / "port"
-    command = [sys.executable, "-m", "bench.instant", "--ready-file", str(ready)]
-    with pinned(server_cores()):
-        process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1])
-    try:
-        deadline = time.monotonic() + _START_S_MAX
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise click.ClickException("the server of the measurement did not start")
-            time.sleep(0.02)
+    with started(["-m", "bench.instant", "--ready-file", str(ready)], ready, cores=server_cores()):
         yield f"http://127.0.0.1:{ready.read_text()}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _trace(rate: float, seconds: float, prompt_tokens: int, seed: int) -> list[TraceRequest]:

@@ -9,12 +9,8 @@ probe reports and ends leases of its own (bench/overload_probe.py).
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,9 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine, memory
+from bench.harness import json_option, verdict
 from bench.machine import cpu_ns
 from bench.overload_probe import probing
-from bench.peers import Peer, serving
+from bench.peers import Peer, emulator, serving
 from schedsvc.option_types import make_folder
 from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
 from schedsvc_lab.load.report import output_tokens_per_s, percentile
@@ -46,14 +43,13 @@ GOODPUT_MIN = 0.9
 LEVELS = (0.5, 1.0, 2.0, 5.0, 10.0)
 TENANTS = ("one", "two", "three")
 
-_ROOT = Path(__file__).resolve().parents[1]
 _STEP_MS, _SEQUENCES = 25, 16
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 64, 40
 #: Requests a second that the engine serves: each is in one prompt step and its decode steps.
 CAPACITY = _SEQUENCES / ((_OUTPUT_TOKENS + 1) * _STEP_MS / 1e3)
 _SETTLE = 0.3
 _TABLE_CHARS = 160
-_READY_S_MAX, _DRAIN_S = 60.0, 15.0
+_DRAIN_S = 15.0
 _LAG = re.compile(r'^schedsvc_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 _EPILOG = """\b
 Examples:
@@ -83,7 +79,7 @@ class _Stand:
 @contextmanager
 def _engine(folder: Path, target: str) -> Iterator[tuple[int, str]]:
     """Run the emulated engine with the gate in it; its process and its URL."""
-    profile, ready = folder / "engine.yaml", folder / "engine.ready"
+    profile = folder / "engine.yaml"
     step_ns = _STEP_MS * 1_000_000
     cost = {"step_ns": 0, "prefill_ns": step_ns, "prefill_token_ns": 0, "decode_kv_token_ns": 0}
     sizes = {
@@ -96,24 +92,10 @@ def _engine(folder: Path, target: str) -> Iterator[tuple[int, str]]:
     # JSON is YAML.
     fields = {"cost": cost | {"decode_ns": [[0, step_ns]]}, "engine": sizes}
     profile.write_text(json.dumps({"name": "steady", "source": "Steps of one length.", **fields}))
-    command = [sys.executable, "-m", "schedsvc", "emulate", "--profile", str(profile)]
-    command += ["--port", "0", "--middleware", "schedsvc_vllm.gate.Gate"]
-    command += ["--ready-file", str(ready)]
     variables = {"SCHEDSVC_TARGET": target, "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}
-    with (folder / "engine.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=_ROOT, env=os.environ | variables, stdout=log, stderr=log
-        )
-    try:
-        deadline_s = time.monotonic() + _READY_S_MAX
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise click.ClickException((folder / "engine.log").read_text())
-            time.sleep(0.02)
-        yield process.pid, json.loads(ready.read_text())["base_url"]
-    finally:
-        process.terminate()
-        process.wait()
+    gate = ("--middleware", "schedsvc_vllm.gate.Gate")
+    with emulator(folder, *gate, profile=str(profile), environment=variables) as engine:
+        yield engine
 
 
 @contextmanager
@@ -219,7 +201,7 @@ def _levels(_: object, __: object, text: str) -> tuple[float, ...]:
     show_default=True,
     help="Folder for report.json and overload.png.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 def main(seconds: float, levels: tuple[float, ...], seed: int, out: Path, as_json: bool) -> None:
     """Measure goodput, and what refusals cost, at several times the capacity."""
     make_folder(out)
@@ -237,13 +219,9 @@ def main(seconds: float, levels: tuple[float, ...], seed: int, out: Path, as_jso
     }
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     _draw(report, out / "overload.png")
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        _show(report)
+    if not as_json:
         click.echo(f"{out / 'report.json'}, {out / 'overload.png'}")
-    if not report["holds"]:
-        sys.exit(1)
+    verdict(report, as_json, _show)
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -9,17 +9,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from bench.harness import percentiles
+from bench.processes import ROOT
+
 __all__ = ["probing"]
 
-_ROOT = Path(__file__).resolve().parents[1]
 _PERIOD_S = 0.050
 _CALL_S_MAX = 30.0
 
@@ -29,7 +29,7 @@ def probing(target: str, seconds: float) -> Iterator[dict[str, Any]]:
     """Probe for `seconds` while the block runs. The figures, in ms, are there after the block."""
     found: dict[str, Any] = {}
     command = [sys.executable, "-m", "bench.overload_probe", target, str(seconds)]
-    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     try:
         yield found
         out, _ = process.communicate(timeout=seconds + 60)
@@ -58,7 +58,7 @@ def _probe(target: str, seconds: float) -> dict[str, Any]:
                 lease_id=lease.lease_id, pool_epoch=lease.pool_epoch, output_tokens=2
             )
             complete_ms.append(_timed(lambda e=ended: stub.Complete(e, timeout=_CALL_S_MAX)))
-    return {"progress_ms": _percentiles(progress_ms), "complete_ms": _percentiles(complete_ms)}
+    return {"progress_ms": percentiles(progress_ms), "complete_ms": percentiles(complete_ms)}
 
 
 def _lease(stub: Any, number: int) -> pb.Grant:
@@ -84,10 +84,6 @@ def _timed(call: Any) -> float:
     began_s = time.perf_counter()
     call()
     return (time.perf_counter() - began_s) * 1e3
-
-
-def _percentiles(taken_ms: list[float]) -> dict[str, float]:
-    return {f"p{at}": round(float(np.percentile(taken_ms, at)), 3) for at in (50, 99)}
 
 
 if __name__ == "__main__":

@@ -2,25 +2,20 @@
 
 import json
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.machine import cpu_ns, pinned, server_cores
+from bench.machine import cpu_ns, server_cores
 from bench.messages import POOL_EPOCH, tenant
+from bench.processes import started
 
-__all__ = ["FLOWS", "Peer", "echo", "edge", "scheduler", "serving"]
+__all__ = ["FLOWS", "Peer", "echo", "edge", "emulator", "scheduler", "serving"]
 
 #: Tenants of the scheduler.
 FLOWS = 1_000
-
-_START_S_MAX = 60.0
-_STOP_S_MAX = 10.0
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -86,35 +81,24 @@ def echo(folder: Path) -> Iterator[Peer]:
 
 
 @contextmanager
+def emulator(
+    folder: Path, *options: str, profile: str = "fast", environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Run the emulated engine; gives its process and its URL."""
+    ready = folder / "engine.ready"
+    command = ["-m", "schedsvc", "emulate", "--port", "0", "--profile", profile, *options]
+    command += ["--ready-file", str(ready)]
+    log = folder / "engine.log"
+    with started(command, ready, environment=environment, log=log) as process:
+        yield process.pid, str(json.loads(ready.read_text())["base_url"])
+
+
+@contextmanager
 def _running(
     arguments: list[str], ready: Path, cores: Sequence[int] | None = None
 ) -> Iterator[Peer]:
-    log = ready.with_suffix(".log")
     ready.unlink(missing_ok=True)
-    on = server_cores() if cores is None else list(cores)
-    with log.open("wb") as output, pinned(on):
-        process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=_ROOT, stdout=output, stderr=output
-        )
-    try:
-        targets = _when_ready(process, ready, log)
-        yield Peer(process, *targets)
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _when_ready(process: "subprocess.Popen[bytes]", ready: Path, log: Path) -> tuple[str, str]:
-    deadline = time.monotonic() + _START_S_MAX
-    while not ready.exists():
-        if process.poll() is not None:
-            raise RuntimeError(f"a server did not start:\n{log.read_text(errors='replace')}")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"a server is not ready:\n{log.read_text(errors='replace')}")
-        time.sleep(0.01)
-    targets: list[str] = json.loads(ready.read_text())["targets"]
-    return targets[0], targets[-1]
+    on = server_cores() if cores is None else cores
+    with started(arguments, ready, cores=on, log=ready.with_suffix(".log")) as process:
+        targets: list[str] = json.loads(ready.read_text())["targets"]
+        yield Peer(process, targets[0], targets[-1])

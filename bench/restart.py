@@ -8,8 +8,6 @@ too: how long one message of replays delays all other callers.
 """
 
 import asyncio
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from bench import machine
+from bench.harness import json_option, verdict
 from bench.messages import tenant
 from schedsvc.config import Config
 from schedsvc.driver import WORK_MAX, new_core
@@ -159,7 +158,7 @@ def _count(found: int, wanted: int) -> None:
 
 @click.command(epilog=_EPILOG)
 @click.option("--leases", type=click.IntRange(1), default=100_000, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def main(leases: int, as_json: bool) -> None:
     """Measure a restart with many leases in flight, until the scheduler serves again."""
     machine.need_release_core()
@@ -167,16 +166,12 @@ def main(leases: int, as_json: bool) -> None:
     core, server = of_core(leases), of_server(leases)
     holds = server["cpu_s"] <= SERVING_S_MAX
     report: dict[str, Any] = {
-        "machine": machine.describe(),
-        "commit": machine.commit(),
         "leases": leases,
         "core": core,
         "server": server,
         "holds": holds,
     }
-    click.echo(json.dumps(report)) if as_json else _show(report)
-    if not holds:
-        sys.exit(1)
+    verdict(report, as_json, _show)
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -8,10 +8,7 @@ end, large headers, connections that say nothing, clients that read nothing, and
 import asyncio
 import contextlib
 import json
-import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,18 +19,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from bench.harness import attacking, json_option, verdict
 from bench.machine import need_release_core
 from bench.memory import resident_mb
-from bench.peers import edge, serving
+from bench.peers import edge, emulator, serving
+from bench.processes import started
 
 __all__ = ["TOTAL_MB", "main"]
 
 #: Of edge, scheduler with its metrics page, gate and proxy together, idle memory included.
 TOTAL_MB = 512.0
-_ROOT = Path(__file__).resolve().parents[1]
 _BODY_BYTES = 30_000_000
 _PIECE = b" " * 65_536
-_START_S_MAX = 60.0
 _AGAIN_S = 0.2
 #: Addresses of the attackers: one caller gets only a part of the bodies.
 _SOURCES = tuple(f"127.0.0.{number}" for number in range(1, 5))
@@ -136,21 +133,6 @@ async def _besiege(
     return seen
 
 
-@contextlib.contextmanager
-def _process(command: list[str], ready: Callable[[], bool], **environment: str) -> Iterator[int]:
-    process = subprocess.Popen(command, cwd=_ROOT, env=os.environ | environment)
-    try:
-        until_s = time.monotonic() + _START_S_MAX
-        while not ready():
-            if process.poll() is not None or time.monotonic() > until_s:
-                raise click.ClickException(f"{command[-1]} did not start")
-            time.sleep(0.1)
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def _settings() -> dict[str, Any]:
     return {
         "listeners": [
@@ -166,47 +148,38 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _edge_attackers(target: str, folder: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "bench.attackers", "--target", target, "--kind", "mixed"]
-    command += ["--connections", "1000", "--ready-file", str(folder / "attackers.ready")]
-    return subprocess.Popen(["nice", "-n", "19", *command], cwd=_ROOT, stdout=subprocess.DEVNULL)
-
-
 @contextlib.contextmanager
 def _besieged(folder: Path) -> Iterator[tuple[list[int], dict[str, int]]]:
     """Run all that is attacked; yield the HTTP ports and the processes."""
-    page = folder / "engine.ready"
     environment = {"SCHEDSVC_TARGET": f"unix:{folder}/gate.sock", "SCHEDSVC_UNREACHABLE": "closed"}
-    engine = [sys.executable, "-m", "schedsvc", "emulate", "--port", "0", "--profile", "fast"]
-    engine += ["--ready-file", str(page), "--middleware", "schedsvc_vllm.gate.Gate"]
+    port = _free_port()
+    attackers = ["-m", "bench.attackers", "--kind", "mixed", "--connections", "1000"]
     with (
         serving(folder, _settings(), []) as scheduler,
         edge(folder) as front,
-        _process(engine, lambda: page.exists() and bool(page.read_text()), **environment) as gate,
+        emulator(folder, "--middleware", "schedsvc_vllm.gate.Gate", environment=environment) as (
+            gate,
+            url,
+        ),
     ):
-        url = json.loads(page.read_text())["base_url"]
-        port = _free_port()
-        code = "from schedsvc_vllm.proxy_cli import main; main()"
-        proxy = [sys.executable, "-c", code, "--upstream", url, "--port", str(port)]
-        proxy += ["--log-level", "error"]
-        environment["SCHEDSVC_POOL"] = "proxied"
-        with _process(proxy, lambda: _answers(port), **environment) as behind:
-            attackers = _edge_attackers(front.tcp, folder)
-            try:
-                ready = json.loads((folder / "scheduler.ready").read_text())
-                metrics = int(ready["metrics"].split(":")[2].split("/")[0])
-                yield (
-                    [metrics, int(url.rpartition(":")[2]), port],
-                    {
-                        "edge": front.process.pid,
-                        "scheduler with metrics": scheduler.process.pid,
-                        "emulated engine with the gate": gate,
-                        "proxy": behind,
-                    },
-                )
-            finally:
-                attackers.terminate()
-                attackers.wait()
+        proxy = ["-c", "from schedsvc_vllm.proxy_cli import main; main()", "--upstream", url]
+        proxy += ["--port", str(port), "--log-level", "error"]
+        pool = {"SCHEDSVC_POOL": "proxied"}
+        with (
+            started(proxy, lambda: _answers(port), environment=environment | pool) as behind,
+            attacking([*attackers, "--target", front.tcp], folder / "attackers.ready"),
+        ):
+            ready = json.loads((folder / "scheduler.ready").read_text())
+            metrics = int(ready["metrics"].split(":")[2].split("/")[0])
+            yield (
+                [metrics, int(url.rpartition(":")[2]), port],
+                {
+                    "edge": front.process.pid,
+                    "scheduler with metrics": scheduler.process.pid,
+                    "emulated engine with the gate": gate,
+                    "proxy": behind.pid,
+                },
+            )
 
 
 def _free_port() -> int:
@@ -228,7 +201,8 @@ def _answers(port: int) -> bool:
     "--attack", "names", multiple=True, type=click.Choice(list(ATTACKS)),
     help="Only this attack at the HTTP listeners; repeatable.",
 )  # fmt: skip
-def main(minutes: float, connections: int, names: tuple[str, ...]) -> None:
+@json_option
+def main(minutes: float, connections: int, names: tuple[str, ...], as_json: bool) -> None:
     """Show the memory of each process; exit with status 1 if all together have more than 512 MB."""
     need_release_core()
     attacks = [ATTACKS[name] for name in names] or list(ATTACKS.values())
@@ -237,15 +211,21 @@ def main(minutes: float, connections: int, names: tuple[str, ...]) -> None:
         _besieged(Path(name)) as (ports, ids),
     ):
         seen = asyncio.run(_besiege(attacks, ports, ids, connections, minutes * 60))
+    before, most = (round(sum(column), 1) for column in zip(*seen.values(), strict=True))
+    held = {what: {"before_mb": first, "most_mb": top} for what, (first, top) in seen.items()}
+    held["together"] = {"before_mb": before, "most_mb": most}
+    verdict({"processes": held, "holds": most <= TOTAL_MB}, as_json, _show)
+
+
+def _show(report: dict[str, Any]) -> None:
     table = Table("process", "before", "most", "grew by")
-    for what, (first, most) in seen.items():
+    for what, held in report["processes"].items():
+        first, most = held["before_mb"], held["most_mb"]
         table.add_row(what, f"{first:,.0f} MB", f"{most:,.0f} MB", f"{most - first:,.0f} MB")
-    before, total = (sum(column) for column in zip(*seen.values(), strict=True))
-    table.add_row("together", f"{before:,.0f} MB", f"{total:,.0f} MB", f"{total - before:,.0f} MB")
     Console().print(table)
-    if total > TOTAL_MB:
-        raise click.ClickException(f"more than {TOTAL_MB:g} MB together")
+    if not report["holds"]:
+        click.echo(f"more than {TOTAL_MB:g} MB together", err=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="python -m bench.siege")

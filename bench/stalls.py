@@ -7,14 +7,12 @@ longer than what the message costs.
 
 import asyncio
 import gc
-import json
-import sys
 import tempfile
 import time
 from asyncio.events import Handle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +28,7 @@ from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from bench.harness import json_option, verdict
 from bench.machine import need_release_core
 from schedsvc.config import Config
 from schedsvc.server import Server
@@ -69,6 +68,10 @@ class Turns:
     def begin(self) -> None:
         """Forget what was measured."""
         self.longest_ns = 0
+
+    def stall(self, what: str, features: str, bound_ms: float) -> Stall:
+        """Name what was measured."""
+        return Stall(what, features, round(self.longest_ns / 1e6, 2), bound_ms)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -270,7 +273,7 @@ async def measure(features: str, tenants: int, rounds: int) -> list[Stall]:
             turns.begin()
             for _ in range(times):
                 await asyncio.to_thread(act)
-            found.append(Stall(what, features, turns.longest_ns / 1e6, bound_ms))
+            found.append(turns.stall(what, features, bound_ms))
 
         try:
             callers = Callers(server.targets[0], str(server.metrics_url))
@@ -285,14 +288,14 @@ async def measure(features: str, tenants: int, rounds: int) -> list[Stall]:
             turns.begin()
             if server._keeper is not None:
                 await server._keeper.save()
-            found.append(Stall("state save", features, turns.longest_ns / 1e6, bound_ms))
+            found.append(turns.stall("state save", features, bound_ms))
             turns.begin()
             settings["tenants"][0]["weight"] = 2
             asyncio.get_running_loop().call_soon(
                 server.reconfigure, Config.model_validate(settings)
             )
             await asyncio.sleep(0.1)
-            found.append(Stall("reload", features, turns.longest_ns / 1e6, RELOAD_MS))
+            found.append(turns.stall("reload", features, RELOAD_MS))
         finally:
             await server.stop(None)
     return found
@@ -304,7 +307,7 @@ async def measure(features: str, tenants: int, rounds: int) -> list[Stall]:
 @click.option(
     "--features", type=click.Choice(list(BOUNDS_MS)), help="Default: one, then the other."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+@json_option
 def main(tenants: int, rounds: int, features: str | None, as_json: bool) -> None:
     """Show the longest turn of each input; exit with status 1 if one exceeds its bound."""
     need_release_core()
@@ -313,19 +316,19 @@ def main(tenants: int, rounds: int, features: str | None, as_json: bool) -> None
         for each in ([features] if features else BOUNDS_MS)
         for stall in asyncio.run(measure(each, tenants, rounds))
     ]
-    missed = [stall for stall in stalls if stall.longest_ms > stall.bound_ms]
-    if as_json:
-        rows = [(s.what, s.features, round(s.longest_ms, 2), s.bound_ms) for s in stalls]
-        click.echo(json.dumps(rows))
-    else:
-        table = Table("input", "features", "longest turn", "bound")
-        for s in stalls:
-            table.add_row(s.what, s.features, f"{s.longest_ms:.1f} ms", f"{s.bound_ms:g} ms")
-        Console().print(table)
-    if missed:
-        click.echo(f"{len(missed)} of {len(stalls)} exceed their bound", err=True)
-        sys.exit(1)
+    rows = [asdict(stall) for stall in stalls]
+    holds = all(stall.longest_ms <= stall.bound_ms for stall in stalls)
+    verdict({"stalls": rows, "holds": holds}, as_json, _show)
+
+
+def _show(report: dict[str, Any]) -> None:
+    table = Table("input", "features", "longest turn", "bound")
+    for row in report["stalls"]:
+        missed = "" if row["longest_ms"] <= row["bound_ms"] else " missed"
+        longest = f"{row['longest_ms']:.1f} ms{missed}"
+        table.add_row(row["what"], row["features"], longest, f"{row['bound_ms']:g} ms")
+    Console().print(table)
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="python -m bench.stalls")

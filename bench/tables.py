@@ -16,33 +16,28 @@ processor time that the scheduler used during each Admit: what it took in turns 
 caller before it answered.
 """
 
-import json
-import math
-import os
-import secrets
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
-import grpc
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from schedsvc_client.v1 import scheduler_pb2 as pb
-from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from bench import machine
-from bench.machine import generator_cores, pinned, run_delay_ns, server_cores
-from bench.peers import Peer, serving
+from bench.harness import (
+    TOKENS,
+    Victim,
+    attacking,
+    json_option,
+    percentiles,
+    principal,
+    take_turns,
+    verdict,
+)
+from bench.machine import generator_cores, pinned, server_cores
+from bench.peers import serving
 from bench.table_floods import FLOODS, POOL, TENANT
 
 __all__ = ["P99_MS", "RATIO_MAX", "main", "measure"]
@@ -50,14 +45,13 @@ __all__ = ["P99_MS", "RATIO_MAX", "main", "measure"]
 #: The other caller's p99 stays below the larger of this part of its quiet one and this time.
 RATIO_MAX, P99_MS = 2.0, 2.0
 
-_ROOT = Path(__file__).resolve().parents[1]
 #: Times count of Admits for which the caller waited no longer for its core.
 _DELAY_MS_MAX = 0.1
 _PERIOD_S = 0.005
 _SETTLE_S = 0.2
+#: The hostile client shares the other one's core, and runs when nothing else wants to.
+_IDLE = ("chrt", "--idle", "0")
 _SLICE_S = 0.5
-_READY_S_MAX = 60.0
-_TOKENS = {"other": secrets.token_hex(), "hostile": secrets.token_hex()}
 _EPILOG = """\b
 Examples:
   python -m bench.tables --seconds 4
@@ -68,16 +62,13 @@ Exit status 1: with some table the other caller's p99 exceeded twice its quiet o
 
 
 def _settings(folder: Path, loop_share: float) -> dict[str, Any]:
-    def principal(name: str, **grants: Any) -> dict[str, Any]:
-        return {"name": name, "sha256": sha256(_TOKENS[name].encode()).hexdigest(), **grants}
-
     return {
         "listeners": [{"unix": str(folder / "scheduler.sock"), "auth": "token"}],
         "auth": {
             "principals": [
-                principal("other", pools=["gpu-0"], tenants=["conforming"]),
+                principal("victim", pools=["gpu-0"], tenants=["conforming"]),
                 principal(
-                    "hostile",
+                    "attacker",
                     pools=[f"{POOL}*"],
                     tenants=[f"{TENANT}*"],
                     share_of_places=0.25,
@@ -95,98 +86,6 @@ def _settings(folder: Path, loop_share: float) -> dict[str, Any]:
     }
 
 
-class _Taken(NamedTuple):
-    """Times of one Admit."""
-
-    ms: float
-    cpu_ms: float  # of the scheduler
-    delay_ms: float  # for which the caller was ready and waited for its core
-
-
-class _Other:
-    """The caller that behaves."""
-
-    def __init__(self, server: Peer) -> None:
-        self._server = server
-        self._metadata = (("authorization", f"Bearer {_TOKENS['other']}"),)
-        self._channel = grpc.insecure_channel(server.unix)
-        self._stub: Any = SchedulerServiceStub(self._channel)
-        self._asked = 0
-
-    def measure(self, seconds: float) -> list[_Taken]:
-        """Ask and complete at a steady rate; return what each Admit took."""
-        taken = []
-        began_s = time.perf_counter()
-        for step in range(round(seconds / _PERIOD_S)):
-            time.sleep(max(0.0, began_s + step * _PERIOD_S - time.perf_counter()))
-            taken.append(self._one())
-        return taken
-
-    def _one(self) -> _Taken:
-        self._asked += 1
-        request = pb.AdmitRequest(
-            request_id=f"r{self._asked}", tenant="conforming", pool="gpu-0", input_tokens=[100],
-            max_output_tokens=50,
-        )  # fmt: skip
-        pid = os.getpid()
-        delay_ns = run_delay_ns(pid)
-        began_s, began_ns = time.perf_counter(), self._server.cpu_ns()
-        answer = self._stub.Admit(request, timeout=30, metadata=self._metadata)
-        used_ms = (self._server.cpu_ns() - began_ns) / 1e6
-        taken_ms = (time.perf_counter() - began_s) * 1e3
-        delay_ms = (run_delay_ns(pid) - delay_ns) / 1e6
-        if answer.outcome != pb.OUTCOME_GRANTED:
-            raise click.ClickException(f"the other caller was not granted: {answer}")
-        lease = answer.grant
-        done = pb.CompleteRequest(
-            lease_id=lease.lease_id, pool_epoch=lease.pool_epoch, input_tokens=100, output_tokens=9
-        )
-        self._stub.Complete(done, timeout=30, metadata=self._metadata)
-        return _Taken(taken_ms, used_ms, delay_ms)
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-class _Hostile:
-    """The hostile caller's process; `counts` holds what came of it afterwards."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.counts: dict[str, int] = {}
-        self._process = process
-
-    def attack(self, attacks: bool) -> None:
-        """Let it attack, or stand still; return when what was under way is done with."""
-        self._process.send_signal(signal.SIGCONT if attacks else signal.SIGSTOP)
-        time.sleep(_SETTLE_S)
-
-
-@contextmanager
-def _hostile(table: str, target: str, folder: Path) -> Iterator[_Hostile]:
-    ready = folder / "hostile.ready"
-    command = ["chrt", "--idle", "0", sys.executable, "-m", "bench.table_floods", "--table", table]
-    command += ["--target", target, "--token", _TOKENS["hostile"], "--ready-file", str(ready)]
-    with pinned(generator_cores()):
-        process = subprocess.Popen(
-            command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-    try:
-        deadline_s = time.monotonic() + _READY_S_MAX
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise click.ClickException(f"the flood of {table} did not begin")
-            time.sleep(0.02)
-        hostile = _Hostile(process)
-        yield hostile
-        hostile.attack(True)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=_READY_S_MAX)
-        hostile.counts |= json.loads(out)
-    finally:
-        process.kill()
-        process.wait()
-
-
 def measure(table: str, seconds: float, loop_share: float) -> dict[str, Any]:
     """Measure one table for `seconds` quiet and as many attacked; times in ms."""
     with (
@@ -194,18 +93,21 @@ def measure(table: str, seconds: float, loop_share: float) -> dict[str, Any]:
         serving(Path(name), _settings(Path(name), loop_share)) as scheduler,
         pinned(generator_cores()),
     ):
-        other = _Other(scheduler)
-        other.measure(_SLICE_S)  # warms up
-        taken: dict[bool, list[_Taken]] = {False: [], True: []}
-        with _hostile(table, scheduler.unix, Path(name)) as hostile:
-            for _ in range(max(1, round(seconds / _SLICE_S / 2))):
-                for attacks in (True, False, False, True):
-                    hostile.attack(attacks)
-                    taken[attacks] += other.measure(_SLICE_S)
-        other.close()
+        folder, turns = Path(name), max(1, round(seconds / _SLICE_S / 2))
+        flood = ["-m", "bench.table_floods", "--table", table, "--target", scheduler.unix]
+        flood += ["--token", TOKENS["attacker"]]
+        with Victim(
+            scheduler.unix, scheduler, _PERIOD_S, tenant="conforming", pool="gpu-0"
+        ) as victim:
+            victim.measure(_SLICE_S)  # warms up
+            with attacking(
+                flood, folder / "hostile.ready", before=_IDLE, settle_s=_SETTLE_S
+            ) as hostile:
+                slices = take_turns(victim, hostile, turns, _SLICE_S)
+    taken = {when: [one for each in slices[when] for one in each] for when in slices}
     still = {when: [row for row in taken[when] if row.delay_ms <= _DELAY_MS_MAX] for when in taken}
-    wall = {when: _percentiles([row.ms for row in still[when]]) for when in taken}
-    cpu = {when: _percentiles([row.cpu_ms for row in still[when]]) for when in taken}
+    wall = {when: percentiles([row.ms for row in still[when]]) for when in taken}
+    cpu = {when: percentiles([row.cpu_ms for row in still[when]]) for when in taken}
     return {
         "table": table,
         "loop_share": loop_share,
@@ -218,12 +120,6 @@ def measure(table: str, seconds: float, loop_share: float) -> dict[str, Any]:
         "cpu_holds": _holds(cpu),
         "hostile": hostile.counts,
     }
-
-
-def _percentiles(taken_ms: list[float]) -> dict[str, float]:
-    if not taken_ms:  # the machine was never still
-        return {"p50": math.inf, "p99": math.inf}
-    return {f"p{q}": round(float(np.percentile(taken_ms, q)), 3) for q in (50, 99)}
 
 
 def _holds(figures: dict[bool, dict[str, float]]) -> bool:
@@ -241,7 +137,7 @@ def _holds(figures: dict[bool, dict[str, float]]) -> bool:
     show_default=True,
     help="The hostile caller's part of the event loop's time; 1: no limit.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def main(tables: tuple[str, ...], seconds: float, loop_share: float, as_json: bool) -> None:
     """Measure what a flood of each bounded table costs another caller."""
     machine.need_release_core()
@@ -250,16 +146,11 @@ def main(tables: tuple[str, ...], seconds: float, loop_share: float, as_json: bo
         click.echo(f"{table} ...", err=True)
         measured.append(measure(table, seconds, loop_share))
         click.echo(f"    {measured[-1]}", err=True)
-    if as_json:
-        report = {"machine": machine.describe(), "commit": machine.commit(), "tables": measured}
-        click.echo(json.dumps(report))
-    else:
-        _show(measured)
-    if not all(each["holds"] for each in measured):
-        sys.exit(1)
+    holds = all(each["holds"] for each in measured)
+    verdict({"tables": measured, "holds": holds}, as_json, _show)
 
 
-def _show(measured: list[dict[str, Any]]) -> None:
+def _show(report: dict[str, Any]) -> None:
     cores = "one core each" if server_cores() else "shared cores"
     table = Table(
         *(
@@ -277,7 +168,7 @@ def _show(measured: list[dict[str, Any]]) -> None:
         f" scheduler and clients: {cores}",
         caption_justify="left",
     )
-    for each in measured:
+    for each in report["tables"]:
         quiet, attacked, quiet_cpu, attacked_cpu = (
             f"{each[name][when]['p50']:.2f}, {each[name][when]['p99']:.2f}"
             for name in ("ms", "cpu_ms")
