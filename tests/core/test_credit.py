@@ -4,9 +4,9 @@ import pytest
 
 from tests.seeds import fresh
 
-from .credit_histories import History
 from .support import SECOND, admit, grant, make, totals, vtc
 from .test_restart import FLOWS, reborn, serve
+from .tree_histories import TreeHistory
 
 INPUT, OUTPUT = 1_000_000, 2_000_000  # micro-tokens of service, the default prices
 
@@ -90,7 +90,7 @@ def test_thousand_newcomers_delay_a_flow_by_one_request_each() -> None:
 
 def test_random_histories_keep_the_promise_of_bounded_credit() -> None:
     for seed in fresh(400):
-        History(seed).play()
+        TreeHistory(seed, flat=True).play()
 
 
 @pytest.mark.parametrize("credit", [-1, 0])

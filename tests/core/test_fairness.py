@@ -146,17 +146,6 @@ def test_shares_follow_the_weights(reports: bool) -> None:
         assert abs(service / whole / (weight / 10_000) - 1) < 0.01
 
 
-def test_fcfs_ignores_counters_and_serves_by_arrival() -> None:
-    s = make(("a", 1000), ("b", 1), capacity=10, policy="fcfs")
-    handles = [admit(s, i, f"r{i}", 5, 5, flow=(i % 3 == 0)) for i in range(9)]
-    served = []
-    for now_ns in range(10, 19):
-        (d,) = s.poll(now_ns)
-        served.append(d.handle)
-        s.complete(now_ns, d.lease_id, 1, output_tokens=5)
-    assert served == handles
-
-
 def test_a_tie_goes_to_the_first_arrival() -> None:
     for first, second in ((0, 1), (1, 0)):
         s = make(("a", 1000), ("b", 1000), capacity=10)

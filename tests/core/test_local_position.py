@@ -7,10 +7,10 @@ import pytest
 from schedsvc import _core as core
 from tests.seeds import fresh
 
-from .credit_histories import PoolHistory
 from .pool_world import ANY, CHARGE, INPUT, OUTPUT, PoolWorld
 from .support import SECOND, admit, make
 from .test_restart import saved
+from .tree_histories import POOLS, TreeHistory
 
 MINUTE = 60
 
@@ -209,4 +209,4 @@ def served_in_quick_pool(s: core.Scheduler) -> list[int]:
 
 def test_random_histories_of_pools_keep_the_promise() -> None:
     for seed in fresh(60):
-        PoolHistory(seed).play()
+        TreeHistory(seed, POOLS, flat=True).play()

@@ -89,19 +89,6 @@ def test_a_half_open_stream_loses_its_lease_to_the_new_one() -> None:
     s.check()
 
 
-def test_replay_to_a_restarted_scheduler_grants_nothing_above_capacity() -> None:
-    s = make(capacity=100)
-    stream = Stream(s)
-    answer = stream.send(0, *(replaying(100 + i, f"r{i}") for i in range(4)), asking(1, "new", 30))
-    assert notices(answer) == []
-    assert fates(answer) == []
-    assert pool(s, 0)["promised_tokens"] == 80
-    answer = stream.send(0, completing(100), completing(101))
-    assert fates(answer) == [(1, core.GRANTED)]
-    assert answer.verdicts[0].response.grant.lease_id == 104
-    s.check()
-
-
 def test_a_replay_of_what_cannot_be_is_noticed() -> None:
     s = make()
     stream = Stream(s)

@@ -99,13 +99,6 @@ def test_a_torn_message_is_refused_before_anything_is_applied() -> None:
     assert totals(stream.core, 0)["received"] == 1
 
 
-def test_a_message_has_at_most_4096_events() -> None:
-    stream = Stream(make(queue_max=1 << 20, flow_queue_max=1 << 20))
-    assert fates(stream.send(0, *(asking(i + 1, f"r{i}") for i in range(4_096))))
-    stream = Stream(make())
-    assert refused(stream, *(cancelling(9) for _ in range(4_097))) == "events"
-
-
 # Requests.
 
 
@@ -153,12 +146,6 @@ def test_grant_tells_the_quotas_of_its_tenant() -> None:
     # Of each kind the limit of which the least is left; what the stranger shares is not its own.
     tokens, requests = quota_pb2.LIMIT_KIND_TOKENS_PER_MINUTE, 3
     assert told == {"acme": {requests: (3, 2), tokens: (600, 490)}, "free": {}, "stranger": {}}
-
-
-def test_a_tag_is_free_again_after_its_verdict() -> None:
-    stream = Stream(make())
-    for i in range(5):
-        stream.grant(0, 1, f"r{i}")
 
 
 def test_wrong_events_are_faults_and_the_others_stand() -> None:
@@ -220,18 +207,6 @@ def test_tenants_by_name_by_key_and_unknown() -> None:
     assert [s.flow_stats(0, i)["granted"] for i in range(2)] == [1, 1]
     s.set_unknown(0)
     assert fates(stream.send(0, asking(6, "r6", tenant="nobody"))) == [(6, 1)]
-
-
-def test_cancel_withdraws_what_has_no_verdict_yet() -> None:
-    stream = Stream(make(capacity=20))
-    lease_id = stream.grant(0, 1, "runs")
-    assert fates(stream.send(0, asking(2, "waits"))) == []
-    assert fates(stream.send(0, cancelling(2))) == [(2, core.EVICTED_CANCELLED)]
-    assert stream.send(0, cancelling(1), cancelling(2), cancelling(99)) == pb.SessionResponse()
-    assert notices(stream.send(0, reporting(lease_id))) == []  # it runs as if nothing had been
-    # Cancelled in the message that asks: it never waits.
-    assert fates(stream.send(0, asking(3, "r3"), cancelling(3))) == [(3, core.EVICTED_CANCELLED)]
-    stream.core.check()
 
 
 def test_open_requests_of_a_stream_are_bounded() -> None:
@@ -479,14 +454,3 @@ def test_goodbye_on_one_of_two_streams_keeps_the_pool_owned() -> None:
     assert "two engines claim pool p" in offers(s, 2, 0)
     streams[1].session.close(0)
     assert "until a moment ago" in offers(s, 2, 0)
-
-
-def test_goodbye_after_a_reconnect_frees_the_pool_at_once() -> None:
-    s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
-    first = Stream(s, 1)
-    first.send(0, offering("p", capacity=100))
-    first.session.close(0)
-    again = Stream(s, 1)
-    again.send(0, offering("p", capacity=100), pb.SessionEvent(goodbye=pb.SessionGoodbye()))
-    again.session.close(0)
-    assert offers(s, 2, 0, epoch=9) == ""

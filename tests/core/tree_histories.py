@@ -2,6 +2,7 @@
 
     python -m tests.core.tree_histories --count 100000 --seed 7
     python -m tests.core.tree_histories --count 1000000 --pools --totals trees.json
+    python -m tests.core.tree_histories --count 1000000 --pools --flat
 
 Two things are held. Every grant is the one that the model picks: at each level the child with the
 least counter, ties by arrival. And at each level the promise of bounded credit holds among
@@ -11,6 +12,9 @@ of VTC and the credit more than g.
 With several pools every node has a counter in each of them, and each tenant may use some of them.
 The promise then holds in each pool: while g waits all the time in a pool, f is served there at most
 the bound, the credit and the lead more than g is served in all pools.
+
+A flat history has tenants alone. It also draws the credit that follows a tenant's charges: that one
+is bounded by the dearest request, and the model does not know it, so the promise alone is held.
 """
 
 import json
@@ -30,6 +34,7 @@ PROMPT_MAX, OUTPUT_MAX, CAPACITY = 2, 4, 30
 PHASES, EVENTS = 3, 40
 HELD = (0, 1, 1, 3, 20)  # requests that a flow keeps open in a phase
 CREDITS = (0, 3 * INPUT, 200 * INPUT)
+AUTOMATIC = -1
 LEADS = (0, 20 * INPUT, 100 * INPUT)
 WEIGHTS = (500, 1_000, 1_000, 3_000)
 ANY = -1
@@ -194,9 +199,9 @@ class Node:
 class TreeHistory:
     """One scheduler with a random tree and one pool or several, and the model."""
 
-    def __init__(self, seed: int, pools: int = 1) -> None:
+    def __init__(self, seed: int, pools: int = 1, *, flat: bool = False) -> None:
         self.random = random.Random(seed)
-        self.credit = self.random.choice(CREDITS)
+        self.credit = self.random.choice((AUTOMATIC, *CREDITS) if flat else CREDITS)
         self.lead = self.random.choice(LEADS) if pools > 1 else 0
         self.pools = range(pools)
         self.core = core.Scheduler(
@@ -207,8 +212,9 @@ class TreeHistory:
         self.nodes: list[Node] = []
         self.leaves: list[Node] = []
         self.flow_of: list[int] = []
-        self._grow(self.root, -1, 0)
-        if not self.leaves:
+        if not flat:
+            self._grow(self.root, -1, 0)
+        while len(self.leaves) < (3 if flat else 1):
             self._leaf(self.root, -1)
         for pool in self.pools:
             self.core.set_pool(0, b"p%d" % pool, 1, CAPACITY, 1)
@@ -219,7 +225,7 @@ class TreeHistory:
         self.waiting: dict[int, tuple[int, int, int, int]] = {}  # leaf, prompt, output, seq
         #: By lease id: leaf, prompt, output, charged, produced, pool.
         self.live: dict[int, list[int]] = {}
-        self.longest = self.granted = 0
+        self.longest = self.dearest = self.granted = 0
 
     def _grow(self, parent: Node, quota: int, groups: int) -> None:
         for _ in range(self.random.randint(1, 3)):
@@ -315,6 +321,7 @@ class TreeHistory:
         self._bring_back(leaf.path)
         self.waiting[handle] = n, prompt, output, self.serial
         self.longest = max(self.longest, prompt)
+        self.dearest = max(self.dearest, prompt * INPUT + output * OUTPUT)
 
     def _bring_back(self, nodes: Iterable[Node]) -> None:
         if len(self.pools) > 1:  # with one there is no service elsewhere
@@ -329,20 +336,25 @@ class TreeHistory:
             n, prompt, output, seq = self.waiting.pop(decision.handle)
             for leaf in self.leaves:
                 leaf.ask()
-            picked = self.root.pick(pool)
-            first = min(s for s, (to, _) in picked.queued.items() if to in (ANY, pool))
-            if picked is not self.leaves[n] or seq != first:
-                raise BrokenError(f"request {seq} of f{n} was granted out of turn in pool {pool}")
+            if self.credit != AUTOMATIC:
+                self._judge(self.leaves[n], seq, pool)
             self.granted += 1
-            for node in picked.path:
-                assert node.parent is not None
-                node.parent.raise_level(pool)
             self._leave(n, seq)
             lease = [n, prompt, self.random.randint(1, output), 0, 0, pool]
             self.live[decision.lease_id] = lease
             self._charge(lease)
         for leaf in self.leaves:
             leaf.ask()
+
+    def _judge(self, granted: Node, seq: int, pool: int) -> None:
+        """Compare a grant with the one that the model picks, and let the levels follow it."""
+        picked = self.root.pick(pool)
+        first = min(s for s, (to, _) in picked.queued.items() if to in (ANY, pool))
+        if picked is not granted or seq != first:
+            raise BrokenError(f"request {seq} was granted out of turn in pool {pool}")
+        for node in picked.path:
+            assert node.parent is not None
+            node.parent.raise_level(pool)
 
     def _step(self, pool: int) -> None:
         """Produce a token of every running request of a pool; those that are done end."""
@@ -369,8 +381,10 @@ class TreeHistory:
             if line.moved and len(line.children) > 1:
                 weight = min(child.weight for child in line.children)
                 bound = 2 * max(self.longest * INPUT, CAPACITY * OUTPUT) * 1000 // weight
+                automatic = self.dearest * 1000 // weight
+                credit = automatic if self.credit == AUTOMATIC else self.credit
                 for pool in self.pools:
-                    self._hold_in(pool, line.children, bound + self.credit + self.lead)
+                    self._hold_in(pool, line.children, bound + credit + self.lead)
             line.moved = False
 
     def _hold_in(self, pool: int, siblings: list[Node], allowed: int) -> None:
@@ -398,19 +412,20 @@ class TreeHistory:
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="First seed."
 )
 @click.option("--pools", is_flag=True, help="Let each have three pools.")
+@click.option("--flat", is_flag=True, help="Let each have tenants alone, and no groups.")
 @click.option(
     "--totals", type=click.Path(path_type=Path), help="Keep sums here, and go on from them."
 )
-def main(count: int, seed: int, pools: bool, totals: Path | None) -> None:
+def main(count: int, seed: int, pools: bool, flat: bool, totals: Path | None) -> None:
     """Play random histories; exit with status 1 and the seed if one breaks the promise."""
     done = granted = 0
     if totals is not None and totals.exists():
         kept = json.loads(totals.read_text())
-        if (kept["seed"], kept["pools"]) != (seed, pools):
+        if [kept[name] for name in ("seed", "pools", "flat")] != [seed, pools, flat]:
             raise click.BadParameter(f"{totals} holds other histories", param_hint="--totals")
         done, granted = kept["histories"], kept["granted"]
     for number in range(done, count):
-        history = TreeHistory(seed + number, POOLS if pools else 1)
+        history = TreeHistory(seed + number, POOLS if pools else 1, flat=flat)
         try:
             history.play()
         except BrokenError as broken:
@@ -418,7 +433,8 @@ def main(count: int, seed: int, pools: bool, totals: Path | None) -> None:
         granted += history.granted
         if totals is not None and (number + 1) % SAVED_EVERY == 0:
             totals.parent.mkdir(parents=True, exist_ok=True)
-            sums = {"seed": seed, "pools": pools, "histories": number + 1, "granted": granted}
+            sums = {"seed": seed, "pools": pools, "flat": flat}
+            sums |= {"histories": number + 1, "granted": granted}
             totals.with_suffix(".new").write_text(json.dumps(sums))
             totals.with_suffix(".new").replace(totals)
     click.echo(f"{count:,} histories hold, {granted:,} grants as the model picks them")

@@ -15,7 +15,7 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from schedsvc.server import Server
 
 from .certificates import Authority
-from .conftest import SHIM, ask, calling, failure, open_channel, serving, token_of, totals
+from .conftest import SHIM, ask, calling, failure, open_channel, serving, totals
 
 TOKEN = "correct-horse-battery"
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -194,24 +194,6 @@ async def test_a_listener_can_ask_for_both(tmp_path: Path) -> None:
     ):
         assert (await failure(stub.Admit(ask(10)))).code() == UNAUTHENTICATED
         assert (await stub.Admit(ask(10), metadata=BEARER)).outcome == pb.OUTCOME_GRANTED
-
-
-async def test_a_lease_belongs_to_its_principal() -> None:
-    second = "another-horse-battery"
-    auth = {"principals": [*TOKENS["principals"], token_of("other", second)]}
-    async with serving(auth=auth) as server, calling(server.targets[0]) as stub:
-        granted = await stub.Admit(ask(10), metadata=BEARER)
-        lease = pb.CompleteRequest(lease_id=granted.grant.lease_id, pool_epoch=1)
-        report = pb.ProgressRequest(
-            leases=[pb.LeaseProgress(lease_id=granted.grant.lease_id, pool_epoch=1)]
-        )
-        other = (("authorization", f"Bearer {second}"),)
-        error = await failure(stub.Complete(lease, metadata=other))
-        assert error.code() == grpc.StatusCode.NOT_FOUND
-        told = await stub.Progress(report, metadata=other)
-        assert told.leases[0].state == pb.LEASE_STATE_UNKNOWN
-        ended = await stub.Complete(lease, metadata=BEARER)
-        assert ended.outcome == pb.OUTCOME_COMPLETED
 
 
 async def test_a_socket_can_be_trusted_beside_a_port_that_asks(tmp_path: Path) -> None:

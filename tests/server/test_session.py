@@ -86,43 +86,6 @@ async def test_a_later_verdict_comes_by_itself(server: Server) -> None:
         assert (verdict.tag, verdict.response.outcome) == (7, pb.OUTCOME_GRANTED)
 
 
-async def test_completing_one_lets_the_next_of_the_same_stream_go(server: Server) -> None:
-    async with stream(server) as peer:
-        await peer.send(admit(1, 1_500), admit(2, 1_500), admit(3, 1_500))
-        for tag in (1, 2, 3):
-            verdict = await peer.verdict()
-            assert verdict.tag == tag
-            await peer.send(complete(verdict.response.grant))
-        await until(lambda: totals(server)["completed"] == 3, "all are completed")
-        assert totals(server)["promised_tokens"] == 0
-
-
-async def test_losing_the_stream_withdraws_what_is_queued(server: Server) -> None:
-    async with stream(server) as peer:
-        await peer.send(admit(1, 1_500), admit(2, 1_500))
-        assert (await peer.verdict()).tag == 1
-        await until(lambda: totals(server)["open_sessions"] == 1, "the stream is known")
-    await until(lambda: totals(server)["queued"] == 0, "the queued one leaves")
-    await until(lambda: totals(server)["open_sessions"] == 0, "the stream is forgotten")
-    assert totals(server)["live_leases"] == 1  # Until its TTL, or a reconnect.
-
-
-async def test_half_closing_ends_the_stream(server: Server) -> None:
-    async with stream(server) as peer:
-        await peer.call.done_writing()
-        assert await asyncio.wait_for(peer.call.read(), 60) is grpc.aio.EOF
-        assert await peer.call.code() == grpc.StatusCode.OK
-
-
-async def test_a_stream_has_to_begin_with_hello(server: Server) -> None:
-    async with calling(server.targets[0]) as stub:
-        peer = Peer(stub.Session())
-        await peer.send(admit(1))
-        assert await peer.call.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "hello" in await peer.call.details()
-    assert totals(server)["open_sessions"] == 0
-
-
 @pytest.mark.parametrize("data", [b"\xff" * 30, b"\x08\x05", b""], ids=["noise", "seq", "empty"])
 async def test_malformed_messages_end_the_stream(data: bytes, server: Server) -> None:
     async with open_channel(server.targets[0]) as channel:
@@ -131,16 +94,6 @@ async def test_malformed_messages_end_the_stream(data: bytes, server: Server) ->
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
     await until(lambda: totals(server)["open_sessions"] == 0, "the stream is forgotten")
     assert not server.driver.broken
-
-
-async def test_a_wrong_event_is_a_fault_and_harms_no_other(server: Server) -> None:
-    async with stream(server) as peer:
-        await peer.send(admit(1, max_output_tokens=0), admit(2))
-        answer = await peer.hear()
-        [fault] = answer.faults
-        assert (fault.tag, fault.code) == (1, grpc.StatusCode.INVALID_ARGUMENT.value[0])
-        assert "max_output_tokens" in fault.field
-        assert [verdict.tag for verdict in answer.verdicts] == [2]
 
 
 async def test_long_message_has_one_answer_and_lets_others_go_on(server: Server) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,55 +15,7 @@ from schedsvc import slices
 from schedsvc.server import Server
 from schedsvc.service.stats_response import snapshot
 
-from .conftest import ask, calling, failure, in_time, open_channel, serving, totals, until
-
-
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
-async def test_a_request_runs_its_way(kind: str, tmp_path: Path) -> None:
-    address = "127.0.0.1:0" if kind == "tcp" else str(tmp_path / "s.sock")
-    async with serving(listeners=[{kind: address}]) as server, calling(server.targets[0]) as stub:
-        granted = await stub.Admit(ask(100, max_output_tokens=60, reports_progress=True))
-        assert granted.outcome == pb.OUTCOME_GRANTED
-        assert granted.grant.reserved_tokens == 160
-        assert granted.grant.pool == "pool"
-        lease = {"lease_id": granted.grant.lease_id, "pool_epoch": granted.grant.pool_epoch}
-        assert totals(server)["promised_tokens"] == 160
-
-        report = pb.LeaseProgress(**lease, input_tokens=100, cached_input_tokens=32)
-        unknown = pb.LeaseProgress(lease_id=(1 << 64) - 1, pool_epoch=1)
-        told = await stub.Progress(pb.ProgressRequest(leases=[report, unknown]))
-        states = [pb.LEASE_STATE_LIVE, pb.LEASE_STATE_UNKNOWN]
-        assert [entry.state for entry in told.leases] == states
-        assert told.leases[1].lease_id == (1 << 64) - 1
-
-        ended = await stub.Complete(pb.CompleteRequest(**lease, output_tokens=9))
-        assert (ended.input_tokens, ended.cached_input_tokens) == (100, 32)
-        assert (ended.outcome, ended.output_tokens) == (pb.OUTCOME_COMPLETED, 9)
-        assert not ended.repeated_call
-        again = await stub.Complete(pb.CompleteRequest(**lease, output_tokens=10))
-        assert again.repeated_call
-        assert again.output_tokens == 9
-        assert totals(server)["promised_tokens"] == 0
-
-
-async def test_a_waiting_call_is_answered_when_room_comes_free(
-    server: Server, stub: SchedulerServiceStub
-) -> None:
-    first = await stub.Admit(ask(1_500))
-    waiting = stub.Admit(ask(1_000))
-    await until(lambda: totals(server)["queued"] == 1, "the second waits")
-    lease = pb.CompleteRequest(lease_id=first.grant.lease_id, pool_epoch=first.grant.pool_epoch)
-    await stub.Complete(lease)
-    second = await waiting
-    assert second.outcome == pb.OUTCOME_GRANTED
-    assert second.queue_duration_us > 0
-
-
-async def test_an_expected_refusal_is_a_verdict(stub: SchedulerServiceStub) -> None:
-    refused = await stub.Admit(ask(100_000))
-    assert refused.outcome == pb.OUTCOME_REJECTED_TOO_LARGE
-    assert refused.refusal.retry_after_ms == 0
-    assert refused.refusal.message
+from .conftest import ask, calling, failure, in_time, serving, totals, until
 
 
 # gRPC sends 29.901 s as 30.0 s.
@@ -109,26 +60,6 @@ async def admitted_in_time(
     return await in_time(admit)
 
 
-async def test_it_answers_before_the_calls_deadline(
-    server: Server, stub: SchedulerServiceStub
-) -> None:
-    await stub.Admit(ask(1_500))
-    answer = await admitted_in_time(stub, ask(1_000))
-    assert answer.outcome == pb.OUTCOME_EVICTED_TTL
-    assert totals(server)["queued"] == 0
-
-
-async def test_a_call_that_is_cancelled_leaves_the_queue(
-    server: Server, stub: SchedulerServiceStub
-) -> None:
-    await stub.Admit(ask(1_500))
-    call = stub.Admit(ask(1_000))
-    await until(lambda: totals(server)["queued"] == 1, "it waits")
-    call.cancel()
-    await until(lambda: totals(server)["queued"] == 0, "it leaves")
-    assert totals(server)["evicted"] == 1
-
-
 async def test_a_request_that_was_withdrawn_can_be_asked_for_again(
     server: Server, stub: SchedulerServiceStub
 ) -> None:
@@ -153,38 +84,8 @@ async def test_a_client_that_vanishes_leaves_the_queue(server: Server) -> None:
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_the_same_id_and_payload_get_the_same_answer(
-    server: Server, stub: SchedulerServiceStub
-) -> None:
-    request = ask(100)
-    first = await stub.Admit(request)
-    second = await stub.Admit(request)
-    assert second.grant == first.grant
-    assert totals(server)["live_leases"] == 1
-    request.max_output_tokens += 1
-    error = await failure(stub.Admit(request))
-    assert error.code() == grpc.StatusCode.ALREADY_EXISTS
-
-
 def calls_waiting(server: Server) -> int:
     return sum(waiting.calls for waiting in server.driver._waiting.values())
-
-
-async def test_two_calls_that_wait_for_one_request(
-    server: Server, stub: SchedulerServiceStub
-) -> None:
-    first = await stub.Admit(ask(1_500))
-    request = ask(1_000)
-    calls = [stub.Admit(request) for _ in range(3)]
-    await until(lambda: calls_waiting(server) == 3, "all three calls wait")
-    calls[1].cancel()
-    await until(lambda: calls_waiting(server) == 2, "one has left")
-    assert totals(server)["queued"] == 1  # The others still want it.
-    await stub.Complete(pb.CompleteRequest(lease_id=first.grant.lease_id, pool_epoch=1))
-    answers = [await calls[0], await calls[2]]
-    assert answers[0].outcome == pb.OUTCOME_GRANTED
-    assert answers[0].grant == answers[1].grant
-    assert totals(server)["live_leases"] == 1
 
 
 async def test_a_burst_is_answered_to_the_last_call(stub: SchedulerServiceStub) -> None:
@@ -208,17 +109,6 @@ async def test_a_call_that_joins_in_keeps_its_own_deadline(
     await until(lambda: totals(server)["queued"] == 0, "the first call left")
 
 
-async def test_a_wrong_report_spoils_none_of_its_batch(stub: SchedulerServiceStub) -> None:
-    grant = (await stub.Admit(ask(100, reports_progress=True))).grant
-    lease = {"lease_id": grant.lease_id, "pool_epoch": grant.pool_epoch}
-    reports = [pb.LeaseProgress(**lease, output_tokens=n) for n in (7, (1 << 27) + 1)]
-    error = await failure(stub.Progress(pb.ProgressRequest(leases=reports)))
-    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "leases[1].output_tokens" in str(error.details())
-    ended = await stub.Complete(pb.CompleteRequest(**lease))
-    assert ended.output_tokens == 0
-
-
 async def test_the_last_of_two_calls_withdraws(server: Server, stub: SchedulerServiceStub) -> None:
     await stub.Admit(ask(1_500))
     request = ask(1_000)
@@ -240,65 +130,6 @@ def field_of(error: grpc.aio.AioRpcError) -> str:
     return bad.field_violations[0].field
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"request_id": ""}, "request_id"),
-        ({"request_id": "x" * 129}, "request_id"),
-        ({"tenant": "t" * 60_000}, "tenant"),
-        ({"input_tokens": []}, "input_tokens"),
-        ({"input_tokens": [-1]}, "input_tokens"),
-        ({"input_tokens": [1 << 62]}, "input_tokens"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": -(1 << 63)}, "max_output_tokens"),
-        ({"n": -1}, "n"),
-        ({"deadline_ms": -1}, "deadline_ms"),
-        ({"queue_ttl_ms": -1}, "queue_ttl_ms"),
-        ({"api_key_sha256": b"short"}, "api_key_sha256"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-async def test_a_wrong_field_is_named(
-    fields: dict[str, object], field: str, server: Server, stub: SchedulerServiceStub
-) -> None:
-    error = await failure(stub.Admit(ask(10, **fields)))
-    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert field_of(error).startswith(field)
-    assert len(error.details()) < 300
-    assert totals(server)["queued"] == totals(server)["live_leases"] == 0
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\x0a\xff", b"\xff" * 40, b"\x0a\x02\xff\xfe\x2a\x01\x01\x38\x01", b"\x08\x01"],
-    ids=["empty", "truncated", "overlong", "no UTF-8", "wire type"],
-)
-@pytest.mark.parametrize("method", ["Admit", "Progress", "Complete", "Stats"])
-async def test_malformed_bytes_harm_no_other_stream(
-    method: str, data: bytes, server: Server
-) -> None:
-    async with open_channel(server.targets[0]) as channel:
-        call = channel.unary_unary(f"/schedsvc.v1.SchedulerService/{method}")
-        code = grpc.StatusCode.OK
-        try:
-            await call(data)
-        except grpc.aio.AioRpcError as error:
-            code = error.code()
-        expected = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
-        # For these no bytes, or an unknown field, are a message that asks for nothing.
-        if method in ("Progress", "Stats"):
-            expected.add(grpc.StatusCode.OK)
-        assert code in expected
-        assert totals(server)["queued"] == totals(server)["live_leases"] == 0
-        assert not server.driver.broken
-
-
-async def test_a_message_beyond_the_limit_is_refused(stub: SchedulerServiceStub) -> None:
-    error = await failure(stub.Admit(ask(10, prefix_block_hashes=[1] * 9_000)))
-    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED
-
-
 @pytest.mark.parametrize("total", ["input_tokens", "cached_input_tokens", "output_tokens"])
 async def test_a_negative_total_is_named(total: str, stub: SchedulerServiceStub) -> None:
     granted = await stub.Admit(ask(100))
@@ -307,13 +138,6 @@ async def test_a_negative_total_is_named(total: str, stub: SchedulerServiceStub)
     report = pb.ProgressRequest(leases=[good, pb.LeaseProgress(**lease)])
     assert field_of(await failure(stub.Progress(report))) == f"leases[1].{total}"
     assert field_of(await failure(stub.Complete(pb.CompleteRequest(**lease)))) == total
-
-
-async def test_complete_says_what_it_does_not_know(stub: SchedulerServiceStub) -> None:
-    error = await failure(stub.Complete(pb.CompleteRequest(lease_id=77, pool_epoch=1)))
-    assert error.code() == grpc.StatusCode.NOT_FOUND
-    wrong = pb.CompleteRequest(lease_id=77, outcome=pb.OUTCOME_EXPIRED)
-    assert field_of(await failure(stub.Complete(wrong))) == "outcome"
 
 
 async def test_stats_shows_pools_flows_and_refusals(stub: SchedulerServiceStub) -> None:
@@ -344,22 +168,6 @@ async def test_a_snapshot_may_be_as_old_as_is_asked(stub: SchedulerServiceStub) 
     named = pb.StatsRequest(tenants=["a"], max_age_ms=3_600_000)
     assert (await stub.Stats(named)).totals.received == 1
     assert field_of(await failure(stub.Stats(pb.StatsRequest(max_age_ms=-1)))) == "max_age_ms"
-
-
-async def test_the_tenants_keys_are_looked_up(stub: SchedulerServiceStub) -> None:
-    key = bytes(range(32))
-    async with serving(tenants=[{"name": "k", "api_keys_sha256": [key.hex()]}]) as server:
-        async with calling(server.targets[0]) as other:
-            await other.Admit(ask(10, tenant="", api_key_sha256=key))
-        assert server.driver.tenant_stats(b"k")[0]["granted"] == 1
-
-
-async def test_unknown_tenants_can_be_refused() -> None:
-    async with serving(unknown_tenants="refuse") as server, calling(server.targets[0]) as stub:
-        refused = await stub.Admit(ask(10, tenant="stranger"))
-        assert refused.outcome == pb.OUTCOME_REJECTED_UNKNOWN_TENANT
-        counted = (await stub.Stats(pb.StatsRequest())).totals.refusals
-        assert [(entry.outcome, entry.count) for entry in counted] == [(refused.outcome, 1)]
 
 
 @pytest.mark.parametrize("limit", [1, 4, 7, 40])
