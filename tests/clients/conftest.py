@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -60,20 +59,3 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     yield made
     for scheduler in made:
         await scheduler.stop()
-
-
-Until = Callable[[Callable[[], object]], Awaitable[None]]
-
-
-@pytest.fixture
-def until() -> Until:
-    """Wait for a condition that tasks bring about; fail after 20 s."""
-
-    async def wait(condition: Callable[[], object]) -> None:
-        for _ in range(4_000):
-            if condition():
-                return
-            await asyncio.sleep(0.005)
-        pytest.fail("the condition never came true")
-
-    return wait

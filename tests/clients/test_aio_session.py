@@ -22,9 +22,8 @@ from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from tests.waiting import Stopwatch
+from tests.waiting import Stopwatch, until
 
-from .conftest import Until
 from .fake_scheduler import FakeScheduler, refusal
 
 # Patient while it connects, which may take a busy machine longer than a user would wait.
@@ -39,7 +38,7 @@ def session(fake: FakeScheduler, **changes: object) -> SchedulerSession:
     return SchedulerSession(fake.target, **(settings | changes))  # type: ignore[arg-type]
 
 
-async def test_an_admission_runs_reports_and_completes(fake: FakeScheduler, until: Until) -> None:
+async def test_an_admission_runs_reports_and_completes(fake: FakeScheduler) -> None:
     states: list[SessionState] = []
     async with session(fake, on_state=states.append) as opened:
         opened.register_pool(pool="p", epoch=3, capacity_tokens=1_000, block_size_tokens=16)
@@ -82,7 +81,7 @@ async def test_explicit_totals_win_and_the_first_complete_counts(fake: FakeSched
 
 
 async def test_an_exception_and_a_cancellation_end_the_lease_as_cancelled(
-    fake: FakeScheduler, until: Until
+    fake: FakeScheduler,
 ) -> None:
     async with session(fake) as opened:
 
@@ -130,7 +129,7 @@ async def test_a_refusal_says_all_it_knows(fake: FakeScheduler) -> None:
     assert fake.books == {}
 
 
-async def test_a_cancelled_wait_withdraws_the_request(fake: FakeScheduler, until: Until) -> None:
+async def test_a_cancelled_wait_withdraws_the_request(fake: FakeScheduler) -> None:
     fake.decide = lambda request: None
     async with session(fake) as opened:
         entering = asyncio.ensure_future(
@@ -144,9 +143,7 @@ async def test_a_cancelled_wait_withdraws_the_request(fake: FakeScheduler, until
     assert fake.books == {}
 
 
-async def test_a_grant_that_crosses_a_cancel_is_given_back(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_a_grant_that_crosses_a_cancel_is_given_back(fake: FakeScheduler) -> None:
     fake.decide = lambda request: None
     async with session(fake) as opened:
         entering = asyncio.ensure_future(
@@ -173,7 +170,7 @@ async def test_a_wrong_request_raises_with_its_field(fake: FakeScheduler) -> Non
             opened.admission(input_tokens=1, max_output_tokens=2**63)
 
 
-async def test_concurrent_events_share_messages(fake: FakeScheduler, until: Until) -> None:
+async def test_concurrent_events_share_messages(fake: FakeScheduler) -> None:
     async with session(fake) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)
         before = len(fake.messages)
@@ -190,7 +187,7 @@ async def test_concurrent_events_share_messages(fake: FakeScheduler, until: Unti
     assert not fake.live
 
 
-async def test_messages_stay_below_the_size_limit(fake: FakeScheduler, until: Until) -> None:
+async def test_messages_stay_below_the_size_limit(fake: FakeScheduler) -> None:
     async with session(fake) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)
 
@@ -212,7 +209,7 @@ async def test_messages_stay_below_the_size_limit(fake: FakeScheduler, until: Un
 
 
 async def test_return_of_a_lost_scheduler_is_logged(
-    fake: FakeScheduler, until: Until, caplog: pytest.LogCaptureFixture
+    fake: FakeScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with session(fake) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)
@@ -224,9 +221,7 @@ async def test_return_of_a_lost_scheduler_is_logged(
     assert back.getMessage() == f"the scheduler at {fake.target} is back (the same)"
 
 
-async def test_a_broken_stream_replays_leases_and_asks_again(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_a_broken_stream_replays_leases_and_asks_again(fake: FakeScheduler) -> None:
     async with session(fake) as opened:
         opened.register_pool(pool="p", epoch=3, capacity_tokens=1_000, block_size_tokens=16)
         async with opened.admission(
@@ -255,9 +250,7 @@ async def test_a_broken_stream_replays_leases_and_asks_again(
     assert [a.request_id for a in fake.admits].count("w") == 2
 
 
-async def test_replays_name_leases_without_counts_until_the_end(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_replays_name_leases_without_counts_until_the_end(fake: FakeScheduler) -> None:
     async with session(fake) as opened:
         for given in ({}, {"whole_answer": True}, {"reports_progress": False}):
             await opened.admission(input_tokens=5, max_output_tokens=9, **given).__aenter__()
@@ -267,9 +260,7 @@ async def test_replays_name_leases_without_counts_until_the_end(
     assert told == {1: False, 2: True, 3: True}
 
 
-async def test_a_complete_is_repeated_until_it_is_acknowledged(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_a_complete_is_repeated_until_it_is_acknowledged(fake: FakeScheduler) -> None:
     async with session(fake) as opened:
         async with opened.admission(input_tokens=5, max_output_tokens=9) as it:
             fake.swallow_acks = True
@@ -285,7 +276,7 @@ async def test_a_complete_is_repeated_until_it_is_acknowledged(
     assert fake.replays[0].lease_id == 1
 
 
-async def test_idle_leases_are_renewed(fake: FakeScheduler, until: Until) -> None:
+async def test_idle_leases_are_renewed(fake: FakeScheduler) -> None:
     fake.lease_ttl_ms = 60
     async with session(fake) as opened:
         watch = Stopwatch()
@@ -296,9 +287,7 @@ async def test_idle_leases_are_renewed(fake: FakeScheduler, until: Until) -> Non
 
 
 @pytest.mark.parametrize("state", [LeaseState.VOID, LeaseState.ENDED, LeaseState.UNKNOWN])
-async def test_a_lost_lease_is_reported(
-    fake: FakeScheduler, until: Until, state: LeaseState
-) -> None:
+async def test_a_lost_lease_is_reported(fake: FakeScheduler, state: LeaseState) -> None:
     told: list[LeaseState] = []
     async with session(fake) as opened:
         async with opened.admission(input_tokens=5, max_output_tokens=9) as it:
@@ -314,9 +303,7 @@ async def test_a_lost_lease_is_reported(
     assert len(fake.books[1].completes) == (0 if state is LeaseState.UNKNOWN else 1)
 
 
-async def test_an_unreachable_scheduler_is_unavailable_until_back(
-    tmp_path: Path, until: Until
-) -> None:
+async def test_an_unreachable_scheduler_is_unavailable_until_back(tmp_path: Path) -> None:
     fake = FakeScheduler(f"unix:{tmp_path}/later")
     async with session(fake, options=HASTY) as opened:
         watch = Stopwatch()
@@ -336,7 +323,7 @@ async def test_an_unreachable_scheduler_is_unavailable_until_back(
     await fake.stop()
 
 
-async def test_a_short_loss_is_not_noticed_by_admissions(fake: FakeScheduler, until: Until) -> None:
+async def test_a_short_loss_is_not_noticed_by_admissions(fake: FakeScheduler) -> None:
     async with session(fake) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)
         await fake.stop()
@@ -363,9 +350,7 @@ async def test_a_wrong_token_fails_at_once_and_names_the_cause(fake: FakeSchedul
     assert len(fake.books) == 1
 
 
-async def test_more_open_requests_than_allowed_are_refused_here(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_more_open_requests_than_allowed_are_refused_here(fake: FakeScheduler) -> None:
     fake.decide = lambda request: None
     fake.open_requests_max = 2
     async with session(fake) as opened:
@@ -380,7 +365,7 @@ async def test_more_open_requests_than_allowed_are_refused_here(
             future.cancel()
 
 
-async def test_close_cancels_what_is_open(fake: FakeScheduler, until: Until) -> None:
+async def test_close_cancels_what_is_open(fake: FakeScheduler) -> None:
     opened = session(fake)
     opened.start()
     admission = opened.admission(input_tokens=5, max_output_tokens=9)
@@ -398,7 +383,7 @@ async def test_close_cancels_what_is_open(fake: FakeScheduler, until: Until) -> 
         opened.start()
 
 
-async def test_cancel_at_every_suspension_leaks_nothing(fake: FakeScheduler, until: Until) -> None:
+async def test_cancel_at_every_suspension_leaks_nothing(fake: FakeScheduler) -> None:
     """An admission is cancelled at its k-th step, for every k."""
     async with session(fake) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)

@@ -10,7 +10,6 @@ from aiohttp import ClientSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.stream_events import FORMS
 
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_compressed_answers import Packed, end_of, front, packed
 
@@ -89,7 +88,7 @@ async def post(front: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]
 @pytest.mark.parametrize("case", FAILED)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_is_an_error_ends_as_failed(
-    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until, case: str,
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str, case: str,
     stream: bool,
 ) -> None:  # fmt: skip
     status, kind, pieces, tokens = FAILED[case]
@@ -98,7 +97,7 @@ async def test_an_answer_that_is_an_error_ends_as_failed(
     path, body = ASKED.get(case, ASKED["completions"])
     asked = {**body, "stream": stream or kind == "text/event-stream"}
     assert await post(front, path, asked) == (status, b"".join(pieces))
-    end = await end_of(fake, until)
+    end = await end_of(fake)
     assert (end.outcome, end.output_tokens) == (pb.OUTCOME_CANCELLED, tokens)
 
 
@@ -152,7 +151,7 @@ def test_each_last_event_of_the_table_has_a_test() -> None:
 
 @pytest.mark.parametrize(("form", "last"), LAST_EVENTS)
 async def test_a_client_that_leaves_at_the_last_event_is_charged_what_it_states(
-    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until, form: str, last: str
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str, form: str, last: str
 ) -> None:
     events, outcome = LAST_EVENTS[form, last]
     path, body = ASKED[form]
@@ -168,5 +167,5 @@ async def test_a_client_that_leaves_at_the_last_event_is_charged_what_it_states(
             while got != server.pieces[0]:
                 got += await answered.content.readany()
             answered.close()
-        end = await end_of(fake, until)
+        end = await end_of(fake)
     assert (end.outcome, end.output_tokens) == (outcome, 5)

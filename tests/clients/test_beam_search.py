@@ -14,8 +14,9 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask, owner, start
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_gate_parts import size
 from .test_gate_token_counter import Processor
@@ -74,7 +75,7 @@ async def test_a_stream_is_charged_as_the_engine_states(
 
 @pytest.mark.parametrize("value", VALUES)
 async def test_inside_vllm_every_step_of_every_beam_counts(
-    fake: FakeScheduler, until: Until, value: object
+    fake: FakeScheduler, value: object
 ) -> None:
     """Its client leaves, so that no usage is left; 3 beams have made 1,000 tokens each."""
     processor = Processor()

@@ -16,9 +16,9 @@ from schedsvc_vllm.settings import Settings
 from schedsvc_vllm.usage import UsageFilter
 
 from tests.seeds import SEED
+from tests.waiting import until
 
 from .asgi import Exchange, owner
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_usage_truth import Server, event, upstream_of
 
@@ -98,7 +98,7 @@ async def gate(fake: FakeScheduler, server: Server) -> AsyncIterator[Gate]:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_client_that_leaves_pays_for_what_all_choices_had(
-    fake: FakeScheduler, server: Server, gate: Gate, until: Until, path: str
+    fake: FakeScheduler, server: Server, gate: Gate, path: str
 ) -> None:
     server.headers = {"content-type": "text/event-stream"}
     server.pieces = [chunk(index, k + 1, STYLES[0]) for k in range(TOKENS) for index in range(N)]

@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from .conftest import Until
+from tests.waiting import until
+
 from .fake_scheduler import FakeScheduler
 from .upstreams import POOL, listening, proxy
 
@@ -133,7 +134,7 @@ async def ask(front: str, stream: bool) -> tuple[int, dict[str, str], bytes, boo
         return answered.status, headers, got, False
 
 
-async def end_of(fake: FakeScheduler, until: Until) -> Any:
+async def end_of(fake: FakeScheduler) -> Any:
     await until(lambda: fake.books and fake.books[1].completes)
     return fake.books[1].end
 
@@ -154,7 +155,6 @@ async def test_each_form_of_compression_is_read(
     fake: FakeScheduler,
     packed: tuple[Packed, str],
     front: str,
-    until: Until,
     form: str,
     stream: bool,
 ) -> None:
@@ -165,7 +165,7 @@ async def test_each_form_of_compression_is_read(
     status, headers, got, broke = await ask(front, stream)
     assert (status, got, broke) == (200, plain, False)
     assert "content-encoding" not in headers
-    end = await end_of(fake, until)
+    end = await end_of(fake)
     assert end.outcome == pb.OUTCOME_COMPLETED
     assert end.output_tokens == (300 if stream else 12)
 
@@ -176,7 +176,6 @@ async def test_a_broken_answer_ends_as_broken_and_counts_by_bytes(
     fake: FakeScheduler,
     packed: tuple[Packed, str],
     front: str,
-    until: Until,
     caplog: pytest.LogCaptureFixture,
     form: str,
     stream: bool,
@@ -190,7 +189,7 @@ async def test_a_broken_answer_ends_as_broken_and_counts_by_bytes(
     assert broke or status == 502
     if status == 502:
         assert json.loads(got)["error"]["code"] == "bad_gateway"
-    end = await end_of(fake, until)
+    end = await end_of(fake)
     assert end.outcome == pb.OUTCOME_CANCELLED
     assert end.output_tokens >= -(-len(sent) // 4) or end.output_tokens == 300
     assert [record for record in caplog.records if record.exc_info] == []
@@ -198,7 +197,7 @@ async def test_a_broken_answer_ends_as_broken_and_counts_by_bytes(
 
 
 async def test_an_answer_that_breaks_later_breaks_its_clients_connection(
-    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str
 ) -> None:
     server, _ = packed
     serve(server, "gzip", True)
@@ -209,7 +208,7 @@ async def test_an_answer_that_breaks_later_breaks_its_clients_connection(
     server.go_on.set()
     status, _, got, broke = await asking
     assert (status, got, broke) == (200, b"".join(EVENTS), True)
-    end = await end_of(fake, until)
+    end = await end_of(fake)
     assert (end.outcome, end.output_tokens) == (pb.OUTCOME_CANCELLED, 300)
 
 

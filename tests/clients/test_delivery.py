@@ -17,8 +17,9 @@ from schedsvc_vllm.delivery import ClientStalledError, Delivery
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask, owner, start
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_gate_token_counter import Engine
 
@@ -72,7 +73,7 @@ async def test_an_error_of_the_server_reaches_the_app_and_its_end() -> None:
         await made.send(piece(1))
 
 
-async def test_what_waits_is_bounded_and_a_client_that_takes_it_goes_on(until: Until) -> None:
+async def test_what_waits_is_bounded_and_a_client_that_takes_it_goes_on() -> None:
     reads = asyncio.Semaphore(0)
     got: list[Any] = []
 
@@ -100,7 +101,7 @@ async def test_what_waits_is_bounded_and_a_client_that_takes_it_goes_on(until: U
     assert [message["body"][:1] for message in got] == [b"%d" % n for n in range(6)]
 
 
-async def test_an_app_that_waits_for_room_is_cancelled_at_any_moment(until: Until) -> None:
+async def test_an_app_that_waits_for_room_is_cancelled_at_any_moment() -> None:
     """Also in the turn of the loop in which there is room again."""
     cancelled = 0
     for turns in range(8):
@@ -215,7 +216,7 @@ async def gates(fake: FakeScheduler) -> AsyncIterator[Any]:
 
 
 async def test_the_lease_ends_with_the_server_not_with_its_client(
-    fake: FakeScheduler, gates: Any, until: Until
+    fake: FakeScheduler, gates: Any
 ) -> None:
     app = App()
     client = Stalled(gates(app), ask(stream=True), owner=owner())
@@ -234,7 +235,7 @@ async def test_the_lease_ends_with_the_server_not_with_its_client(
 
 
 async def test_a_client_that_stalls_before_its_answer_fits_is_disconnected(
-    fake: FakeScheduler, gates: Any, until: Until
+    fake: FakeScheduler, gates: Any
 ) -> None:
     app = App(size=10_000)
     client = Stalled(gates(app, send_stall_s=0.05), ask(max_tokens=1, stream=True), owner=owner())
@@ -246,7 +247,7 @@ async def test_a_client_that_stalls_before_its_answer_fits_is_disconnected(
 
 
 async def test_a_stalled_client_that_leaves_lets_go_of_what_waits(
-    gates: Any, until: Until, fake: FakeScheduler
+    gates: Any, fake: FakeScheduler
 ) -> None:
     client = Stalled(gates(App()), ask(stream=True), owner=owner())
     running = asyncio.ensure_future(client.run())
@@ -258,7 +259,7 @@ async def test_a_stalled_client_that_leaves_lets_go_of_what_waits(
 
 
 async def test_inside_the_engine_the_lease_ends_with_its_sequences(
-    fake: FakeScheduler, gates: Any, until: Until, monkeypatch: pytest.MonkeyPatch
+    fake: FakeScheduler, gates: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 0.02)
     engine = Engine()
@@ -284,7 +285,7 @@ async def test_inside_the_engine_the_lease_ends_with_its_sequences(
 
 
 async def test_sequences_that_go_with_their_client_are_not_completed(
-    fake: FakeScheduler, gates: Any, until: Until
+    fake: FakeScheduler, gates: Any
 ) -> None:
     engine = Engine()
     gate = gates(engine)

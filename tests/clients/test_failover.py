@@ -17,7 +17,9 @@ from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
-from .conftest import Pair, Until, both
+from tests.waiting import until
+
+from .conftest import Pair, both
 from .fake_scheduler import Book
 from .test_gate_silence import Scheduler
 
@@ -32,7 +34,7 @@ def session(targets: str, options: ClientOptions = QUICK) -> SchedulerSession:
     return made
 
 
-async def test_session_moves_with_its_leases(pair: Pair, until: Until) -> None:
+async def test_session_moves_with_its_leases(pair: Pair) -> None:
     a, b = pair
     async with (
         session(both(pair)) as opened,
@@ -48,7 +50,7 @@ async def test_session_moves_with_its_leases(pair: Pair, until: Until) -> None:
             assert list(b.books) == [200]
 
 
-async def test_request_in_the_queue_is_asked_again(pair: Pair, until: Until) -> None:
+async def test_request_in_the_queue_is_asked_again(pair: Pair) -> None:
     a, b = pair
     a.decide = lambda request: None
     async with session(both(pair)) as opened:
@@ -63,7 +65,7 @@ async def test_request_in_the_queue_is_asked_again(pair: Pair, until: Until) -> 
         admission.complete()
 
 
-async def test_named_leader_is_asked(pair: Pair, until: Until) -> None:
+async def test_named_leader_is_asked(pair: Pair) -> None:
     a, b = pair
     a.leader = b.target
     async with session(both(pair)) as opened:
@@ -71,7 +73,7 @@ async def test_named_leader_is_asked(pair: Pair, until: Until) -> None:
         assert (len(a.terms), len(b.hellos)) == (1, 1)
 
 
-async def test_leader_outside_the_list_is_not_asked(pair: Pair, until: Until) -> None:
+async def test_leader_outside_the_list_is_not_asked(pair: Pair) -> None:
     a, b = pair
     a.leader = "unix:/tmp/evil"
     async with session(both(pair)) as opened:
@@ -84,9 +86,7 @@ async def test_leader_outside_the_list_is_not_asked(pair: Pair, until: Until) ->
     [Leadership(term=4, leader="c/1"), Leadership(term=5, leader="c/1"), None],
     ids=["lower_term", "equal_term_of_another", "no_term"],
 )
-async def test_stale_leader_has_no_effect(
-    pair: Pair, until: Until, stale: Leadership | None
-) -> None:
+async def test_stale_leader_has_no_effect(pair: Pair, stale: Leadership | None) -> None:
     a, b = pair
     a.leadership, b.leadership = Leadership(term=5, leader="a/1"), stale
     async with (
@@ -110,7 +110,7 @@ async def test_stale_leader_has_no_effect(
     assert a.books[100].completes
 
 
-async def test_stream_ends_when_a_later_leader_is_known(pair: Pair, until: Until) -> None:
+async def test_stream_ends_when_a_later_leader_is_known(pair: Pair) -> None:
     a, b = pair
     a.leadership = Leadership(term=5, leader="a/1")
     async with session(both(pair)) as first:
@@ -132,7 +132,7 @@ async def test_stream_ends_when_a_later_leader_is_known(pair: Pair, until: Until
         await second.close()
 
 
-async def test_open_stream_of_a_stale_leader_ends_no_lease(pair: Pair, until: Until) -> None:
+async def test_open_stream_of_a_stale_leader_ends_no_lease(pair: Pair) -> None:
     a, b = pair
     a.leadership = Leadership(term=5, leader="a/1")
     async with (
@@ -155,7 +155,7 @@ async def test_open_stream_of_a_stale_leader_ends_no_lease(pair: Pair, until: Un
         await other.close()
 
 
-async def test_all_targets_away_end_in_unavailable(pair: Pair, until: Until) -> None:
+async def test_all_targets_away_end_in_unavailable(pair: Pair) -> None:
     for scheduler in pair:
         await scheduler.stop()
     async with session(both(pair), replace(QUICK, failover_wait_s=0.2)) as opened:
@@ -167,7 +167,7 @@ async def test_all_targets_away_end_in_unavailable(pair: Pair, until: Until) -> 
 
 
 async def test_client_that_stood_still_stays_with_its_scheduler(
-    two_schedulers: tuple[Scheduler, Scheduler], until: Until
+    two_schedulers: tuple[Scheduler, Scheduler],
 ) -> None:
     a, b = two_schedulers
     options = replace(QUICK, failover_silent_after_s=0.3)
@@ -196,7 +196,7 @@ def two_schedulers() -> Iterator[tuple[Scheduler, Scheduler]]:
 
 @pytest.mark.parametrize("opens_first", [True, False])
 async def test_silent_scheduler_is_left_for_the_next(
-    two_schedulers: tuple[Scheduler, Scheduler], until: Until, opens_first: bool
+    two_schedulers: tuple[Scheduler, Scheduler], opens_first: bool
 ) -> None:
     a, b = two_schedulers
     targets = f"{a.target},{b.target}"

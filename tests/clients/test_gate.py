@@ -14,9 +14,10 @@ from schedsvc_vllm import runtime
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask, owner
 from .bench import TRUST, Bench
-from .conftest import Until
 from .fake_scheduler import FakeScheduler, refusal
 
 
@@ -75,7 +76,7 @@ async def test_a_stream_looks_as_if_there_were_no_gate(
     assert bench.fake.books[1].end.input_tokens == 7
 
 
-async def test_a_stream_reports_progress_while_it_runs(bench: Bench, until: Until) -> None:
+async def test_a_stream_reports_progress_while_it_runs(bench: Bench) -> None:
     bench.engine.output_tokens, bench.engine.step_s = 100_000, 0.001
     running = bench.exchange(ask(stream=True))
     task = asyncio.ensure_future(running.run())
@@ -110,7 +111,7 @@ async def test_reports_of_a_stream_are_gathered(
 
 
 async def test_the_first_token_is_reported_at_once_the_second_is_not(
-    bench: Bench, until: Until, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 3_600.0)
     bench.engine.output_tokens, bench.engine.step_s = 1_000_000, 0.001
@@ -141,7 +142,7 @@ class Counting:
 
 
 async def test_what_has_begun_is_asked_no_more(
-    bench: Bench, until: Until, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.ask()
     kept = bench.gate._runtime
@@ -179,7 +180,6 @@ class Broken(Counting):
 @pytest.mark.parametrize("nth", [1, 10**9])
 async def test_a_request_without_totals_silences_no_other(
     bench: Bench,
-    until: Until,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     nth: int,
@@ -239,9 +239,7 @@ async def test_a_client_that_leaves_while_it_sends_is_forgotten(bench: Bench) ->
     assert bench.fake.admits == []
 
 
-async def test_a_client_that_leaves_the_queue_is_withdrawn_at_once(
-    bench: Bench, until: Until
-) -> None:
+async def test_a_client_that_leaves_the_queue_is_withdrawn_at_once(bench: Bench) -> None:
     bench.fake.decide = lambda request: None
     waiting = bench.exchange()
     task = asyncio.ensure_future(waiting.run())
@@ -258,9 +256,7 @@ async def test_a_client_that_leaves_the_queue_is_withdrawn_at_once(
     await bench.settled()
 
 
-async def test_the_app_learns_of_a_client_that_leaves_after_waiting(
-    bench: Bench, until: Until
-) -> None:
+async def test_the_app_learns_of_a_client_that_leaves_after_waiting(bench: Bench) -> None:
     """The watch that began in the queue goes over to the app."""
     bench.fake.decide = lambda request: None
     bench.engine.gate = asyncio.Event()

@@ -11,13 +11,14 @@ import pytest
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask, owner
 from .bench import Bench, gives_up_soon
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 
-async def test_fail_open_keeps_the_last_level_and_ends(bench: Bench, until: Until) -> None:
+async def test_fail_open_keeps_the_last_level_and_ends(bench: Bench) -> None:
     bench.engine.gate = asyncio.Event()
     # Three run when the scheduler vanishes.
     tasks = [asyncio.ensure_future(bench.ask()) for _ in range(3)]
@@ -49,7 +50,7 @@ async def test_fail_open_keeps_the_last_level_and_ends(bench: Bench, until: Unti
 
 
 @pytest.mark.usefixtures("gives_up")
-async def test_local_waiters_ask_the_scheduler_when_it_is_back(bench: Bench, until: Until) -> None:
+async def test_local_waiters_ask_the_scheduler_when_it_is_back(bench: Bench) -> None:
     bench.engine.gate = asyncio.Event()
     await bench.fake.stop()
     tasks = [asyncio.ensure_future(bench.ask()) for _ in range(3)]
@@ -77,7 +78,7 @@ async def test_fail_closed_answers_503(fake: FakeScheduler) -> None:
     await bench.gate._close()
 
 
-async def test_telemetry_is_reported(bench: Bench, until: Until) -> None:
+async def test_telemetry_is_reported(bench: Bench) -> None:
     numbers = {"running": 3, "waiting": 2, "used_tokens": 99, "preemptions": 1}
     bench.owner.state.engine_telemetry = lambda: type("Told", (), numbers)
     await bench.ask()

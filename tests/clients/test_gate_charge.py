@@ -14,8 +14,9 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask, owner, start
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_gate_response_end import STREAM, Answer, end_of, engine, leave
 from .test_gate_token_counter import Processor
@@ -106,7 +107,7 @@ async def test_an_app_that_raises_has_failed_unless_its_client_had_left(
 
 @pytest.mark.parametrize("has_begun", [False, True])
 async def test_inside_vllm_the_engine_knows_whether_it_ever_had_it(
-    fake: FakeScheduler, until: Until, has_begun: bool
+    fake: FakeScheduler, has_begun: bool
 ) -> None:
     processor = Processor()
     client = SimpleNamespace(output_processor=processor)

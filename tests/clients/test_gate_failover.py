@@ -15,10 +15,10 @@ from schedsvc_client.v1.leader_pb2 import Leadership
 from schedsvc_vllm.fence_file import FenceFile
 from schedsvc_vllm.settings import Settings, SettingsError
 
-from tests.waiting import Stopwatch
+from tests.waiting import Stopwatch, until
 
 from .bench import TRUST, Bench
-from .conftest import Pair, Until, both
+from .conftest import Pair, both
 
 WAITED = "x-schedsvc-queue-duration-ms"
 Benches = Callable[..., Bench]
@@ -47,7 +47,7 @@ def mode(exchange: Any) -> str:
     return str(exchange.answer_headers["x-schedsvc-mode"])
 
 
-async def lose_both(pair: Pair, bench: Bench, until: Until) -> None:
+async def lose_both(pair: Pair, bench: Bench) -> None:
     """Begin the gap: no scheduler serves the gate."""
     assert mode(await bench.ask()) == "enforced"
     await session_of(bench).flush(20)
@@ -56,11 +56,9 @@ async def lose_both(pair: Pair, bench: Bench, until: Until) -> None:
     await until(lambda: session_of(bench).state is SessionState.CONNECTING)
 
 
-async def test_request_in_the_gap_waits_for_the_next_leader(
-    pair: Pair, benches: Benches, until: Until
-) -> None:
+async def test_request_in_the_gap_waits_for_the_next_leader(pair: Pair, benches: Benches) -> None:
     bench = benches()
-    await lose_both(pair, bench, until)
+    await lose_both(pair, bench)
     asking = asyncio.ensure_future(bench.ask())
     await until(lambda: session_of(bench)._reached)
     watch = Stopwatch()
@@ -75,10 +73,10 @@ async def test_request_in_the_gap_waits_for_the_next_leader(
 
 @pytest.mark.parametrize("fail_open", [True, False])
 async def test_policy_applies_after_the_failover_wait(
-    pair: Pair, benches: Benches, until: Until, fail_open: bool
+    pair: Pair, benches: Benches, fail_open: bool
 ) -> None:
     bench = benches(failover_wait_s=0.3, fail_open=fail_open)
-    await lose_both(pair, bench, until)
+    await lose_both(pair, bench)
     done = await bench.ask()
     assert session_of(bench).available is False
     if fail_open:
@@ -90,11 +88,9 @@ async def test_policy_applies_after_the_failover_wait(
     assert mode(await bench.ask()) == "enforced"
 
 
-async def test_request_is_held_no_longer_than_it_may_wait(
-    pair: Pair, benches: Benches, until: Until
-) -> None:
+async def test_request_is_held_no_longer_than_it_may_wait(pair: Pair, benches: Benches) -> None:
     bench = benches()
-    await lose_both(pair, bench, until)
+    await lose_both(pair, bench)
     done = await bench.ask(headers=TRUST | {"x-schedsvc-max-queue-ms": "20"})
     assert mode(done) == "fail-open"
     # The gate goes on waiting for its schedulers.
@@ -102,10 +98,10 @@ async def test_request_is_held_no_longer_than_it_may_wait(
 
 
 async def test_time_in_the_gap_shortens_the_wait_at_the_scheduler(
-    pair: Pair, benches: Benches, until: Until
+    pair: Pair, benches: Benches
 ) -> None:
     bench = benches()
-    await lose_both(pair, bench, until)
+    await lose_both(pair, bench)
     asking = asyncio.ensure_future(bench.ask(headers=TRUST | {"x-schedsvc-max-queue-ms": "60000"}))
     await until(lambda: session_of(bench)._reached)
     await asyncio.sleep(0.01)
@@ -114,11 +110,9 @@ async def test_time_in_the_gap_shortens_the_wait_at_the_scheduler(
     assert 30_000 < pair[1].admits[-1].queue_ttl_ms < 60_000
 
 
-async def test_client_that_leaves_in_the_gap_asks_nothing(
-    pair: Pair, benches: Benches, until: Until
-) -> None:
+async def test_client_that_leaves_in_the_gap_asks_nothing(pair: Pair, benches: Benches) -> None:
     bench = benches()
-    await lose_both(pair, bench, until)
+    await lose_both(pair, bench)
     leaving = bench.exchange()
     task = asyncio.ensure_future(leaving.run())
     await until(lambda: session_of(bench)._reached)

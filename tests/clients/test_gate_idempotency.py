@@ -12,9 +12,10 @@ from schedsvc_vllm import idempotency
 from schedsvc_vllm.idempotency import Replays
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask
 from .bench import TRUST, Bench
-from .conftest import Until
 from .fake_scheduler import FakeScheduler, refusal
 
 KEY = TRUST | {"idempotency-key": "stainless-python-retry-1"}
@@ -35,9 +36,7 @@ def running(bench: Bench, body: bytes = b"", **changes: Any) -> tuple[Exchange, 
     return exchange, asyncio.ensure_future(exchange.run())
 
 
-async def test_requests_with_one_key_run_once_and_get_one_answer(
-    keyed: Bench, until: Until
-) -> None:
+async def test_requests_with_one_key_run_once_and_get_one_answer(keyed: Bench) -> None:
     keyed.gate._replays = Replays(kept_s=20.0)
     keyed.engine.gate = asyncio.Event()
     asked = [running(keyed) for _ in range(3)]
@@ -53,7 +52,7 @@ async def test_requests_with_one_key_run_once_and_get_one_answer(
     await keyed.settled()
 
 
-async def test_a_request_outlives_its_client_for_its_retry(keyed: Bench, until: Until) -> None:
+async def test_a_request_outlives_its_client_for_its_retry(keyed: Bench) -> None:
     keyed.gate._replays = Replays(kept_s=20.0)
     keyed.engine.gate = asyncio.Event()
     first, task = running(keyed)
@@ -69,7 +68,7 @@ async def test_a_request_outlives_its_client_for_its_retry(keyed: Bench, until: 
     await keyed.settled()
 
 
-async def test_a_kept_request_without_a_retry_is_aborted(keyed: Bench, until: Until) -> None:
+async def test_a_kept_request_without_a_retry_is_aborted(keyed: Bench) -> None:
     keyed.engine.gate = asyncio.Event()
     first, task = running(keyed)
     await until(lambda: keyed.engine.running)
@@ -81,7 +80,7 @@ async def test_a_kept_request_without_a_retry_is_aborted(keyed: Bench, until: Un
     await until(lambda: not len(keyed.gate._replays))
 
 
-async def test_the_oldest_answers_go_beyond_the_bytes_kept(keyed: Bench, until: Until) -> None:
+async def test_the_oldest_answers_go_beyond_the_bytes_kept(keyed: Bench) -> None:
     keys = [TRUST | {"idempotency-key": f"key-{k}"} for k in range(3)]
     answer = (await keyed.ask(headers=keys[0])).answer
     replays = keyed.gate._replays = Replays(kept_s=20.0, kept_bytes=2 * len(answer) + 1)
@@ -99,7 +98,7 @@ async def test_the_oldest_answers_go_beyond_the_bytes_kept(keyed: Bench, until: 
     await keyed.settled()
 
 
-async def test_a_stream_has_one_reader(keyed: Bench, until: Until) -> None:
+async def test_a_stream_has_one_reader(keyed: Bench) -> None:
     keyed.engine.gate = asyncio.Event()
     first, task = running(keyed, ask(stream=True))
     await until(lambda: keyed.engine.running)
@@ -113,7 +112,7 @@ async def test_a_stream_has_one_reader(keyed: Bench, until: Until) -> None:
 
 
 async def test_another_body_with_the_key_is_refused_and_other_callers_have_their_own(
-    keyed: Bench, until: Until
+    keyed: Bench,
 ) -> None:
     keyed.engine.gate = asyncio.Event()
     _, task = running(keyed)

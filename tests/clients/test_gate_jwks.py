@@ -11,8 +11,9 @@ import pytest
 from schedsvc_vllm import jwks_source
 from schedsvc_vllm.settings import JwtSettings, Settings
 
+from tests.waiting import until
+
 from .bench import Bench
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .issuer import AUDIENCE, ISSUER, KeyServer
 from .test_gate_jwt import EC, ED, RSA, asked, keys, settings_for, verifier
@@ -62,9 +63,7 @@ ODD_ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ODD_ANSWERS)
-async def test_no_answer_of_the_key_server_ends_the_refresh(
-    fake: FakeScheduler, until: Until, kind: str
-) -> None:
+async def test_no_answer_of_the_key_server_ends_the_refresh(fake: FakeScheduler, kind: str) -> None:
     server = RawServer()
     async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"

@@ -24,9 +24,10 @@ from schedsvc_vllm.jwt_tokens import TokenVerifier, read_keys
 from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.settings import JwtSettings, Settings, SettingsError
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask
 from .bench import TRUST, Bench
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .issuer import AUDIENCE, ISSUER, KeyServer, Signer, unsigned
 from .test_vllm_proxy import Server, behind, started
@@ -302,7 +303,7 @@ async def test_before_there_are_keys_the_answer_is_503(
 
 
 async def test_a_file_of_keys_is_read_again(
-    fake: FakeScheduler, tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+    fake: FakeScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jwks_source, "FILE_PERIOD_S", 0.01)
     file = tmp_path / "keys.json"

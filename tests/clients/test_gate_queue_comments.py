@@ -12,9 +12,10 @@ from openai._streaming import SSEDecoder
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask
 from .bench import Bench
-from .conftest import Until
 from .fake_scheduler import FakeScheduler, refusal
 
 
@@ -27,7 +28,7 @@ async def waiting(fake: FakeScheduler) -> AsyncIterator[Bench]:
     await made.gate._close()
 
 
-async def asked(bench: Bench, until: Until, body: bytes) -> tuple[Exchange, Any, str]:
+async def asked(bench: Bench, body: bytes) -> tuple[Exchange, Any, str]:
     exchange = bench.exchange(body)
     task = asyncio.ensure_future(exchange.run())
     await until(lambda: bench.fake.held)
@@ -38,8 +39,8 @@ def events(exchange: Exchange) -> list[tuple[str | None, str]]:
     return [(e.event, e.data) for e in SSEDecoder().iter_bytes(iter([exchange.answer]))]
 
 
-async def test_comments_come_until_the_answer_does(waiting: Bench, until: Until) -> None:
-    exchange, task, request_id = await asked(waiting, until, ask(stream=True))
+async def test_comments_come_until_the_answer_does(waiting: Bench) -> None:
+    exchange, task, request_id = await asked(waiting, ask(stream=True))
     await until(lambda: exchange.answer.count(b": queued\n\n") >= 3)
     assert exchange.status == 200
     assert exchange.answer_headers["content-type"].startswith("text/event-stream")
@@ -53,8 +54,8 @@ async def test_comments_come_until_the_answer_does(waiting: Bench, until: Until)
     await waiting.settled()
 
 
-async def test_a_refusal_after_a_comment_is_an_event(waiting: Bench, until: Until) -> None:
-    exchange, task, request_id = await asked(waiting, until, ask(stream=True))
+async def test_a_refusal_after_a_comment_is_an_event(waiting: Bench) -> None:
+    exchange, task, request_id = await asked(waiting, ask(stream=True))
     await until(lambda: b": queued" in exchange.answer)
     evicted = refusal(pb.OUTCOME_EVICTED_TTL, retry_after_ms=1_000, message="waited too long")
     waiting.fake.release(request_id, evicted)
@@ -72,7 +73,7 @@ async def test_before_a_comment_a_refusal_has_its_status(waiting: Bench) -> None
     assert (await waiting.ask(ask(stream=True))).status == 429
 
 
-async def commented(bench: Bench, until: Until) -> None:
+async def commented(bench: Bench) -> None:
     """Wait for as long as another stream takes to get three comments."""
     others = set(bench.fake.held)
     other = bench.exchange(ask(stream=True))
@@ -83,9 +84,9 @@ async def commented(bench: Bench, until: Until) -> None:
     await asyncio.wait_for(task, 60)
 
 
-async def test_what_is_not_streamed_gets_no_comment(waiting: Bench, until: Until) -> None:
-    exchange, task, request_id = await asked(waiting, until, ask(stream=False))
-    await commented(waiting, until)
+async def test_what_is_not_streamed_gets_no_comment(waiting: Bench) -> None:
+    exchange, task, request_id = await asked(waiting, ask(stream=False))
+    await commented(waiting)
     assert exchange.sent == []
     waiting.fake.release(request_id)
     await asyncio.wait_for(task, 60)
@@ -93,12 +94,12 @@ async def test_what_is_not_streamed_gets_no_comment(waiting: Bench, until: Until
     await waiting.settled()
 
 
-async def test_a_client_that_leaves_ends_its_comments(waiting: Bench, until: Until) -> None:
-    exchange, task, _ = await asked(waiting, until, ask(stream=True))
+async def test_a_client_that_leaves_ends_its_comments(waiting: Bench) -> None:
+    exchange, task, _ = await asked(waiting, ask(stream=True))
     await until(lambda: b": queued" in exchange.answer)
     exchange.left.set()
     await asyncio.wait_for(task, 60)
     said = exchange.answer
-    await commented(waiting, until)
+    await commented(waiting)
     assert exchange.answer == said
     assert not waiting.fake.held

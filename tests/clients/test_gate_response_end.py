@@ -13,9 +13,10 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.response_end import ResponseEnd
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask, owner, start
 from .bench import Bench
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -194,7 +195,6 @@ class CountsElsewhere:
 @pytest.mark.usefixtures("gives_up")
 async def test_pieces_are_let_go_while_it_runs(
     fake: FakeScheduler,
-    until: Until,
     monkeypatch: pytest.MonkeyPatch,
     fail_open: bool,
     wrong: bool,
@@ -226,7 +226,7 @@ async def test_pieces_are_let_go_while_it_runs(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_whose_lease_is_void_is_ended(
-    bench: Bench, fake: FakeScheduler, until: Until, stream: bool
+    bench: Bench, fake: FakeScheduler, stream: bool
 ) -> None:
     bench.engine.gate = asyncio.Event()
     bench.engine.step_s = 0.001
@@ -248,9 +248,7 @@ async def test_a_request_whose_lease_is_void_is_ended(
     assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
 
 
-async def test_a_cancel_from_elsewhere_is_respected(
-    bench: Bench, fake: FakeScheduler, until: Until
-) -> None:
+async def test_a_cancel_from_elsewhere_is_respected(bench: Bench, fake: FakeScheduler) -> None:
     bench.engine.gate = asyncio.Event()
     running = asyncio.ensure_future(bench.ask())
     await until(lambda: bench.engine.running)

@@ -22,11 +22,10 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import PoolSettings, Settings
 
 from tests import forked
-from tests.waiting import wait_for_start
+from tests.waiting import until, wait_for_start
 
 from .asgi import Engine, Exchange, ask, owner
 from .bench import TRUST
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 PROMPT_TOKENS = len(json.loads(ask())["prompt"])
@@ -139,7 +138,7 @@ async def at_rest(scheduler: Scheduler) -> pb.StatsResponse:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_requests_go_on_without_a_scheduler_that_is(
-    scheduler: Scheduler, gated: Gating, until: Until, way: str
+    scheduler: Scheduler, gated: Gating, way: str
 ) -> None:
     stops, goes_on = WAYS[way]
     gate = gated(scheduler.target, 0.3)
@@ -167,7 +166,7 @@ async def test_requests_go_on_without_a_scheduler_that_is(
 
 
 async def test_dead_connection_is_replaced_before_pings_end(
-    scheduler: Scheduler, gated: Gating, until: Until
+    scheduler: Scheduler, gated: Gating
 ) -> None:
     folder = scheduler.target.removeprefix("unix:").removesuffix("/s")
     async with Line(scheduler.target, f"unix:{folder}/line") as line:
@@ -183,7 +182,7 @@ async def test_dead_connection_is_replaced_before_pings_end(
 
 
 async def test_a_gate_that_stood_still_does_not_fail_open(
-    scheduler: Scheduler, gated: Gating, until: Until, caplog: pytest.LogCaptureFixture
+    scheduler: Scheduler, gated: Gating, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = gated(scheduler.target, 0.3)
     assert await gate.mode() == "enforced"
@@ -199,7 +198,7 @@ async def test_a_gate_that_stood_still_does_not_fail_open(
 
 
 async def test_a_scheduler_that_takes_no_beats_is_sent_none(
-    fake: FakeScheduler, gated: Gating, until: Until
+    fake: FakeScheduler, gated: Gating
 ) -> None:
     gate = gated(fake.target, 0.02)
     assert await gate.mode() == "enforced"

@@ -16,8 +16,9 @@ from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 from schedsvc_vllm.token_counter import Counter, TokenTotals
 
+from tests.waiting import until
+
 from .asgi import Exchange, ask, owner, start
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 
@@ -148,7 +149,7 @@ async def test_no_body_and_no_stream_is_changed(
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("prompts", [1, 3])
 async def test_what_was_made_before_an_abort_is_known(
-    fake: FakeScheduler, counted: tuple[Engine, Gate], until: Until, prompts: int, n: int
+    fake: FakeScheduler, counted: tuple[Engine, Gate], prompts: int, n: int
 ) -> None:
     engine, gate = counted
     engine.n, engine.prompts = n, [(3, 2)] * prompts

@@ -14,7 +14,6 @@ from schedsvc_vllm.http_limits import head_refusal
 from schedsvc_vllm.launcher import LaunchError
 
 from .asgi import ask
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_http_limits import answer_to
 
@@ -284,9 +283,7 @@ async def ask_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     await reader.readuntil(USAGE)
 
 
-async def test_the_longest_idle_connection_gives_way(
-    fake: FakeScheduler, origin: Origin, until: Until
-) -> None:
+async def test_the_longest_idle_connection_gives_way(fake: FakeScheduler, origin: Origin) -> None:
     async with proxied(fake, origin, "--connections-max", "2") as port:
         first, second = await kept(port), await kept(port)
         await ask_on(*first)  # now the second has waited longer

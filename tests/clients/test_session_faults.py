@@ -15,7 +15,8 @@ from schedsvc_client import ClientOptions, SchedulerUnavailable
 from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from .conftest import Until
+from tests.waiting import until
+
 from .fake_scheduler import FakeScheduler
 from .test_end_to_end import Programs
 
@@ -42,9 +43,7 @@ async def ask(opened: SchedulerSession, runs_s: float = 0.0) -> None:
         await asyncio.sleep(runs_s)
 
 
-async def test_a_refused_pool_is_offered_again_until_it_is_taken(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_a_refused_pool_is_offered_again_until_it_is_taken(fake: FakeScheduler) -> None:
     states: list[SessionState] = []
     fake.pool_fault = pb.SessionFault(code=9, field="pool", description="is offered by another")
     opened = session(fake.target, on_state=states.append)
@@ -67,7 +66,7 @@ async def test_a_refused_pool_is_offered_again_until_it_is_taken(
 
 
 async def test_one_refused_pool_of_several_leaves_the_others_usable(
-    fake: FakeScheduler, until: Until, caplog: pytest.LogCaptureFixture
+    fake: FakeScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.pool_fault = pb.SessionFault(code=9, field="pool", description="is offered by another")
     fake.faulty_pool = "q"
@@ -92,7 +91,7 @@ async def test_one_refused_pool_of_several_leaves_the_others_usable(
     assert "refused a pool of this client: " in caplog.records[0].getMessage()
 
 
-async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves(until: Until) -> None:
+async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves() -> None:
     """The real scheduler, and a shim that starts with a new token before the old one is gone."""
     with tempfile.TemporaryDirectory(prefix="own-") as name:
         folder = Path(name)
@@ -130,7 +129,7 @@ async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves(until
 
 
 async def test_a_token_that_is_away_and_a_callback_that_raises_cost_only_time(
-    fake: FakeScheduler, until: Until
+    fake: FakeScheduler,
 ) -> None:
     fake.token = "right"
     absent = [FileNotFoundError("token"), RuntimeError("no vault")]
@@ -155,7 +154,7 @@ async def test_a_token_that_is_away_and_a_callback_that_raises_cost_only_time(
 
 
 async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
-    fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with session(fake.target) as opened:
         await ask(opened)
@@ -172,9 +171,7 @@ async def test_a_defect_of_the_writer_ends_the_stream_not_the_session(
         assert "ZeroDivisionError" in str(opened.last_error)
 
 
-async def test_an_end_waits_a_moment_for_something_to_leave_with(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_an_end_waits_a_moment_for_something_to_leave_with(fake: FakeScheduler) -> None:
     async with delayed(fake.target, 60.0) as opened:
         await ask(opened, 0.02)
         await asyncio.sleep(0.05)
@@ -189,9 +186,7 @@ async def test_an_end_waits_a_moment_for_something_to_leave_with(
         await until(lambda: fake.books[3].completes)
 
 
-async def test_an_end_that_a_request_may_wait_for_leaves_at_once(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_an_end_that_a_request_may_wait_for_leaves_at_once(fake: FakeScheduler) -> None:
     opened = delayed(fake.target, 60.0)
     async with opened, opened.admission(input_tokens=5, max_output_tokens=9) as first:
         fake.decide = lambda request: None
@@ -208,9 +203,7 @@ def test_a_delay_is_not_negative() -> None:
         ClientOptions(end_delay_s=-1)
 
 
-async def test_session_sends_goodbye_on_close_and_not_on_loss(
-    fake: FakeScheduler, until: Until
-) -> None:
+async def test_session_sends_goodbye_on_close_and_not_on_loss(fake: FakeScheduler) -> None:
     opened = session(fake.target)
     opened.register_pool(**POOL)
     async with opened:

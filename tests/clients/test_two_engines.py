@@ -16,10 +16,10 @@ from structlog.testing import capture_logs
 
 from schedsvc.config import Config
 from schedsvc.server import Server
+from tests.waiting import until
 
 from .asgi import Exchange, ask, owner
 from .bench import TRUST
-from .conftest import Until
 from .test_gate_silence import Gated
 
 HOUR_MS = 3_600_000
@@ -58,7 +58,7 @@ async def health(gate: Gated) -> Exchange:
 
 
 async def test_the_second_engine_is_refused_until_the_first_has_gone(
-    server: Server, until: Until, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = Gated(server.targets[0], 3.0), Gated(server.targets[0], 3.0)
     with caplog.at_level(logging.WARNING, "schedsvc_client"):
@@ -85,9 +85,7 @@ async def test_the_second_engine_is_refused_until_the_first_has_gone(
     await second.gate._close()
 
 
-async def test_an_engine_behind_a_cut_link_is_replaced_soon(
-    server: Server, folder: Path, until: Until
-) -> None:
+async def test_an_engine_behind_a_cut_link_is_replaced_soon(server: Server, folder: Path) -> None:
     async with Line(server.targets[0], f"unix:{folder}/line") as line:
         lost, again = Gated(line.target, 3.0), Gated(server.targets[0], 3.0)
         assert await lost.mode() == "enforced"
@@ -137,9 +135,7 @@ async def test_api_processes_of_one_engine_serve_side_by_side(server: Server) ->
         await gate.gate._close()
 
 
-async def test_a_first_start_serves_once_all_api_processes_are_there(
-    server: Server, until: Until
-) -> None:
+async def test_a_first_start_serves_once_all_api_processes_are_there(server: Server) -> None:
     gates = [Gated(server.targets[0], 3.0, epoch=77, gates=2) for _ in range(2)]
     waits = asyncio.ensure_future(gates[0].mode())
     await until(lambda: gates[0].gate._runtime and gates[0].session.open_requests)

@@ -27,7 +27,8 @@ from schedsvc_client.errors import from_rpc_error
 from schedsvc_client.sync import Scheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from .conftest import Until
+from tests.waiting import until
+
 from .fake_scheduler import FakeScheduler, refusal
 
 QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.02, progress_delay_s=0.005)
@@ -72,7 +73,7 @@ class RotatedToken:
 
 class TestAsync:
     async def test_an_admission_runs_and_its_end_is_known_at_the_exit(
-        self, fake: FakeScheduler, until: Until
+        self, fake: FakeScheduler
     ) -> None:
         async with client(fake) as scheduler:
             async with scheduler.admission(tenant="a", input_tokens=5, max_output_tokens=9) as it:
@@ -85,7 +86,7 @@ class TestAsync:
         assert fake.books[1].progress[0].output_tokens == 2
 
     async def test_idle_leases_are_renewed_and_lost_ones_reported(
-        self, fake: FakeScheduler, until: Until
+        self, fake: FakeScheduler
     ) -> None:
         fake.lease_ttl_ms = 60
         async with (
@@ -107,9 +108,7 @@ class TestAsync:
         async with client(fake, token="right") as scheduler:
             await scheduler.stats()
 
-    async def test_a_cancelled_wait_withdraws_the_request(
-        self, fake: FakeScheduler, until: Until
-    ) -> None:
+    async def test_a_cancelled_wait_withdraws_the_request(self, fake: FakeScheduler) -> None:
         fake.decide = lambda request: None
         async with client(fake) as scheduler:
             admission = scheduler.admission(request_id="r", input_tokens=5, max_output_tokens=9)
@@ -120,7 +119,7 @@ class TestAsync:
             await until(lambda: fake.cancelled == ["r"])
 
     async def test_cancel_at_every_suspension_completes_what_was_granted(
-        self, fake: FakeScheduler, until: Until
+        self, fake: FakeScheduler
     ) -> None:
         async with client(fake) as scheduler:
 
@@ -140,9 +139,7 @@ class TestAsync:
             seen = {a.lease.lease_id for a in scheduler._running.values() if a.lease}
             assert seen == set()
 
-    async def test_a_complete_is_retried_through_an_outage(
-        self, fake: FakeScheduler, until: Until
-    ) -> None:
+    async def test_a_complete_is_retried_through_an_outage(self, fake: FakeScheduler) -> None:
         fake.complete_errors = [(grpc.StatusCode.UNAVAILABLE, "later")] * 3
         async with client(fake) as scheduler:
             async with scheduler.admission(input_tokens=5, max_output_tokens=9):
@@ -151,7 +148,7 @@ class TestAsync:
             assert len(fake.books[1].completes) == 1
 
     async def test_a_token_that_is_away_for_a_moment_costs_no_lease(
-        self, fake: FakeScheduler, until: Until
+        self, fake: FakeScheduler
     ) -> None:
         fake.token, fake.lease_ttl_ms, token = "right", 60, RotatedToken()
         async with client(fake, token=token) as scheduler:
@@ -167,9 +164,7 @@ class TestAsync:
             with pytest.raises(SchedulerUnavailable, match="cannot get a token"):
                 await scheduler.stats()
 
-    async def test_a_callback_that_raises_costs_no_other_lease(
-        self, fake: FakeScheduler, until: Until
-    ) -> None:
+    async def test_a_callback_that_raises_costs_no_other_lease(self, fake: FakeScheduler) -> None:
         fake.lease_ttl_ms = 60
         async with (
             client(fake) as scheduler,
@@ -275,9 +270,7 @@ class TestSync:
 
         await in_thread(work)
 
-    async def test_a_complete_is_retried_in_the_background(
-        self, fake: FakeScheduler, until: Until
-    ) -> None:
+    async def test_a_complete_is_retried_in_the_background(self, fake: FakeScheduler) -> None:
         fake.complete_errors = [(grpc.StatusCode.UNAVAILABLE, "later")] * 3
 
         def work() -> None:

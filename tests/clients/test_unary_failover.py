@@ -17,7 +17,9 @@ from schedsvc_client.sync import Scheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
-from .conftest import Pair, Until, both
+from tests.waiting import until
+
+from .conftest import Pair, both
 from .fake_scheduler import Book
 from .test_failover import two_schedulers  # noqa: F401 - a fixture
 from .test_gate_silence import Scheduler as Process
@@ -61,7 +63,7 @@ async def test_call_is_retried_at_the_next_target(pair: Pair, ask: Ask) -> None:
 
 
 @either
-async def test_held_call_moves_on_with_its_id(pair: Pair, until: Until, ask: Ask) -> None:
+async def test_held_call_moves_on_with_its_id(pair: Pair, ask: Ask) -> None:
     a, b = pair
     a.decide = lambda request: None
     asking = asyncio.ensure_future(ask(both(pair), QUICK))
@@ -128,9 +130,8 @@ async def run_sync(targets: str, steps: Steps) -> None:
 class Steps:
     """Lease 100 of `a` is reported to a stale leader, `b`, which says that it is over."""
 
-    def __init__(self, pair: Pair, until: Until) -> None:
+    def __init__(self, pair: Pair) -> None:
         self._a, self._b = pair
-        self._until = until
         self._b.books[100] = Book("r", "acme")
         self._b.statuses[100] = pb.LEASE_STATE_VOID
 
@@ -138,15 +139,15 @@ class Steps:
         self._a.leader = self._b.target
         report()
         # Once it is asked again, the first answer has been taken.
-        await self._until(lambda: len(self._b.books[100].progress) >= 2)
+        await until(lambda: len(self._b.books[100].progress) >= 2)
         assert lost() is None
 
     async def ended(self) -> None:
         """The end is delivered until the leader takes it."""
-        await self._until(lambda: len(self._b.books[100].completes) >= 2)
+        await until(lambda: len(self._b.books[100].completes) >= 2)
         assert not self._a.books[100].completes
         self._a.leader = None
-        await self._until(lambda: self._a.books[100].completes)
+        await until(lambda: self._a.books[100].completes)
 
 
 @pytest.mark.parametrize("run", [run_async, run_sync], ids=["async", "sync"])
@@ -157,17 +158,16 @@ class Steps:
 )
 async def test_reports_to_a_stale_leader_have_no_effect(
     pair: Pair,
-    until: Until,
     run: Callable[[str, Steps], Awaitable[None]],
     stale: Leadership | None,
 ) -> None:
     a, b = pair
     a.leadership, b.leadership = Leadership(term=5, leader="a/1"), stale
-    await run(both(pair), Steps(pair, until))
+    await run(both(pair), Steps(pair))
 
 
 @either
-async def test_held_call_leaves_a_stale_leader(pair: Pair, until: Until, ask: Ask) -> None:
+async def test_held_call_leaves_a_stale_leader(pair: Pair, ask: Ask) -> None:
     a, b = pair
     a.decide = lambda request: None
     a.leadership = Leadership(term=5, leader="a/1")
@@ -192,7 +192,6 @@ async def test_answer_about_the_caller_is_final(pair: Pair, ask: Ask) -> None:
 @either
 async def test_held_call_leaves_a_silent_scheduler(
     two_schedulers: tuple[Process, Process],  # noqa: F811 - the fixture
-    until: Until,
     ask: Ask,
 ) -> None:
     a, b = two_schedulers

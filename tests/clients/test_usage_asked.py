@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .test_compressed_answers import Packed, end_of, front, packed
 
@@ -67,28 +66,28 @@ FORMS = list(itertools.product(("last", "each", "own"), ("\n\n", "\r\n\r\n"), (N
 
 @pytest.mark.parametrize(("stated", "end", "style"), FORMS)
 async def test_a_client_that_asks_gets_the_usage_once(
-    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until,
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str,
     stated: str, end: str, style: Any,
 ) -> None:  # fmt: skip
     packed[0].headers, packed[0].pieces = {"content-type": SSE}, events(stated, end, style)
     found = found_in(await stream(front, asks=True))
     assert [chunk["usage"] for chunk in found if chunk.get("usage")] == [usage(4)]
     assert [len(chunk["choices"]) for chunk in found] == [1, 1, 1, 1, 0]
-    done = await end_of(fake, until)
+    done = await end_of(fake)
     assert (done.outcome, done.output_tokens) == (pb.OUTCOME_COMPLETED, 4)
 
 
 @pytest.mark.parametrize("kind", [SSE, *ODD_KINDS])
 @pytest.mark.parametrize(("stated", "end", "style"), FORMS)
 async def test_a_client_that_does_not_ask_sees_no_usage(
-    fake: FakeScheduler, packed: tuple[Packed, str], front: str, until: Until,
+    fake: FakeScheduler, packed: tuple[Packed, str], front: str,
     stated: str, end: str, style: Any, kind: str,
 ) -> None:  # fmt: skip
     packed[0].headers, packed[0].pieces = {"content-type": kind}, events(stated, end, style)
     found = found_in(await stream(front, asks=False))
     assert [chunk for chunk in found if "usage" in chunk] == []
     assert len(found) == 4
-    done = await end_of(fake, until)
+    done = await end_of(fake)
     assert (done.outcome, done.output_tokens) == (pb.OUTCOME_COMPLETED, 4)
 
 

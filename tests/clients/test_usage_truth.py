@@ -22,8 +22,9 @@ from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.settings import Settings
 from schedsvc_vllm.usage import UsageFilter, UsageReader
 
+from tests.waiting import until
+
 from .asgi import Exchange, owner
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 from .upstreams import listening
 
@@ -384,7 +385,7 @@ async def test_a_stream_with_a_length_loses_its_usage_and_its_length(
 
 
 async def test_a_client_that_leaves_before_any_usage_is_charged_for_its_events(
-    fake: FakeScheduler, server: Server, gate: Gate, until: Until
+    fake: FakeScheduler, server: Server, gate: Gate
 ) -> None:
     server.headers = {"content-type": "text/event-stream"}
     server.pieces = [event({"choices": [{"text": "a"}]}) for _ in range(200)]

@@ -23,9 +23,9 @@ from schedsvc_vllm.proxy import Told, Upstream
 from schedsvc_vllm.settings import PoolSettings, Settings, SettingsError
 
 from tests import forked
+from tests.waiting import until
 
 from .asgi import Exchange, ask
-from .conftest import Until
 from .fake_scheduler import FakeScheduler, grant
 from .upstreams import listening
 
@@ -147,7 +147,7 @@ def looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("looked_at_often")
 async def test_an_upstream_that_was_restarted_is_another_pool(
-    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
     """Its epoch is new, so that leases of the old one are void; and it may have other sizes."""
     await until(lambda: fake.pools)
@@ -169,7 +169,7 @@ async def test_an_upstream_that_was_restarted_is_another_pool(
 @pytest.mark.usefixtures("looked_at_often")
 @pytest.mark.parametrize("begun", [False, True])
 async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
-    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until, begun: bool
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, begun: bool
 ) -> None:
     """Sent to the new engine under a lease of the old one, before the new one was known."""
     await until(lambda: fake.pools)
@@ -204,7 +204,7 @@ async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
 
 @pytest.mark.usefixtures("looked_at_seldom")
 async def test_after_an_upstream_hung_up_the_gate_checks_the_engine(
-    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
     """Its next look would come seconds later: till then all would run on leases of the dead."""
     await until(lambda: fake.telemetry)
@@ -232,7 +232,7 @@ async def test_after_an_upstream_hung_up_the_gate_checks_the_engine(
 
 @pytest.mark.usefixtures("looked_at_often")
 async def test_a_grant_lost_in_a_restart_is_asked_for_again(
-    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
     """Once: a scheduler that goes on granting leases of the old engine is not asked for ever."""
     await until(lambda: fake.pools)
@@ -251,7 +251,7 @@ async def test_a_grant_lost_in_a_restart_is_asked_for_again(
     assert (len(fake.admits), len(server.seen)) == (2, 1)
 
 
-async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, until: Until) -> None:
+async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler) -> None:
     assert gate._runtime is not None
     assert isinstance(gate.app, Upstream)
     assert gate.app.told == Told(4_096, 16, 1_024, 1_500_000_000 * 10**9)
@@ -267,9 +267,7 @@ async def test_sizes_come_from_the_upstream(gate: Gate, fake: FakeScheduler, unt
     assert (fake.telemetry[0].running, fake.telemetry[0].used_tokens) == (3, 2_048)
 
 
-async def test_prefix_hashes_are_sent_if_they_count(
-    gate: Gate, fake: FakeScheduler, until: Until
-) -> None:
+async def test_prefix_hashes_are_sent_if_they_count(gate: Gate, fake: FakeScheduler) -> None:
     assert gate._runtime is not None
     fake.prefix_use = pool_pb2.PrefixUse(hashes_max=512, order=True, key=5)
     await fake.restart()
@@ -329,7 +327,7 @@ async def test_what_is_not_gated_passes_with_its_query(
 
 
 async def test_a_client_that_leaves_ends_the_upstreams_stream(
-    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
     behind[0].held.clear()
     exchange = Exchange(gate, ask(stream=True))
@@ -345,7 +343,7 @@ async def test_a_client_that_leaves_ends_the_upstreams_stream(
 
 
 async def test_a_request_that_is_cancelled_ends_the_upstreams_stream(
-    gate: Gate, behind: tuple[Server, str], until: Until
+    gate: Gate, behind: tuple[Server, str]
 ) -> None:
     behind[0].held.clear()
     exchange = Exchange(gate, ask(stream=True))
@@ -364,7 +362,7 @@ async def test_an_end_that_came_with_the_last_piece_goes_with_it(gate: Gate) -> 
 
 
 async def test_a_client_that_leaves_at_the_last_event_has_its_answer(
-    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, until: Until
+    gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
     """The upstream's stream ends a moment after its last event: there is nothing to cancel."""
     behind[0].ended.clear()

@@ -15,10 +15,9 @@ from schedsvc_vllm.scrape import ScrapeError, fetch_from_app, parse
 from schedsvc_vllm.settings import PoolSettings, Settings
 from schedsvc_vllm.telemetry import Reading, Readings
 
-from tests.waiting import Stopwatch
+from tests.waiting import Stopwatch, until
 
 from .asgi import Exchange, ask, owner, start
-from .conftest import Until
 from .fake_scheduler import FakeScheduler
 
 PAGE = """\
@@ -104,7 +103,7 @@ async def test_the_page_is_asked_for_inside_the_process() -> None:
 
 
 async def test_without_a_stat_logger_the_gate_asks_the_page(
-    fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 0.01)
     app = Serving()
@@ -122,7 +121,6 @@ async def test_without_a_stat_logger_the_gate_asks_the_page(
 
 async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
     fake: FakeScheduler,
-    until: Until,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -142,7 +140,7 @@ async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
 
 
 async def test_an_engine_that_others_keep_busy_is_asked_as_often(
-    fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several API processes share an engine, and only the first asks."""
     monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 600.0)

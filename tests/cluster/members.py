@@ -12,7 +12,8 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.store import Address
 from schedsvc.server.led import LedServer
-from tests.server.conftest import config_of, open_channel, token_of, until
+from tests.server.conftest import config_of, open_channel, token_of
+from tests.waiting import until
 
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port
 

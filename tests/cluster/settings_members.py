@@ -10,8 +10,8 @@ from schedsvc.cluster.library import settings_keys_of
 from schedsvc.cluster.store import Address, StoreConnection, connect
 from schedsvc.driver import SettingsShared
 from schedsvc.server import Server
-from tests.server.conftest import until
 from tests.server.test_operator import Both, operating
+from tests.waiting import until
 
 from .members import SECRET
 from .store_server import ADMIN_PASSWORD, StoreServer

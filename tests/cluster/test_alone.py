@@ -13,7 +13,8 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc.cli import main
 from schedsvc.cluster.admin import init_store, status_of
 from schedsvc.cluster.store import Address
-from tests.server.conftest import calling, serving, until
+from tests.server.conftest import calling, serving
+from tests.waiting import until
 
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port
 

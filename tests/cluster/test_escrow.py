@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from tests.server.conftest import until
-from tests.waiting import HANGS_S, Stopwatch
+from tests.waiting import HANGS_S, Stopwatch, until
 
 from .escrow_members import Sharer, sharing
 from .store_server import StoreServer

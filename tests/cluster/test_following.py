@@ -18,7 +18,8 @@ from schedsvc.server.cluster import set_fingerprint
 from schedsvc.server.led import LedServer
 from schedsvc.service import Authenticator, Credentials, FollowService
 from schedsvc.service.follow import Rows
-from tests.server.conftest import config_of, failure, open_channel, until
+from tests.server.conftest import config_of, failure, open_channel
+from tests.waiting import until
 
 from .members import PEER_TOKEN, TOKEN, ask, calling, member, proof, ready_store, running
 from .store_server import StoreServer

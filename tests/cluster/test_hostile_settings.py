@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 from schedsvc.cluster.library import settings_keys_of
 from schedsvc.cluster.signing import seal_row
 from schedsvc.cluster.store import StoreConnection
-from tests.server.conftest import until
 from tests.server.test_tenant_keys import create, owner, revoke
 from tests.server.test_tenants import put
+from tests.waiting import until
 
 from .settings_members import ROWS, intruder, member, ready_store, shared, until_shared
 from .store_server import StoreServer

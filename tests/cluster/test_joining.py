@@ -11,7 +11,8 @@ from schedsvc.cluster.escrow_store import Ask, Part, Stated, ask_store, check_es
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
 from schedsvc.cluster.library import escrow_source, info_problem, keys_of
 from schedsvc.cluster.store import Address, StoreConnection, connect, open_checked
-from tests.server.conftest import config_of, until
+from tests.server.conftest import config_of
+from tests.waiting import until
 
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
 

@@ -6,7 +6,8 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.clock import SteadyClock, boot_ns
 from schedsvc.driver import Driver, Leading, Waiting, new_core
-from tests.server.conftest import config_of, until
+from tests.server.conftest import config_of
+from tests.waiting import until
 
 SECOND_NS = 10**9
 

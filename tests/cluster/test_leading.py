@@ -16,7 +16,8 @@ from schedsvc.cluster.library import term_keys_of
 from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import TERM_MS, Term
 from schedsvc.server.led import LedServer
-from tests.server.conftest import failure, open_channel, until
+from tests.server.conftest import failure, open_channel
+from tests.waiting import until
 
 from .members import POOL_SET, TOKEN, ask, calling, member, proof, ready_store, running, trailer
 from .store_server import StoreServer, free_port

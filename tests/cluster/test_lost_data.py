@@ -5,7 +5,7 @@ from pathlib import Path
 
 from schedsvc.clock import boot_ns
 from schedsvc.cluster.library import keys_of
-from tests.server.conftest import until
+from tests.waiting import until
 
 from .exchanging import TOKEN, Scheduler, cluster, load_functions, rounds
 from .members import member, ready_store, running

@@ -11,7 +11,7 @@ import pytest
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.library import functions_source
 from schedsvc.cluster.member import interval_s
-from tests.server.conftest import until
+from tests.waiting import until
 
 from .exchanging import TOKEN, Scheduler, cluster, rounds, settings
 from .store_server import StoreServer

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from tests.server.conftest import until
 from tests.server.test_tenants import put
+from tests.waiting import until
 
 from .settings_members import member, ready_store, shared, until_shared
 from .store_refusals import Refusal

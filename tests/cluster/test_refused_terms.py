@@ -9,7 +9,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from structlog.testing import capture_logs
 
 from schedsvc.server.led import LedServer
-from tests.server.conftest import until
+from tests.waiting import until
 
 from .members import ask, calling, member, proof, ready_store, running
 from .store_refusals import Refusal
@@ -62,7 +62,7 @@ async def test_a_leader_goes_on_while_writes_are_refused(
         assert (a.leading.term, a.leading.lost, a.leading.taken) == (1, 0, 1)
         assert sharing.divided_by == 1
         # A late answer is named until the next try.
-        await until(lambda: refusal.reason in a.leading.problem, "it names the refusal", 60)
+        await until(lambda: refusal.reason in a.leading.problem, "it names the refusal")
         unknown = [log["reason"] for log in logs if log["event"] == "cluster_terms_unknown"]
         # Each member says each reason once. A busy machine adds one: that of a late answer.
         assert max(Counter(unknown).values()) <= 2, unknown
@@ -73,11 +73,11 @@ async def test_a_leader_goes_on_while_writes_are_refused(
             assert not late.leading.until_ns
             await asyncio.to_thread(refusal.end, store)
             for each in (a, b, late):
-                await until(lambda each=each: not each.leading.problem, "terms are known", 60)
+                await until(lambda each=each: not each.leading.problem, "terms are known")
                 assert not each.leading.refuses_writes
-            await until(lambda: not sharing.quota_problem, "quotas are shared", 60)
+            await until(lambda: not sharing.quota_problem, "quotas are shared")
             assert sharing.divided_by == 0
-            await until(lambda: len(a.leading.followers) == 2, "all follow", 60)
+            await until(lambda: len(a.leading.followers) == 2, "all follow")
             assert (a.leading.term, a.leading.lost, late.leading.taken) == (1, 0, 0)
             await served(a, 1)
             await served(a, 1, "capped")

@@ -13,7 +13,7 @@ from schedsvc.cluster.escrow_store import check_escrow_version
 from schedsvc.cluster.library import limits_source, probe_key_of
 from schedsvc.cluster.store import Address, StoreConnection, open_any
 from schedsvc.config.cluster import Cluster
-from tests.server.conftest import until
+from tests.waiting import until
 
 from .escrow_members import Sharer, sharing
 from .store_refusals import REFUSALS, Refusal
@@ -46,7 +46,7 @@ async def tried_again(store: StoreServer, count: int) -> None:
         asked += 1
         return connections(store) - before - asked >= count
 
-    await until(is_done, "the members connect again", 60)
+    await until(is_done, "the members connect again")
 
 
 async def both_known(members: list[Sharer]) -> None:
@@ -102,7 +102,7 @@ async def test_caps_are_divided_while_writes_are_refused(
         await asyncio.to_thread(refusal.begin, store)
         for member in members:
             running.ask(member, 4)
-        await until(lambda: len(running.leases) == 4, "each member runs its part", 60)
+        await until(lambda: len(running.leases) == 4, "each member runs its part")
         assert [running.count(member) for member in members] == [2, 2]
         await tried_again(store, 20)
         assert [running.count(member) for member in members] == [2, 2]
@@ -111,7 +111,7 @@ async def test_caps_are_divided_while_writes_are_refused(
             await until(lambda m=member: not m.member.sharing.quota_problem, "it is back")
         for _ in range(4):
             running.end()
-        await until(lambda: len(running.leases) == 4, "slots are granted again", 60)
+        await until(lambda: len(running.leases) == 4, "slots are granted again")
         assert running.most == 4
         await running.stop()
 
@@ -147,7 +147,7 @@ async def test_an_idle_member_notices_that_writes_are_refused(store: StoreServer
         known = member.member.sharing
         await until(lambda: not known.quota_problem, "it shares")
         await asyncio.to_thread(REFUSALS["acl"].begin, store)
-        await until(lambda: REFUSALS["acl"].reason in known.quota_problem, "it has noticed", 60)
+        await until(lambda: REFUSALS["acl"].reason in known.quota_problem, "it has noticed")
         assert member.member.escrow._books == {}
 
 
@@ -243,7 +243,7 @@ async def test_a_store_that_takes_small_writes_only_is_not_back_and_again_away(
         ]  # fmt: skip
         for each in members:
             escrow = each.member.escrow
-            await until(lambda escrow=escrow: escrow._share == 2, "it spends its part", 60)
+            await until(lambda escrow=escrow: escrow._share == 2, "it spends its part")
         with capture_logs() as logs:
             for _ in range(10):
                 await tried_again(store, 4)
@@ -255,7 +255,7 @@ async def test_a_store_that_takes_small_writes_only_is_not_back_and_again_away(
         await asyncio.to_thread(store.ask, "CONFIG", "SET", "maxmemory", "0")
         for each in members:
             escrow = each.member.escrow
-            await until(lambda escrow=escrow: escrow._share == 0, "the store is used", 60)
+            await until(lambda escrow=escrow: escrow._share == 0, "the store is used")
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

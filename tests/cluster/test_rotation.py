@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from schedsvc.clock import boot_ns
-from tests.server.conftest import config_of, token_of, until
+from tests.server.conftest import config_of, token_of
+from tests.waiting import until
 
 from .members import PEER_TOKEN, TOKEN, member, ready_store, running, settings
 from .store_server import StoreServer, free_port

@@ -9,10 +9,10 @@ from schedsvc_client.v1 import operator_pb2 as pb
 
 from schedsvc.server import Server
 from schedsvc.server import shared_settings as module
-from tests.server.conftest import until
 from tests.server.test_operator import Both, operating
 from tests.server.test_tenant_keys import create, owner, revoke
 from tests.server.test_tenants import OPERATOR, delete, get, put
+from tests.waiting import until
 
 from .settings_members import ROWS, member, ready_store, shared, state_of, until_shared
 from .store_server import StoreServer
@@ -58,7 +58,7 @@ async def test_a_key_revoked_at_one_member_is_refused_at_all(store: StoreServer)
         assert await owner(b, made.api_key) == "a"
         await revoke(at_b, "a", made.key.id)
         assert await owner(b, made.api_key) == ""
-        await until(lambda: "a" not in a._handles.listed.entries, "the revocation", 3)
+        await until(lambda: "a" not in a._handles.listed.entries, "the revocation")
         assert await owner(a, made.api_key) == ""
 
 

@@ -7,8 +7,8 @@ from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.server import Server
-from tests.server.conftest import until
 from tests.server.test_operator import Both
+from tests.waiting import until
 
 from .settings_members import member, ready_store
 from .store_server import StoreServer

@@ -5,7 +5,7 @@ from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from tests.server.conftest import until
+from tests.waiting import until
 
 from .escrow_members import Sharer, sharing
 from .store_server import StoreServer
@@ -72,7 +72,7 @@ async def test_four_members_run_what_one_would(store: StoreServer) -> None:
         await until(lambda: len(running.leases) == 3, "three run")
         for done in range(1, 18):
             running.end()
-            await until(lambda: len(running.leases) == 3, f"the next after {done} ends", 5)
+            await until(lambda: len(running.leases) == 3, f"the next after {done} ends")
         assert running.most == 3
         assert sum(member.member.sharing.overlap for member in members) == 0
         await running.stop()
@@ -97,10 +97,10 @@ async def test_a_busy_member_gives_others_their_part(store: StoreServer) -> None
         await until(lambda: may_run(a) == 2, "a knows that b waits")
         for _ in range(2):
             running.end(a)
-        await until(lambda: running.count(b) == 2, "b has its part", 5)
+        await until(lambda: running.count(b) == 2, "b has its part")
         for _ in range(6):
             running.end()
-            await until(lambda: len(running.leases) == 4, "the next one runs", 5)
+            await until(lambda: len(running.leases) == 4, "the next one runs")
         assert (running.count(a), running.count(b)) == (2, 2)
         assert running.most == 4
         await running.stop()
@@ -114,7 +114,7 @@ async def test_unused_slots_go_to_who_needs_them(store: StoreServer) -> None:
         for _ in range(4):
             running.end(a)
         running.ask(b, 4)
-        await until(lambda: running.count(b) == 4, "b has them", 5)
+        await until(lambda: running.count(b) == 4, "b has them")
         await running.stop()
 
 
@@ -130,7 +130,7 @@ async def test_tenant_and_group_are_capped_together(store: StoreServer) -> None:
         await until(lambda: len(running.leases) == 2, "two run")
         for _ in range(4):
             running.end()
-            await until(lambda: len(running.leases) == 2, "and two again", 5)
+            await until(lambda: len(running.leases) == 2, "and two again")
         assert running.most == 2
         await running.stop()
 
@@ -165,6 +165,6 @@ async def test_without_the_store_each_has_its_part(store: StoreServer) -> None:
         assert running.most == 4
         running.end(a)
         running.end(b)
-        await until(lambda: len(running.leases) == 4, "the next two run", 5)
+        await until(lambda: len(running.leases) == 4, "the next two run")
         assert running.most == 4
         await running.stop()

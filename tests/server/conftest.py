@@ -1,6 +1,5 @@
 """A real server in the test's event loop, and what the tests ask of it."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +13,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.config import Config
 from schedsvc.server import Server
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -94,15 +94,6 @@ def ask(tokens: int = 100, **fields: Any) -> pb.AdmitRequest:
         "max_output_tokens": 16,
     }
     return pb.AdmitRequest(**given | fields)
-
-
-async def until(holds: Callable[[], object], what: str, at_most_s: float = 20.0) -> None:
-    """Wait until something holds; fail where it does not."""
-    for _ in range(int(at_most_s / 0.005)):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    pytest.fail(f"{what}: not within {at_most_s} s")
 
 
 async def in_time(call: Callable[[float], Awaitable[T]]) -> T:

@@ -17,8 +17,9 @@ from schedsvc.cli import main
 from schedsvc.cluster.term_file import TermFile
 from schedsvc.usage.export import Span, plain_rows
 from tests import forked
+from tests.waiting import until
 
-from .conftest import calling, open_channel, until
+from .conftest import calling, open_channel
 from .test_cli import scheduler
 from .test_state import served
 from .test_usage import use

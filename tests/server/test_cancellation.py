@@ -18,8 +18,9 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc.clock import PAUSE_NS, SteadyClock
 from schedsvc.driver import Driver, new_core
 from schedsvc.service import Authenticator, Credentials, Service
+from tests.waiting import until
 
-from .conftest import ask, config_of, serving, until
+from .conftest import ask, config_of, serving
 from .suspension import cancelled_at
 
 QUICK = ClientOptions(

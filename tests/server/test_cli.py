@@ -23,10 +23,10 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.cli import main
 from tests import forked
-from tests.waiting import Stopwatch, wait_for_start
+from tests.waiting import Stopwatch, until, wait_for_start
 
 from .certificates import Authority
-from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals, until
+from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals
 
 CONFIG = """
 listeners: [{unix: s.sock}, {tcp: "127.0.0.1:0"}]

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from .conftest import ask, calling, serving, until
+from tests.waiting import until
+
+from .conftest import ask, calling, serving
 
 YEAR_S = 365 * 86_400
 LIMITED: dict[str, Any] = {"quota": {"requests_per_minute": 2, "over": "refuse"}}

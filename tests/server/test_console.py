@@ -18,6 +18,7 @@ from schedsvc.cli import main
 from schedsvc.driver import Broken
 from schedsvc.server import Server
 from schedsvc.server.console_state import FLOWS_MAX, FRESH_S, ConsoleState
+from tests.waiting import until
 
 from .conftest import (
     POOL,
@@ -29,7 +30,6 @@ from .conftest import (
     open_channel,
     serving,
     totals,
-    until,
 )
 from .test_metrics import use
 

@@ -11,9 +11,9 @@ from schedsvc._core import InvariantError
 from schedsvc.config.models import Limits
 from schedsvc.server import Server
 from schedsvc.server.server import _FLUSH_S, _STOP_GRACE_S
-from tests.waiting import Stopwatch
+from tests.waiting import Stopwatch, until
 
-from .conftest import ask, calling, failure, open_channel, serving, totals, until
+from .conftest import ask, calling, failure, open_channel, serving, totals
 from .test_session import admit, stream
 
 SERVICE = "schedsvc.v1.SchedulerService"

@@ -10,8 +10,9 @@ from schedsvc._core import COMPLETED, CallerError
 from schedsvc.clock import PAUSE_NS, SteadyClock
 from schedsvc.driver import WORK_MAX, Broken, Driver, Waiting, new_core
 from tests import virtual
+from tests.waiting import until
 
-from .conftest import ask, config_of, until
+from .conftest import ask, config_of
 
 
 def new_driver(**keys: Any) -> Driver:

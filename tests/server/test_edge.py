@@ -21,19 +21,10 @@ from schedsvc.edge import Edge
 from schedsvc.edge.relay import Allowance
 from schedsvc.edge.serve import WINDOW_BYTES
 from schedsvc.server import ListenError, Server
+from tests.waiting import until
 
 from .certificates import Authority
-from .conftest import (
-    ask,
-    calling,
-    config_of,
-    failure,
-    in_time,
-    open_channel,
-    token_of,
-    totals,
-    until,
-)
+from .conftest import ask, calling, config_of, failure, in_time, open_channel, token_of, totals
 from .test_auth import BEARER, TOKEN, TOKENS, every_call
 from .test_config import MINIMAL, found, reading
 from .test_stranger import WRONG, state

@@ -18,8 +18,9 @@ from schedsvc._core import WAITS
 from schedsvc.cli import main
 from schedsvc.server import Server
 from schedsvc.service.explanation_text import sentences
+from tests.waiting import until
 
-from .conftest import POOL, ask, failure, open_channel, serving, token_of, totals, until
+from .conftest import POOL, ask, failure, open_channel, serving, token_of, totals
 
 OPERATORS = [{"tcp": "127.0.0.1:0", "operate": True}]
 SHIM, OTHER = "correct-horse-battery", "another-horse-battery"

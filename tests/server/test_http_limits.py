@@ -10,8 +10,9 @@ from aiohttp import web
 
 from schedsvc.server import Server
 from schedsvc.server.http_limits import REQUEST_BYTES_MAX, HttpLimits
+from tests.waiting import until
 
-from .conftest import serving, until
+from .conftest import serving
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n"
 

@@ -14,8 +14,9 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc import sqlite_files
+from tests.waiting import until
 
-from .conftest import calling, serving, until
+from .conftest import calling, serving
 from .test_metrics import of, scrape
 from .test_state import kept, served
 from .test_usage import ledger_of

@@ -17,8 +17,9 @@ from schedsvc._core import Scheduler
 from schedsvc.config import Config
 from schedsvc.driver import new_core
 from schedsvc.server import Server
+from tests.waiting import until
 
-from .conftest import POOL, ask, calling, failure, serving, totals, until
+from .conftest import POOL, ask, calling, failure, serving, totals
 
 # Of these 200 admissions together the message would take 8 KB.
 SMALL = {"message_max_bytes": 2_048}

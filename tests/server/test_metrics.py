@@ -12,8 +12,9 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.metric_page import written
 from schedsvc.server import Server
+from tests.waiting import until
 
-from .conftest import ask, calling, config_of, failure, serving, totals, until
+from .conftest import ask, calling, config_of, failure, serving, totals
 from .test_session import stream
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

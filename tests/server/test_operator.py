@@ -18,9 +18,10 @@ from schedsvc.server import Server
 from schedsvc.service import operator as service
 from schedsvc_lab.sim.replay.exact import Exact
 from schedsvc_lab.sim.replay.reader import Recording as Recorded
+from tests.waiting import until
 
 from .certificates import Authority
-from .conftest import ask, config_of, failure, open_channel, serving, token_of, totals, until
+from .conftest import ask, config_of, failure, open_channel, serving, token_of, totals
 from .test_drain import health
 from .test_session import admit, stream
 

@@ -12,8 +12,9 @@ from schedsvc_client.v1 import operator_pb2
 from structlog.testing import capture_logs
 
 from schedsvc.cli import leases as leases_cli
+from tests.waiting import until
 
-from .conftest import ask, config_of, token_of, totals, until
+from .conftest import ask, config_of, token_of, totals
 from .test_cli import run
 from .test_operator import OPEN, Both, operating
 from .test_session import stream

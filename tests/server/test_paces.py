@@ -13,9 +13,9 @@ from schedsvc._core import CallerError
 from schedsvc.service import Credentials, Known
 from schedsvc.service import pace as pace_module
 from schedsvc.service.pace import Paces
-from tests.waiting import Stopwatch
+from tests.waiting import Stopwatch, until
 
-from .conftest import ask, calling, failure, serving, until
+from .conftest import ask, calling, failure, serving
 from .test_principals import bearer
 
 LOUD, CALM = "loud", "calm"

@@ -21,9 +21,9 @@ from schedsvc.server.reload import Reloader
 from schedsvc.server.serve import _reload_on
 from schedsvc_lab.sim.replay.exact import Exact
 from schedsvc_lab.sim.replay.reader import Recording as Recorded
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
-from .conftest import ask, calling, config_of, serving, totals, until
+from .conftest import ask, calling, config_of, serving, totals
 from .test_cli import events_of, scheduler
 
 MINIMAL = "listeners: [{tcp: '127.0.0.1:0'}]\n"

@@ -9,9 +9,10 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.config import needs_restart
 from schedsvc.server import Server
+from tests.waiting import until
 
 from .certificates import Authority
-from .conftest import SHIM, ask, calling, config_of, failure, serving, token_of, totals, until
+from .conftest import SHIM, ask, calling, config_of, failure, serving, token_of, totals
 
 FIRST, SECOND = "first-token-of-enough", "second-token-of-enough"
 

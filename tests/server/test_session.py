@@ -10,8 +10,9 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.server import Server
+from tests.waiting import until
 
-from .conftest import ask, calling, failure, open_channel, serving, totals, until
+from .conftest import ask, calling, failure, open_channel, serving, totals
 
 HELLO = pb.SessionEvent(hello=pb.SessionHello(client_id="shim", incarnation=1))
 SESSION = "/schedsvc.v1.SchedulerService/Session"

@@ -5,7 +5,9 @@ from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from .conftest import POOL, ask, calling, serving, token_of, totals, until
+from tests.waiting import until
+
+from .conftest import POOL, ask, calling, serving, token_of, totals
 
 GATE, OTHER = "gate-token-of-enough", "other-token-of-enough"
 PLACES = 10

@@ -21,8 +21,9 @@ from schedsvc.cli.stats_files import file_lines
 from schedsvc.driver import Driver
 from schedsvc.server import Server, StateError
 from schedsvc.state import Store
+from tests.waiting import until
 
-from .conftest import ask, calling, config_of, open_channel, serving, until
+from .conftest import ask, calling, config_of, open_channel, serving
 from .test_cli import scheduler
 from .test_config import MINIMAL, found
 from .test_drain import health

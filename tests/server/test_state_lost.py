@@ -20,8 +20,9 @@ from schedsvc.config import load
 from schedsvc.server import Server
 from schedsvc.state import Store
 from tests import forked
+from tests.waiting import until
 
-from .conftest import calling, open_channel, serving, until
+from .conftest import calling, open_channel, serving
 from .test_cli import scheduler
 from .test_metrics import of, scrape
 from .test_state import kept, saved_since, served

@@ -14,8 +14,9 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from bench import http2
 from schedsvc.server import listeners
 from schedsvc.server.strangers import Strangers
+from tests.waiting import until
 
-from .conftest import ask, calling, open_channel, serving, token_of, until
+from .conftest import ask, calling, open_channel, serving, token_of
 from .test_edge import BEARER, edged
 from .test_principals import bearer
 

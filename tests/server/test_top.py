@@ -14,8 +14,9 @@ from schedsvc.cli.connect import Connection
 from schedsvc.cli.top_app import Request, Tenant, Tenants, Top
 from schedsvc.cli.top_figures import Figures, duration, short
 from schedsvc.server import Server
+from tests.waiting import until
 
-from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals, until
+from .conftest import SHORT_LEASES, abandon_pool, ask, calling, serving, totals
 from .test_cli import run_without_lab_packages
 from .test_metrics import use
 

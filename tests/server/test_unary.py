@@ -14,8 +14,9 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from schedsvc import slices
 from schedsvc.server import Server
 from schedsvc.service.stats_response import snapshot
+from tests.waiting import until
 
-from .conftest import ask, calling, failure, in_time, serving, totals, until
+from .conftest import ask, calling, failure, in_time, serving, totals
 
 
 # gRPC sends 29.901 s as 30.0 s.

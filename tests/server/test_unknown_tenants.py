@@ -11,8 +11,9 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import Scheduler
 from schedsvc.config import configure, needs_restart, reconfigure
+from tests.waiting import until
 
-from .conftest import ask, calling, config_of, serving, totals, until
+from .conftest import ask, calling, config_of, serving, totals
 from .test_config import MINIMAL, found, reading
 from .test_operator import operating
 

@@ -14,8 +14,9 @@ from schedsvc.cli.stats_files import file_lines
 from schedsvc.server import Server, UsageError
 from schedsvc.usage import Ledger
 from schedsvc.usage.export import Span, plain_rows
+from tests.waiting import until
 
-from .conftest import ask, calling, config_of, serving, until
+from .conftest import ask, calling, config_of, serving
 from .test_config import MINIMAL, found
 from .test_operator import operating
 

@@ -14,9 +14,8 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.config import Config, file_digest, load_version
 from schedsvc.server.reload import Reloader
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
-from .conftest import until
 from .test_cli import scheduler
 
 MINIMAL = "listeners: [{unix: /tmp/unused}]\n"

@@ -16,10 +16,11 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
 from schedsvc.usage.budgets import period_of
-from tests.server.conftest import ask, calling, config_of, serving, until
+from tests.server.conftest import ask, calling, config_of, serving
 from tests.server.test_config import MINIMAL, found
 from tests.server.test_operator import OPEN, Both, operating
 from tests.server.test_usage import saved
+from tests.waiting import until
 
 DAY, MONTH = 0, 1
 
