@@ -33,7 +33,11 @@ def compile_extension(
     extension = Extension(
         name, [str(source)], extra_compile_args=[*flags], extra_link_args=[*link_flags]
     )
-    modules = cythonize([extension], compiler_directives={"language_level": "3"}, quiet=True)
+    # Cython remembers for the life of a process when each file was changed; sources that change
+    # between two calls would keep the C code of the first.
+    modules = cythonize(
+        [extension], compiler_directives={"language_level": "3"}, quiet=True, force=True
+    )
     command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
     command.ensure_finalized()
