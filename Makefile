@@ -38,8 +38,8 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help env build build-release proto check test test-slow mutants lane-slow lane-mutants \
-	test-browser test-fronts test-faults test-fuzz \
+.PHONY: help env build build-release proto spec check test test-slow mutants lane-slow \
+	lane-mutants test-browser test-fronts test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
@@ -80,6 +80,9 @@ proto: $(STAMP) ## Generate the stubs of proto/, and docs/contract.md.
 	mkdir -p $(STUBS)/schedsvc_client/v1
 	cp build/stubs/schedsvc/v1/*.py* $(STUBS)/schedsvc_client/v1/
 	$(BIN)/python -m deploy.reference build/stubs/contract.binpb $(REFERENCE)
+
+spec: $(STAMP) ## Generate what follows from the settings in spec/.
+	$(BIN)/python -m spec.generate
 
 check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/ruff format --check .

@@ -3,9 +3,9 @@
 @cython.final
 cdef class Scheduler(ClusterApi):
     def __cinit__(
-        self, *, bytes hash_key=b"\0" * 16, str policy="vtc", str ledger="peak",
-        str dispatch="backfill", str flow_order="arrival", str lease_seed="",
-        uint64_t incarnation=1, **limits
+        self, *, bytes hash_key=b"\0" * 16, str policy=DEFAULT_POLICY, str ledger=DEFAULT_LEDGER,
+        str dispatch=DEFAULT_DISPATCH, str flow_order=DEFAULT_FLOW_ORDER, str lease_seed="",
+        uint64_t incarnation=1, **settings
     ):
         check_name("policy", "policy", policy, POLICIES)
         check_name("ledger", "form", ledger, LEDGER_FORMS)
@@ -13,15 +13,12 @@ cdef class Scheduler(ClusterApi):
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
         if len(hash_key) != 16:
             invalid("hash_key", "must be 16 bytes")
-        limits = checked_limits(limits)
-        take_settings(self, limits)
-        self.work_max = limits["work_max"]
+        self.settings = checked(SETTINGS, settings)
+        cdef Settings* s = &self.settings
+        s.headroom_min_ppm = min(s.headroom_min_ppm, s.headroom_ppm)
+        s.headroom_max_ppm = max(s.headroom_max_ppm, s.headroom_ppm)
         self.backfills = dispatch == "backfill"
-        self.bypass_max, self.bypass_ns = limits["bypass_max"], limits["bypass_ns"]
-        self.surplus_ppm = limits["backfill_surplus_ppm"]
-        self.headroom_min_ppm = min(limits["headroom_min_ppm"], limits["headroom_ppm"])
-        self.headroom_max_ppm = max(limits["headroom_max_ppm"], limits["headroom_ppm"])
-        self.lease_next = limits["lease_id_base"]
+        self.lease_next = s.lease_id_base
         self.leadership = b""
         if lease_seed:
             seed_lease_ids(self, lease_seed)
@@ -39,15 +36,14 @@ cdef class Scheduler(ClusterApi):
         self.flows.treaps.salt = self.k1
         set_grain(self)
         take_fairness(self)
-        self.adapters = Adapters(<int32_t>limits["adapters_max"], self.principals)
+        self.adapters = Adapters(<int32_t>s.adapters_max, self.principals)
         self.prefixes, self.usage_rows = Prefixes(self.k0, self.k1), UsageRows()
         self.rejection_log, self.recent_ids = RejectionLog(), RecentIds()
         self.client_ids, self.places = ClientIds(), Places()
         self.ledger = Ledger(
-            ledger == "peak", limits["headroom_ppm"], self.requests, self.flows, self.adapters,
-            self.fuse,
+            ledger == "peak", s.headroom_ppm, self.requests, self.flows, self.adapters, self.fuse,
         )
-        self.predictor = Predictor(limits["quantile_ppm"], limits["samples_min"])
+        self.predictor = Predictor(s.quantile_ppm, s.samples_min)
         self.deadlines, self.pool_wakes = Heap(), Heap()
         self.ids, self.leases, self.tags, self.names = Table(), Table(), Table(), Table()
         self.leases.set_key(self.k0, self.k1 ^ LEASE_SALT)
@@ -103,17 +99,9 @@ cdef class Scheduler(ClusterApi):
             self.ledger.order.touch(<int32_t>self.pool_names[pool])
             self.flows.positions.model[<int32_t>self.pool_names[pool]] = quota
 
-    def set_pool_limits(
-        self, int64_t now_ns, bytes pool=b"", int64_t batch_max_tokens=0,
-        int64_t max_total_tokens=0, int64_t max_running=0, int64_t max_request_total_tokens=0,
-        int64_t max_request_input_tokens=0, int64_t max_loras=0, int64_t adapter_tokens=0,
-        int64_t sessions_max_tokens=0,
-    ):
+    def set_pool_limits(self, int64_t now_ns, bytes pool=b"", **limits):
         enter(self, now_ns)
-        limit_pools(self, pool, checked_pool_limits(
-            batch_max_tokens, max_total_tokens, max_running, max_request_total_tokens,
-            max_request_input_tokens, max_loras, adapter_tokens, sessions_max_tokens,
-        ))
+        limit_pools(self, pool, checked(POOL_LIMITS, limits))
 
     def set_adapter(self, int64_t now_ns, bytes name, int64_t tokens):
         enter(self, now_ns)
@@ -210,12 +198,13 @@ cdef class Scheduler(ClusterApi):
         cdef Session session
         if self.fuse.what is not None:
             raise InvariantError(self.fuse.what)
-        if len(self.sessions) - 1 - len(self.free_slots) >= self.sessions_max:
+        if len(self.sessions) - 1 - len(self.free_slots) >= self.settings.sessions_max:
             raise CallerError(
-                CODE_RESOURCE_EXHAUSTED, "", f"at most {self.sessions_max:,} sessions can be open"
+                CODE_RESOURCE_EXHAUSTED, "",
+                f"at most {self.settings.sessions_max:,} sessions can be open",
             )
         if self.principals.sessions_of(principal) >= self.principals.places(
-            principal, self.sessions_max
+            principal, self.settings.sessions_max
         ):
             raise CallerError(
                 CODE_RESOURCE_EXHAUSTED, "",

@@ -1,6 +1,7 @@
 # Structures that know nothing of scheduling, and the bounds of all numbers.
 
 include "base/prelude.pxi"      # libc, CPython's objects, bounds of numbers, times without end
+include "base/settings.pxi"     # Settings, PoolLimits, their ranges; generated from spec/
 include "base/errors.pxi"       # CallerError, InvariantError, Fuse, invalid()
 include "base/arrays.pxi"       # grow(), extend(), larger(), doubled(): arrays that grow
 include "base/hash.pxi"         # sip128(), mix(): keyed hashes of names and ids

@@ -18,7 +18,7 @@ include "model/tenant_rules.pxi"   # TenantRule: what tenants get that nothing l
 include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time
 include "model/histograms.pxi"     # TimeHistogram, FlowTimes: how long requests waited
 include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool's cache may hold
-include "model/settings.pxi"       # Ask, limits, policies, orders: what a scheduler is made with
+include "model/settings.pxi"       # Ask, policies, orders, checked(): what a scheduler is made with
 include "model/positions.pxi"      # Position, Positions: where flows stand in each of several pools
 include "model/pool_order.pxi"     # PoolOrder: which pools a dispatch looks at, the emptiest first
 include "model/tree.pxi"           # Family: the children of a node in the tree of shares

@@ -95,7 +95,8 @@ def pick(Scheduler core, int times, int64_t input_tokens):
         head = &core.requests.items[i]
         flow = &core.flows.items[head.flow]
         charge_flow(
-            core.flows, head.flow, input_tokens * core.input_price * 1000 // flow.weight_milli, 0
+            core.flows, head.flow,
+            input_tokens * core.settings.input_price_micro * 1000 // flow.weight_milli, 0,
         )
         flows.append(head.flow)
     return flows

@@ -8,9 +8,10 @@ decisions and an equal `digest()`, on every run and machine.
 All quantities are integers: tokens, blocks, ns, thousandths of weight, micro-tokens of service.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from schedsvc._core_cluster import ClusterApi
+from schedsvc._core_settings import Settings
 
 # Outcomes (schedsvc.v1.Outcome).
 GRANTED: int
@@ -128,56 +129,8 @@ class Scheduler(ClusterApi):
         *,
         hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
         lease_seed: str = "",  # 32 hexadecimal digits that lease ids are drawn of; "": they count
-        lease_id_base: int = 1,  # first lease id, if they count up
         incarnation: int = 1,  # sent to shims, so that they notice a restart
-        policy: str = "vtc",  # a key of POLICIES
-        ledger: str = "peak",  # "peak" or "sum"
-        dispatch: str = "backfill",  # "backfill" or "strict"
-        flow_order: str = "arrival",  # inside a flow: "arrival", or "deadline": earliest first
-        queue_ttl_ns: int = 30_000_000_000,
-        lease_ttl_ns: int = 10_000_000_000,
-        lease_grace_ns: int = 20_000_000_000,
-        sign_of_life_ns: int = 0,  # for a stream whose pool a newcomer claims; 0: it is not asked
-        flow_queue_max: int = 1_000,
-        queue_max: int = 10_000,
-        flow_queue_tokens_max: int = 0,  # input tokens queued; 0: no limit
-        queue_tokens_max: int = 0,
-        queue_target_ns: int = 2_000_000_000,
-        overload_hold_ns: int = 5_000_000_000,
-        saturation_ppm: int = 800_000,
-        early_refusal: int = 0,  # 1: who cannot meet a deadline is refused, see admit()
-        refusal_samples_min: int = 10,  # that have to show how it would be right
-        leases_max: int = 65_536,
-        flows_max: int = 200_000,  # with these, a name at first sight shares the unknown's flow
-        adapters_max: int = 1_024,  # LoRA adapters of queued and running requests
-        answers_max: int = 100_000,
-        answer_ttl_ns: int = 300_000_000_000,
-        input_price_micro: int = 1_000_000,
-        output_price_micro: int = 2_000_000,
-        cached_price_ppm: int = 100_000,
-        bypass_max: int = 32,
-        bypass_ns: int = 5_000_000_000,
-        backfill_surplus_ppm: int = 0,
-        headroom_ppm: int = 20_000,
-        headroom_min_ppm: int = -300_000,
-        headroom_max_ppm: int = 300_000,
-        quantile_ppm: int = 900_000,
-        samples_min: int = 10,
-        adapter_affinity_ppm: int = 100_000,  # so much fuller a pool with its adapter may be
-        prefix_affinity_ppm: int = 100_000,  # the same for one with its prefix
-        prefix_blocks_max: int = 65_536,  # blocks that each pool is thought to have; 0: not asked
-        credit_max_micro: int = -1,  # service ahead of others after idling; -1: an average charge
-        lead_max_micro: int = -1,  # how far ahead other pools keep a flow; -1: docs/pools.md
-        fairness_domain: int = 1,  # service counts in 0: all pools, 1: those of a model, 2: its own
-        quantum_tokens: int = 10_000,  # under "dlpm": service for which the order is by prefix
-        delay_factor_milli: int = 0,  # of the last prefill, for which work is held; 0: not
-        saturation_band_ppm: int = 50_000,  # shares bind until the load is so far below saturation
-        pools_max: int = 64,  # at most 1,024; one that is free again is used before the 65th
-        session_pools_max: int = 8,  # that one stream offers
-        session_open_max: int = 16_384,
-        sessions_max: int = 4_096,
-        message_bytes_max: int = 0,  # of the transport, stated in the Welcome; 0: not stated
-        work_max: int = 1_024,  # expiries, and grants, of one poll()
+        **settings: Unpack[Settings],
     ) -> None: ...
     def set_flow(self, name: bytes, weight_milli: int) -> int:
         """Add a tenant, or give a known one another weight.
@@ -210,11 +163,7 @@ class Scheduler(ClusterApi):
 
         -1: from none. The pool waits while that does not hold enough for its next request.
         """
-    def set_pool_limits(
-        self, now_ns: int, pool: bytes = b"", batch_max_tokens: int = 0, max_total_tokens: int = 0,
-        max_running: int = 0, max_request_total_tokens: int = 0, max_request_input_tokens: int = 0,
-        max_loras: int = 0, adapter_tokens: int = 0, sessions_max_tokens: int = 0,
-    ) -> None:  # fmt: skip
+    def set_pool_limits(self, now_ns: int, pool: bytes = b"", **limits: int) -> None:
         """Limit the pool of this name, also a later one; b"": all without limits of their own.
 
         0 is no limit. Beside what the engine can: tokens in its cache (wait reason MAX_TOTAL) and
@@ -259,10 +208,7 @@ class Scheduler(ClusterApi):
         """
     def set_gone(self, now_ns: int, name: bytes) -> None:
         """Let a tenant's name be unknown; its flow serves what it has. `set_flow()` undoes it."""
-    def set_options(
-        self, now_ns: int, *, policy: str | None = None, flow_order: str | None = None,
-        **limits: int,
-    ) -> None:  # fmt: skip
+    def set_options(self, now_ns: int, **settings: int | str) -> None:
         """Change settings of the constructor while everything runs, all or none.
 
         Those of LIVE_SETTINGS, the policy and the order inside a flow; another one, or a wrong

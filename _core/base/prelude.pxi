@@ -30,20 +30,14 @@ cdef extern from *:
 
 cdef enum:
     NONE = -1
-    # Keeps every product of tokens, price and weight below 2^63: 2^28 * 10^7 * 10^3 < 2.7 * 10^18.
-    TOKENS_MAX = 1 << 27
     PROMPT_TOKENS_MAX = 1 << 24
     SEQUENCES_MAX = 1024
-    PRICE_MICRO_MAX = 10_000_000
     WEIGHT_MILLI_MAX = 1_000_000_000
-    POOLS_MAX = 1_024
     POOLS_ORDERED = 64  # with more of them, what may run anywhere stands in one line for all
     POOLS_REUSED = 64  # from this number on, a free place is used before a new one
-    ADAPTERS_MAX = 65_536
     NAME_BYTES_MAX = 256
     ID_BYTES_MAX = 128
 
-TOTAL_TOKENS_MAX = TOKENS_MAX
 BUILD_FLAGS = SCHEDSVC_CORE_FLAGS.decode()
 cdef int64_t LEASE_ID_MAX = <int64_t>1 << 62
 

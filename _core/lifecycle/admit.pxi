@@ -82,14 +82,14 @@ cdef void identify(
 cdef bint lacks_place(Core core, int32_t principal, int32_t prompt_tokens) noexcept:
     """Whether a principal's share of the places has none for one request more. O(1)."""
     cdef const Principal* p
-    cdef int64_t tokens_max = core.queue_tokens_max
+    cdef int64_t tokens_max = core.settings.queue_tokens_max
     if not core.principals.is_limited(principal):
         return False
     p = &core.principals.items[principal]
     if tokens_max:
         tokens_max = core.principals.places(principal, tokens_max)
     return (
-        p.requests[QUEUED] >= core.principals.places(principal, core.queue_max)
+        p.requests[QUEUED] >= core.principals.places(principal, core.settings.queue_max)
         or lacks_lease(core, principal, p.requests[QUEUED])
         or is_over(p.queued_tokens, prompt_tokens, tokens_max)
     )
@@ -103,7 +103,7 @@ cdef bint lacks_lease(Core core, int32_t principal, int64_t queued) noexcept:
         return False
     p = &core.principals.items[principal]
     return queued + p.requests[LIVE] + p.requests[SUSPECT] >= core.principals.places(
-        principal, core.leases_max
+        principal, core.settings.leases_max
     )
 
 
@@ -221,7 +221,9 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
             &ask.adapter_key, &ask.adapter, ask.principal
         )
     r.work = work_of(core, r)
-    r.due_ns = core.now_ns + shortest(left_of(core.queue_ttl_ns, ask.waited_ns), ask.queue_ttl_ns)
+    r.due_ns = core.now_ns + shortest(
+        left_of(core.settings.queue_ttl_ns, ask.waited_ns), ask.queue_ttl_ns
+    )
     r.has_deadline = ask.queue_ttl_ns > 0
     if ask.deadline_ns:
         core.requests.own_rare(i).deadline_ns = (
@@ -254,7 +256,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         outcome = quota_refusal(core, i)
     if core.quotas.has_budgets:
         outcome = budget_refusal(core, i, outcome)
-    if outcome == 0 and ask.deadline_ns and core.refuses_early:
+    if outcome == 0 and ask.deadline_ns and core.settings.early_refusal:
         outcome = deadline_refusal(core, r)
     if f.dry_runs:
         outcome = note_dry_run(core, i, outcome)
@@ -342,8 +344,8 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
     if not core.flows.items[r.flow].exempt:  # these have as many places of their own
         queued = core.requests.states[QUEUED] - queued
         tokens = core.flows.queued_tokens + core.flows.held_tokens - tokens
-    places = slots_open_to(&core.flows.retry_slots, core.queue_max, core.now_ns)
-    if queued >= places or is_over(tokens, r.prompt_tokens, core.queue_tokens_max):
+    places = slots_open_to(&core.flows.retry_slots, core.settings.queue_max, core.now_ns)
+    if queued >= places or is_over(tokens, r.prompt_tokens, core.settings.queue_tokens_max):
         return OUT_REJECTED_QUEUE_FULL
     return 0
 
@@ -353,9 +355,9 @@ cdef bint is_full_to(Core core, const Request* r) noexcept:
     by tokens, and the request's principal has its part of these. O(1)."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t places = slots_open_to(
-        &f.refusals.retry_slots, core.flow_queue_max, core.now_ns
+        &f.refusals.retry_slots, core.settings.flow_queue_max, core.now_ns
     )
-    cdef int64_t tokens_max = core.flow_queue_tokens_max
+    cdef int64_t tokens_max = core.settings.flow_queue_tokens_max
     cdef bint lacks_place = f.queued + f.held >= places
     cdef bint lacks_tokens = is_over(f.queued_tokens + f.held_tokens, r.prompt_tokens, tokens_max)
     cdef Voucher first, own
@@ -441,7 +443,7 @@ cdef int64_t admit_message(
     core.recent_ids.note(m.request_id.at, m.request_id.size, principal)
     handle = admit_request(core, &ask)
     note_client_id(core, &ask, &m.client_id)
-    if m.hashes and core.prefix_max:
+    if m.hashes and core.settings.prefix_blocks_max:
         keep_wire_hashes(core, handle, m)
     return handle
 

@@ -142,7 +142,7 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
     if p.attached == p.configured:
         p.owned_until_ns = core.now_ns
         if not for_good:
-            p.owned_until_ns += core.lease_ttl_ns + core.lease_grace_ns
+            p.owned_until_ns += core.settings.lease_ttl_ns + core.settings.lease_grace_ns
     core.ledger.claim(pool, epoch, -1)
     return 0
 
@@ -233,7 +233,7 @@ cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
             p.telemetry_at_ns = NONE
         p.principal = f.principal
     if p.replays_until_ns == 0:
-        p.replays_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
+        p.replays_until_ns = core.now_ns + core.settings.lease_ttl_ns + core.settings.lease_grace_ns
     if is_first and (f.gates or core.is_cold) and not core.was_restored:
         await_replays(core, pool)
     if f.principal != NONE:
@@ -253,7 +253,7 @@ cdef int check_pool_share(Core core, int32_t principal) except -1:
     cdef const Pool* p
     if not core.principals.is_limited(principal):
         return 0
-    most = core.principals.places(principal, <int32_t>core.pools_max)
+    most = core.principals.places(principal, <int32_t>core.settings.pools_max)
     for pool in range(core.ledger.count):
         p = &core.ledger.pools[pool]
         count += p.principal == principal and is_owned(core, p)

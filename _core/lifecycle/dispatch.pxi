@@ -54,7 +54,7 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
         r = &core.requests.items[i]
         if core.requests.rare_of(r).deadline_ns and shed_head(core, i, pool):
             return 1
-    elif core.delay_factor_milli:
+    elif core.settings.delay_factor_milli:
         ends_ns = hold_ends_ns(core, pool, r)
         if ends_ns:
             p.reason = WAIT_DELAY
@@ -121,7 +121,7 @@ cdef int dispatch(Core core) except -1:
         is_left = False
         core.rounds += 1
         work += 1
-        if work >= core.work_max:
+        if work >= core.settings.work_max:
             core.has_more = True
             return 0
 
@@ -162,7 +162,9 @@ cdef bint is_calm(Core core, int32_t pool) noexcept:
         return False
     if p.awaits_replays:
         return False
-    return load_level(core, p, NONE, core.queue_target_ns, core.saturation_ppm) == p.overload
+    return p.overload == load_level(
+        core, p, NONE, core.settings.queue_target_ns, core.settings.saturation_ppm
+    )
 
 
 cdef inline int leave_pool(Core core, int32_t pool) except -1:

@@ -83,7 +83,7 @@ cdef int run_sweep(Core core) except -1:
     cdef Queue* queue
     while core.sweep_hold < core.flows.agents.hold_used:
         looks += 1
-        if looks > QUEUES_A_TURN * core.work_max or not sweep_chain(
+        if looks > QUEUES_A_TURN * core.settings.work_max or not sweep_chain(
             core, core.flows.agents.holds[core.sweep_hold].requests.head, &work
         ):
             core.has_more = True
@@ -92,7 +92,7 @@ cdef int run_sweep(Core core) except -1:
     while core.sweep_next < core.flows.queue_count:
         looks += 1
         queue = &core.flows.queues[core.sweep_next]
-        if looks > QUEUES_A_TURN * core.work_max or (
+        if looks > QUEUES_A_TURN * core.settings.work_max or (
             may_be_stranded(core, queue.target - 1)
             and not sweep_chain(core, queue.chain.head, &work)
         ):
@@ -112,7 +112,7 @@ cdef bint sweep_chain(Core core, int32_t i, int64_t* work) except -1:
         if may_be_stranded(core, core.requests.items[i].target) and is_stranded(
             core, &core.requests.items[i]
         ):
-            if work[0] >= core.work_max:
+            if work[0] >= core.settings.work_max:
                 return False
             work[0] += 1
             evict(core, i, OUT_EVICTED_DRAINING)

@@ -43,13 +43,13 @@ cdef int run_timers(Core core) except -1:
     if core.flows.unsorted:
         sort_queues(core)
     if core.quotas.wakes.count:
-        work = core.quotas.run_timers(core.work_max)
+        work = core.quotas.run_timers(core.settings.work_max)
     if core.quotas.guarantees.dues.count:
         work = run_share_dues(core, work)
     if core.flows.agents.dues.count:
         work = end_active(core, work)
     while core.deadlines.count and core.deadlines.nodes[0].key <= core.now_ns:
-        if work >= core.work_max:
+        if work >= core.settings.work_max:
             core.has_more = True
             break
         work += 1
@@ -59,15 +59,15 @@ cdef int run_timers(Core core) except -1:
             core.deadlines.put(i, r.due_ns, r.seq)
         elif r.state == QUEUED:
             evict(core, i, OUT_EVICTED_TTL)
-        elif r.state == LIVE and core.lease_grace_ns:
+        elif r.state == LIVE and core.settings.lease_grace_ns:
             set_suspect(core, i, True)
-            r.due_ns += core.lease_grace_ns
+            r.due_ns += core.settings.lease_grace_ns
             core.deadlines.put(i, r.due_ns, r.seq)
         elif r.state == LIVE or r.state == SUSPECT:
             end_lease(core, i, OUT_EXPIRED)
         else:
             raise core.fuse.blow("deadlines: a request that has ended is still timed")
-    while core.answers.count and work < core.work_max:
+    while core.answers.count and work < core.settings.work_max:
         if core.requests.items[core.answers.head].due_ns > core.now_ns:
             break
         work += 1

@@ -38,7 +38,7 @@ cdef int32_t flow_at_sight(Core core, Slice* name, int32_t principal) except -1:
     if known is None:
         only = principal if has_all_tenants(core, principal) else NONE
         flow = reclaim_retired(core) if only == NONE else NONE
-        if flow == NONE and only == NONE and len(core.flow_names) < core.flows_max:
+        if flow == NONE and only == NONE and len(core.flow_names) < core.settings.flows_max:
             flow = core.flows.add(BORN_WEIGHT_MILLI)
             core.flow_list.append(text)
         elif flow == NONE:
@@ -63,7 +63,7 @@ cdef inline bint has_all_tenants(Core core, int32_t principal):
     cdef int64_t listed = len(core.flow_names) - core.born_count
     return core.principals.is_limited(principal) and (
         core.principals.items[principal].tenants
-        >= core.principals.places(principal, max(<int64_t>0, core.flows_max - listed))
+        >= core.principals.places(principal, max(<int64_t>0, core.settings.flows_max - listed))
     )
 
 

@@ -50,7 +50,9 @@ cdef int grant(
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Verdict v
-    core.requests.open_lease(i).discount_ppm = core.surplus_ppm if passed else 0
+    core.requests.open_lease(i).discount_ppm = (
+        <int32_t>core.settings.backfill_surplus_ppm if passed else 0
+    )
     r.lease.ahead_output = output_ahead(core, r)
     rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
     rate_add(&f.served, core.now_ns, work_done(core, r), True)
@@ -125,10 +127,10 @@ cdef bint grant_dry_run(Core core) except -1:
     cdef int64_t work = 0
     cdef int32_t flow, i
     cdef list stay = []
-    while core.dry_running.count and work < core.work_max:
+    while core.dry_running.count and work < core.settings.work_max:
         flow = core.dry_running.nodes[0].id
         core.dry_running.remove(flow)
-        while work < core.work_max:
+        while work < core.settings.work_max:
             i = next_dry_run(core, flow)
             if i == NONE:
                 break
@@ -139,10 +141,10 @@ cdef bint grant_dry_run(Core core) except -1:
                 grant_anyway(core, i, dry_run_pool(core, i))
         if core.flows.items[flow].queued:
             stay.append(flow)
-    core.has_more = core.has_more or work == core.work_max
+    core.has_more = core.has_more or work == core.settings.work_max
     for flow in stay:
         core.dry_running.put(flow, flow, 0)
-    return work == core.work_max
+    return work == core.settings.work_max
 
 
 cdef int grant_anyway(Core core, int32_t i, int32_t pool) except -1:

@@ -57,11 +57,14 @@ cdef int begin_term(Core core, list rows, bint cold) except -1:
     if cold:
         lead_cold(core)
     core.places.begin(
-        core.now_ns, core.now_ns + core.lease_ttl_ns + core.lease_grace_ns, <int32_t>len(rows)
+        core.now_ns, core.now_ns + core.settings.lease_ttl_ns + core.settings.lease_grace_ns,
+        <int32_t>len(rows),
     )
     for name, waited_ns in rows:
         memcpy(&key, <const char*><bytes>name, sizeof(Hash128))
-        core.places.expect(&key, min(<int64_t>waited_ns, min(core.queue_ttl_ns, WAITED_MAX_NS)))
+        core.places.expect(
+            &key, min(<int64_t>waited_ns, min(core.settings.queue_ttl_ns, WAITED_MAX_NS))
+        )
         core.digest_value = mix(mix(core.digest_value, key.hi), <uint64_t>waited_ns)
     core.flows.keeps_places = core.places.former_count > 0
     for q in range(core.flows.queue_count):

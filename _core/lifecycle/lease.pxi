@@ -31,7 +31,7 @@ cdef int32_t find_lease(Core core, int64_t lease_id, int32_t principal) noexcept
 
 cdef int renew(Core core, int32_t i) except -1:
     cdef Request* r = &core.requests.items[i]
-    r.due_ns = core.now_ns + core.lease_ttl_ns
+    r.due_ns = core.now_ns + core.settings.lease_ttl_ns
     if r.state == SUSPECT:
         set_suspect(core, i, False)
     # Later than it was: the heap learns of it when the old time comes.
@@ -110,10 +110,11 @@ cdef int recharge(
     """Let the flow's counter carry exactly this service for the request; what it carried before
     is refunded. Of totals, so that rounding does not add up. O(log n)."""
     cdef Request* r = &core.requests.items[i]
+    cdef const Settings* s = &core.settings
     cdef int64_t micro = (
-        (input_tokens - cached_tokens) * core.input_price
-        + cached_tokens * (core.input_price * core.cached_ppm // 1_000_000)
-        + output_tokens * core.output_price
+        (input_tokens - cached_tokens) * s.input_price_micro
+        + cached_tokens * (s.input_price_micro * s.cached_price_ppm // 1_000_000)
+        + output_tokens * s.output_price_micro
     )
     cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
     if r.lease.discount_ppm:
@@ -213,7 +214,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if core.usage_rows.is_kept:
         keep_usage(core, i, outcome)
     f.open_charged -= r.lease.charged
-    note_charge(core.flows, r, core.input_price, core.output_price)
+    note_charge(core.flows, r, core.settings.input_price_micro, core.settings.output_price_micro)
     core.flows.changed.mark(r.flow)
     if r.bill:
         core.quotas.correct(i, input_tokens, r.lease.output_tokens)
@@ -247,7 +248,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     r.lease.outcome = outcome
     core.requests.enter(i, ENDED)
     f.answers += 1
-    r.lease.ended_ns, r.due_ns = core.now_ns, core.now_ns + core.answer_ttl_ns
+    r.lease.ended_ns, r.due_ns = core.now_ns, core.now_ns + core.settings.answer_ttl_ns
     chain_push(&core.answers, core.requests.items, i)
     f.live -= 1
     core.flows.exempt_live -= f.exempt
@@ -259,7 +260,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     core.requests.drop_rare(r)
     if has_all_answers(core, r.principal):
         forget(core, i)
-    elif core.answers.count > core.answers_max:
+    elif core.answers.count > core.settings.answers_max:
         forget(core, core.answers.head)
     return 0
 
@@ -268,7 +269,7 @@ cdef inline bint has_all_answers(Core core, int32_t principal) noexcept:
     """Whether the stored answers of a principal exceed its share: it cannot push out others'."""
     return core.principals.is_limited(principal) and (
         core.principals.items[principal].requests[ENDED]
-        > core.principals.places(principal, core.answers_max)
+        > core.principals.places(principal, core.settings.answers_max)
     )
 
 

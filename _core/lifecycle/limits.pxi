@@ -238,32 +238,6 @@ cdef int budget_refusal(Core core, int32_t i, int outcome) except -1:
     return OUT_REJECTED_QUOTA if core.quotas.budget_until_ns else outcome
 
 
-cdef PoolLimits checked_pool_limits(
-    int64_t batch_max_tokens, int64_t max_total_tokens, int64_t max_running,
-    int64_t max_request_total_tokens, int64_t max_request_input_tokens, int64_t max_loras,
-    int64_t adapter_tokens, int64_t sessions_max_tokens,
-) except *:
-    cdef PoolLimits limits
-    for name, value, low, high in (
-        ("batch_max_tokens", batch_max_tokens, BATCH_AUTO, TOKENS_MAX),
-        ("max_total_tokens", max_total_tokens, 0, 1 << 40),
-        ("max_running", max_running, 0, 1 << 24),
-        ("max_request_total_tokens", max_request_total_tokens, 0, TOKENS_MAX),
-        ("max_request_input_tokens", max_request_input_tokens, 0, TOKENS_MAX),
-        ("max_loras", max_loras, 0, ADAPTERS_MAX),
-        ("adapter_tokens", adapter_tokens, 0, TOKENS_MAX),
-        ("sessions_max_tokens", sessions_max_tokens, 0, 1 << 40),
-    ):
-        check_range(name, value, low, high)
-    limits.batch_max_tokens, limits.max_total_tokens = batch_max_tokens, max_total_tokens
-    limits.max_running = max_running
-    limits.max_request_total_tokens = max_request_total_tokens
-    limits.max_request_input_tokens = max_request_input_tokens
-    limits.max_loras, limits.adapter_tokens = max_loras, adapter_tokens
-    limits.sessions_max_tokens = sessions_max_tokens
-    return limits
-
-
 cdef int limit_pool(Core core, int32_t pool) except -1:
     """Give a pool its own limits, else those of all others. O(1)."""
     cdef PoolLimits limits

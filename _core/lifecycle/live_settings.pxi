@@ -1,52 +1,10 @@
 # Settings that change while everything runs.
 
-LIVE_SETTINGS = frozenset((
-    "queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "sign_of_life_ns", "leases_max",
-    "flow_queue_max", "queue_max",
-    "flow_queue_tokens_max", "queue_tokens_max", "queue_target_ns", "overload_hold_ns",
-    "saturation_ppm", "early_refusal",
-    "answers_max", "answer_ttl_ns", "input_price_micro", "output_price_micro", "cached_price_ppm",
-    "session_open_max", "sessions_max", "saturation_band_ppm", "delay_factor_milli",
-    "adapter_affinity_ppm", "prefix_affinity_ppm", "prefix_blocks_max", "quantum_tokens",
-    "credit_max_micro", "lead_max_micro", "fairness_domain", "flows_max",
-))
-
-
-cdef int take_settings(Core core, dict limits) except -1:
-    core.settings = limits
-    core.queue_ttl_ns, core.lease_ttl_ns = limits["queue_ttl_ns"], limits["lease_ttl_ns"]
-    core.lease_grace_ns = limits["lease_grace_ns"]
-    core.sign_of_life_ns = limits["sign_of_life_ns"]
-    core.answer_ttl_ns, core.answers_max = limits["answer_ttl_ns"], limits["answers_max"]
-    core.flow_queue_max, core.queue_max = limits["flow_queue_max"], limits["queue_max"]
-    core.flow_queue_tokens_max = limits["flow_queue_tokens_max"]
-    core.queue_tokens_max = limits["queue_tokens_max"]
-    core.queue_target_ns = limits["queue_target_ns"]
-    core.overload_hold_ns = limits["overload_hold_ns"]
-    core.saturation_ppm = limits["saturation_ppm"]
-    core.refuses_early = limits["early_refusal"]
-    core.refusal_samples_min = limits["refusal_samples_min"]
-    core.leases_max = limits["leases_max"]
-    core.delay_factor_milli = limits["delay_factor_milli"]
-    core.affinity_ppm = limits["adapter_affinity_ppm"]
-    core.prefix_ppm, core.prefix_max = limits["prefix_affinity_ppm"], limits["prefix_blocks_max"]
-    core.quantum_tokens = limits["quantum_tokens"]
-    core.session_open_max = limits["session_open_max"]
-    core.sessions_max = limits["sessions_max"]
-    core.pools_max, core.session_pools_max = limits["pools_max"], limits["session_pools_max"]
-    core.message_bytes_max = limits["message_bytes_max"]
-    core.input_price = limits["input_price_micro"]
-    core.output_price = limits["output_price_micro"]
-    core.cached_ppm = limits["cached_price_ppm"]
-    core.saturation_band_ppm = limits["saturation_band_ppm"]
-    core.flows_max = limits["flows_max"]
-    return 0
-
 
 cdef int take_fairness(Core core) except -1:
-    core.flows.credit_max = core.settings["credit_max_micro"]
-    core.flows.positions.lead_max = core.settings["lead_max_micro"]
-    core.flows.positions.domain = core.settings["fairness_domain"]
+    core.flows.credit_max = core.settings.credit_max_micro
+    core.flows.positions.lead_max = core.settings.lead_max_micro
+    core.flows.positions.domain = <int>core.settings.fairness_domain
     return 0
 
 
@@ -66,11 +24,11 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
         check_name("policy", "policy", policy, POLICIES)
     if flow_order is not None:
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
-    take_settings(core, checked_limits({**core.settings, **limits}))
+    core.settings = checked(SETTINGS, {**core.settings, **limits})
     take_fairness(core)
     time_turns(core)
     core.ledger.touch_all()  # levels of load may stand otherwise
-    while core.answers.count > core.answers_max:
+    while core.answers.count > core.settings.answers_max:
         forget(core, core.answers.head)
     if policy is not None and policy != core.policy:
         core.policy = policy

@@ -162,15 +162,16 @@ cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
         forget_footprints(core, pool)
         core.ledger.clear(pool)
         core.prefixes.pools[pool] = PrefixIndex()
-    elif core.ledger.count >= allowed and allowed < core.pools_max:
+    elif core.ledger.count >= allowed and allowed < core.settings.pools_max:
         raise CallerError(
             CODE_FAILED_PRECONDITION, "pool",
             f"groups with a weight share at most {POOLS_ORDERED} pools, and that many are"
             " registered; remove `weight` from all groups, or run a second scheduler",
         )
-    elif core.ledger.count >= core.pools_max:
+    elif core.ledger.count >= core.settings.pools_max:
         raise CallerError(
-            CODE_RESOURCE_EXHAUSTED, "pool", f"at most {core.pools_max} pools can be in use"
+            CODE_RESOURCE_EXHAUSTED, "pool",
+            f"at most {core.settings.pools_max} pools can be in use",
         )
     else:
         pool = core.ledger.add()

@@ -81,7 +81,7 @@ cdef bint exceeds_grants(Core core, Ask* ask, int64_t reserved_tokens) except -1
     cdef Pool* p = &core.ledger.pools[ask.target]
     cdef int64_t sequences = p.replayed_sequences + ask.sequences
     cdef int64_t most = p.engine_tokens, left = sequences - 1
-    most += most * max(<int64_t>0, -core.headroom_min_ppm) // 1_000_000
+    most += most * max(<int64_t>0, -core.settings.headroom_min_ppm) // 1_000_000
     reserved_tokens += p.replayed_tokens - p.replay_debt - (sequences + 1) * (p.block_size + 1)
     while left and reserved_tokens > 0:
         reserved_tokens -= most

@@ -33,7 +33,7 @@ cdef int64_t rests_until_ns(Core core, int32_t pool) except -2:
         watch(core.flows, core.requests.items[p.next].flow)
     watch_first(core, pool)
     if p.calm_since_ns >= 0:
-        until_ns = min(until_ns, p.calm_since_ns + core.overload_hold_ns)
+        until_ns = min(until_ns, p.calm_since_ns + core.settings.overload_hold_ns)
     if p.engine_excess_tokens:
         until_ns = min(until_ns, p.telemetry_at_ns + TELEMETRY_FRESH_NS + 1)
     until_ns = min(until_ns, next_ageing_ns(core, pool), next_fading_ns(core, p))
@@ -57,10 +57,10 @@ cdef int64_t next_wait_ns(Core core, const Pool* p) noexcept:
     """When the wait of a pool's next request changes the level of load, or ends. O(1)."""
     cdef const Request* r = &core.requests.items[p.next]
     cdef int64_t lined_ns = r.head_state.lined_ns, until_ns = r.due_ns
-    if lined_ns + core.queue_target_ns >= core.now_ns:
-        until_ns = min(until_ns, lined_ns + core.queue_target_ns + 1)
-    if lined_ns + core.queue_target_ns // 2 >= core.now_ns:
-        until_ns = min(until_ns, lined_ns + core.queue_target_ns // 2 + 1)
+    if lined_ns + core.settings.queue_target_ns >= core.now_ns:
+        until_ns = min(until_ns, lined_ns + core.settings.queue_target_ns + 1)
+    if lined_ns + core.settings.queue_target_ns // 2 >= core.now_ns:
+        until_ns = min(until_ns, lined_ns + core.settings.queue_target_ns // 2 + 1)
     return until_ns
 
 
@@ -100,8 +100,8 @@ cdef inline bint may_choose(Core core) noexcept:
     """Whether what waits may prefer a pool to the emptiest, see placement.pxi. The order in which
     pools are looked at then depends on all of them."""
     return (<Line>core.flows.candidates[0]).count and (
-        (core.affinity_ppm and core.adapters.count)
-        or (core.prefix_ppm and core.prefixes.queued)
+        (core.settings.adapter_affinity_ppm and core.adapters.count)
+        or (core.settings.prefix_affinity_ppm and core.prefixes.queued)
     )
 
 

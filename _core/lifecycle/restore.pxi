@@ -43,8 +43,8 @@ cdef int restore_rows(Core core, list rows) except -1:
                 raise CallerError(e.code, "rows", f"{key!r}: {e.field}: {e.description}") from None
     drop_rests(core)
     core.was_restored = True
-    core.flows.resuming_until_ns = core.now_ns + core.lease_ttl_ns
-    core.resume_until_ns = core.now_ns + core.lease_ttl_ns + core.lease_grace_ns
+    core.flows.resuming_until_ns = core.now_ns + core.settings.lease_ttl_ns
+    core.resume_until_ns = core.now_ns + core.settings.lease_ttl_ns + core.settings.lease_grace_ns
     take_places(core, stood)
     for pool in range(core.ledger.count):
         if core.flows.local:
@@ -59,7 +59,7 @@ cdef int restore_born(Core core, list rows) except -1:
     cdef Cursor c
     cdef Slice name
     for key, value, _ in rows:
-        if not core.unknown_own or len(core.flow_names) >= core.flows_max:
+        if not core.unknown_own or len(core.flow_names) >= core.settings.flows_max:
             break
         if key[:3] == FLOW_ROW + b"\0\0":
             c = data_cursor(value)
@@ -293,10 +293,10 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     check_range("draining", v[4], 0, 1)
     pool.at, pool.size = <const uint8_t*><const char*>name, len(name)
     check_pool_name(&pool)
-    read_levels(core, name, &again, applies and len(core.saved_pools) < core.pools_max)
+    read_levels(core, name, &again, applies and len(core.saved_pools) < core.settings.pools_max)
     if not applies:
         return 0
-    if len(core.saved_pools) >= core.pools_max:
+    if len(core.saved_pools) >= core.settings.pools_max:
         return 0
     core.saved_pools[name] = (v[0], v[1], unzigzag(<uint64_t>v[2]), v[3], v[4], core.now_ns)
     if name in core.pool_names:
@@ -322,11 +322,13 @@ cdef int resume_pool(Core core, bytes name) except -1:
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int64_t v[6]
     v[0], v[1], v[2], v[3], v[4], v[5] = core.saved_pools.pop(name)
-    set_headroom(p, min(max(v[2], core.headroom_min_ppm), core.headroom_max_ppm))
+    set_headroom(p, min(max(v[2], core.settings.headroom_min_ppm), core.settings.headroom_max_ppm))
     p.probes = v[3] != 0
     p.draining = v[4] != 0
     core.ledger.order.touch(pool)
-    if v[0] == p.epoch and core.now_ns < v[5] + core.lease_ttl_ns + core.lease_grace_ns:
+    if v[0] == p.epoch and core.now_ns < (
+        v[5] + core.settings.lease_ttl_ns + core.settings.lease_grace_ns
+    ):
         p.owed_tokens = p.replay_debt = v[1]
     return 0
 

@@ -79,7 +79,7 @@ cdef int read_positions(Core core, int32_t flow, Cursor* c, bint applies) except
         check_pool_name(&pool)
         if applies and flow != NONE:
             name = slice_bytes(&pool)
-            if name in core.saved_positions or len(core.saved_positions) < core.pools_max:
+            if name in core.saved_positions or len(core.saved_positions) < core.settings.pools_max:
                 core.saved_positions.setdefault(name, {})[flow] = (v[0], v[1], v[3])
 
 

@@ -15,7 +15,8 @@ cdef bint has_weights(Core core) noexcept:
 
 cdef int64_t pools_allowed(Core core) noexcept:
     """How many pools there may be at once. O(quotas)."""
-    return min(core.pools_max, <int64_t>POOLS_ORDERED) if has_weights(core) else core.pools_max
+    cdef int64_t most = core.settings.pools_max
+    return min(most, <int64_t>POOLS_ORDERED) if has_weights(core) else most
 
 
 cdef int32_t new_node(Core core, int32_t group) except -1:

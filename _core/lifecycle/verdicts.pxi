@@ -35,7 +35,7 @@ cdef list take_verdicts(Core core):
     """The verdicts that belong to no session. O(work_max)."""
     cdef int32_t i, first = core.verdict_taken
     # More than timers and grants can make: only evict_queued() leaves a rest for later.
-    cdef int32_t last = <int32_t>min(core.verdict_count, first + 4 * core.work_max)
+    cdef int32_t last = <int32_t>min(core.verdict_count, first + 4 * core.settings.work_max)
     if core.verdict_count == 0:
         return []
     out = [as_decision(core, &core.verdicts[i]) for i in range(first, last)]
@@ -165,7 +165,7 @@ cdef void fill_refusal(
         v.retry_after_ms += <int64_t>(key % 1001) * 10
         v.spent_budget = core.quotas.spent_budget
     v.position = core.flows.items[flow].queued
-    v.queue_max = <int32_t>core.flow_queue_max
+    v.queue_max = <int32_t>core.settings.flow_queue_max
     v.queue_left = max(
         0, v.queue_max - <int32_t>slots_kept(v.queue_max) - core.flows.items[flow].queued
     )

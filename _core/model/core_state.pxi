@@ -24,18 +24,8 @@ cdef void add_counters(FlowCounters* sums, const Flow* f) noexcept:
 cdef class Core:
     """The state of one scheduler. The layers above define its events."""
 
-    cdef readonly int64_t queue_ttl_ns, lease_ttl_ns, lease_grace_ns, answer_ttl_ns
-    cdef readonly int64_t flow_queue_max, queue_max, leases_max, answers_max
-    cdef readonly int64_t flow_queue_tokens_max, queue_tokens_max  # of input; 0: no limit
-    cdef int64_t queue_target_ns, overload_hold_ns, saturation_ppm, refusal_samples_min
-    cdef readonly int64_t session_open_max, sessions_max, work_max, message_bytes_max
-    cdef readonly int64_t pools_max, session_pools_max
-    cdef int64_t input_price, output_price, cached_ppm
-    cdef int64_t headroom_min_ppm, headroom_max_ppm
-    cdef int64_t bypass_max, bypass_ns, saturation_band_ppm, delay_factor_milli, affinity_ppm
-    cdef int32_t surplus_ppm  # of its work, that a lease which passed a head is not charged
-    cdef int64_t prefix_ppm, prefix_max, quantum_tokens
-    cdef bint backfills, by_prefix, refuses_early
+    cdef Settings settings  # as they are now
+    cdef bint backfills, by_prefix
     cdef ShedAccuracy shed_accuracy  # of all flows together
     cdef int32_t shed_discount_ppm[SHED_KINDS]  # of what is expected, that does not count
     cdef str policy
@@ -85,7 +75,6 @@ cdef class Core:
     cdef int32_t unknown_flow
     cdef bint draining, has_more
     cdef bint tree_is_stale  # groups have changed: the next poll places all flows
-    cdef dict settings  # as they are now
     cdef bint unknown_refused  # but for the audit, unknown tenants would be refused
     cdef Heap dry_running  # flows with something queued that is granted whatever it costs
     cdef dict dry_run_counts  # flow: what its requests would have met
@@ -93,7 +82,7 @@ cdef class Core:
     cdef list tenant_rules  # TenantRules, in the order in which they are tried
     cdef TenantRule default_rule  # where none of them fits
     cdef bint unknown_own  # a proved name that is unknown gets a flow
-    cdef int64_t flows_max, born_count, shared_requests, forgotten
+    cdef int64_t born_count, shared_requests, forgotten
     cdef int64_t granted_by_forgotten[CLASSES_MAX]  # in all, of tenants that are forgotten
     cdef FlowCounters carried  # of tenants that were at first sight and are not any more
     cdef int32_t forget_at  # flow that is looked at next
@@ -109,7 +98,6 @@ cdef class Core:
     cdef bint save_rest  # to be saved behind all that has changed
     cdef int32_t sweep_next  # queue that a drain looks at next, see drain.pxi; -1: none
     cdef int32_t sweep_hold  # hold of a session that it looks at before
-    cdef int64_t sign_of_life_ns  # a stream has to answer a newcomer within it; 0: is not asked
     cdef dict contests  # pools that are claimed: when their streams have to have answered, by whom
     cdef dict offers  # the streams that offer each pool, by its name, oldest first
     cdef ServedRows served_rows  # for other members of a cluster

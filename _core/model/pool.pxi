@@ -8,16 +8,6 @@ cdef enum:
     RATES_KEPT = 64  # of the last judged prefills
     PREFILL_BUDGET_PART = 6  # of the capacity
 
-# Limits of an operator on a pool beside those of its engine (the limits of S-LoRA's queue, arXiv
-# 2311.03285 and its source). 0: no limit.
-ctypedef struct PoolLimits:
-    int64_t batch_max_tokens  # input of one round; -1: a sixth of the pool, at least its longest
-    int64_t max_total_tokens, max_running
-    int64_t max_request_total_tokens, max_request_input_tokens
-    int64_t max_loras
-    int64_t adapter_tokens  # that an active adapter takes, unless it has a figure of its own
-    int64_t sessions_max_tokens  # footprint of all active sessions of agents
-
 # A round is the input that was granted and has not been computed yet, as far as is known: until
 # the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
 # report nothing are in no round.

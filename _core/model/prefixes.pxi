@@ -10,7 +10,6 @@
 cdef enum:
     PREFIX_KEPT_MAX = 512  # hashes of one request; what lies beyond is not looked for
     PREFIX_QUEUED_MAX = 1 << 22  # of all that is queued, 32 MiB; who comes then has none
-    PREFIX_BLOCKS_MAX = 1 << 24
 
 # The prefix of a queued request.
 ctypedef struct Kept:

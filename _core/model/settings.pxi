@@ -1,4 +1,6 @@
-# Settings of a scheduler with their bounds, and what a caller asks for.
+# Policies and orders, the check of settings, and what a caller asks for.
+
+TOTAL_TOKENS_MAX = TOKENS_MAX
 
 # A request as its caller sent it, checked, with names resolved.
 ctypedef struct Ask:
@@ -33,7 +35,7 @@ cdef enum:
     CREDIT_AUTO = -1  # the credit is what one request is charged, on average
     LEAD_AUTO = -1  # the lead is two of these, and what the pool serves in a second
 
-cdef enum:  # where service counts
+cdef enum:  # where service counts, by the number of `fairness_domain`
     DOMAIN_ALL = 0
     DOMAIN_MODEL = 1
     DOMAIN_POOL = 2
@@ -61,67 +63,18 @@ POLICIES = {
 LEDGER_FORMS = ("sum", "peak")
 DISPATCH_ORDERS = ("strict", "backfill")
 
-# Settings of the constructor: default, least and greatest value.
-cdef dict LIMITS = {
-    "lease_id_base": (1, 1, 1 << 62),
-    "queue_ttl_ns": (30 * NS_PER_S, 1, 1 << 60),
-    "lease_ttl_ns": (10 * NS_PER_S, 1, 1 << 60),
-    "lease_grace_ns": (20 * NS_PER_S, 0, 1 << 60),
-    "sign_of_life_ns": (0, 0, 1 << 60),  # 0: a newcomer takes a pool at once
-    "flow_queue_max": (1_000, 1, 1 << 24),
-    "queue_max": (10_000, 1, 1 << 24),
-    "flow_queue_tokens_max": (0, 0, <int64_t>1 << 40),
-    "queue_tokens_max": (0, 0, <int64_t>1 << 40),
-    "queue_target_ns": (2 * NS_PER_S, 1, 1 << 60),
-    "overload_hold_ns": (5 * NS_PER_S, 1, 1 << 60),
-    "saturation_ppm": (800_000, 1, 1_000_000),
-    "early_refusal": (0, 0, 1),
-    "refusal_samples_min": (10, 0, 1_000),
-    "leases_max": (65_536, 1, 1 << 24),
-    "flows_max": (200_000, 1, 1 << 24),
-    "adapters_max": (1_024, 1, ADAPTERS_MAX),
-    "answers_max": (100_000, 0, 1 << 24),
-    "answer_ttl_ns": (300 * NS_PER_S, 1, 1 << 60),
-    "input_price_micro": (1_000_000, 0, PRICE_MICRO_MAX),
-    "output_price_micro": (2_000_000, 0, PRICE_MICRO_MAX),
-    "cached_price_ppm": (100_000, 0, 1_000_000),
-    "bypass_max": (32, 0, 1 << 20),
-    "bypass_ns": (5 * NS_PER_S, 0, 1 << 60),
-    "backfill_surplus_ppm": (0, 0, 900_000),
-    "headroom_ppm": (20_000, 0, 900_000),
-    "headroom_min_ppm": (-300_000, -900_000, 900_000),
-    "headroom_max_ppm": (300_000, 0, 900_000),
-    "quantile_ppm": (900_000, 1, 1_000_000),
-    "saturation_band_ppm": (50_000, 0, 1_000_000),
-    "samples_min": (10, 1, 1_000),
-    # The defaults are those of recordings that do not name them; the configuration raises both.
-    "pools_max": (64, 1, POOLS_MAX),
-    "session_pools_max": (8, 1, POOLS_MAX),
-    "session_open_max": (16_384, 1, 1 << 20),
-    "sessions_max": (4_096, 1, 1 << 20),
-    "message_bytes_max": (0, 0, 1 << 30),  # of the transport, stated in the Welcome; 0: not stated
-    "delay_factor_milli": (0, 0, 10_000),
-    "adapter_affinity_ppm": (100_000, 0, 1_000_000),
-    "prefix_affinity_ppm": (100_000, 0, 1_000_000),
-    "prefix_blocks_max": (65_536, 0, PREFIX_BLOCKS_MAX),
-    "quantum_tokens": (10_000, 1, TOKENS_MAX),
-    "credit_max_micro": (CREDIT_AUTO, CREDIT_AUTO, <int64_t>1 << 50),
-    "lead_max_micro": (LEAD_AUTO, LEAD_AUTO, <int64_t>1 << 50),
-    "fairness_domain": (DOMAIN_MODEL, DOMAIN_ALL, DOMAIN_POOL),
-    "work_max": (1_024, 1, 1 << 30),
-}
 
-
-cdef dict checked_limits(dict given):
-    cdef dict limits = {}
+cdef dict checked(dict table, dict given):
+    """Return the settings of a table: those that are given, and the defaults of the others."""
+    cdef dict settings = {}
     for name in given:
-        if name not in LIMITS:
-            invalid(name, f"unknown setting; known: {', '.join(LIMITS)}")
-    for name, (default, low, high) in LIMITS.items():
-        limits[name] = given.get(name, default)
-        if not low <= limits[name] <= high:
-            invalid(name, f"must be from {low} to {high}, not {limits[name]}")
-    return limits
+        if name not in table:
+            invalid(name, f"unknown setting; known: {', '.join(table)}")
+    for name, (default, low, high) in table.items():
+        settings[name] = given.get(name, default)
+        if not low <= settings[name] <= high:
+            invalid(name, f"must be from {low} to {high}, not {settings[name]}")
+    return settings
 
 
 cdef enum:

@@ -78,9 +78,9 @@ cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) exc
 
 cdef inline bint has_been_passed(Core core, const Request* head) noexcept:
     """Whether the limits of passes are used up for a head."""
-    return head.head_state.bypassed >= core.bypass_max or (
+    return head.head_state.bypassed >= core.settings.bypass_max or (
         head.head_state.bypassed
-        and core.now_ns - head.head_state.bypassed_ns >= core.bypass_ns
+        and core.now_ns - head.head_state.bypassed_ns >= core.settings.bypass_ns
     )
 
 
@@ -94,7 +94,10 @@ cdef int64_t work_micro(Core core, const Request* r) noexcept:
         each = core.predictor.quantile(&asked, MEDIAN)
     if each <= 0 or each > r.output_max_tokens:
         each = r.output_max_tokens
-    return r.prompt_tokens * core.input_price + each * r.sequences * core.output_price
+    return (
+        r.prompt_tokens * core.settings.input_price_micro
+        + each * r.sequences * core.settings.output_price_micro
+    )
 
 
 cdef void find_siblings(Flows flows, int32_t* a, int32_t* b) noexcept:
@@ -206,10 +209,12 @@ cdef void note_turn(Core core, int32_t pool, const Request* head, bint aged) noe
     (<Line>core.flows.candidates[head.target + 1]).since_ns[cls] = core.now_ns
     p.aged = aged
     core.classes.items[cls].aged += aged
-    if core.surplus_ppm:
+    if core.settings.backfill_surplus_ppm:
         work = work_micro(core, head)
         p.surplus_micro = min(
-            work, p.surplus_micro + <int64_t>(<wide>work * core.surplus_ppm // 1_000_000)
+            work,
+            p.surplus_micro
+            + <int64_t>(<wide>work * core.settings.backfill_surplus_ppm // 1_000_000),
         )
 
 

@@ -266,9 +266,9 @@ cdef void note_saturation(Core core) noexcept:
         p = &core.ledger.pools[i]
         load = <wide>core.ledger.load(i, NULL) * 1_000_000
         size = <wide>p.capacity_blocks * p.block_size
-        if load >= size * core.saturation_ppm:
+        if load >= size * core.settings.saturation_ppm:
             p.saturated = True
-        elif load < size * (core.saturation_ppm - core.saturation_band_ppm):
+        elif load < size * (core.settings.saturation_ppm - core.settings.saturation_band_ppm):
             p.saturated = False
 
 
@@ -337,7 +337,7 @@ cdef int run_share_dues(Core core, int64_t work) except -1:
     cdef Heap dues = core.quotas.guarantees.dues
     cdef int32_t q, flow
     know_shares(core)
-    while dues.count and dues.nodes[0].key <= core.now_ns and work < core.work_max:
+    while dues.count and dues.nodes[0].key <= core.now_ns and work < core.settings.work_max:
         q = dues.nodes[0].id
         flow = core.flows.queues[q].flow
         if funding_source_of(core, flow).source == 0:

@@ -30,7 +30,7 @@ cdef inline bint counts_deadline(Core core, const Request* r) noexcept:
     nor one that was let in and is watched."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef bint is_watched = 0 < core.requests.rare_of(r).shed_watch < UNSURE
-    return core.refuses_early and not is_watched and not f.exempt and not f.dry_runs
+    return core.settings.early_refusal and not is_watched and not f.exempt and not f.dry_runs
 
 
 cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
@@ -46,7 +46,7 @@ cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
         rare.shed_watch = <uint8_t>(kind + UNSURE)
         return False
     if (
-        min(own.score[kind], overall.score[kind]) >= core.refusal_samples_min
+        min(own.score[kind], overall.score[kind]) >= core.settings.refusal_samples_min
         and max(own.since[kind], overall.since[kind]) < PROBE_EVERY - 1
     ):
         own.since[kind] += 1
@@ -79,7 +79,9 @@ cdef inline void learn_shed_outcome(
     d.judged += 1
     d.missed += missed
     if missed:
-        d.score[kind] = <int32_t>min(d.score[kind] + 1, core.refusal_samples_min + TRUST_MORE)
+        d.score[kind] = <int32_t>min(
+            d.score[kind] + 1, core.settings.refusal_samples_min + TRUST_MORE
+        )
     else:
         d.score[kind] = max(d.score[kind] - TRUST_LOSS, 0)
 
@@ -88,7 +90,7 @@ cdef void settle_first(Core core, Request* r) noexcept:
     """Take a report with its first token, which came since the report before it, or since the
     grant. If the deadline was between the two, it counts as met. O(1)."""
     record_shed_outcome(
-        core, r, r.due_ns - core.lease_ttl_ns >= core.requests.rare_of(r).deadline_ns
+        core, r, r.due_ns - core.settings.lease_ttl_ns >= core.requests.rare_of(r).deadline_ns
     )
 
 
@@ -103,7 +105,7 @@ cdef void settle_shed(Core core, Request* r) noexcept:
 
 cdef inline int64_t prefill_expected_ns(Core core, const Pool* p, int64_t tokens) noexcept:
     """The expected time of the prefill alone in a pool, less its average error."""
-    if p.prefills_judged < core.refusal_samples_min:
+    if p.prefills_judged < core.settings.refusal_samples_min:
         return 0
     return max(<int64_t>0, prefill_ns(p, tokens) - p.prefill_error_ns)
 
@@ -119,7 +121,7 @@ cdef int64_t first_expected_ns(Core core, const Request* r) except -2:
         wait_ns = wait_of_new(
             core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE
         )
-        if wait_ns < 0 or f.waits_judged < core.refusal_samples_min:
+        if wait_ns < 0 or f.waits_judged < core.settings.refusal_samples_min:
             return NONE
         wait_ns = max(<int64_t>0, wait_ns - f.wait_error_ns)
     for k in range(core.ledger.count):

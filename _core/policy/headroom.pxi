@@ -53,7 +53,7 @@ cdef void adapt_headroom(
         ppm -= fall
     p.pressed = False
     p.served = 0
-    set_headroom(p, min(max(ppm, core.headroom_min_ppm), core.headroom_max_ppm))
+    set_headroom(p, min(max(ppm, core.settings.headroom_min_ppm), core.settings.headroom_max_ppm))
 
 
 cdef int64_t faded(const Pool* p, int64_t windows) noexcept:

@@ -54,8 +54,8 @@ cdef bytes PREFIX_KEY_NAME = b"prefix blocks"
 cdef int prefix_uses(Core core) noexcept:
     """The choice that hashes could change now; 0: none. O(1)."""
     cdef int uses = 0
-    if core.prefix_max:
-        if core.prefix_ppm and core.ledger.count > 1:
+    if core.settings.prefix_blocks_max:
+        if core.settings.prefix_affinity_ppm and core.ledger.count > 1:
             uses |= USE_PLACEMENT
         if core.by_prefix:
             uses |= USE_ORDER
@@ -78,7 +78,9 @@ cdef int64_t keep_hashes(Core core, int64_t handle, tuple hashes) except? -1:
     """The same of a simulator's request; its handle. O(hashes)."""
     cdef int32_t i = core.requests.lookup(handle), k
     cdef Kept* kept
-    if not hashes or not core.prefix_max or i == NONE or core.requests.items[i].state != QUEUED:
+    if not hashes or not core.settings.prefix_blocks_max or i == NONE:
+        return handle
+    if core.requests.items[i].state != QUEUED:
         return handle
     kept = core.prefixes.keep(i, len(hashes), core.requests.items[i].prompt_max_tokens)
     if kept != NULL:
@@ -113,7 +115,7 @@ cdef int note_prefix(Core core, int32_t i, int32_t pool) except -1:
     index.matched_tokens += matched
     if core.flows.grain > 1:
         r.lease.matched_tokens = <int32_t>matched
-    index.take(kept, core.prefix_max, p.capacity_blocks * p.block_size)
+    index.take(kept, core.settings.prefix_blocks_max, p.capacity_blocks * p.block_size)
     core.prefixes.drop(i)
     return 0
 
@@ -170,7 +172,7 @@ cdef int32_t longest_match(
 cdef int set_grain(Core core) except -1:
     """Set the grain of the order: a micro-token, under DLPM a quantum. O(queues log n) if that has
     changed."""
-    cdef int64_t grain = core.quantum_tokens * 1_000_000 if core.by_prefix else 1
+    cdef int64_t grain = core.settings.quantum_tokens * 1_000_000 if core.by_prefix else 1
     cdef int32_t flow
     if core.flows.grain == grain:
         return 0
@@ -204,7 +206,7 @@ cdef int check_prefixes(Core core) except -1:
             k = index.blocks[k].newer
         check_invariant(
             core, count == <int32_t>index.places.count and tokens == index.tokens
-            and count <= core.prefix_max,
+            and count <= core.settings.prefix_blocks_max,
             "blocks of a prefix index",
         )
     return 0
@@ -214,5 +216,5 @@ cdef int limit_prefixes(Core core) except -1:
     """Let no index have more blocks than may be. O(blocks forgotten)."""
     cdef int32_t pool
     for pool in range(core.ledger.count):
-        core.prefixes.index(pool).trim(core.prefix_max, <int64_t>1 << 62)
+        core.prefixes.index(pool).trim(core.settings.prefix_blocks_max, <int64_t>1 << 62)
     return 0

@@ -45,18 +45,19 @@ cdef int load_level(
 cdef int lowest_level(Core core, const Pool* p, int64_t waits_ns) noexcept:
     """The lowest level that a pool with these figures may fall to."""
     return load_level(
-        core, p, waits_ns, core.queue_target_ns // 2, core.saturation_ppm * 7 // 8
+        core, p, waits_ns, core.settings.queue_target_ns // 2, core.settings.saturation_ppm * 7 // 8
     )
 
 
 cdef int level_now(Core core, const Pool* p, int64_t waits_ns, int64_t now_ns) noexcept:
     """The level of a pool by the wait of its next request for room; -1: none waits."""
     cdef int64_t fallen = 0
-    cdef int level = load_level(core, p, waits_ns, core.queue_target_ns, core.saturation_ppm)
+    cdef const Settings* s = &core.settings
+    cdef int level = load_level(core, p, waits_ns, s.queue_target_ns, s.saturation_ppm)
     if level >= p.overload:
         return level
     if p.calm_since_ns >= 0:
-        fallen = min((now_ns - p.calm_since_ns) // core.overload_hold_ns, <int64_t>LOAD_OVER)
+        fallen = min((now_ns - p.calm_since_ns) // s.overload_hold_ns, <int64_t>LOAD_OVER)
     return max(min(p.overload, lowest_level(core, p, waits_ns)), <int>(p.overload - fallen))
 
 

@@ -113,7 +113,7 @@ cdef inline bint is_full(Core core, int32_t flow) noexcept:
     cdef int64_t leases = core.flows.exempt_live
     if not core.flows.items[flow].exempt:
         leases = core.requests.states[LIVE] + core.requests.states[SUSPECT] - leases
-    return leases >= core.leases_max
+    return leases >= core.settings.leases_max
 
 
 cdef int32_t next_in_line(

@@ -25,7 +25,7 @@ cdef int32_t nearest(Core core, int32_t pool) except -2:
         or lora_is_active(&core.ledger.pools[pool].loras, adapter)
     ):
         return pool
-    most = promised_ppm(core, pool) + core.affinity_ppm
+    most = promised_ppm(core, pool) + core.settings.adapter_affinity_ppm
     for q in range(core.ledger.count):
         if not core.ledger.order.is_open(q):
             continue
@@ -51,9 +51,9 @@ cdef int32_t placed(Core core, int32_t pool) except -2:
     cdef int32_t near = pool
     if (<Line>core.flows.candidates[0]).count == 0:
         return pool  # nothing has a choice
-    if core.affinity_ppm and core.adapters.count:
+    if core.settings.adapter_affinity_ppm and core.adapters.count:
         near = nearest(core, pool)
-    if core.prefix_ppm and core.prefixes.queued:
+    if core.settings.prefix_affinity_ppm and core.prefixes.queued:
         return with_prefix(core, pool, near)
     return near
 
@@ -72,7 +72,7 @@ cdef int32_t with_prefix(Core core, int32_t first, int32_t pool) except -2:
         return pool
     adapter = core.requests.rare_of(r).adapter
     has_adapter = adapter != NONE and lora_is_active(&core.ledger.pools[pool].loras, adapter)
-    most = promised_ppm(core, first) + core.prefix_ppm
+    most = promised_ppm(core, first) + core.settings.prefix_affinity_ppm
     longest = matched_tokens(core, pool, i)
     for q in range(core.ledger.count):
         share = promised_ppm(core, q)

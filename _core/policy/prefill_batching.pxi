@@ -11,7 +11,7 @@ cdef int64_t hold_ends_ns(Core core, int32_t pool, const Request* head) noexcept
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int32_t found[LOOKAHEAD]
     cdef int64_t ends_ns, oldest_ns = core.now_ns, due_ns = NEVER
-    cdef int64_t delay_ns = p.last_prefill_ns * core.delay_factor_milli // 1000
+    cdef int64_t delay_ns = p.last_prefill_ns * core.settings.delay_factor_milli // 1000
     cdef int32_t count, k
     if delay_ns == 0 or p.opened_ns == core.now_ns or core.flows.items[head.flow].exempt:
         return 0

@@ -153,7 +153,7 @@ cdef int sort_queues(Core core) except -1:
     O((work_max + longest queue) * log n)."""
     cdef int64_t work = 0
     while core.flows.unsorted:
-        if work >= core.work_max:
+        if work >= core.settings.work_max:
             core.has_more = True
             return 0
         core.flows.unsorted -= 1

@@ -26,7 +26,7 @@ cdef int64_t turn_again_ns(Core core, const Request* r) except -1:
         wait_ns = next_turn_ns(core, next_ns, step_ns, step_ns)
         return max(wait_ns // 2, wait_ns - patience_ns // 2)
     wait_ns = wait_of_new(core, r.flow, r.target, r.work, core.now_ns + patience_ns)
-    wait_ns = step_ns if wait_ns < 0 else min(wait_ns - patience_ns, core.queue_ttl_ns)
+    wait_ns = step_ns if wait_ns < 0 else min(wait_ns - patience_ns, core.settings.queue_ttl_ns)
     return forecast_in_turn(core, next_ns, max(<int64_t>0, wait_ns), step_ns)
 
 

@@ -108,13 +108,13 @@ cdef int64_t place_in_ns(Core core, const Request* r, int outcome) except -1:
     if own:
         slots = &refusals_of(core, r.flow).retry_slots
         queued, backlog, tokens = f.queued, f.queued_work, f.queued_tokens
-        over = tokens + r.prompt_tokens - core.flow_queue_tokens_max
-        over = over if core.flow_queue_tokens_max else 0
+        over = tokens + r.prompt_tokens - core.settings.flow_queue_tokens_max
+        over = over if core.settings.flow_queue_tokens_max else 0
     else:
         queued, backlog = core.requests.states[QUEUED], core.flows.queued_work
         tokens = core.flows.queued_tokens
-        over = tokens + r.prompt_tokens - core.queue_tokens_max
-        over = over if core.queue_tokens_max else 0
+        over = tokens + r.prompt_tokens - core.settings.queue_tokens_max
+        over = over if core.settings.queue_tokens_max else 0
     each = backlog // max(<int64_t>1, queued) + 1
     # The part of the work that has to be done until the tokens in excess are gone.
     over = <int64_t>(<wide>backlog * over // max(<int64_t>1, tokens)) if over > 0 else 0
@@ -123,7 +123,7 @@ cdef int64_t place_in_ns(Core core, const Request* r, int outcome) except -1:
         wait_ns = turn_ns(core, r.flow, r.target, max(each, over))
     else:
         step_ns, wait_ns = time_for(each, pace.whole), time_for(max(each, over), pace.whole)
-    if over or slots_kept(core.flow_queue_max if own else core.queue_max) == 0:
+    if over or slots_kept(core.settings.flow_queue_max if own else core.settings.queue_max) == 0:
         return forecast_in_turn(core, next_ns, wait_ns, step_ns)
     wait_ns = next_turn_ns(core, next_ns, wait_ns * 13 // 12, step_ns * 13 // 12)
     reserve_retry_slot(slots, core.now_ns, core.now_ns + wait_ns)

@@ -14,7 +14,7 @@
 
 cdef inline int64_t turn_wait_ns(Core core) noexcept:
     """How long the first that waits for a cap waits at most."""
-    return min(SESSION_ACTIVE_NS, core.queue_ttl_ns // 2)
+    return min(SESSION_ACTIVE_NS, core.settings.queue_ttl_ns // 2)
 
 
 cdef inline Line cap_line(Core core, int32_t pool):
@@ -222,7 +222,7 @@ cdef int end_active(Core core, int64_t work) except -1:
     O(log n) each."""
     cdef Heap dues = core.flows.agents.dues
     cdef int32_t s
-    while dues.count and dues.nodes[0].key <= core.now_ns and work < core.work_max:
+    while dues.count and dues.nodes[0].key <= core.now_ns and work < core.settings.work_max:
         s = dues.nodes[0].id
         end_activity(core, s)
         rest_session(core, s)
@@ -420,7 +420,7 @@ cdef bint serve_caps(Core core) except -1:
             let_session_in(core, s)
     for pool in range(core.ledger.count):
         while waits_for_cap(core, pool):
-            if work >= core.work_max:
+            if work >= core.settings.work_max:
                 core.has_more = True
                 return False
             if not serve_cap(core, pool):

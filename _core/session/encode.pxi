@@ -71,7 +71,8 @@ cdef bytes encode_verdict(Core core, Verdict* v):
     cdef bytes name = core.pool_list[v.pool] if v.pool >= 0 and v.outcome == OUT_GRANTED else b""
     core.writer.text(5, core.leadership)
     write_admit_response(
-        core.writer, v, name, core.lease_ttl_ns // NS_PER_MS, core.quotas, told_quota(core, v)
+        core.writer, v, name, core.settings.lease_ttl_ns // NS_PER_MS, core.quotas,
+        told_quota(core, v),
     )
     return core.writer.take()
 

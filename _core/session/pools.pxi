@@ -90,7 +90,7 @@ cdef class PoolOffers(SessionState):
         if key not in self.claims:
             self.contests[key] = (<PoolOffers>next(iter(self.core.offers[key]))).client_id
         contest = self.core.contests.setdefault(
-            key, (self.core.now_ns + self.core.sign_of_life_ns, {})
+            key, (self.core.now_ns + self.core.settings.sign_of_life_ns, {})
         )
         contest[1][self] = None
         self.claims[key] = (

@@ -38,7 +38,7 @@ cdef class Session(PoolOffers):
             invalid("", "the stream is closed")
         if self.message is not None:
             raise ValueError("call receive_rest() until nothing is left of the message before")
-        if self._untaken() > 2 * (self.core.session_open_max + SESSION_EVENTS_MAX):
+        if self._untaken() > 2 * (self.core.settings.session_open_max + SESSION_EVENTS_MAX):
             raise CallerError(CODE_RESOURCE_EXHAUSTED, "", "too many answers wait to be read")
         enter(self.core, now_ns)
         self._check_message(c)
@@ -206,18 +206,18 @@ cdef class Session(PoolOffers):
         if not self.core.principals.may_offer(self.principal, key):
             not_granted(self.core, self.principal, "pool", "pools")
         is_held = key in self.pools or key in self.claims
-        if not is_held and self.held_pools() >= self.core.session_pools_max:
+        if not is_held and self.held_pools() >= self.core.settings.session_pools_max:
             # Thousands of them in one message: an exception costs more than all else of an event.
             return self.fault(
                 0, CODE_RESOURCE_EXHAUSTED, "pool.pool",
-                f"a stream offers at most {self.core.session_pools_max} pools",
+                f"a stream offers at most {self.core.settings.session_pools_max} pools",
             )
         f.epoch, f.capacity_tokens, f.block_size = v[0], v[1], v[2]
         f.max_running, f.max_model_tokens, f.principal = v[3], v[4], self.principal
         f.gates = v[5]
         check_range("gates", v[5], 0, 1 << 16)
         check_pool(key, &f)
-        if self.core.sign_of_life_ns and self.is_contested(key, &f):
+        if self.core.settings.sign_of_life_ns and self.is_contested(key, &f):
             return self.claim(key, &f)
         if self.claims.pop(key, None) is not None:
             self.wake()  # a claim, for which it sends other figures now: its Welcome may be due
@@ -234,7 +234,7 @@ cdef class Session(PoolOffers):
             raise CallerError(
                 CODE_FAILED_PRECONDITION, "pool",
                 "another engine took this stream's pool over, because the stream gave no sign of"
-                f" life within {self.core.sign_of_life_ns // NS_PER_MS} ms",
+                f" life within {self.core.settings.sign_of_life_ns // NS_PER_MS} ms",
             )
         return 0
 
@@ -276,7 +276,7 @@ cdef class Session(PoolOffers):
         if self.core.tags.get(tag, <uint64_t>self.owner) != NONE:
             invalid("tag", f"{tag} is open already")
         parse_admit(&message, body)
-        if self.open_count >= self.core.session_open_max:
+        if self.open_count >= self.core.settings.session_open_max:
             self.core.received += 1
             message.flow = flow_of(self.core, &message.tenant, &message.key)
             handle = -refuse(self.core, NONE, OUT_REJECTED_LIMIT, tag)
@@ -387,9 +387,9 @@ cdef class Session(PoolOffers):
             before = w.length()
             w.text(6, self.core.leadership)
             w.varint(5, 1)
-            w.varint(4, self.core.message_bytes_max)
-            w.varint(3, self.core.session_open_max)
-            w.varint(2, self.core.lease_ttl_ns // NS_PER_MS)
+            w.varint(4, self.core.settings.message_bytes_max)
+            w.varint(3, self.core.settings.session_open_max)
+            w.varint(2, self.core.settings.lease_ttl_ns // NS_PER_MS)
             w.fixed64(1, <uint64_t>self.core.incarnation)
             w.close(4, before)
         for i in range(last_notice - 1, first_notice - 1, -1):
@@ -440,7 +440,7 @@ cdef class Session(PoolOffers):
         if v.outcome == OUT_GRANTED:
             name = self.core.pool_list[v.pool]
         write_admit_response(
-            w, v, name, self.core.lease_ttl_ns // NS_PER_MS, self.core.quotas,
+            w, v, name, self.core.settings.lease_ttl_ns // NS_PER_MS, self.core.quotas,
             told_quota(self.core, v),
         )
         w.close(2, inner)

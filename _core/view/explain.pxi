@@ -49,7 +49,7 @@ cdef int add_namesakes(
     )
     cdef const ClientId* item = core.client_ids.last(&key)
     cdef const Refusal* refusal
-    cdef int64_t since_ns = now_ns - core.answer_ttl_ns
+    cdef int64_t since_ns = now_ns - core.settings.answer_ttl_ns
     cdef int32_t i, whose, count = 0
     cdef set seen = set()
     while item != NULL and count < NAMESAKES_MAX:
@@ -107,7 +107,7 @@ cdef int add_story(
             return 0
     for k in range(2):
         refusal = core.rejection_log.find(
-            keys[k].hi, keys[k].lo, now_ns - core.answer_ttl_ns
+            keys[k].hi, keys[k].lo, now_ns - core.settings.answer_ttl_ns
         )
         if refusal != NULL and principal in (NONE, refusal.principal):
             if last == NULL or refusal.number > last.number:

@@ -4,7 +4,8 @@ cdef service_of(Core core, int32_t flow):
     cdef Flow* f = &core.flows.items[flow]
     # As Python numbers: over years the product outgrows 64 bits.
     return (
-        <object>f.input_tokens * core.input_price + <object>f.output_tokens * core.output_price
+        <object>f.input_tokens * core.settings.input_price_micro
+        + <object>f.output_tokens * core.settings.output_price_micro
     )
 
 
@@ -262,7 +263,7 @@ cdef dict group_share(Core core, int64_t now_ns, int32_t node):
 cdef dict tenants_row(Core core):
     return {
         "first_sight": core.born_count,
-        "flows_max": core.flows_max,
+        "flows_max": core.settings.flows_max,
         "shared_requests": core.shared_requests,
         "forgotten": core.forgotten,
     }
@@ -367,7 +368,8 @@ cdef totals_of(Core core):
     # Under DLPM a flow may be a quantum ahead, at either end of a time. A flow may begin below the
     # others by the credit. A flow that passed a head was ahead of it by its charge at most.
     bound = 2 * max(
-        core.prompt_seen_max * core.input_price, capacity * core.output_price
+        core.prompt_seen_max * core.settings.input_price_micro,
+        capacity * core.settings.output_price_micro,
     ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0) + credit
     bound += core.flows.lead_given_max
     if core.flows.order != ORDER_COUNTER or not core.flows.lifts:

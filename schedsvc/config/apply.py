@@ -6,9 +6,9 @@ from schedsvc.config.class_rules import DEFAULT_CLASS
 from schedsvc.config.in_force import in_force
 from schedsvc.config.models import Class, Config, Group, Pool, Tenant, Terms
 from schedsvc.config.rules import UNKNOWN_TENANT
+from schedsvc.config.settings import LIVE_OPTIONS
 
 __all__ = [
-    "LIVE_OPTIONS",
     "Configurable",
     "change_modes",
     "class_flow",
@@ -21,44 +21,6 @@ __all__ = [
 _NO_QUOTA = -1
 _MS = 1_000_000
 _USUAL = -1
-
-#: Settings of the core that it can change while it runs.
-LIVE_OPTIONS = frozenset(
-    {
-        "policy",
-        "flow_order",
-        "queue_ttl_ns",
-        "lease_ttl_ns",
-        "lease_grace_ns",
-        "sign_of_life_ns",
-        "flow_queue_max",
-        "queue_max",
-        "flow_queue_tokens_max",
-        "queue_tokens_max",
-        "queue_target_ns",
-        "overload_hold_ns",
-        "saturation_ppm",
-        "early_refusal",
-        "leases_max",
-        "flows_max",
-        "answers_max",
-        "answer_ttl_ns",
-        "input_price_micro",
-        "output_price_micro",
-        "cached_price_ppm",
-        "session_open_max",
-        "sessions_max",
-        "delay_factor_milli",
-        "adapter_affinity_ppm",
-        "prefix_affinity_ppm",
-        "prefix_blocks_max",
-        "quantum_tokens",
-        "credit_max_micro",
-        "lead_max_micro",
-        "fairness_domain",
-        "saturation_band_ppm",
-    }
-)
 
 
 class Configurable(Protocol):
@@ -144,19 +106,7 @@ class Configurable(Protocol):
     def set_pool_quota(self, now_ns: int, pool: bytes, quota: int) -> None:
         """Give a pool the quota of its model."""
 
-    def set_pool_limits(
-        self,
-        now_ns: int,
-        pool: bytes = b"",
-        batch_max_tokens: int = 0,
-        max_total_tokens: int = 0,
-        max_running: int = 0,
-        max_request_total_tokens: int = 0,
-        max_request_input_tokens: int = 0,
-        max_loras: int = 0,
-        adapter_tokens: int = 0,
-        sessions_max_tokens: int = 0,
-    ) -> None:
+    def set_pool_limits(self, now_ns: int, pool: bytes = b"", **limits: int) -> None:
         """Limit a pool, or all that have no limits of their own."""
 
     def set_adapter(self, now_ns: int, name: bytes, tokens: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schedsvc.config.rule_helpers import Finding, Once, items, mapping, name_findings, with_terms
+from schedsvc.config.settings import Scheduler
 from schedsvc.config.yaml_positions import Path
 
 __all__ = ["DEFAULT_CLASS", "class_advice", "class_findings"]
@@ -11,7 +12,7 @@ __all__ = ["DEFAULT_CLASS", "class_advice", "class_findings"]
 #: The class of requests that name none, of tenants that have none.
 DEFAULT_CLASS = "default"
 
-_QUEUE_TTL_MS = 30_000
+_QUEUE_TTL_MS = Scheduler.model_fields["queue_ttl_ms"].default
 _AGEING_MS = 5_000
 
 

@@ -7,12 +7,12 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from schedsvc.config.files import path_in, read_file, unreadable
-from schedsvc.config.network import STRICT
 from schedsvc.config.network import FilePath as FileName
 from schedsvc.config.rule_helpers import Finding, Once, mapping
+from schedsvc.config.values import Section
 from schedsvc.config.yaml_positions import Path
 
 __all__ = [
@@ -42,11 +42,7 @@ _NEEDED_BY_ROLE = {
 }
 
 
-class _Section(BaseModel):
-    model_config = STRICT
-
-
-class ClusterTls(_Section):
+class ClusterTls(Section):
     """Files of the connection to the store, in PEM; without `ca` the system's authorities."""
 
     ca: FileName | None = None
@@ -54,7 +50,7 @@ class ClusterTls(_Section):
     key: FileName | None = None
 
 
-class ClusterStore(_Section):
+class ClusterStore(Section):
     """A Valkey or Redis server; further URLs are tried if the first cannot be used."""
 
     urls: Annotated[list[StoreUrl], Field(min_length=1, max_length=8)]
@@ -62,14 +58,14 @@ class ClusterStore(_Section):
     tls: ClusterTls | None = None
 
 
-class ClusterLeader(_Section):
+class ClusterLeader(Section):
     """How this member calls the leader that it follows; without `tls` in clear."""
 
     token_file: FileName | None = None
     tls: ClusterTls | None = None
 
 
-class Cluster(_Section):
+class Cluster(Section):
     """The cluster that this scheduler is a member of."""
 
     name: ClusterName

@@ -8,35 +8,21 @@ later reload too.
 """
 
 from collections.abc import Collection, Iterator
+from operator import attrgetter
 from typing import TypeVar
 
 from pydantic import BaseModel
 
 from schedsvc.config.models import Class, Config, Listener, Pool
+from schedsvc.config.settings import RESTART
 
-__all__ = ["RESTART_KEYS", "RESTART_SETTINGS", "in_force", "needs_restart", "with_pools_kept"]
+__all__ = ["RESTART_KEYS", "in_force", "needs_restart", "with_pools_kept"]
 
 S = TypeVar("S", bound=BaseModel)
 
 #: Keys of the file that are read at the start only.
 RESTART_KEYS = ("listeners", "metrics", "record", "state", "usage", "cluster")
 
-#: Settings of `scheduler` that the core cannot change while it runs.
-RESTART_SETTINGS = (
-    "adapters_max",
-    "ledger",
-    "dispatch",
-    "bypass_max",
-    "bypass_ms",
-    "backfill_surplus_ppm",
-    "headroom_ppm",
-    "headroom_min_ppm",
-    "headroom_max_ppm",
-    "quantile_ppm",
-    "samples_min",
-)
-
-_LIVE_LIMITS = ("drain_ms", "session_open_max", "sessions_max")
 #: Of a pool; they say how its leases are counted.
 _RESTART_POOL = ("epoch", "block_size_tokens")
 
@@ -47,12 +33,12 @@ def in_force(config: Config, before: Config) -> Config:
     A pool that the file no longer has stays. A class whose `exempt` changed stays as a whole,
     because rank and ageing time mean nothing without it.
     """
+    for section, fields in RESTART.items():
+        config = _with_section(config, before, section.split("."), fields)
     return config.model_copy(
         update={
             **{key: getattr(before, key) for key in RESTART_KEYS},
             "listeners": _listeners(before),
-            "limits": _with(config.limits, before.limits, _restart_limits(config)),
-            "scheduler": _with(config.scheduler, before.scheduler, RESTART_SETTINGS),
             "classes": _classes(config, before),
             "pools": _pools(config, before),
         }
@@ -75,8 +61,9 @@ def needs_restart(config: Config, before: Config) -> list[str]:
         found = [key for key in found if key != "listeners"]
     elif "listeners" not in found:
         found.insert(0, "listeners")
-    found += _differing("limits", config.limits, before.limits, _restart_limits(config))
-    found += _differing("scheduler", config.scheduler, before.scheduler, RESTART_SETTINGS)
+    for section, fields in RESTART.items():
+        part = attrgetter(section)
+        found += _differing(section, part(config), part(before), fields)
     kept = {entry.name for entry in _kept_classes(config, before)}
     found += [f"classes ({entry.name})" for entry in config.classes if entry.name in kept]
     pools = {pool.name: pool for pool in config.pools}
@@ -97,8 +84,13 @@ def _listeners(config: Config) -> list[Listener]:
     ]
 
 
-def _restart_limits(config: Config) -> list[str]:
-    return sorted(set(type(config.limits).model_fields).difference(_LIVE_LIMITS))
+def _with_section(new: S, old: S, path: list[str], fields: Collection[str]) -> S:
+    """Return a model in which a section, at most O(depth) below, has these fields of another."""
+    if not path:
+        return _with(new, old, fields)
+    key, *rest = path
+    part = _with_section(getattr(new, key), getattr(old, key), rest, fields)
+    return new.model_copy(update={key: part})
 
 
 def _with(new: S, old: S, fields: Collection[str]) -> S:

@@ -1,17 +1,13 @@
 """The keys of a configuration file, with defaults; the sample file explains each key."""
 
-from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from schedsvc.config.cluster import Cluster
-from schedsvc.config.explain import type_name
 from schedsvc.config.files import path_in
 from schedsvc.config.network import (
-    STRICT,
     Auth,
     AuthKind,
     Edge,
@@ -24,13 +20,21 @@ from schedsvc.config.network import (
     callers_of,
 )
 from schedsvc.config.outputs import Budget, Log, Metrics, State, Usage
+from schedsvc.config.settings import (
+    POOLS_MAX,
+    TOKENS_MAX,
+    Limits,
+    Scheduler,
+    SomePools,
+    core_options,
+)
+from schedsvc.config.values import Section, fixed_point
 
 __all__ = [
     "Adapter",
     "Auth",
     "Class",
     "Config",
-    "EachPool",
     "Edge",
     "Group",
     "Limits",
@@ -40,7 +44,6 @@ __all__ = [
     "Model",
     "Pool",
     "PoolLimits",
-    "Prices",
     "Principal",
     "Quota",
     "Scheduler",
@@ -54,57 +57,10 @@ __all__ = [
     "Usage",
 ]
 
-_MS = 1_000_000
-_MICRO = 1_000_000
-_DOMAINS = {"all": 0, "model": 1, "pool": 2}  # of the core
-#: The core's own bound: it keeps every product of tokens, price and weight in 64 bits.
-_TOKENS_MAX = 1 << 27
-POOLS_MAX = 1_024  #: of one process, and of one stream
 _TOKENS_OF_A_RANK = 4
-AUTO = -1  #: The core finds the number of tokens by itself.
 
 
-def _fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
-    """Make a reader of numbers with at most `places` decimals into integer units of the last."""
-
-    def read(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"has to be a number, not {type_name(value)}")
-        try:
-            number = Decimal(repr(value))
-            units = number.scaleb(places)
-            whole = units == units.to_integral_value()
-        except InvalidOperation:
-            raise ValueError("has to be a finite number") from None
-        if not number.is_finite() or not Decimal(low) <= number <= Decimal(high):
-            raise ValueError(f"is {value}; it has to lie between {low} and {high}")
-        if not whole:
-            raise ValueError(f"is {value}; it may have at most {places} decimals")
-        return int(units)
-
-    return read
-
-
-def _tokens_or_auto(value: object) -> int:
-    """Read a number of tokens, or `auto`."""
-    if value == "auto":
-        return AUTO
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _TOKENS_MAX:
-        raise ValueError(f"has to be auto, or a whole number up to {_TOKENS_MAX}")
-    return value
-
-
-WeightMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0.001", "1000000"))]
-DelayMilli = Annotated[int, BeforeValidator(_fixed_point(3, "0", "10"))]
-PriceMicro = Annotated[int, BeforeValidator(_fixed_point(6, "0", "10"))]
-RatioPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "1"))]
-HeadroomPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
-SurplusPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0", "0.9"))]
-HeadroomMinPpm = Annotated[int, BeforeValidator(_fixed_point(6, "-0.9", "0.9"))]
-QuantilePpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.5", "0.999"))]
-SaturationPpm = Annotated[int, BeforeValidator(_fixed_point(6, "0.01", "1"))]
-#: 0: no limit.
-QueuedTokens = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
+WeightMilli = Annotated[int, BeforeValidator(fixed_point(3, "0.001", "1000000"))]
 TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 #: The core's own bound.
 _QUOTA_MAX = 1_000_000_000_000
@@ -116,52 +72,13 @@ AllTokens = Annotated[int, Field(ge=2, le=_QUOTA_MAX)]
 Mode = Literal["enforce", "dry_run"]
 
 
-class Section(BaseModel):
-    """A mapping of the file: no key but the known ones, no value of another type."""
-
-    model_config = STRICT
-
-
-class Prices(Section):
-    """The price of a token for a flow, and the part of it if the prefix cache held the token."""
-
-    input_micro: Annotated[PriceMicro, Field(alias="input")] = 1_000_000
-    output_micro: Annotated[PriceMicro, Field(alias="output")] = 2_000_000
-    cached_ppm: Annotated[RatioPpm, Field(alias="cached")] = 100_000
-
-
-TokensOrAuto = Annotated[int, BeforeValidator(_tokens_or_auto)]
-SomeTokens = Annotated[int, Field(ge=0, le=_TOKENS_MAX)]
-CacheTokens = Annotated[int, Field(ge=0, le=1 << 40)]
-Sequences = Annotated[int, Field(ge=0, le=1_000_000)]
-Adapters = Annotated[int, Field(ge=0, le=65_536)]
-
-
-class EachPool(Section):
-    """Limits of every pool that has none of its own; 0 is no limit."""
-
-    batch_max_tokens: TokensOrAuto = AUTO
-    max_total_tokens: SomeTokens = 0
-    max_running: Sequences = 1_000
-    max_request_total_tokens: SomeTokens = 0
-    max_request_input_tokens: SomeTokens = 0
-    max_loras: Adapters = 0
-    adapter_tokens: SomeTokens = 0
-    sessions_max_tokens: CacheTokens = 0
-
-
-class PoolLimits(Section):
-    """Limits of some pools; one that is absent is that of every pool."""
+class PoolLimits(SomePools):
+    """Limits of some pools."""
 
     pools: Annotated[list[Name], Field(min_length=1, max_length=POOLS_MAX)]
-    batch_max_tokens: TokensOrAuto | None = None
-    max_total_tokens: SomeTokens | None = None
-    max_running: Sequences | None = None
-    max_request_total_tokens: SomeTokens | None = None
-    max_request_input_tokens: SomeTokens | None = None
-    max_loras: Adapters | None = None
-    adapter_tokens: SomeTokens | None = None
-    sessions_max_tokens: CacheTokens | None = None
+
+
+SomeTokens = Annotated[int, Field(ge=0, le=TOKENS_MAX)]
 
 
 class Adapter(Section):
@@ -175,76 +92,6 @@ class Adapter(Section):
     def taken_tokens(self) -> int:
         """Tokens of the cache; by its rank as in S-LoRA (arXiv 2311.03285)."""
         return _TOKENS_OF_A_RANK * (self.rank or 0) if self.tokens is None else self.tokens
-
-
-class Scheduler(Section):
-    """The core's settings."""
-
-    policy: Literal["vtc", "vtc-predict", "dlpm", "lcf", "fcfs", "sif"] = "vtc"
-    credit_max_tokens: Annotated[TokensOrAuto, Field(alias="credit_max")] = AUTO
-    lead_max_tokens: Annotated[TokensOrAuto, Field(alias="lead_max")] = AUTO
-    fairness_domain: Literal["all", "model", "pool"] = "model"
-    flow_order: Literal["arrival", "deadline"] = "arrival"
-    prices: Prices = Prices()
-    queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
-    lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
-    lease_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 20_000
-    sign_of_life_ms: Annotated[int, Field(ge=1, le=4_000)] = 3_000
-    flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    flow_queue_tokens_max: QueuedTokens = 0
-    queue_tokens_max: QueuedTokens = 0
-    queue_target_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 2_000
-    overload_hold_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 5_000
-    saturation_ppm: Annotated[SaturationPpm, Field(alias="saturation")] = 800_000
-    early_refusal: bool = False
-    leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
-    flows_max: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000
-    adapters_max: Annotated[int, Field(ge=1, le=65_536)] = 1_024
-    answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
-    answer_ttl_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 300_000
-    ledger: Literal["peak", "sum"] = "peak"
-    dispatch: Literal["backfill", "strict"] = "backfill"
-    bypass_max: Annotated[int, Field(ge=0, le=1_000_000)] = 32
-    bypass_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 5_000
-    backfill_surplus_ppm: Annotated[SurplusPpm, Field(alias="backfill_surplus")] = 0
-    headroom_ppm: Annotated[HeadroomPpm, Field(alias="headroom")] = 20_000
-    headroom_min_ppm: Annotated[HeadroomMinPpm, Field(alias="headroom_min")] = -300_000
-    headroom_max_ppm: Annotated[HeadroomPpm, Field(alias="headroom_max")] = 300_000
-    quantile_ppm: Annotated[QuantilePpm, Field(alias="quantile")] = 900_000
-    samples_min: Annotated[int, Field(ge=1, le=1_000)] = 10
-    adapter_affinity_ppm: Annotated[RatioPpm, Field(alias="adapter_affinity")] = 100_000
-    prefix_affinity_ppm: Annotated[RatioPpm, Field(alias="prefix_affinity")] = 100_000
-    prefix_blocks_max: Annotated[int, Field(ge=0, le=16_777_216)] = 65_536
-    quantum_tokens: Annotated[int, Field(ge=1, le=_TOKENS_MAX)] = 10_000
-    delay_factor_milli: Annotated[DelayMilli, Field(alias="delay_factor")] = 0
-    each_pool: EachPool = EachPool()
-    saturation_band_ppm: Annotated[RatioPpm, Field(alias="saturation_band")] = 50_000
-
-    @property
-    def credit_max_micro(self) -> int:
-        """The credit in the unit of the counters; AUTO: what one request is charged."""
-        return AUTO if self.credit_max_tokens == AUTO else self.credit_max_tokens * _MICRO
-
-    @property
-    def lead_max_micro(self) -> int:
-        """The lead in that unit; AUTO: two average requests and a second of the pool's rate."""
-        return AUTO if self.lead_max_tokens == AUTO else self.lead_max_tokens * _MICRO
-
-
-class Limits(Section):
-    """Limits of the service itself."""
-
-    message_max_bytes: Annotated[int, Field(ge=1_024, le=16_777_216)] = 65_536
-    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
-    streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
-    sessions_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
-    session_open_max: Annotated[int, Field(ge=1, le=1_000_000)] = 16_384
-    write_stall_ms: Annotated[int, Field(ge=10, le=600_000)] = 10_000
-    drain_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 25_000
-    handshake_ms: Annotated[int, Field(ge=100, le=120_000)] = 10_000
-    keepalive_ms: Annotated[int, Field(ge=1_000, le=7_200_000)] = 30_000
-    record_max_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
 
 
 class Quota(Section):
@@ -363,10 +210,10 @@ class Pool(Section):
     """A pool that no shim registers: always attached."""
 
     name: Name
-    capacity_tokens: Annotated[int, Field(ge=1, le=_TOKENS_MAX)]
+    capacity_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)]
     block_size_tokens: Annotated[int, Field(ge=1, le=65_536)] = 16
     max_running: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_model_tokens: Annotated[int, Field(ge=0, le=_TOKENS_MAX)] = 0
+    max_model_tokens: Annotated[int, Field(ge=0, le=TOKENS_MAX)] = 0
     epoch: Annotated[int, Field(ge=1, le=(1 << 62))] = 1
 
 
@@ -446,51 +293,8 @@ class Config(Section):
 
     def core_options(self) -> dict[str, Any]:
         """Keyword arguments for the core's Scheduler."""
-        settings = self.scheduler
         return {
-            "policy": settings.policy,
-            "queue_ttl_ns": settings.queue_ttl_ms * _MS,
-            "lease_ttl_ns": settings.lease_ttl_ms * _MS,
-            "lease_grace_ns": settings.lease_grace_ms * _MS,
-            "sign_of_life_ns": settings.sign_of_life_ms * _MS,
-            "flow_queue_max": settings.flow_queue_max,
-            "queue_max": settings.queue_max,
-            "flow_queue_tokens_max": settings.flow_queue_tokens_max,
-            "queue_tokens_max": settings.queue_tokens_max,
-            "queue_target_ns": settings.queue_target_ms * _MS,
-            "overload_hold_ns": settings.overload_hold_ms * _MS,
-            "saturation_ppm": settings.saturation_ppm,
-            "early_refusal": int(settings.early_refusal),
-            "leases_max": settings.leases_max,
-            "flows_max": settings.flows_max,
-            "adapters_max": settings.adapters_max,
-            "answers_max": settings.answers_max,
-            "answer_ttl_ns": settings.answer_ttl_ms * _MS,
-            "input_price_micro": settings.prices.input_micro,
-            "output_price_micro": settings.prices.output_micro,
-            "cached_price_ppm": settings.prices.cached_ppm,
-            "credit_max_micro": settings.credit_max_micro,
-            "lead_max_micro": settings.lead_max_micro,
-            "fairness_domain": _DOMAINS[settings.fairness_domain],
-            "flow_order": settings.flow_order,
-            "ledger": settings.ledger,
-            "dispatch": settings.dispatch,
-            "bypass_max": settings.bypass_max,
-            "bypass_ns": settings.bypass_ms * _MS,
-            "backfill_surplus_ppm": settings.backfill_surplus_ppm,
-            "headroom_ppm": settings.headroom_ppm,
-            "headroom_min_ppm": settings.headroom_min_ppm,
-            "headroom_max_ppm": settings.headroom_max_ppm,
-            "quantile_ppm": settings.quantile_ppm,
-            "samples_min": settings.samples_min,
-            "adapter_affinity_ppm": settings.adapter_affinity_ppm,
-            "prefix_affinity_ppm": settings.prefix_affinity_ppm,
-            "prefix_blocks_max": settings.prefix_blocks_max,
-            "quantum_tokens": settings.quantum_tokens,
-            "delay_factor_milli": settings.delay_factor_milli,
-            "saturation_band_ppm": settings.saturation_band_ppm,
+            **core_options(self.scheduler, self.limits),
             "pools_max": POOLS_MAX,
             "session_pools_max": POOLS_MAX,
-            "session_open_max": self.limits.session_open_max,
-            "sessions_max": self.limits.sessions_max,
         }

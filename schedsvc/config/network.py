@@ -3,10 +3,11 @@
 import ipaddress
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from schedsvc.config.values import Section
 
 __all__ = [
-    "STRICT",
     "Auth",
     "AuthKind",
     "Edge",
@@ -16,9 +17,6 @@ __all__ = [
     "callers_of",
     "is_wildcard",
 ]
-
-#: No key but the known ones, no value of another type.
-STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
@@ -36,11 +34,7 @@ def is_wildcard(address: str) -> bool:
         return False
 
 
-class _Section(BaseModel):
-    model_config = STRICT
-
-
-class Tls(_Section):
+class Tls(Section):
     """Files of a TLS listener, in PEM."""
 
     cert: FilePath
@@ -48,7 +42,7 @@ class Tls(_Section):
     client_ca: FilePath | None = None
 
 
-class Listener(_Section):
+class Listener(Section):
     """One address to serve gRPC on: `tcp` or `unix`."""
 
     tcp: Address | None = None
@@ -59,7 +53,7 @@ class Listener(_Section):
     operate: bool | None = None
 
 
-class Edge(_Section):
+class Edge(Section):
     """An address for callers who are not trusted; `schedsvc edge` serves it."""
 
     tcp: Address
@@ -69,7 +63,7 @@ class Edge(_Section):
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 128
 
 
-class Principal(_Section):
+class Principal(Section):
     """A caller: how it proves who it is, and what it may do.
 
     A pattern is a name in which * stands for any text.
@@ -108,7 +102,7 @@ class Principal(_Section):
         return self.tenants
 
 
-class Auth(_Section):
+class Auth(Section):
     """The callers that are allowed."""
 
     principals: Annotated[list[Principal], Field(max_length=10_000)] = []

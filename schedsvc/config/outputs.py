@@ -5,22 +5,17 @@ from decimal import Decimal
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from schedsvc.config.explain import type_name
-from schedsvc.config.network import STRICT, Address, FilePath, Name
+from schedsvc.config.network import Address, FilePath, Name
+from schedsvc.config.values import Section
 
 __all__ = ["Budget", "Log", "Metrics", "Price", "State", "Usage", "time_zone"]
 
 
 #: As browsers send it: in small letters.
 HostName = Annotated[str, Field(pattern=r"^[a-z0-9_-][a-z0-9._-]{0,252}$")]
-
-
-class Section(BaseModel):
-    """A mapping of the file: no key but the known ones, no value of another type."""
-
-    model_config = STRICT
 
 
 class Metrics(Section):

@@ -16,7 +16,6 @@ from schedsvc.config.class_rules import class_advice, class_findings
 from schedsvc.config.cluster import cluster_advice, cluster_findings
 from schedsvc.config.file_rules import file_advice, file_findings, socket_findings
 from schedsvc.config.files import path_in, unreadable
-from schedsvc.config.models import Scheduler
 from schedsvc.config.neighbours import neighbour_advice
 from schedsvc.config.pool_rules import pool_findings
 from schedsvc.config.quota_rules import quota_findings
@@ -29,6 +28,7 @@ from schedsvc.config.rule_helpers import (
     name_findings,
     one_of,
 )
+from schedsvc.config.settings import Scheduler
 from schedsvc.config.tenant_rules import tenant_rule_advice, tenant_rule_findings
 from schedsvc.config.yaml_positions import Path
 

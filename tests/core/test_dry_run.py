@@ -6,7 +6,6 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
-from schedsvc.config.apply import LIVE_OPTIONS
 
 from .stream import Stream, asking, fates
 from .support import SECOND, admit, admit_message, grant, is_drained, make, outcomes, pool, totals
@@ -231,10 +230,6 @@ def test_wrong_settings_change_nothing() -> None:
     s.poll(0)
     admit(s, 0, "q0")
     assert admit(s, 0, "q1") == -core.REJECTED_FLOW_QUEUE_FULL
-
-
-def test_the_configuration_knows_which_settings_can_change() -> None:
-    assert core.LIVE_SETTINGS | {"policy", "flow_order"} == LIVE_OPTIONS
 
 
 def test_a_tenant_that_is_gone_is_unknown_and_its_queue_is_served() -> None:

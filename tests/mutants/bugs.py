@@ -106,7 +106,7 @@ MUTANTS = (
         (
             (
                 "policy/backfill.pxi",
-                "    return head.head_state.bypassed >= core.bypass_max or (\n",
+                "    return head.head_state.bypassed >= core.settings.bypass_max or (\n",
                 "    if BUG:\n        return False\n",
             ),
             (
@@ -462,8 +462,9 @@ MUTANTS = (
         (
             (
                 "lifecycle/admit.pxi",
-                "    if outcome == 0 and ask.deadline_ns and core.refuses_early:\n",
-                "    if BUG and outcome == 0 and core.refuses_early and not ask.deadline_ns:\n"
+                "    if outcome == 0 and ask.deadline_ns and core.settings.early_refusal:\n",
+                "    if BUG and outcome == 0 and core.settings.early_refusal"
+                " and not ask.deadline_ns:\n"
                 "        outcome = OUT_REJECTED_DEADLINE if core.seq % 50 == 49 else 0\n",
             ),
         ),

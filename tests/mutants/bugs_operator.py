@@ -101,7 +101,7 @@ OPERATOR_BUGS = (
         (
             (
                 "lifecycle/grant.pxi",
-                "    while core.dry_running.count and work < core.work_max:\n",
+                "    while core.dry_running.count and work < core.settings.work_max:\n",
                 "    if BUG:\n        return 0\n",
             ),
         ),

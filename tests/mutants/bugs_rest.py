@@ -37,7 +37,7 @@ REST_BUGS = (
         "rest-through-the-wait",
         "the wait of the next request does not end a rest",
         "lifecycle/rest.pxi",
-        "    if lined_ns + core.queue_target_ns >= core.now_ns:\n",
+        "    if lined_ns + core.settings.queue_target_ns >= core.now_ns:\n",
         "    if BUG:\n        return NEVER\n",
         "test_load_of_a_pool_that_rests_rises_with_the_wait",
     ),
@@ -53,7 +53,7 @@ REST_BUGS = (
         "pools that rest have no part in the choice of a pool for an adapter or a prefix",
         "lifecycle/rest.pxi",
         "    return (<Line>core.flows.candidates[0]).count and (\n"
-        "        (core.affinity_ppm and core.adapters.count)\n",
+        "        (core.settings.adapter_affinity_ppm and core.adapters.count)\n",
         "    if BUG:\n        return False\n",
     ),
     _mutant(

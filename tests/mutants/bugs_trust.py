@@ -188,7 +188,7 @@ TRUST_BUGS = (
                 "lifecycle/lease.pxi",
                 "    if has_all_answers(core, r.principal):\n",
                 "    if BUG:\n"
-                "        if core.answers.count > core.answers_max:\n"
+                "        if core.answers.count > core.settings.answers_max:\n"
                 "            forget(core, core.answers.head)\n"
                 "        return 0\n",
             ),
@@ -215,7 +215,7 @@ TRUST_BUGS = (
         (
             (
                 "lifecycle/configure.pxi",
-                "    most = core.principals.places(principal, <int32_t>core.pools_max)\n",
+                "    most = core.principals.places(principal, <int32_t>core.settings.pools_max)\n",
                 "    if BUG:\n        return 0\n",
             ),
         ),
@@ -270,8 +270,10 @@ TRUST_BUGS = (
         (
             (
                 "lifecycle/configure.pxi",
-                "            p.owned_until_ns += core.lease_ttl_ns + core.lease_grace_ns\n",
-                "            if BUG:\n                p.owned_until_ns -= core.lease_grace_ns\n",
+                "            p.owned_until_ns +="
+                " core.settings.lease_ttl_ns + core.settings.lease_grace_ns\n",
+                "            if BUG:\n"
+                "                p.owned_until_ns -= core.settings.lease_grace_ns\n",
             ),
         ),
         40,

@@ -11,7 +11,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-from .sources import GENERATED, ROOT
+from .sources import ROOT, is_generated
 
 #: Files that programs write, that hold data, or whose words are another's.
 _NOT_WRITTEN = re.compile(
@@ -37,7 +37,7 @@ def count(commit: str | None = None, root: Path = ROOT) -> dict[str, int]:
     lines: Counter[str] = Counter()
     for row in done.stdout.splitlines():
         path, _, found = row.removeprefix(f"{commit}:").partition("\0")
-        if not (GENERATED.search(path) or _NOT_WRITTEN.search(path)):
+        if not (is_generated(path) or _NOT_WRITTEN.search(path)):
             lines[room(path)] += int(found)
     return dict(sorted(lines.items()))
 

@@ -45,7 +45,10 @@ IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging 
 ROOMS: dict[str, Room] = {
     "schedsvc": room(),
     # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
-    "schedsvc._core": room("schedsvc._core_cluster", never=IO, clock=NO_CLOCK, seeded=True),
+    "schedsvc._core": room(
+        "schedsvc._core_cluster schedsvc._core_settings", never=IO, clock=NO_CLOCK, seeded=True
+    ),
+    "schedsvc._core_settings": room(never=IO, clock=NO_CLOCK),
     "schedsvc._core_cluster": room("schedsvc._core_usage", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc._core_usage": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc._core_tenants": room(never=IO, clock=NO_CLOCK, seeded=True),
@@ -343,6 +346,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm.otel": room("schedsvc_vllm", "opentelemetry", clock=WALL),
     # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
+    # Declares the facts of the product, and writes what follows; imports nothing of it.
+    "spec": room(never=IO, clock=NO_CLOCK),
     # Builds what is published: packages and man pages. Nothing imports it.
     "deploy": room("schedsvc.cli", "click", prints=True),
     # Writes the reference of the contract.

@@ -9,16 +9,22 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from spec.generate import OUTPUTS
+
 from .rules import ROOMS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # Folders that hold the project's packages, and the dotted name of what lies in them.
 PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm", "lab")
-PACKAGES = ("schedsvc", "schedsvc_client", "schedsvc_vllm", "schedsvc_lab", "bench", "deploy")
+PACKAGES = (
+    "schedsvc", "schedsvc_client", "schedsvc_vllm", "schedsvc_lab", "bench", "deploy", "spec",
+)  # fmt: skip
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
-GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$|^docs/contract\.md$")
+_GENERATED = re.compile(
+    r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$|^docs/contract\.md$"
+)
 
 
 @cache
@@ -34,7 +40,12 @@ def files(*suffixes: str) -> tuple[Path, ...]:
             and (not name.startswith(".") or name == ".ci")
         ]
         found += [Path(folder, name) for name in names if name.endswith(suffixes)]
-    return tuple(sorted(path for path in found if not GENERATED.search(relative(path))))
+    return tuple(sorted(path for path in found if not is_generated(relative(path))))
+
+
+def is_generated(name: str) -> bool:
+    """Whether a program writes the file of this name."""
+    return name in OUTPUTS or _GENERATED.search(name) is not None
 
 
 def relative(path: Path) -> str:
@@ -58,8 +69,10 @@ class Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Every module of the packages, generated ones left out."""
-    return tuple(module for path in files(".py", ".pyi") if (module := _module(path)))
+    """Every module of the packages, without the stubs of proto/."""
+    written = [ROOT / path for path in OUTPUTS if path.endswith((".py", ".pyi"))]
+    paths = sorted([*files(".py", ".pyi"), *written])
+    return tuple(module for path in paths if (module := _module(path)))
 
 
 def _module(path: Path) -> Module | None:

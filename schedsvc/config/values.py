@@ -1,0 +1,53 @@
+"""The values of a file: the class of its mappings, and readers of numbers."""
+
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from schedsvc.config.explain import type_name
+
+__all__ = ["AUTO", "Section", "fixed_point", "tokens_or_auto"]
+
+AUTO = -1  #: The core finds the number of tokens by itself.
+
+
+class Section(BaseModel):
+    """A mapping of the file: no key but the known ones, no value of another type."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
+    """Make a reader of numbers with at most `places` decimals into integer units of the last."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"has to be a number, not {type_name(value)}")
+        try:
+            number = Decimal(repr(value))
+            units = number.scaleb(places)
+            whole = units == units.to_integral_value()
+        except InvalidOperation:
+            raise ValueError("has to be a finite number") from None
+        if not number.is_finite() or not Decimal(low) <= number <= Decimal(high):
+            raise ValueError(f"is {value}; it has to lie between {low} and {high}")
+        if not whole:
+            raise ValueError(f"is {value}; it may have at most {places} decimals")
+        return int(units)
+
+    return read
+
+
+def tokens_or_auto(most: int, scale: int = 1) -> Callable[[Any], int]:
+    """Make a reader of `auto`, or of a number of tokens, which it multiplies by `scale`."""
+
+    def read(value: object) -> int:
+        if value == "auto":
+            return AUTO
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise ValueError(f"has to be auto, or a whole number up to {most}")
+        return value * scale
+
+    return read

@@ -1,0 +1,1 @@
+"""The facts of the product, each declared once; `python -m spec.generate` writes what follows."""
