@@ -6,23 +6,27 @@ class Settings(TypedDict, total=False):
     policy: str  # 'vtc': The policy orders the requests of different tenants
     fairness_domain: int  # 1: A tenant's service counts in all pools of this domain
     flow_order: str  # 'arrival': The order of one tenant's requests in a class
-    credit_max_micro: int  # -1: A tenant that becomes backlogged precedes the others for at most this service, at weight 1; auto: the average cost of a request; 0: none, as in the VTC paper
-    lead_max_micro: int  # -1: Service in other pools keeps a tenant behind the others in a pool by at most this; auto: two average requests and one second of what the pool serves
-    quantum_tokens: int  # 10_000: Under `dlpm` this service of weight 1 is ordered by prefix
     queue_ttl_ns: int  # 30_000_000_000: A request waits in its queue for at most this time
     lease_ttl_ns: int  # 10_000_000_000: A client has to report a running request at least this often
     lease_grace_ns: int  # 20_000_000_000: The reservation of a request that nothing reports is released this time after `lease_ttl_ms`
-    sign_of_life_ns: int  # 0: If a second engine claims a pool, the first one has this time to answer; otherwise the second one gets the pool
     flow_queue_max: int  # 1_000: The queue of one tenant holds at most this number of requests
     queue_max: int  # 10_000: The queues of all tenants together hold at most this number of requests
     flow_queue_tokens_max: int  # 0: The queued requests of one tenant have at most this input; 0: no limit
     queue_tokens_max: int  # 0: The queued requests of all tenants together have at most this input; 0: no limit
     early_refusal: int  # 0: If on, a request that cannot have its first token by its deadline is refused at once, or at its turn, once such estimates have proved right
     saturation_ppm: int  # 800_000: A pool is nearly overloaded if this part of it is promised, or if a request waits for room
+    leases_max: int  # 65_536: At most this number of requests run at once, in all pools together
+    headroom_ppm: int  # 20_000: This part of each pool is not promised, at the start; it grows when the engine preempts, and shrinks slowly while its cache stays unfilled
+    input_price_micro: int  # 1_000_000: The price of an input token
+    output_price_micro: int  # 2_000_000: The price of an output token
+    cached_price_ppm: int  # 100_000: Input from the prefix cache costs this part of the input price
+    credit_max_micro: int  # -1: A tenant that becomes backlogged precedes the others for at most this service, at weight 1; auto: the average cost of a request; 0: none, as in the VTC paper
+    lead_max_micro: int  # -1: Service in other pools keeps a tenant behind the others in a pool by at most this; auto: two average requests and one second of what the pool serves
+    quantum_tokens: int  # 10_000: Under `dlpm` this service of weight 1 is ordered by prefix
+    sign_of_life_ns: int  # 0: If a second engine claims a pool, the first one has this time to answer; otherwise the second one gets the pool
     saturation_band_ppm: int  # 50_000: Shares of tenants bind from `saturation` on, until the load is lower than that by this part
     queue_target_ns: int  # 2_000_000_000: A pool is overloaded if its next request has waited for longer than this, or if the engine preempts
     overload_hold_ns: int  # 5_000_000_000: An overloaded pool counts as such until it has been calm for this time
-    leases_max: int  # 65_536: At most this number of requests run at once, in all pools together
     flows_max: int  # 200_000: At most this number of tenants have flows; beyond it, new unlisted tenants share one
     adapters_max: int  # 1_024: Queued and running requests use at most this number of LoRA adapters
     answers_max: int  # 100_000: At most this number of verdicts are kept for repeated calls
@@ -32,7 +36,6 @@ class Settings(TypedDict, total=False):
     bypass_max: int  # 32: A tenant below its share with one request queued may delay the next request of a tenant above its share this number of times
     bypass_ns: int  # 5_000_000_000: The delays of one request end this time after the first of them
     backfill_surplus_ppm: int  # 0: Above 0, requests that pass are charged 1 minus this part of their work, for more tokens per second at the cost of equal shares
-    headroom_ppm: int  # 20_000: This part of each pool is not promised, at the start; it grows when the engine preempts, and shrinks slowly while its cache stays unfilled
     headroom_min_ppm: int  # -300_000: The headroom shrinks to this; below 0 the scheduler promises more than the pool has
     headroom_max_ppm: int  # 300_000: The headroom grows to this
     quantile_ppm: int  # 900_000: A grant reserves this quantile of the tenant's output lengths
@@ -41,9 +44,6 @@ class Settings(TypedDict, total=False):
     prefix_affinity_ppm: int  # 100_000: A request prefers the pool that has most of its prompt, if that is fuller by at most this part of a pool, and if callers send hashes of its blocks
     prefix_blocks_max: int  # 65_536: The estimate of each pool's cache has at most this number of blocks; 0: hashes do not matter
     delay_factor_milli: int  # 0: While requests run in a pool, new ones are held for this multiple of its last prefill, so that prefills batch; 0: not at all
-    input_price_micro: int  # 1_000_000: The price of an input token
-    output_price_micro: int  # 2_000_000: The price of an output token
-    cached_price_ppm: int  # 100_000: Input from the prefix cache costs this part of the input price
     sessions_max: int  # 4_096: At most this number of Session streams are open
     session_open_max: int  # 16_384: One Session stream has at most this number of requests without a verdict
     lease_id_base: int  # 1: The first lease id, if ids count up

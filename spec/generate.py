@@ -205,7 +205,8 @@ def sample_section(section: Section, indent: int = 0) -> Iterator[str]:
         head = f"{' ' * (indent + 2)}{setting.name}: {written(setting.default)}"
         yield from _explained(head, sentences(setting).removesuffix(".") + page)
     for _, child in _below(section):
-        yield from sample_section(child, indent + 2)
+        if child.in_sample:
+            yield from sample_section(child, indent + 2)
 
 
 def _explained(head: str, text: str) -> Iterator[str]:

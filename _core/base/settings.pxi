@@ -9,23 +9,27 @@ cdef enum:
 
 ctypedef struct Settings:
     int64_t fairness_domain
-    int64_t credit_max_micro
-    int64_t lead_max_micro
-    int64_t quantum_tokens
     int64_t queue_ttl_ns
     int64_t lease_ttl_ns
     int64_t lease_grace_ns
-    int64_t sign_of_life_ns
     int64_t flow_queue_max
     int64_t queue_max
     int64_t flow_queue_tokens_max
     int64_t queue_tokens_max
     int64_t early_refusal
     int64_t saturation_ppm
+    int64_t leases_max
+    int64_t headroom_ppm
+    int64_t input_price_micro
+    int64_t output_price_micro
+    int64_t cached_price_ppm
+    int64_t credit_max_micro
+    int64_t lead_max_micro
+    int64_t quantum_tokens
+    int64_t sign_of_life_ns
     int64_t saturation_band_ppm
     int64_t queue_target_ns
     int64_t overload_hold_ns
-    int64_t leases_max
     int64_t flows_max
     int64_t adapters_max
     int64_t answers_max
@@ -33,7 +37,6 @@ ctypedef struct Settings:
     int64_t bypass_max
     int64_t bypass_ns
     int64_t backfill_surplus_ppm
-    int64_t headroom_ppm
     int64_t headroom_min_ppm
     int64_t headroom_max_ppm
     int64_t quantile_ppm
@@ -42,9 +45,6 @@ ctypedef struct Settings:
     int64_t prefix_affinity_ppm
     int64_t prefix_blocks_max
     int64_t delay_factor_milli
-    int64_t input_price_micro
-    int64_t output_price_micro
-    int64_t cached_price_ppm
     int64_t sessions_max
     int64_t session_open_max
     int64_t lease_id_base
@@ -74,23 +74,27 @@ cdef str DEFAULT_DISPATCH = 'backfill'
 # Default, least and greatest value.
 cdef dict SETTINGS = {
     "fairness_domain": (1, 0, 2),
-    "credit_max_micro": (-1, -1, 134_217_728_000_000),
-    "lead_max_micro": (-1, -1, 134_217_728_000_000),
-    "quantum_tokens": (10_000, 1, 134_217_728),
     "queue_ttl_ns": (30_000_000_000, 1, 1_152_921_504_606_846_976),
     "lease_ttl_ns": (10_000_000_000, 1, 1_152_921_504_606_846_976),
     "lease_grace_ns": (20_000_000_000, 0, 1_152_921_504_606_846_976),
-    "sign_of_life_ns": (0, 0, 1_152_921_504_606_846_976),
     "flow_queue_max": (1_000, 1, 1_000_000),
     "queue_max": (10_000, 1, 1_000_000),
     "flow_queue_tokens_max": (0, 0, 1_000_000_000_000),
     "queue_tokens_max": (0, 0, 1_000_000_000_000),
     "early_refusal": (0, 0, 1),
     "saturation_ppm": (800_000, 1, 1_000_000),
+    "leases_max": (65_536, 1, 1_000_000),
+    "headroom_ppm": (20_000, 0, 900_000),
+    "input_price_micro": (1_000_000, 0, 10_000_000),
+    "output_price_micro": (2_000_000, 0, 10_000_000),
+    "cached_price_ppm": (100_000, 0, 1_000_000),
+    "credit_max_micro": (-1, -1, 134_217_728_000_000),
+    "lead_max_micro": (-1, -1, 134_217_728_000_000),
+    "quantum_tokens": (10_000, 1, 134_217_728),
+    "sign_of_life_ns": (0, 0, 1_152_921_504_606_846_976),
     "saturation_band_ppm": (50_000, 0, 1_000_000),
     "queue_target_ns": (2_000_000_000, 1, 1_152_921_504_606_846_976),
     "overload_hold_ns": (5_000_000_000, 1, 1_152_921_504_606_846_976),
-    "leases_max": (65_536, 1, 1_000_000),
     "flows_max": (200_000, 1, 10_000_000),
     "adapters_max": (1_024, 1, 65_536),
     "answers_max": (100_000, 0, 10_000_000),
@@ -98,7 +102,6 @@ cdef dict SETTINGS = {
     "bypass_max": (32, 0, 1_000_000),
     "bypass_ns": (5_000_000_000, 0, 1_152_921_504_606_846_976),
     "backfill_surplus_ppm": (0, 0, 900_000),
-    "headroom_ppm": (20_000, 0, 900_000),
     "headroom_min_ppm": (-300_000, -900_000, 900_000),
     "headroom_max_ppm": (300_000, 0, 900_000),
     "quantile_ppm": (900_000, 1, 999_000),
@@ -107,9 +110,6 @@ cdef dict SETTINGS = {
     "prefix_affinity_ppm": (100_000, 0, 1_000_000),
     "prefix_blocks_max": (65_536, 0, 16_777_216),
     "delay_factor_milli": (0, 0, 10_000),
-    "input_price_micro": (1_000_000, 0, 10_000_000),
-    "output_price_micro": (2_000_000, 0, 10_000_000),
-    "cached_price_ppm": (100_000, 0, 1_000_000),
     "sessions_max": (4_096, 1, 1_000_000),
     "session_open_max": (16_384, 1, 1_000_000),
     "lease_id_base": (1, 1, 4_611_686_018_427_387_904),
@@ -133,23 +133,26 @@ cdef dict POOL_LIMITS = {
 
 LIVE_SETTINGS = frozenset((
     "fairness_domain",
-    "credit_max_micro",
-    "lead_max_micro",
-    "quantum_tokens",
     "queue_ttl_ns",
     "lease_ttl_ns",
     "lease_grace_ns",
-    "sign_of_life_ns",
     "flow_queue_max",
     "queue_max",
     "flow_queue_tokens_max",
     "queue_tokens_max",
     "early_refusal",
     "saturation_ppm",
+    "leases_max",
+    "input_price_micro",
+    "output_price_micro",
+    "cached_price_ppm",
+    "credit_max_micro",
+    "lead_max_micro",
+    "quantum_tokens",
+    "sign_of_life_ns",
     "saturation_band_ppm",
     "queue_target_ns",
     "overload_hold_ns",
-    "leases_max",
     "flows_max",
     "answers_max",
     "answer_ttl_ns",
@@ -157,9 +160,6 @@ LIVE_SETTINGS = frozenset((
     "prefix_affinity_ppm",
     "prefix_blocks_max",
     "delay_factor_milli",
-    "input_price_micro",
-    "output_price_micro",
-    "cached_price_ppm",
     "sessions_max",
     "session_open_max",
 ))

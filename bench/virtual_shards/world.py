@@ -111,7 +111,7 @@ def _config(number: int, plan: Plan, places: int) -> Config:
                 "queue_ttl_ms": 3_600_000,
                 "queue_max": 1_000_000,
                 # No request is asked for twice here, and answers would take most of the memory.
-                "answers_max": 1_000,
+                "expert": {"answers_max": 1_000},
             },
             "pools": [{"name": "pool", "capacity_tokens": 1 << 27, "max_running": places}],
             "cluster": {

@@ -33,9 +33,9 @@ sweep delay --trace "$out/long-short.jsonl" $roomy --set engine.prefill=separate
 
 # No room: what admission changes.
 sweep admission --trace "$out/overload.jsonl" --client short --goodput ttft:1000 \
-    --policy engine --policy fcfs --policy vtc --vary scheduler.dispatch=strict,backfill
+    --policy engine --policy fcfs --policy vtc --vary scheduler.expert.dispatch=strict,backfill
 sweep admission-long --trace "$out/overload.jsonl" --client long \
-    --policy engine --policy fcfs --policy vtc --vary scheduler.dispatch=strict,backfill
+    --policy engine --policy fcfs --policy vtc --vary scheduler.expert.dispatch=strict,backfill
 
 # Preempted work: thrown away or swapped, at 40 us for each token and way.
 sweep swap --trace "$traces/lmsys_arena_vtc.csv" --policy engine --goodput ttft:5000 \
@@ -45,7 +45,8 @@ sweep swap --trace "$traces/lmsys_arena_vtc.csv" --policy engine --goodput ttft:
 sweep blocks --trace "$traces/lmsys_arena_vtc.csv" --policy engine --policy vtc \
     --goodput ttft:5000 --vary engine.block_size_tokens=1,8,16,32,64,128,256
 sweep quantile --trace "$traces/lmsys_arena_vtc.csv" --policy vtc --goodput ttft:5000 \
-    --vary scheduler.quantile=0.5,0.7,0.8,0.9,0.95,0.99 --vary scheduler.ledger=sum,peak
+    --vary scheduler.expert.quantile=0.5,0.7,0.8,0.9,0.95,0.99 \
+    --vary scheduler.expert.ledger=sum,peak
 sweep cache --trace "$traces/mooncake_conversation_trace.jsonl" --policy engine --jobs 2 \
     --set cost.prefill_token_ns=10000 --set cost.decode_kv_token_ns=20 \
     --set engine.kv_tokens=80000000 --set engine.context_tokens_max=131072 \

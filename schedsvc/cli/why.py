@@ -34,8 +34,8 @@ answer, also one that the client chose itself, or the `id` in the answer's body.
 may have the id that a client chose: the last 16 of them are shown, the latest first.
 
 A request is known from its arrival until its stored answer is forgotten
-(`scheduler.answer_ttl_ms`); so is one that was refused or evicted, as long as it is among the last
-4,096 of these. Exit status 1 where nothing is known.
+(`scheduler.expert.answer_ttl_ms`); so is one that was refused or evicted, as long as it is among
+the last 4,096 of these. Exit status 1 where nothing is known.
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from schedsvc.config.yaml_positions import Path
+from schedsvc.config.yaml_positions import Path, path_text
 from schedsvc.numerals import numeral_advice
 
 __all__ = ["explain", "type_name"]
@@ -36,6 +36,10 @@ _PATTERNS = {
 }
 
 
+#: The key of the settings that the sample file leaves out.
+_EXPERT = "expert"
+
+
 def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]:
     """Return the sentence for an error, and whether it is about the key and not the value.
 
@@ -45,7 +49,7 @@ def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]
     kind, context = error["type"], error.get("ctx", {})
     field = next((part for part in reversed(path) if isinstance(part, str)), "")
     if kind == "extra_forbidden":
-        return _unknown_key(str(path[-1]), _keys_at(root, path[:-1])), True
+        return _unknown_key(root, path), True
     if kind == "missing":
         return f"the key {path[-1]!r} is missing; add it", False
     if kind in _TYPES:
@@ -84,11 +88,27 @@ def type_name(value: object) -> str:
     return names.get(type(value), "a date" if hasattr(value, "year") else type(value).__name__)
 
 
-def _unknown_key(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+def _unknown_key(root: type[BaseModel], path: Path) -> str:
+    key, above = str(path[-1]), path[:-1]
+    known = _keys_at(root, above)
+    near = {
+        name: path_text((*place, name))
+        for place in _places_near(root, above)
+        for name in _keys_at(root, place)
+    }
+    if key in near:
+        return f"the key {key!r} does not belong here; move it to {near[key]}"
+    close = difflib.get_close_matches(key, [*known, *near], n=1, cutoff=0.6)
     if close:
-        return f"unknown key {key[:80]!r}; did you mean {close[0]!r}?"
+        return f"unknown key {key[:80]!r}; did you mean {near.get(close[0], close[0])!r}?"
     return f"unknown key {key[:80]!r}; known here: {', '.join(known)}"
+
+
+def _places_near(root: type[BaseModel], path: Path) -> list[Path]:
+    """Return the section for experts in a section, or the section around that one."""
+    if path[-1:] == (_EXPERT,):
+        return [path[:-1]]
+    return [(*path, _EXPERT)] if _EXPERT in _keys_at(root, path) else []
 
 
 def _keys_at(model: type[BaseModel], path: Path) -> list[str]:

@@ -34,29 +34,16 @@ class EachPool(Section):
     sessions_max_tokens: Annotated[int, Field(ge=0, le=1_099_511_627_776)] = 0
 
 
-class Scheduler(Section):
-    """The policy, the queues, and what runs."""
+class Expert(Section):
+    """Settings whose defaults fit almost everyone; the sample file leaves them out."""
 
-    policy: Literal['vtc', 'vtc-predict', 'dlpm', 'lcf', 'fcfs', 'sif'] = 'vtc'
-    fairness_domain: Literal['all', 'model', 'pool'] = 'model'
-    flow_order: Literal['arrival', 'deadline'] = 'arrival'
     credit_max_micro: Annotated[int, BeforeValidator(tokens_or_auto(134_217_728, 1_000_000)), Field(alias="credit_max")] = -1
     lead_max_micro: Annotated[int, BeforeValidator(tokens_or_auto(134_217_728, 1_000_000)), Field(alias="lead_max")] = -1
     quantum_tokens: Annotated[int, Field(ge=1, le=134_217_728)] = 10_000
-    queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
-    lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
-    lease_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 20_000
     sign_of_life_ms: Annotated[int, Field(ge=1, le=4_000)] = 3_000
-    flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    flow_queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
-    queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
-    early_refusal: bool = False
-    saturation_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0.01", "1")), Field(alias="saturation")] = 800_000
     saturation_band_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "1")), Field(alias="saturation_band")] = 50_000
     queue_target_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 2_000
     overload_hold_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 5_000
-    leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
     flows_max: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000
     adapters_max: Annotated[int, Field(ge=1, le=65_536)] = 1_024
     answers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
@@ -66,7 +53,6 @@ class Scheduler(Section):
     bypass_max: Annotated[int, Field(ge=0, le=1_000_000)] = 32
     bypass_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 5_000
     backfill_surplus_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="backfill_surplus")] = 0
-    headroom_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom")] = 20_000
     headroom_min_ppm: Annotated[int, BeforeValidator(fixed_point(6, "-0.9", "0.9")), Field(alias="headroom_min")] = -300_000
     headroom_max_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom_max")] = 300_000
     quantile_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0.5", "0.999")), Field(alias="quantile")] = 900_000
@@ -75,8 +61,28 @@ class Scheduler(Section):
     prefix_affinity_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "1")), Field(alias="prefix_affinity")] = 100_000
     prefix_blocks_max: Annotated[int, Field(ge=0, le=16_777_216)] = 65_536
     delay_factor_milli: Annotated[int, BeforeValidator(fixed_point(3, "0", "10")), Field(alias="delay_factor")] = 0
+
+
+class Scheduler(Section):
+    """The policy, the queues, and what runs; further keys are in docs/reference/settings.md."""
+
+    policy: Literal['vtc', 'vtc-predict', 'dlpm', 'lcf', 'fcfs', 'sif'] = 'vtc'
+    fairness_domain: Literal['all', 'model', 'pool'] = 'model'
+    flow_order: Literal['arrival', 'deadline'] = 'arrival'
+    queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
+    lease_ttl_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
+    lease_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 20_000
+    flow_queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    flow_queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
+    queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
+    early_refusal: bool = False
+    saturation_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0.01", "1")), Field(alias="saturation")] = 800_000
+    leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
+    headroom_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom")] = 20_000
     prices: Prices = Prices()
     each_pool: EachPool = EachPool()
+    expert: Expert = Expert()
 
 
 class Limits(Section):
@@ -110,13 +116,15 @@ class SomePools(Section):
 #: Fields that a reload leaves as they are, by their section.
 RESTART: dict[str, tuple[str, ...]] = {
     "scheduler": (
+        "headroom_ppm",
+    ),
+    "scheduler.expert": (
         "adapters_max",
         "ledger",
         "dispatch",
         "bypass_max",
         "bypass_ms",
         "backfill_surplus_ppm",
-        "headroom_ppm",
         "headroom_min_ppm",
         "headroom_max_ppm",
         "quantile_ppm",
@@ -138,23 +146,26 @@ LIVE_OPTIONS = frozenset({
     "policy",
     "fairness_domain",
     "flow_order",
-    "credit_max_micro",
-    "lead_max_micro",
-    "quantum_tokens",
     "queue_ttl_ns",
     "lease_ttl_ns",
     "lease_grace_ns",
-    "sign_of_life_ns",
     "flow_queue_max",
     "queue_max",
     "flow_queue_tokens_max",
     "queue_tokens_max",
     "early_refusal",
     "saturation_ppm",
+    "leases_max",
+    "input_price_micro",
+    "output_price_micro",
+    "cached_price_ppm",
+    "credit_max_micro",
+    "lead_max_micro",
+    "quantum_tokens",
+    "sign_of_life_ns",
     "saturation_band_ppm",
     "queue_target_ns",
     "overload_hold_ns",
-    "leases_max",
     "flows_max",
     "answers_max",
     "answer_ttl_ns",
@@ -162,9 +173,6 @@ LIVE_OPTIONS = frozenset({
     "prefix_affinity_ppm",
     "prefix_blocks_max",
     "delay_factor_milli",
-    "input_price_micro",
-    "output_price_micro",
-    "cached_price_ppm",
     "sessions_max",
     "session_open_max",
 })
@@ -176,44 +184,44 @@ def core_options(scheduler: Scheduler, limits: Limits) -> dict[str, int | str]:
         "policy": scheduler.policy,
         "fairness_domain": ['all', 'model', 'pool'].index(scheduler.fairness_domain),
         "flow_order": scheduler.flow_order,
-        "credit_max_micro": scheduler.credit_max_micro,
-        "lead_max_micro": scheduler.lead_max_micro,
-        "quantum_tokens": scheduler.quantum_tokens,
         "queue_ttl_ns": scheduler.queue_ttl_ms * 1_000_000,
         "lease_ttl_ns": scheduler.lease_ttl_ms * 1_000_000,
         "lease_grace_ns": scheduler.lease_grace_ms * 1_000_000,
-        "sign_of_life_ns": scheduler.sign_of_life_ms * 1_000_000,
         "flow_queue_max": scheduler.flow_queue_max,
         "queue_max": scheduler.queue_max,
         "flow_queue_tokens_max": scheduler.flow_queue_tokens_max,
         "queue_tokens_max": scheduler.queue_tokens_max,
         "early_refusal": int(scheduler.early_refusal),
         "saturation_ppm": scheduler.saturation_ppm,
-        "saturation_band_ppm": scheduler.saturation_band_ppm,
-        "queue_target_ns": scheduler.queue_target_ms * 1_000_000,
-        "overload_hold_ns": scheduler.overload_hold_ms * 1_000_000,
         "leases_max": scheduler.leases_max,
-        "flows_max": scheduler.flows_max,
-        "adapters_max": scheduler.adapters_max,
-        "answers_max": scheduler.answers_max,
-        "answer_ttl_ns": scheduler.answer_ttl_ms * 1_000_000,
-        "ledger": scheduler.ledger,
-        "dispatch": scheduler.dispatch,
-        "bypass_max": scheduler.bypass_max,
-        "bypass_ns": scheduler.bypass_ms * 1_000_000,
-        "backfill_surplus_ppm": scheduler.backfill_surplus_ppm,
         "headroom_ppm": scheduler.headroom_ppm,
-        "headroom_min_ppm": scheduler.headroom_min_ppm,
-        "headroom_max_ppm": scheduler.headroom_max_ppm,
-        "quantile_ppm": scheduler.quantile_ppm,
-        "samples_min": scheduler.samples_min,
-        "adapter_affinity_ppm": scheduler.adapter_affinity_ppm,
-        "prefix_affinity_ppm": scheduler.prefix_affinity_ppm,
-        "prefix_blocks_max": scheduler.prefix_blocks_max,
-        "delay_factor_milli": scheduler.delay_factor_milli,
         "input_price_micro": scheduler.prices.input_micro,
         "output_price_micro": scheduler.prices.output_micro,
         "cached_price_ppm": scheduler.prices.cached_ppm,
+        "credit_max_micro": scheduler.expert.credit_max_micro,
+        "lead_max_micro": scheduler.expert.lead_max_micro,
+        "quantum_tokens": scheduler.expert.quantum_tokens,
+        "sign_of_life_ns": scheduler.expert.sign_of_life_ms * 1_000_000,
+        "saturation_band_ppm": scheduler.expert.saturation_band_ppm,
+        "queue_target_ns": scheduler.expert.queue_target_ms * 1_000_000,
+        "overload_hold_ns": scheduler.expert.overload_hold_ms * 1_000_000,
+        "flows_max": scheduler.expert.flows_max,
+        "adapters_max": scheduler.expert.adapters_max,
+        "answers_max": scheduler.expert.answers_max,
+        "answer_ttl_ns": scheduler.expert.answer_ttl_ms * 1_000_000,
+        "ledger": scheduler.expert.ledger,
+        "dispatch": scheduler.expert.dispatch,
+        "bypass_max": scheduler.expert.bypass_max,
+        "bypass_ns": scheduler.expert.bypass_ms * 1_000_000,
+        "backfill_surplus_ppm": scheduler.expert.backfill_surplus_ppm,
+        "headroom_min_ppm": scheduler.expert.headroom_min_ppm,
+        "headroom_max_ppm": scheduler.expert.headroom_max_ppm,
+        "quantile_ppm": scheduler.expert.quantile_ppm,
+        "samples_min": scheduler.expert.samples_min,
+        "adapter_affinity_ppm": scheduler.expert.adapter_affinity_ppm,
+        "prefix_affinity_ppm": scheduler.expert.prefix_affinity_ppm,
+        "prefix_blocks_max": scheduler.expert.prefix_blocks_max,
+        "delay_factor_milli": scheduler.expert.delay_factor_milli,
         "sessions_max": limits.sessions_max,
         "session_open_max": limits.session_open_max,
     }

@@ -29,8 +29,8 @@ from .test_terms_end_to_end import BIG, Both, filled
 CURL = shutil.which("curl")
 ROUNDS = 200
 BAR_MS = 10.0
-PLAIN: dict[str, Any] = {"delay_factor": 0}
-HOLDING: dict[str, Any] = {"delay_factor": 1}
+PLAIN: dict[str, Any] = {"expert": {"delay_factor": 0}}
+HOLDING: dict[str, Any] = {"expert": {"delay_factor": 1}}
 
 
 @contextmanager

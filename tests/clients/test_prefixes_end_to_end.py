@@ -28,7 +28,11 @@ class Caching(Programs):
 
     def configure(self, policy: str) -> None:
         config = {
-            "scheduler": {"policy": policy, "quantum_tokens": 100_000, "queue_ttl_ms": 60_000},
+            "scheduler": {
+                "policy": policy,
+                "queue_ttl_ms": 60_000,
+                "expert": {"quantum_tokens": 100_000},
+            },
             "tenants": [{"name": name, "weight": 1} for name in ("a", "b", "c")],
             "limits": {"drain_ms": 100},
             "listeners": [{"unix": f"{self.folder}/s"}],

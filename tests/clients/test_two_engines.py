@@ -44,7 +44,7 @@ async def server(folder: Path, sign_of_life_ms: int) -> AsyncIterator[Server]:
         "listeners": [{"unix": f"{folder}/s"}],
         "tenants": [{"name": "acme"}],
         # A gate that waited for the end of a lease would wait for an hour.
-        "scheduler": {"sign_of_life_ms": sign_of_life_ms, "lease_ttl_ms": HOUR_MS},
+        "scheduler": {"lease_ttl_ms": HOUR_MS, "expert": {"sign_of_life_ms": sign_of_life_ms}},
     }
     made = Server(Config.model_validate(keys))
     await made.start()

@@ -58,7 +58,7 @@ class MemberProcess:
                 {"name": "limited", "quota": {"requests_per_minute": QUOTA}},
             ],
             # With this ledger the reservations of all leases add up.
-            "scheduler": {"headroom": 0, "ledger": "sum"},
+            "scheduler": {"headroom": 0, "expert": {"ledger": "sum"}},
             "log": {"format": "json"},
             "metrics": {"listen": "127.0.0.1:0"},
         }

@@ -19,7 +19,7 @@ from .store_server import StoreServer, one_store
 #: One request fills the pool.
 SHAPE: dict[str, Any] = {"pool": "p", "input_tokens": 300, "max_output_tokens": 100}
 FIRST_COME = {
-    "scheduler": {"headroom": 0, "ledger": "sum", "policy": "fcfs"},
+    "scheduler": {"headroom": 0, "expert": {"ledger": "sum"}, "policy": "fcfs"},
     "tenants": [{"name": "heavy"}, {"name": "light"}],
 }
 WAITING = 6

@@ -422,17 +422,18 @@ async def test_what_needs_a_restart_stays_over_terms(
             before = second._config
             assert before.state is not None
             other = before.state.model_copy(update={"file": tmp_path / "other.db"})
-            settings = before.scheduler.model_copy(update={"policy": "fcfs", "ledger": "sum"})
+            expert = before.scheduler.expert.model_copy(update={"ledger": "sum"})
+            settings = before.scheduler.model_copy(update={"policy": "fcfs", "expert": expert})
             changed = before.model_copy(update={"state": other, "scheduler": settings})
             second.reconfigure(changed)
-            assert second._loading.waiting == ("state", "scheduler.ledger")
+            assert second._loading.waiting == ("state", "scheduler.expert.ledger")
             await first.drain()
             await leads(second)
             now = second._server._config.scheduler
-            assert (now.policy, now.ledger) == ("fcfs", before.scheduler.ledger)
+            assert (now.policy, now.expert.ledger) == ("fcfs", before.scheduler.expert.ledger)
             assert not (tmp_path / "other.db").exists()
             second.reconfigure(changed)
-            assert second._loading.waiting == ("state", "scheduler.ledger")
+            assert second._loading.waiting == ("state", "scheduler.expert.ledger")
 
 
 async def test_a_reload_names_a_secret_that_has_changed(

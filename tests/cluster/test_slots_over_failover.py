@@ -22,7 +22,7 @@ from .store_server import StoreServer, one_store
 
 CAP = 3
 #: For TTL and grace a new leader keeps the slots that no request fills.
-SHORT = {"headroom": 0, "ledger": "sum", "lease_ttl_ms": 3_000, "lease_grace_ms": 1_000}
+SHORT = {"headroom": 0, "expert": {"ledger": "sum"}, "lease_ttl_ms": 3_000, "lease_grace_ms": 1_000}
 TENANTS = [{"name": "t", "quota": {"concurrency": CAP}}]
 
 

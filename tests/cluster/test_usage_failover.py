@@ -23,7 +23,7 @@ from .usage_audit import Sums, UsageBooks, differences, exported
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
 #: Leases of a gate that died expire soon.
-SHORT = {"headroom": 0, "ledger": "sum", "lease_ttl_ms": 1_000, "lease_grace_ms": 500}
+SHORT = {"headroom": 0, "expert": {"ledger": "sum"}, "lease_ttl_ms": 1_000, "lease_grace_ms": 500}
 LOOPS = 12
 
 

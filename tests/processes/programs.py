@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,12 @@ TTL_MS, GRACE_MS = 1_500, 1_500
 PATIENT = {"lease_ttl_ms": 10_000, "lease_grace_ms": 20_000}
 
 
-def config(**scheduler: Any) -> dict[str, Any]:
+def config(expert: Mapping[str, Any] = {}, **scheduler: Any) -> dict[str, Any]:
     """A configuration whose promises are hard: no headroom, and room for every longest output."""
-    hard = {"ledger": "sum", "headroom": 0, "headroom_min": 0, "headroom_max": 0}
+    hard = {"ledger": "sum", "headroom_min": 0, "headroom_max": 0}
     times = {"lease_ttl_ms": TTL_MS, "lease_grace_ms": GRACE_MS}
     return {
-        "scheduler": hard | times | scheduler,
+        "scheduler": {"headroom": 0} | times | scheduler | {"expert": {**hard, **expert}},
         "tenants": [{"name": name, "weight": 1} for name in TENANTS],
         "limits": {"drain_ms": 0},
         "log": {"level": "warning"},

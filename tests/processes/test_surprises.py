@@ -50,7 +50,7 @@ async def test_admissions_beyond_the_limit_of_a_message_are_granted(stand: Stand
 
 async def test_second_engine_of_a_pool_is_refused_until_the_first_ends(stand: Stand) -> None:
     """It voided what the first one ran, both ran from one ledger, and nothing was logged."""
-    programs = stand(config(sign_of_life_ms=4_000, **PATIENT), EngineSizes(step_ms=20))
+    programs = stand(config({"sign_of_life_ms": 4_000}, **PATIENT), EngineSizes(step_ms=20))
     programs.start_scheduler()
     programs.start_engine()
     async with AsyncScheduler(programs.target) as scheduler, client(programs.engine_url) as first:

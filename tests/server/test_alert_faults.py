@@ -115,7 +115,7 @@ def faster_rules() -> dict[str, Any]:
 
 def uneven(weight: float) -> dict[str, Any]:
     """Two tenants of this weight, whose requests wait for a small pool."""
-    return config(lease_ttl_ms=600_000, queue_ttl_ms=600_000, credit_max=0) | {
+    return config({"credit_max": 0}, lease_ttl_ms=600_000, queue_ttl_ms=600_000) | {
         "pools": [{"name": "pool", "capacity_tokens": 320}],
         "tenants": [{"name": name, "weight": weight} for name in "ab"],
     }

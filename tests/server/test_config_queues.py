@@ -23,7 +23,10 @@ from .test_config import MINIMAL, found
             "2:28 scheduler.early_refusal: has to be true or false, not text",
         ),
         ("flow_order: edf", "2:25 scheduler.flow_order: has to be 'arrival' or 'deadline'"),
-        ("queue_target_ms: 0", "2:30 scheduler.queue_target_ms: is 0; it has to be at least 1"),
+        (
+            "expert: {queue_target_ms: 0}",
+            "2:39 scheduler.expert.queue_target_ms: is 0; it has to be at least 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_by_place(tmp_path: Path, keys: str, expected: str) -> None:

@@ -46,7 +46,7 @@ def test_shares_of_tenants_and_groups_reach_the_core(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     text = (
         MINIMAL
-        + "scheduler: {saturation: 0.5, saturation_band: 0.1}\n"
+        + "scheduler: {saturation: 0.5, expert: {saturation_band: 0.1}}\n"
         + "groups: [{name: g, share: {tokens_per_minute: 500}}]\n"
         + "pools: [{name: p, capacity_tokens: 1000}]\n"
         + "tenants:\n"

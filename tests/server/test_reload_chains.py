@@ -5,6 +5,8 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +185,7 @@ async def test_reload_that_fails_is_counted_and_the_next_works(tmp_path: Path) -
 def changed(rng: random.Random, data: dict[str, Any]) -> dict[str, Any]:
     """A valid file that differs from another one here and there."""
     new = copy.deepcopy(data)
-    scheduler = new.setdefault("scheduler", {})
+    scheduler = new["scheduler"]
     for _ in range(rng.randint(1, 4)):
         what = rng.choice(
             ["class", "class", "pool", "pool", "pool", "live", "restart", "limits", "tenant", "top"]
@@ -210,7 +212,7 @@ def changed(rng: random.Random, data: dict[str, Any]) -> dict[str, Any]:
                 [("headroom", [0, 0.1]), ("ledger", ["sum", "peak"]), ("bypass_ms", [1, 2]),
                  ("samples_min", [3, 4])]
             )  # fmt: skip
-            scheduler[key] = rng.choice(values)
+            (scheduler if key == "headroom" else scheduler["expert"])[key] = rng.choice(values)
         elif what == "limits":
             key = rng.choice(["drain_ms", "sessions_max", "streams_max", "message_max_bytes"])
             new.setdefault("limits", {})[key] = rng.randint(2_000, 2_003)
@@ -227,13 +229,13 @@ def less(file: dict[str, Any], before: dict[str, Any], keys: list[str]) -> dict[
     """The file, with what is named as it was before."""
     found = copy.deepcopy(file)
     for key in keys:
-        match = re.fullmatch(r"(\w+)(?: \((\w+)\))?(?:\.(\w+))?", key)
+        if "(" not in key:
+            *path, field = key.split(".")
+            keep(reduce(getitem, path, found), reduce(getitem, path, before), field)
+            continue
+        match = re.fullmatch(r"(\w+) \((\w+)\)(?:\.(\w+))?", key)
         assert match is not None, key
         section, name, field = match.groups()
-        if name is None:
-            new, old = (found, before) if field is None else (found[section], before[section])
-            keep(new, old, field or section)
-            continue
         [old] = [entry for entry in before[section] if entry["name"] == name]
         entries = [entry for entry in found.get(section, []) if entry["name"] == name]
         if not entries:
@@ -263,7 +265,8 @@ async def play(seed: int) -> int:
     """Play a chain; return how often the log named something."""
     rng = random.Random(seed)
     times_named = 0
-    file: dict[str, Any] = {"limits": {}, "scheduler": {}, "pools": [], "classes": []}
+    scheduler: dict[str, Any] = {"expert": {}}
+    file: dict[str, Any] = {"limits": {}, "scheduler": scheduler, "pools": [], "classes": []}
     for _ in range(3):
         force = file = changed(rng, file)
         server = Server(config_of(**file))

@@ -69,7 +69,9 @@ def test_a_reload_moves_tenants_between_file_and_rules() -> None:
     listed = config_of(
         tenants=[{"name": "acme/ann", "quota": {"concurrency": 3}}], tenant_rules=RULES
     )
-    free = config_of(tenants=[], tenant_rules=RULES, scheduler={"headroom": 0, "flows_max": 5})
+    free = config_of(
+        tenants=[], tenant_rules=RULES, scheduler={"headroom": 0, "expert": {"flows_max": 5}}
+    )
     assert needs_restart(free, listed) == []
     core = Scheduler(**listed.core_options())
     configure(core, listed, 0)

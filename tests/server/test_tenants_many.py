@@ -26,7 +26,7 @@ log: {level: error}
 pools: [{name: pool, capacity_tokens: 160000}]
 tenants: [{name: a}]
 # A tenant keeps its flow as long as one of its answers may be asked for again.
-scheduler: {answer_ttl_ms: 100}
+scheduler: {expert: {answer_ttl_ms: 100}}
 """
 
 

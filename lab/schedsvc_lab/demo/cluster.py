@@ -3,7 +3,7 @@
 Two tenants of weights 4 and 1 always have requests. `gold` sends to the three large engines only,
 nine tenths of all places, and `free` to all four. So a scheduler that looks at its own engine alone
 gives gold 0.8 of nine tenths, 0.72. Fair is 0.8. Gold catches up on the time without a store by
-`scheduler.lead_max` in each pool; the rest is forgiven.
+`scheduler.expert.lead_max` in each pool; the rest is forgiven.
 """
 
 import asyncio

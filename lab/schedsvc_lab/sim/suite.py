@@ -296,10 +296,12 @@ def _config(variant: Variant) -> Config:
                 "flow_queue_max": 1_000_000,
                 "queue_max": 1_000_000,
                 "headroom": 0,
-                "headroom_min": 0,
-                "headroom_max": 0,
-                "ledger": "peak",
-                "dispatch": "strict",
+                "expert": {
+                    "headroom_min": 0,
+                    "headroom_max": 0,
+                    "ledger": "peak",
+                    "dispatch": "strict",
+                },
                 "each_pool": {"batch_max_tokens": 0, "max_running": 0},
             },
             "tenants": [

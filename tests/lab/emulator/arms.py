@@ -35,13 +35,13 @@ class Arm:
     name: str
     short: str
     oracle: bool
-    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    expert: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, tenants: Sequence[str], listener: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration file as data."""
         return {
             "listeners": [dict(listener)],
-            "scheduler": {**_PATIENT, **self.scheduler},
+            "scheduler": {**_PATIENT, "expert": dict(self.expert)},
             "unknown_tenants": "refuse",
             "tenants": [{"name": tenant} for tenant in tenants],
             "limits": {"drain_ms": 0},
@@ -54,7 +54,7 @@ class Arm:
 
 
 PREDICTED = Arm("P90 peak form", "p90", oracle=False)
-FORETOLD = Arm("oracle of the lengths", "oracle", oracle=True, scheduler=ORACLE)
+FORETOLD = Arm("oracle of the lengths", "oracle", oracle=True, expert=ORACLE)
 ARMS = (PREDICTED, FORETOLD)
 
 

@@ -124,9 +124,11 @@ def test_a_machine_that_is_too_slow_is_reported(change, complaint):
 
 def test_the_side_that_predicts_has_default_policies():
     ours, default = config(PREDICTED).scheduler, Config.model_fields["scheduler"].annotation()
-    assert (default.ledger, default.quantile_ppm) == ("peak", 900_000)
+    assert (default.expert.ledger, default.expert.quantile_ppm) == ("peak", 900_000)
     assert _changed(ours, default) == {"queue_ttl_ms", "flow_queue_max", "queue_max"}
-    assert _changed(config(FORETOLD).scheduler, ours) == {"samples_min", "quantile_ppm"}
+    oracle = config(FORETOLD).scheduler
+    assert _changed(oracle, ours) == {"expert"}
+    assert _changed(oracle.expert, ours.expert) == {"samples_min", "quantile_ppm"}
 
 
 def _changed(ours, other):

@@ -29,7 +29,7 @@ CAPACITY = {"a10g-llama2-7b": (4.5, 2_500), "tiny-cpu": (31.0, 500)}
 TENANTS = 20
 OUTPUT_MAX = 1_024
 PROMPT_MAX = 2_048
-# Of the key `scheduler`. No tenant of a short run has as many samples; all together do.
+# Keys of `scheduler.expert`. No tenant of a short run has as many samples; all together do.
 ORACLE = {"samples_min": 1_000, "quantile": 0.999}
 
 
@@ -93,7 +93,11 @@ class Filling(World):
     ) -> None:
         engine = profile.config()
         if config is None:
-            own = {f"scheduler.{key}": value for key, value in ORACLE.items()} if oracle else {}
+            own = (
+                {f"scheduler.expert.{key}": value for key, value in ORACLE.items()}
+                if oracle
+                else {}
+            )
             _, config = override(profile, patient_config(requests.clients), own)
         self._preempted_ns: list[int] = []
         self._capacity_tokens = engine.capacity_tokens

@@ -90,7 +90,7 @@ def play(mix: Mix, setup: str, dispatch: str) -> Found:
     profile, config = override(
         load_profile(mix.profile),
         config_of(mix.requests.clients, mix.weights, given.levels),
-        {**given.settings, "scheduler.dispatch": dispatch},
+        {**given.settings, "scheduler.expert.dispatch": dispatch},
     )
     run = Audited(
         profile, config, mix.requests, engines=given.engines, drained=given.drained,

@@ -28,7 +28,8 @@ __all__ = ["HONEST", "MIXES", "PROFILES", "Mix", "Shares", "compare", "shares_of
 
 PROFILES = ("a10g-llama2-7b", "tiny-cpu", "cpu-tiny-llama")
 FIXED_HEADROOM = dict.fromkeys(
-    ("scheduler.headroom", "scheduler.headroom_min", "scheduler.headroom_max"), 0.04
+    ("scheduler.headroom", "scheduler.expert.headroom_min", "scheduler.expert.headroom_max"),
+    0.04,
 )
 _NS = 1_000_000_000
 _LARGE, _HALF = (1_000, 500), (500, 250)
@@ -165,7 +166,7 @@ def compare(
     """Run a mix twice."""
     strict, shares = (
         shares_of(profile, mix, {**settings, **more}, large=large, setup=setup)
-        for more in ({"scheduler.dispatch": "strict"}, {})
+        for more in ({"scheduler.expert.dispatch": "strict"}, {})
     )
     kept = [mine / its for mine, its in zip(shares.each, strict.each, strict=True)]
     return Comparison(

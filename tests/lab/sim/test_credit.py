@@ -75,7 +75,7 @@ def test_trickling_tenant_that_floods_does_not_starve_another() -> None:
 
 @pytest.mark.parametrize(("credit_max", "least"), [(0, 0.4), (768, 0.4), (3_072, 0.4)])
 def test_any_sensible_credit_keeps_both_tenants_served(credit_max: int, least: float) -> None:
-    assert least_share(played(trickle(), credit_max=credit_max), 630, 900) >= least
+    assert least_share(played(trickle(), expert={"credit_max": credit_max}), 630, 900) >= least
 
 
 def test_distribution_shift_of_the_paper_separates_vtc_from_lcf() -> None:

@@ -10,7 +10,7 @@ FAST = load_profile("fast")
 CONFIG = Config.model_validate(
     {
         "listeners": [{"tcp": "127.0.0.1:0"}],
-        "scheduler": {"quantile": 0.8},
+        "scheduler": {"expert": {"quantile": 0.8}},
         "tenants": [{"name": "a", "weight": 2}, {"name": "b.c"}],
     }
 )

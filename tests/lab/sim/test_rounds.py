@@ -32,7 +32,7 @@ def p99_ms(requests: Requests, progress_ms: int) -> float:
     """Return quiet's first token after the first run, where shims report so often."""
     settings = Settings(progress_ns=progress_ms * MS)
     # Without credit, which lets quiet in before hog whatever the round holds.
-    own = {"scheduler.credit_max": 0}
+    own = {"scheduler.expert.credit_max": 0}
     profile, config = override(
         load_profile("cpu-tiny-llama"), patient_config(requests.clients), own
     )

@@ -107,14 +107,15 @@ def test_figures_are_means_over_the_seeds():
 
 def test_the_command_with_one_and_with_two_processes(trace, tmp_path):
     arguments = ["--trace", trace, "--policy", "engine", "--policy", "vtc", "--profile", "fast",
-                 "--vary", "engine.kv_tokens=2048,4096", "--vary", "scheduler.quantile=0.5,0.9",
+                 "--vary", "engine.kv_tokens=2048,4096",
+                 "--vary", "scheduler.expert.quantile=0.5,0.9",
                  "--goodput", "ttft:50", "--seeds", 2, "--jitter", 5, "--json"]  # fmt: skip
     one = sweep(*arguments, "--out", tmp_path / "out")
     assert one.exit_code == 0, one.output
     report = json.loads(one.stdout)
     assert report == json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert [(p["settings"], p["policy"]) for p in report["points"]] == [
-        ({"engine.kv_tokens": tokens, "scheduler.quantile": quantile}, policy)
+        ({"engine.kv_tokens": tokens, "scheduler.expert.quantile": quantile}, policy)
         for tokens in (2_048, 4_096)
         for quantile in (0.5, 0.9)
         for policy in ("engine", "vtc")

@@ -25,7 +25,7 @@ MS = 1_000_000
 BASE = """
 listeners: [{{tcp: "127.0.0.1:0"}}]
 record: recording
-scheduler: {{headroom: 0, samples_min: 1000, {scheduler}}}
+scheduler: {{headroom: 0, expert: {{samples_min: 1000}}, {scheduler}}}
 tenants: [{{name: a}}, {{name: b, weight: 2}}]
 pools: [{{name: p, capacity_tokens: {capacity}}}]
 """

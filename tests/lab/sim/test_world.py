@@ -67,7 +67,9 @@ def test_every_request_is_served_once_and_again_alike(policy, delay_ms, engines)
 
 def test_the_fair_policy_protects_a_light_tenant():
     # With backfill even FCFS lets the small pass; strict, the policy alone decides.
-    _, config = override(FAST, patient_config(("hog", "quiet")), {"scheduler.dispatch": "strict"})
+    _, config = override(
+        FAST, patient_config(("hog", "quiet")), {"scheduler.expert.dispatch": "strict"}
+    )
     scenario = Scenario(FAST, config=config)
     waits = {policy: first_token_s(simulate(scenario, flood(), policy)) for policy in
              ("engine", "fcfs", "vtc")}  # fmt: skip

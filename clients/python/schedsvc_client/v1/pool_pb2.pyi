@@ -97,8 +97,9 @@ Global___PoolRegistration: _TypeAlias = PoolRegistration  # noqa: Y015
 @_typing.final
 class PoolContest(_message.Message):
     """Another engine claims a pool that this stream offers. Answer with a SessionBeat or another event
-    within `scheduler.sign_of_life_ms`; else the stream ends, and the other engine has the pool.
-    Before the Welcome: this stream claims a pool of that engine; the Welcome brings the decision.
+    within `scheduler.expert.sign_of_life_ms`; else the stream ends, and the other engine has the
+    pool. Before the Welcome: this stream claims a pool of that engine; the Welcome brings the
+    decision.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -103,8 +103,10 @@ class ClusterOptions:
             "listeners": [{"tcp": "127.0.0.1:1"}],
             "scheduler": {
                 "headroom": 0, "queue_ttl_ms": 3_600_000, "lease_ttl_ms": 60_000,
-                "lead_max": self.lead_tokens, "credit_max": self.credit_tokens,
-                "dispatch": self.dispatch,
+                "expert": {
+                    "lead_max": self.lead_tokens, "credit_max": self.credit_tokens,
+                    "dispatch": self.dispatch,
+                },
             },
             "tenants": tenants,
             "pools": [{"name": f"pool-{member}", "capacity_tokens": self.capacity_tokens,

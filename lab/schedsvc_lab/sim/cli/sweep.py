@@ -49,7 +49,7 @@ Example:
       --vary engine.cache_tokens_max=100000,400000,1600000 \\
       --vary engine.prefix_cache=lru,fifo,lfu
   schedsvc sim sweep --trace trace.csv --policy vtc \\
-      --vary scheduler.quantile=0.5,0.9,0.99 --json
+      --vary scheduler.expert.quantile=0.5,0.9,0.99 --json
 """
 
 
