@@ -43,7 +43,6 @@ LEASE_ENDED: int
 QUOTA_LIMIT_MAX: int  # the largest limit of a quota
 QUOTA_LEVELS_MAX: int  # a tenant's own limits and the groups above it
 
-LIVE_SETTINGS: frozenset[str]  # that set_options() can change
 BUILD_FLAGS: str  # how the C compiler built it (_core/flags.toml); empty if built otherwise
 TOTAL_TOKENS_MAX: int  # the largest total that a report may give
 REQUEST_BYTES: int  # of the record that each request has while it is known
@@ -211,8 +210,8 @@ class Scheduler(ClusterApi):
     def set_options(self, now_ns: int, **settings: int | str) -> None:
         """Change settings of the constructor while everything runs, all or none.
 
-        Those of LIVE_SETTINGS, the policy and the order inside a flow; another one, or a wrong
-        value, raises CallerError. Leases and queued requests keep their deadlines. In another
+        Those that a reload changes (docs/reference/settings.md); another one, or a wrong value,
+        raises CallerError. Leases and queued requests keep their deadlines. In another
         order queues are sorted by the polls that follow, each for `work_max` requests and then the
         rest of a queue. O(1), O(queues * log n) for a policy.
         """

@@ -90,7 +90,13 @@ def core_part() -> str:
     lines += [f'    "{name}": {_tuple(core_range(setting))},' for name, setting in numbers]
     lines += ["}", "", "cdef dict POOL_LIMITS = {"]
     lines += [f'    "{s.name}": {_tuple((0, *core_range(s)[1:]))},' for s in POOL.settings]
-    lines += ["}", "", "LIVE_SETTINGS = frozenset((", *(f'    "{name}",' for name in live), "))"]
+    lines += [
+        "}",
+        "",
+        "cdef frozenset LIVE_SETTINGS = frozenset((",
+        *(f'    "{name}",' for name in live),
+        "))",
+    ]
     return "\n".join(lines) + "\n"
 
 

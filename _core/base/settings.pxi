@@ -131,7 +131,7 @@ cdef dict POOL_LIMITS = {
     "sessions_max_tokens": (0, 0, 1_099_511_627_776),
 }
 
-LIVE_SETTINGS = frozenset((
+cdef frozenset LIVE_SETTINGS = frozenset((
     "fairness_domain",
     "queue_ttl_ns",
     "lease_ttl_ns",
