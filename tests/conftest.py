@@ -2,8 +2,10 @@
 
 import fcntl
 import gc
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Show a crash by the exit status."""
     if CRASHED in session.config.stash:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short, as that of a socket has to be."""
+    made = Path(tempfile.mkdtemp(prefix="t-"))
+    yield made
+    shutil.rmtree(made)

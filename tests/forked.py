@@ -13,13 +13,16 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from schedsvc_lab.demo.processes import DIES_WITH_PARENT
+from tests.waiting import wait_for_start
 
-__all__ = ["Popen", "run"]
+__all__ = ["Popen", "run", "started"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PR_SET_CHILD_SUBREAPER = 36
@@ -164,3 +167,35 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+@contextmanager
+def started(
+    command: list[Any],
+    up: Path | Callable[[], Any],
+    *,
+    log: Path | None = None,
+    start: Callable[..., subprocess.Popen[Any]] = Popen,
+    **options: Any,
+) -> Iterator[subprocess.Popen[Any]]:
+    """Run a program to the end of the block, which begins once it is up.
+
+    Args:
+        command: The program and its arguments.
+        up: The file that it writes when it is up, or whether it is.
+        log: Where its output goes.
+        start: Popen, or that of subprocess.
+        options: More of Popen.
+    """
+    with ExitStack() as stack:
+        if log is not None:
+            output = stack.enter_context(log.open("ab"))
+            options |= {"stdout": output, "stderr": output}
+        process = start(command, **options)
+        try:
+            is_up = up.exists if isinstance(up, Path) else up
+            wait_for_start(process, is_up, log.read_text if log else "the start")
+            yield process
+        finally:
+            process.kill()
+            process.communicate()

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,11 +22,11 @@ from urllib.parse import urlsplit
 
 from schedsvc_client.sync import Scheduler
 
+from tests.processes.programs import GATE, Programs, standing
 from tests.waiting import wait_until
 
 from .interop_clients import ROOT, Client, Seen, body, clients
-from .test_end_to_end import CAPACITY_TOKENS, CONFIG, CONTEXT_TOKENS
-from .test_vllm_proxy_emulator import Proxied
+from .test_end_to_end import CONFIG, ENGINE
 
 TOKENS, LONG = 8, 1_900
 #: "limited" may run one request at once, and is refused another.
@@ -38,32 +36,21 @@ TENANTS = [
     {"name": "limited", "weight": 1, "quota": {"concurrency": 1, "over": "refuse"}},
 ]
 #: So slow that LONG tokens take longer than any client to start.
-EMULATE = (
-    *("emulate", "--profile", "tiny-cpu", "--speed", "0.1", "--port", "0", "--block-size", "16"),
-    *("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS)),
-    *("--middleware", "tests.clients.messages_layer.Messages"),
-)
+SLOW = (*ENGINE, "--speed", "0.1", "--middleware", "tests.clients.messages_layer.Messages")
 
 
-class Stand(Proxied):
+class Stand(Programs):
     """A scheduler, an engine with the gate, and another behind the proxy."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, CONFIG | {"tenants": TENANTS}, engine=SLOW, gated=False)
+
     def start_all(self) -> dict[str, str]:
-        config = CONFIG | {"listeners": [{"unix": f"{self.folder}/s"}], "tenants": TENANTS}
-        (self.folder / "c.yaml").write_text(json.dumps(config))
-        self.start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
-        self.start(
-            "gated",
-            *(*EMULATE, "--middleware", "schedsvc_vllm.gate.Gate"),
-            SCHEDSVC_TARGET=self.target,
-            SCHEDSVC_TENANT_HEADERS="x-tenant-id",
-            SCHEDSVC_POOL="gated",
-            PYTHONPATH=str(ROOT),
-        )
-        gated = json.loads((self.folder / "gated.ready").read_text())["base_url"]
+        self.start_scheduler()
+        path = {"PYTHONPATH": str(ROOT)}
+        gated = self.emulate("gated", "0", *GATE, SCHEDSVC_POOL="gated", **path)
         self.wait_until_connected(gated)
-        self.start("engine", *EMULATE, PYTHONPATH=str(ROOT))
-        self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
+        self.start_engine(**path)
         self.start_proxy()
         return {"gate": gated, "proxy": self.proxy_url}
 
@@ -155,13 +142,11 @@ def main() -> int:
         print(__doc__)
         return 0
     failures = 0
-    folder = Path(tempfile.mkdtemp(prefix="interop-"))
-    stand = Stand(folder)
-    try:
+    with standing(Stand) as stand:
         servers = stand.start_all()
         missing: list[str] = []
         for server, url in servers.items():
-            found, missing = clients(folder, server)
+            found, missing = clients(stand.folder, server)
             for name, ask in found.items():
                 try:
                     check(stand, url, ask)
@@ -171,9 +156,6 @@ def main() -> int:
                     print(f"{name} at the {server}: {error}", file=sys.stderr, flush=True)
         for sentence in missing:
             print(sentence)
-    finally:
-        stand.stop()
-        shutil.rmtree(folder)
     return 1 if failures else 0
 
 

@@ -13,15 +13,15 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
 from schedsvc_client.aio import AsyncScheduler
+
+from tests.processes.programs import standing
 
 from .test_end_to_end import CONFIG
 from .test_terms_end_to_end import BIG, Both, filled
@@ -36,18 +36,10 @@ HOLDING: dict[str, Any] = {"expert": {"delay_factor": 1}}
 @contextmanager
 def started(scheduler: dict[str, Any]) -> Iterator[Both]:
     """Run a scheduler with these settings, and an engine with the gate."""
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    made = Both(folder)
-    try:
-        config: dict[str, Any] = CONFIG | {"listeners": [{"unix": f"{folder}/s"}]}
-        config["scheduler"] = scheduler
-        (folder / "c.yaml").write_text(json.dumps(config))
-        made.start("scheduler", "serve", "--config", str(folder / "c.yaml"))
+    with standing(lambda folder: Both(folder, CONFIG | {"scheduler": scheduler})) as made:
+        made.start_scheduler()
         made.start_gated()
         yield made
-    finally:
-        made.stop()
-        shutil.rmtree(folder)
 
 
 def curl(url: str, *options: str) -> tuple[int, float, str]:

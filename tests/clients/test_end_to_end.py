@@ -5,18 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
-from urllib.request import urlopen
 
 import aiohttp
 import openai
@@ -25,10 +16,8 @@ from schedsvc_client import ClientOptions
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from tests import forked
-from tests.waiting import until, wait_for_start, wait_until
+from tests.processes.programs import LOOK_S, Programs, empty, eventually, standing
 
-LOOK_S = 0.02
 TRIES = 5
 CONFIG = {
     "scheduler": {"flow_queue_max": 4, "queue_ttl_ms": 5_000},
@@ -36,85 +25,18 @@ CONFIG = {
     "limits": {"drain_ms": 100},
 }
 CAPACITY_TOKENS, CONTEXT_TOKENS = 4_096, 2_048
-
-
-class Programs:
-    """A scheduler and an engine with the gate, in a short folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.target = f"unix:{folder}/s"
-        self.engine_url = ""
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.config: dict[str, Any] = CONFIG
-
-    def start(self, name: str, *arguments: str, **environment: str) -> None:
-        ready = self.folder / f"{name}.ready"
-        ready.unlink(missing_ok=True)
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = forked.Popen(
-                [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", str(ready)],
-                env=os.environ | environment,
-                stdout=log,
-                stderr=log,
-            )
-        wait_for_start(
-            self.running[name], lambda: ready.exists() and ready.read_text(), lambda: self.log(name)
-        )
-
-    def start_scheduler(self) -> None:
-        config = self.config | {"listeners": [{"unix": f"{self.folder}/s"}]}
-        (self.folder / "c.yaml").write_text(json.dumps(config))
-        self.start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
-
-    def start_engine(self) -> None:
-        sizes = ("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
-        sizes += ("--block-size", "16")
-        gate = ("--middleware", "schedsvc_vllm.gate.Gate")
-        self.start(
-            "engine",
-            *("emulate", "--profile", "tiny-cpu", "--port", "0", *sizes, *gate),
-            SCHEDSVC_TARGET=self.target,
-            SCHEDSVC_TENANT_HEADERS="x-tenant-id",
-        )
-        self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
-        self.wait_until_connected(self.engine_url)
-
-    def wait_until_connected(self, gate_url: str = "") -> None:
-        """A gate gives up on the scheduler after a second, which is not what is looked at."""
-        wait_until(lambda: self.connected(gate_url or self.engine_url), lambda: self.log("engine"))
-
-    def connected(self, gate_url: str) -> bool:
-        with urlopen(f"{gate_url}/metrics", timeout=30) as page:
-            text: str = page.read().decode()
-        return re.search(r"^schedsvc_gate_connected\S* 1$", text, re.MULTILINE) is not None
-
-    def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def stop(self) -> None:
-        for process in self.running.values():
-            process.terminate()
-        for process in self.running.values():
-            process.wait(30)
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
+ENGINE = (
+    *("--profile", "tiny-cpu", "--block-size", "16"),
+    *("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS)),
+)
 
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Programs]:
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    made = Programs(folder)
-    try:
+    with standing(lambda folder: Programs(folder, CONFIG, engine=ENGINE)) as made:
         made.start_scheduler()
         made.start_engine()
         yield made
-    finally:
-        made.stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -148,22 +70,6 @@ async def ask(
         events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
         usages = [event["usage"] for event in events if event.get("usage")]
         return 200, usages[-1] if usages else {}
-
-
-async def eventually(
-    scheduler: AsyncScheduler, condition: Callable[[pb.StatsResponse], bool]
-) -> None:
-    """Wait for a condition on Stats."""
-
-    async def holds() -> bool:
-        return condition(await scheduler.stats())
-
-    await until(holds)
-
-
-def empty(stats: pb.StatsResponse) -> bool:
-    totals = stats.totals
-    return not (totals.live_leases or totals.queued or totals.promised_tokens)
 
 
 async def test_usage_is_recorded_to_the_token(

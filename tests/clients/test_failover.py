@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from schedsvc_client import ClientOptions, SchedulerUnavailable
@@ -17,6 +14,7 @@ from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
+from tests.processes.programs import standing
 from tests.waiting import until
 
 from .conftest import Pair, both
@@ -174,11 +172,11 @@ async def test_client_that_stood_still_stays_with_its_scheduler(
     async with session(f"{a.target},{b.target}", options) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)
         pulse = opened._heartbeat._pulse
-        a.send(signal.SIGSTOP)
+        a.signal(signal.SIGSTOP)
         await until(lambda: pulse._is_asked)
         # With what has passed until here it is more than the bound.
         time.sleep(0.3)  # noqa: ASYNC251 - it is the event loop that stands still
-        a.send(signal.SIGCONT)
+        a.signal(signal.SIGCONT)
         beats = opened._protocol.beats
         await until(lambda: opened._protocol.beats > beats)
         assert opened._targets.current == a.target
@@ -186,12 +184,8 @@ async def test_client_that_stood_still_stays_with_its_scheduler(
 
 @pytest.fixture
 def two_schedulers() -> Iterator[tuple[Scheduler, Scheduler]]:
-    folders = [Path(tempfile.mkdtemp(prefix="fo-")) for _ in range(2)]
-    made = Scheduler(folders[0]), Scheduler(folders[1])
-    yield made
-    for scheduler, folder in zip(made, folders, strict=True):
-        scheduler.stop()
-        shutil.rmtree(folder)
+    with standing(Scheduler) as first, standing(Scheduler) as second:
+        yield first, second
 
 
 @pytest.mark.parametrize("opens_first", [True, False])
@@ -201,11 +195,11 @@ async def test_silent_scheduler_is_left_for_the_next(
     a, b = two_schedulers
     targets = f"{a.target},{b.target}"
     if not opens_first:  # it accepts the connection, and says nothing
-        a.send(signal.SIGSTOP)
+        a.signal(signal.SIGSTOP)
     async with session(targets, replace(QUICK, failover_silent_after_s=0.3)) as opened:
         if opens_first:
             await until(lambda: opened.state is SessionState.CONNECTED)
-            a.send(signal.SIGSTOP)
+            a.signal(signal.SIGSTOP)
         await until(lambda: opened._targets.current == b.target)
         async with opened.admission(tenant="acme", input_tokens=5, max_output_tokens=9):
             pass

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,15 +32,14 @@ from schedsvc.config import Config
 from schedsvc.server import Server as Scheduler
 from tests import forked
 from tests.server.certificates import Authority, Pair
-from tests.waiting import wait_for_start
 
 from .asgi import Engine, ask, owner
 from .bench import Bench
 from .fake_scheduler import FakeScheduler
-from .test_proxy_start import POOL, PROXY, folder, upstream
+from .test_proxy_start import POOL, PROXY, upstream
 from .test_vllm_proxy import Server, behind
 
-__all__ = ["behind", "folder", "upstream"]
+__all__ = ["behind", "upstream"]
 
 DOMAIN = "spiffe://corp.test"
 PATTERNS = f"{DOMAIN}/ns/*/sa/{{tenant}}, {{tenant}}.clients.test"
@@ -365,15 +365,11 @@ def test_the_command_ends_tls(upstream: str, folder: Path, authority: Authority)
     """With the event loop that it runs with."""
     words = [*PROXY, "--upstream", upstream, "--uds", str(folder / "p"), *files_of(authority)]
     environment = os.environ | POOL | variables(f"unix:{folder}/none")
-    process = forked.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
     acme = context_of(authority, authority.issue("acme", "acme.clients.test"))
     unnamed = context_of(authority, authority.issue("unnamed"))
-    try:
-        status = wait_for_start(process, lambda: status_of(folder / "p", acme))
-        assert (status, status_of(folder / "p", unnamed)) == (200, 401)
-    finally:
-        process.kill()
-        process.communicate()
+    found = partial(status_of, folder / "p")
+    with forked.started(words, partial(found, acme), env=environment, stderr=subprocess.PIPE):
+        assert (found(acme), found(unnamed)) == (200, 401)
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -21,8 +17,8 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import PoolSettings, Settings
 
-from tests import forked
-from tests.waiting import until, wait_for_start
+from tests.processes.programs import Programs, at_rest, standing
+from tests.waiting import until
 
 from .asgi import Engine, Exchange, ask, owner
 from .bench import TRUST
@@ -36,48 +32,36 @@ WAYS = {
 }
 
 
-class Scheduler:
+SETTINGS = {
+    "tenants": [{"name": "acme", "weight": 1}],
+    # At the end of a test a dead stream may hold a lease, for which a drain would wait.
+    "limits": {"drain_ms": 100},
+}
+
+
+class Scheduler(Programs):
     """A scheduler in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.target = f"unix:{folder}/s"
-        ready, config = folder / "ready", folder / "c.yaml"
-        tenants = [{"name": "acme", "weight": 1}]
-        listeners = [{"unix": f"{folder}/s"}]
-        # At the end of a test a dead stream may hold a lease, for which a drain would wait.
-        limits = {"drain_ms": 100}
-        config.write_text(
-            json.dumps({"listeners": listeners, "tenants": tenants, "limits": limits})
-        )
-        program = Path(__file__).parent / "hanging_scheduler.py"
-        command = [sys.executable, str(program), "serve", "--config", str(config)]
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
-            self.process = forked.Popen(
-                [*command, "--ready-file", str(ready)], stdout=log, stderr=log
-            )
-        wait_for_start(
-            self.process, lambda: ready.exists() and ready.read_text(), self.log.read_text
-        )
+        super().__init__(folder, SETTINGS)
+        self.start_scheduler((str(Path(__file__).parent / "hanging_scheduler.py"),))
 
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+    def signal(self, number: signal.Signals) -> None:
         if number == signal.SIGSTOP:
-            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+            self.pause("scheduler")
+        else:
+            self.send("scheduler", number)
 
     def stop(self) -> None:
-        for number in (signal.SIGCONT, signal.SIGUSR2, signal.SIGTERM):
-            self.process.send_signal(number)
-        self.process.wait(30)
+        for number in (signal.SIGCONT, signal.SIGUSR2):
+            self.signal(number)
+        super().stop()
 
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    folder = Path(tempfile.mkdtemp(prefix="si-"))
-    made = Scheduler(folder)
-    yield made
-    made.stop()
-    shutil.rmtree(folder)
+    with standing(Scheduler) as made:
+        yield made
 
 
 class Gated:
@@ -126,16 +110,6 @@ async def gated() -> AsyncIterator[Gating]:
         await one.gate._close()
 
 
-async def at_rest(scheduler: Scheduler) -> pb.StatsResponse:
-    async with AsyncScheduler(scheduler.target) as client:
-        for _ in range(1_000):
-            stats = await client.stats()
-            if not (stats.totals.live_leases or stats.totals.queued):
-                return stats
-            await asyncio.sleep(0.01)
-    pytest.fail(f"requests are left: {stats}")
-
-
 @pytest.mark.parametrize("way", WAYS)
 async def test_requests_go_on_without_a_scheduler_that_is(
     scheduler: Scheduler, gated: Gating, way: str
@@ -143,17 +117,18 @@ async def test_requests_go_on_without_a_scheduler_that_is(
     stops, goes_on = WAYS[way]
     gate = gated(scheduler.target, 0.3)
     assert await gate.mode() == "enforced"
-    scheduler.send(stops)
+    scheduler.signal(stops)
     # They are asked for on the open stream; the scheduler reads them when it is back.
     modes = await asyncio.gather(*(gate.mode() for _ in range(4)))
     assert set(modes) == {"fail-open"}
     assert gate.session.state is SessionState.SILENT
     assert await gate.mode() == "fail-open"
-    scheduler.send(goes_on)
+    scheduler.signal(goes_on)
     await until(lambda: gate.session.state is SessionState.CONNECTED)
     assert await gate.mode() == "enforced"
     await gate.session.flush(20)
-    stats = await at_rest(scheduler)
+    async with AsyncScheduler(scheduler.target) as client:
+        stats = await at_rest(client)
     # A request that ran without the scheduler is withdrawn there: not charged, and not run again.
     assert len(gate.engine.bodies) == 7
     assert stats.totals.completed == 2
@@ -168,8 +143,7 @@ async def test_requests_go_on_without_a_scheduler_that_is(
 async def test_dead_connection_is_replaced_before_pings_end(
     scheduler: Scheduler, gated: Gating
 ) -> None:
-    folder = scheduler.target.removeprefix("unix:").removesuffix("/s")
-    async with Line(scheduler.target, f"unix:{folder}/line") as line:
+    async with Line(scheduler.target, f"unix:{scheduler.folder}/line") as line:
         gate = gated(line.target, 0.1)
         assert await gate.mode() == "enforced"
         line.part()
@@ -187,12 +161,12 @@ async def test_a_gate_that_stood_still_does_not_fail_open(
     gate = gated(scheduler.target, 0.3)
     assert await gate.mode() == "enforced"
     pulse = gate.session._heartbeat._pulse
-    scheduler.send(signal.SIGSTOP)
+    scheduler.signal(signal.SIGSTOP)
     await until(lambda: pulse._is_asked)
     with caplog.at_level(logging.WARNING, "schedsvc_client"):
         # With what has passed until here it is more than the bound.
         time.sleep(0.3)  # noqa: ASYNC251 - it is the event loop that stands still
-        scheduler.send(signal.SIGCONT)
+        scheduler.signal(signal.SIGCONT)
         assert await gate.mode() == "enforced"
     assert "did not answer" not in caplog.text
 

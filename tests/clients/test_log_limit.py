@@ -57,20 +57,14 @@ async def proxied(folder: Path) -> AsyncIterator[str]:
     url = "http://{}:{}".format(*server.sockets[0].getsockname())
     path, target = str(folder / "p.sock"), f"unix:{folder}/none.sock"
     words = ("--upstream", url, "--uds", path, "--schedsvc-target", target)
-    with (folder / "log").open("wb") as log:
-        process = forked.Popen(
-            [sys.executable, "-c", PROXY, *words],
-            stdout=log, stderr=log, env=os.environ | POOL | {"SCHEDSVC_POOL": "p"},
-        )  # fmt: skip
-    try:
+    command = [sys.executable, "-c", PROXY, *words]
+    environment = os.environ | POOL | {"SCHEDSVC_POOL": "p"}
+    with forked.started(command, lambda: True, log=folder / "log", env=environment) as process:
         await until(lambda: takes_connections(path))
         yield path
         process.terminate()
         assert await asyncio.to_thread(process.wait, 60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        server.close()
+    server.close()
 
 
 async def send(path: str, data: bytes) -> None:

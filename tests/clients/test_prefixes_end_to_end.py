@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 from schedsvc_client.aio import AsyncScheduler
 
-from .test_end_to_end import Programs
+from tests.processes.programs import Programs, eventually, standing
+
+from .test_end_to_end import CONFIG
 
 # Of an engine with room for little more than one prompt: the next request takes its cache.
 KV_TOKENS, CONTEXT_TOKENS, BLOCK_TOKENS = 2_048, 2_000, 16
@@ -23,66 +21,40 @@ PROMPT_TOKENS = 1_600
 EACH = 6
 
 
-class Caching(Programs):
-    """A scheduler whose policy can change, and an engine that runs one request at a time."""
+ENGINE = (
+    *("--profile", "tiny-cpu", "--speed", "20", "--enable-prefix-caching"),
+    *("--kv-tokens", str(KV_TOKENS), "--max-model-len", str(CONTEXT_TOKENS)),
+    *("--block-size", str(BLOCK_TOKENS)),
+)
 
-    def configure(self, policy: str) -> None:
-        config = {
-            "scheduler": {
-                "policy": policy,
-                "queue_ttl_ms": 60_000,
-                "expert": {"quantum_tokens": 100_000},
-            },
-            "tenants": [{"name": name, "weight": 1} for name in ("a", "b", "c")],
-            "limits": {"drain_ms": 100},
-            "listeners": [{"unix": f"{self.folder}/s"}],
+
+def settings(policy: str) -> dict[str, Any]:
+    return CONFIG | {
+        "scheduler": {
+            "policy": policy,
+            "queue_ttl_ms": 60_000,
+            "expert": {"quantum_tokens": 100_000},
         }
-        (self.folder / "c.yaml").write_text(json.dumps(config))
-
-    def start_scheduler(self) -> None:
-        self.configure("vtc")
-        self.start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
-
-    def start_engine(self) -> None:
-        sizes = ("--kv-tokens", str(KV_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
-        sizes += ("--block-size", str(BLOCK_TOKENS), "--enable-prefix-caching")
-        self.start(
-            "engine",
-            *("emulate", "--profile", "tiny-cpu", "--speed", "20", "--port", "0", *sizes),
-            *("--middleware", "schedsvc_vllm.gate.Gate"),
-            SCHEDSVC_TARGET=self.target,
-            SCHEDSVC_TENANT_HEADERS="x-tenant-id",
-            SCHEDSVC_POOL_MAX_RUNNING="1",
-        )
-        self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
-        self.wait_until_connected()
-
-    def reload(self, policy: str) -> None:
-        self.configure(policy)
-        self.running["scheduler"].send_signal(signal.SIGHUP)
+    }
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Caching]:
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    made = Caching(folder)
-    try:
+def programs() -> Iterator[Programs]:
+    """A scheduler whose policy can change, and an engine that runs one request at a time."""
+    with standing(lambda folder: Programs(folder, settings("vtc"), engine=ENGINE)) as made:
         made.start_scheduler()
-        made.start_engine()
+        made.start_engine(SCHEDSVC_POOL_MAX_RUNNING="1")
         yield made
-    finally:
-        made.stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
-async def http(programs: Caching) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(programs: Programs) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(programs.engine_url) as session:
         yield session
 
 
 @pytest.fixture
-async def scheduler(programs: Caching) -> AsyncIterator[AsyncScheduler]:
+async def scheduler(programs: Programs) -> AsyncIterator[AsyncScheduler]:
     async with AsyncScheduler(programs.target) as client:
         yield client
 
@@ -101,23 +73,17 @@ def cached(answer: dict[str, Any]) -> int:
     return int(details["cached_tokens"]) if details else 0
 
 
-async def until(scheduler: AsyncScheduler, holds: Callable[[Any], bool]) -> Any:
-    """Ask for the scheduler's books until they are as awaited, and return them."""
-    async with asyncio.timeout(60):
-        while not holds(stats := await scheduler.stats()):  # noqa: ASYNC110 - Stats has no event
-            await asyncio.sleep(0.01)
-    return stats
-
-
 async def at_rest(scheduler: AsyncScheduler) -> Any:
-    return await until(scheduler, lambda stats: not stats.totals.live_leases)
+    return await eventually(scheduler, lambda stats: not stats.totals.live_leases)
 
 
-async def under(programs: Caching, http: aiohttp.ClientSession, policy: str) -> None:
+async def under(programs: Programs, http: aiohttp.ClientSession, policy: str) -> None:
     """Change the policy, and wait until the gate has heard of it."""
-    programs.reload(policy)
+    programs.settings = settings(policy)
+    programs.configure()
+    programs.send("scheduler", signal.SIGHUP)
     async with AsyncScheduler(programs.target) as scheduler:
-        await until(scheduler, lambda stats: stats.policy == policy)
+        await eventually(scheduler, lambda stats: stats.policy == policy)
     await asked(http, "c", prompt=[1] * 10)
 
 
@@ -134,13 +100,13 @@ async def cached_of_mixed(
             tenant, token = ("a", first) if number % 2 == 0 else ("b", first + 1)
             prompt = [token] * PROMPT_TOKENS
             tasks.append(asyncio.ensure_future(asked(http, tenant, prompt=prompt)))
-            await until(scheduler, lambda stats: stats.totals.queued == len(tasks))
+            await eventually(scheduler, lambda stats: stats.totals.queued == len(tasks))
     answers = await asyncio.gather(*tasks)
     return sum(map(cached, answers)), 2 * EACH * PROMPT_TOKENS
 
 
 async def test_what_dlpm_gains_behind_the_gate(
-    programs: Caching, http: aiohttp.ClientSession, scheduler: AsyncScheduler
+    programs: Programs, http: aiohttp.ClientSession, scheduler: AsyncScheduler
 ) -> None:
     """It serves one tenant's prompts after another, and VTC by turns: what one tenant's requests
     leave in the cache, the other's push out of it."""
@@ -163,7 +129,7 @@ async def test_what_dlpm_gains_behind_the_gate(
 
 
 async def test_a_conversation_is_found_further_with_every_turn(
-    programs: Caching, http: aiohttp.ClientSession, scheduler: AsyncScheduler
+    programs: Programs, http: aiohttp.ClientSession, scheduler: AsyncScheduler
 ) -> None:
     await under(programs, http, "dlpm")
     messages = [{"role": "system", "content": "You answer in one word. " * 40}]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import http.server
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -53,13 +51,6 @@ def upstream() -> Iterator[str]:
         thread.join()
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="ps-"))  # the path of a socket is short
-    yield made
-    shutil.rmtree(made)
-
-
 def answers(path: Path) -> bool:
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.settimeout(10)
@@ -78,13 +69,9 @@ def proxy(upstream: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes]
     command = [*PROXY, "--upstream", upstream, "--uds", str(path)]
     command += ["--schedsvc-target", f"unix:{folder}/none"]
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
-    process = subprocess.Popen([*closed, *command], env=os.environ | POOL)
-    try:
-        wait_for_start(process, lambda: answers(path))
+    words, environment = [*closed, *command], os.environ | POOL
+    with forked.started(words, lambda: answers(path), env=environment) as process:
         yield process, command, path
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_proxy_keeps_its_socket_and_survives_a_hangup(
@@ -138,15 +125,10 @@ def test_proxy_without_a_scheduler_logs_what_it_does(
         "SCHEDSVC_TENANT_HEADERS": "x-tenant",
         "SCHEDSVC_HEADER_SET_BY": "nginx",
     }
-    with log.open("w") as stderr:
-        process = forked.Popen(command, env=os.environ | POOL | environment, stderr=stderr)
-    try:
-        wait_for_start(process, lambda: answers(path))
+    environment = os.environ | POOL | environment
+    with forked.started(command, lambda: answers(path), log=log, env=environment) as process:
         assert ask(path) == status
         wait_for_start(process, lambda: "until the scheduler is back" in log.read_text())
-    finally:
-        process.kill()
-        process.wait()
     said = log.read_text()
     assert f"{does} until the scheduler is back: " in said
     assert "admissions fail" not in said

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,40 +15,29 @@ import pytest
 from schedsvc_client.aio import Admission, AsyncScheduler
 
 from tests import forked
+from tests.processes.programs import GATE, Programs, standing
 
-from .test_end_to_end import CONFIG
-from .test_vllm_proxy_emulator import Proxied
+from .test_end_to_end import CONFIG, ENGINE
 
 MAX_QUEUE, DEADLINE = "x-schedsvc-max-queue-ms", "x-schedsvc-deadline-ms"
 BIG = {"model": "emulated", "prompt": [1] * 1_900, "max_tokens": 8}
 
 
-class Both(Proxied):
+QUOTA = {"requests_per_minute": 2, "over": "refuse"}
+SETTINGS = CONFIG | {
+    "scheduler": {"queue_ttl_ms": 20_000, "early_refusal": True, "flow_order": "deadline"},
+    "tenants": [*CONFIG["tenants"], {"name": "limited", "weight": 1, "quota": QUOTA}],
+}
+
+
+class Both(Programs):
     """One scheduler, an engine with the gate in it, and one behind the proxy with its own pool."""
 
-    def start_scheduler(self) -> None:
-        config: dict[str, Any] = CONFIG | {"listeners": [{"unix": f"{self.folder}/s"}]}
-        config["scheduler"] = {
-            "queue_ttl_ms": 20_000,
-            "early_refusal": True,
-            "flow_order": "deadline",
-        }
-        quota = {"requests_per_minute": 2, "over": "refuse"}
-        config["tenants"] = [*CONFIG["tenants"], {"name": "limited", "weight": 1, "quota": quota}]
-        (self.folder / "c.yaml").write_text(json.dumps(config))
-        self.start("scheduler", "serve", "--config", str(self.folder / "c.yaml"))
+    def __init__(self, folder: Path, settings: dict[str, Any] = SETTINGS) -> None:
+        super().__init__(folder, settings, engine=ENGINE, gated=False)
 
     def start_gated(self) -> None:
-        sizes = ("--kv-tokens", "4096", "--max-model-len", "2048", "--block-size", "16")
-        gate = ("--middleware", "schedsvc_vllm.gate.Gate")
-        self.start(
-            "gated",
-            *("emulate", "--profile", "tiny-cpu", "--port", "0", *sizes, *gate),
-            SCHEDSVC_TARGET=self.target,
-            SCHEDSVC_TENANT_HEADERS="x-tenant-id",
-            SCHEDSVC_POOL="gated",
-        )
-        self.gated_url = json.loads((self.folder / "gated.ready").read_text())["base_url"]
+        self.gated_url = self.emulate("gated", "0", *GATE, SCHEDSVC_POOL="gated")
         self.wait_until_connected(self.gated_url)
 
     def url(self, pool: str) -> str:
@@ -59,17 +46,12 @@ class Both(Proxied):
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Both]:
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    made = Both(folder)
-    try:
+    with standing(Both) as made:
         made.start_scheduler()
         made.start_engine()
         made.start_proxy()
         made.start_gated()
         yield made
-    finally:
-        made.stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["gated", "default"])

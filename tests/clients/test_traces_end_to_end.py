@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,15 @@ import aiohttp
 import pytest
 from schedsvc_client.aio import AsyncScheduler
 
+from tests.processes.programs import GATE, Programs, eventually, standing
 from tests.waiting import HANGS_S
 
 from .otlp import Collector, Span
-from .test_end_to_end import CAPACITY_TOKENS, CONFIG, CONTEXT_TOKENS, eventually
-from .test_vllm_proxy_emulator import Proxied
+from .test_end_to_end import CONFIG, ENGINE
 
 LONG = 1_900
 SMALL = {"name": "small", "quota": {"tokens_per_minute": 10}}
+SETTINGS = CONFIG | {"tenants": [*CONFIG["tenants"], SMALL]}
 EXPORT = {
     "OTEL_TRACES_EXPORTER": "otlp",
     "OTEL_BSP_SCHEDULE_DELAY": "20",
@@ -35,25 +34,21 @@ EXPORT = {
 }
 
 
-class Traced(Proxied):
+class Traced(Programs):
     """A scheduler, an engine, a collector, and a gate: in the engine's process, or as a proxy."""
 
     def __init__(self, folder: Path, kind: str, environment: dict[str, str]) -> None:
-        super().__init__(folder)
+        super().__init__(folder, SETTINGS, engine=ENGINE, gated=False)
         self.kind = kind
         self.collector = Collector()
         self.environment = environment | {"OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.url}
         self.url = ""
 
     def begin(self) -> None:
-        self.config = CONFIG | {"tenants": [*CONFIG["tenants"], SMALL]}
         self.start_scheduler()
-        sizes = ("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
-        own = ("emulate", "--profile", "tiny-cpu", "--port", "0", "--block-size", "16")
-        own += (*sizes, "--counts", str(self.folder / "counts"))
-        gate = ("--middleware", "schedsvc_vllm.gate.Gate") if self.kind == "gate" else ()
-        self.start("engine", *own, *gate, SCHEDSVC_TARGET=self.target, **self.environment)
-        self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
+        counts = ("--counts", str(self.folder / "counts"))
+        gate = GATE if self.kind == "gate" else ()
+        self.engine_url = self.emulate("engine", "0", *counts, *gate, **self.environment)
         if self.kind == "proxy":
             self.start_proxy(**self.environment)
         self.url = self.proxy_url or self.engine_url
@@ -68,15 +63,10 @@ class Traced(Proxied):
 
 @pytest.fixture(scope="module", params=["gate", "proxy"])
 def traced(request: pytest.FixtureRequest) -> Iterator[Traced]:
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    made = Traced(folder, request.param, EXPORT)
-    try:
+    with standing(lambda folder: Traced(folder, request.param, EXPORT)) as made:
         made.begin()
         yield made
-    finally:
-        made.stop()
         made.collector.stop()
-        shutil.rmtree(folder)
 
 
 class Client:

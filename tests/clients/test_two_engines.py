@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,13 +22,6 @@ from .test_gate_silence import Gated
 
 HOUR_MS = 3_600_000
 SENTENCE = "two engines claim pool default; set SCHEDSVC_POOL"
-
-
-@pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="tw-"))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ async def test_held_call_leaves_a_silent_scheduler(
     a, b = two_schedulers
     async with AsyncScheduler(b.target) as probe:
         await probe.stats()
-    a.send(signal.SIGSTOP)
+    a.signal(signal.SIGSTOP)
     options = replace(QUICK, failover_silent_after_s=0.3)
     # No pool is offered, so an answer is a refusal.
     with pytest.raises(Exception, match="NO_POOL"):

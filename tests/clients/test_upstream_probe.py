@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from schedsvc_vllm import proxy as proxy_module
 from schedsvc_vllm import proxy_cli
 
 from tests import forked
-from tests.waiting import until, wait_for_start
+from tests.waiting import until
 
 from .fake_scheduler import FakeScheduler
 from .upstreams import POOL, listening
@@ -33,12 +34,8 @@ UP = re.compile(r"^schedsvc_proxy_upstream_up\{\S*\} ([01])$", re.MULTILINE)
 class Stopped:
     """An emulator in a process of its own that can be stopped, as by a debugger or a swap."""
 
-    def __init__(self, folder: Path) -> None:
-        ready = folder / "ready"
-        command = [sys.executable, "-m", "schedsvc", "emulate", "--profile", "tiny-cpu"]
-        self.process = forked.Popen([*command, "--port", "0", "--ready-file", str(ready)])
-        wait_for_start(self.process, lambda: ready.exists() and ready.read_text())
-        self.url = str(json.loads(ready.read_text())["base_url"])
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self.process, self.url = process, url
 
     @property
     def state(self) -> str:
@@ -55,11 +52,11 @@ class Stopped:
 
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[Stopped]:
-    made = Stopped(tmp_path)
-    yield made
-    made.go_on()
-    made.process.kill()
-    made.process.wait()
+    ready = tmp_path / "ready"
+    command = [sys.executable, "-m", "schedsvc", "emulate", "--profile", "tiny-cpu"]
+    command += ["--port", "0", "--ready-file", str(ready)]
+    with forked.started(command, ready) as process:
+        yield Stopped(process, json.loads(ready.read_text())["base_url"])
 
 
 @asynccontextmanager

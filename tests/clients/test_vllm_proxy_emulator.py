@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import shutil
 import signal
-import socket
 import sys
-import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,65 +14,25 @@ import pytest
 from schedsvc_client.aio import AsyncScheduler
 
 from tests import forked
-from tests.waiting import until, wait_for_start, wait_until
+from tests.processes.programs import Programs, standing
+from tests.waiting import until, wait_until
 
-from .test_end_to_end import CAPACITY_TOKENS, CONTEXT_TOKENS, Programs
+from .test_end_to_end import CAPACITY_TOKENS, CONFIG, ENGINE
 
 # It takes five seconds: longer than a machine stands still.
 LONG = 1_900
 
 
-class Proxied(Programs):
-    """A scheduler, an engine that knows nothing of it, and the proxy between."""
-
-    proxy_url = ""
-
-    def start_engine(self) -> None:
-        sizes = ("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
-        self.start(
-            "engine",
-            *("emulate", "--profile", "tiny-cpu", "--port", "0", "--block-size", "16", *sizes),
-        )
-        self.engine_url = json.loads((self.folder / "engine.ready").read_text())["base_url"]
-
-    def start_proxy(self, **environment: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.proxy_url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
-        command += ["--upstream", self.engine_url, "--port", str(port)]
-        command += ["--schedsvc-target", self.target, "--schedsvc-tenant-headers=x-tenant-id"]
-        with (self.folder / "proxy.log").open("wb") as log:
-            self.running["proxy"] = forked.Popen(
-                command, stdout=log, stderr=log, env=os.environ | environment
-            )
-        wait_for_start(self.running["proxy"], self.is_up, lambda: self.log("proxy"))
-        self.wait_until_connected(self.proxy_url)
-
-    def is_up(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.proxy_url}/health", timeout=1) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
-
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Proxied]:
-    folder = Path(tempfile.mkdtemp(prefix="e2e-"))
-    made = Proxied(folder)
-    try:
+def programs() -> Iterator[Programs]:
+    with standing(lambda folder: Programs(folder, CONFIG, engine=ENGINE, gated=False)) as made:
         made.start_scheduler()
         made.start_engine()
         made.start_proxy()
         yield made
-    finally:
-        made.stop()
-        shutil.rmtree(folder)
 
 
-async def running(programs: Proxied) -> int:
+async def running(programs: Programs) -> int:
     """Ask the engine how many requests it runs."""
     async with aiohttp.ClientSession(programs.engine_url) as http, http.get("/metrics") as page:
         lines = (await page.text()).splitlines()
@@ -86,7 +40,7 @@ async def running(programs: Proxied) -> int:
     return round(float(line.split()[-1]))
 
 
-async def at_rest(scheduler: AsyncScheduler, programs: Proxied) -> Any:
+async def at_rest(scheduler: AsyncScheduler, programs: Programs) -> Any:
     """Wait until nothing is promised and nothing runs; return the scheduler's books."""
 
     async def rests() -> Any:
@@ -101,7 +55,7 @@ def body(output_tokens: int, **fields: Any) -> dict[str, Any]:
     return {"model": "emulated", "prompt": [5] * 40, "max_tokens": LONG} | exact | fields
 
 
-async def left(http: aiohttp.ClientSession, programs: Proxied, stream: bool) -> None:
+async def left(http: aiohttp.ClientSession, programs: Programs, stream: bool) -> None:
     """Ask for much, and leave as soon as the engine runs it."""
     asked = asyncio.ensure_future(http.post("/v1/completions", json=body(LONG, stream=stream)))
     while not (asked.done() or await running(programs)):  # noqa: ASYNC110 - Stats has no event
@@ -115,7 +69,7 @@ async def left(http: aiohttp.ClientSession, programs: Proxied, stream: bool) -> 
         await asyncio.gather(asked, return_exceptions=True)
 
 
-async def test_streams_pass_and_are_billed_to_the_token(programs: Proxied) -> None:
+async def test_streams_pass_and_are_billed_to_the_token(programs: Programs) -> None:
     async with (
         AsyncScheduler(programs.target) as scheduler,
         aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "a"}) as http,
@@ -133,7 +87,7 @@ async def test_streams_pass_and_are_billed_to_the_token(programs: Proxied) -> No
     assert (flow.completed, flow.input_tokens, flow.output_tokens) == (2, 80, 60)
 
 
-async def test_the_protocol_of_lightllm_is_billed_to_the_token(programs: Proxied) -> None:
+async def test_the_protocol_of_lightllm_is_billed_to_the_token(programs: Programs) -> None:
     asked = {"inputs": "one two three", "parameters": {"max_new_tokens": 25, "ignore_eos": True}}
     async with (
         AsyncScheduler(programs.target) as scheduler,
@@ -160,7 +114,7 @@ def flow_of(stats: Any, tenant: str) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_input_of_a_running_answer_is_posted(programs: Proxied, stream: bool) -> None:
+async def test_input_of_a_running_answer_is_posted(programs: Programs, stream: bool) -> None:
     """In one piece from the grant; of a stream with its first report."""
     async with (
         AsyncScheduler(programs.target) as scheduler,
@@ -185,7 +139,9 @@ def used(stats: Any, tenant: str) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_frees_engine_and_lease(programs: Proxied, stream: bool) -> None:
+async def test_a_client_that_leaves_frees_engine_and_lease(
+    programs: Programs, stream: bool
+) -> None:
     async with (
         AsyncScheduler(programs.target) as scheduler,
         aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "b"}) as http,
@@ -200,7 +156,7 @@ async def test_a_client_that_leaves_frees_engine_and_lease(programs: Proxied, st
     assert flow.output_tokens - before.output_tokens < LONG
 
 
-async def generated(programs: Proxied) -> int:
+async def generated(programs: Programs) -> int:
     """Ask the engine how many tokens it has made."""
     async with aiohttp.ClientSession(programs.engine_url) as http, http.get("/metrics") as page:
         lines = (await page.text()).splitlines()
@@ -208,7 +164,7 @@ async def generated(programs: Proxied) -> int:
     return round(float(line.split()[-1]))
 
 
-async def test_an_answer_in_one_piece_that_is_given_up_is_charged(programs: Proxied) -> None:
+async def test_an_answer_in_one_piece_that_is_given_up_is_charged(programs: Programs) -> None:
     async with (
         AsyncScheduler(programs.target) as scheduler,
         aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "b"}) as http,
@@ -234,25 +190,20 @@ async def test_an_answer_in_one_piece_that_is_given_up_is_charged(programs: Prox
     assert computed // 4 <= charged <= LONG
 
 
-async def test_an_engine_that_dies_is_reported_and_serves_again(programs: Proxied) -> None:
+async def test_an_engine_that_dies_is_reported_and_serves_again(programs: Programs) -> None:
     async with (
         AsyncScheduler(programs.target) as scheduler,
         aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "c"}) as http,
     ):
         streaming = await http.post("/v1/completions", json=body(LONG, stream=True))
-        port = programs.engine_url.rsplit(":", 1)[1]
         programs.kill("engine")
         with pytest.raises(aiohttp.ClientError):
             await streaming.read()
         async with http.post("/v1/completions", json=body(5)) as refused:
             assert refused.status == 503
             assert refused.headers["x-schedsvc-dropped-reason"] == "upstream_unreachable"
-        sizes = ("--kv-tokens", str(CAPACITY_TOKENS), "--max-model-len", str(CONTEXT_TOKENS))
-        await asyncio.to_thread(  # the loop has to see connections that were closed meanwhile
-            programs.start,
-            "engine",
-            *("emulate", "--profile", "tiny-cpu", "--port", port, "--block-size", "16", *sizes),
-        )
+        # The loop has to see connections that were closed meanwhile.
+        await asyncio.to_thread(programs.start_engine)
         async with http.post("/v1/completions", json=body(5)) as again:
             text = await again.text()  # who leaves before it has come has cancelled
             assert again.status == 200, text
@@ -275,7 +226,7 @@ def test_a_signal_ends_it_while_it_waits_for_its_upstream(tmp_path: Path) -> Non
     assert "stopped while waiting" in log.read_text()
 
 
-def test_a_signal_ends_it(programs: Proxied) -> None:
+def test_a_signal_ends_it(programs: Programs) -> None:
     process = programs.running.pop("proxy")
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0

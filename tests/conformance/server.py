@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
-from tests.waiting import wait_for_start
 
 STOP_S = 15.0
 
@@ -23,11 +22,8 @@ def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     """
     ready, log = folder / f"{arguments[0]}.ready", folder / f"{arguments[0]}.log"
     program = str(Path(sys.executable).parent / "schedsvc")
-    with log.open("w") as out:
-        command = [program, *arguments, "--ready-file", str(ready)]
-        process = forked.Popen(command, stdout=out, stderr=out)
-    try:
-        wait_for_start(process, ready.exists, log.read_text)
+    command = [program, *arguments, "--ready-file", str(ready)]
+    with forked.started(command, ready, log=log) as process:
         yield json.loads(ready.read_text())
         process.send_signal(signal.SIGTERM)
         try:
@@ -35,9 +31,6 @@ def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not stop:\n{log.read_text()}") from None
         assert status == 0, f"it stopped with status {status}:\n{log.read_text()}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

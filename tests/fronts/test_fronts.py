@@ -7,9 +7,7 @@ key, with a certificate, or with neither claims to be another in each place of t
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,13 +37,6 @@ FORGED: tuple[Cell, ...] = tuple(
     (client, claim, "copy before")
     for client, claim in itertools.product(CLIENTS, ("x-tenant-id", matrix.XFCC))
 )
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="fr-"))  # the path of a socket is short
-    yield made
-    shutil.rmtree(made)
 
 
 class Behind:

@@ -21,7 +21,8 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from deploy.release import ROOT
 from schedsvc.cli import main
 from schedsvc.config import Config
-from tests.waiting import wait_for_start, wait_until
+from tests import forked
+from tests.waiting import wait_until
 
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 #: Tenths of systemd's exposure level, 0 to 100.
@@ -123,15 +124,11 @@ def traced(folder: Path, *command: str) -> Iterator[tuple[int, Path]]:
         "tenants: [{name: a}]\n"
     )
     program = ["strace", "-f", "-o", str(trace), sys.executable, "-B", "-m", "schedsvc", *command]
-    process = subprocess.Popen([*program, "--config", str(config), "--ready-file", str(ready)])
-    try:
-        wait_for_start(process, ready.exists)
+    words = [*program, "--config", str(config), "--ready-file", str(ready)]
+    with forked.started(words, ready, start=subprocess.Popen) as process:
         # strace writes the process that it starts first.
         yield int(trace.read_text().split(maxsplit=1)[0]), trace
         assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 def allowed_calls(unit: Path) -> set[str]:

@@ -1,7 +1,5 @@
 """Stands of processes in short folders, and lines between them."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,14 +10,6 @@ import pytest
 from .programs import Programs
 
 Stand = Callable[..., Programs]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder whose path is short."""
-    made = Path(tempfile.mkdtemp(prefix="pr-"))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

@@ -10,17 +10,20 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from schedsvc_client.aio import AsyncScheduler
@@ -31,6 +34,7 @@ from tests import forked
 from tests.waiting import until, wait_for_start, wait_until
 
 LOOK_S = 0.02
+GATE = ("--middleware", "schedsvc_vllm.gate.Gate")
 TENANTS = ("a", "b", "c")
 # Leases end soon after their last renewal, but later than a busy machine may pause a process.
 TTL_MS, GRACE_MS = 1_500, 1_500
@@ -83,7 +87,11 @@ class EngineSizes:
 
 
 class Programs:
-    """The programs, by name. `gated`: the gate is inside the engine; else the engine has none."""
+    """The programs, by name.
+
+    `engine`: options of `schedsvc emulate`; without any, each step of the engine takes as long.
+    `gated`: the gate is inside the engine; else the engine has none.
+    """
 
     def __init__(
         self,
@@ -91,6 +99,7 @@ class Programs:
         settings: dict[str, Any] | None = None,
         sizes: EngineSizes | None = None,
         *,
+        engine: tuple[str, ...] = (),
         gated: bool = True,
         gate_target: str = "",
     ) -> None:
@@ -99,60 +108,68 @@ class Programs:
         self.target = f"unix:{folder}/s"
         self.engine_url = ""
         self.proxy_url = ""
-        self._settings = settings or config()
+        self.settings = settings or config()
+        self._engine = engine or ("--profile", str(folder / "steady.yaml"))
         self._gated = gated
         self._gate_target = gate_target or self.target
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
         # Written once, so that an engine that restarts is the same.
         (folder / "steady.yaml").write_text(json.dumps(self.sizes.profile()))
 
     # The programs.
 
+    def configure(self) -> None:
+        """Write the settings of the scheduler, which listens on its socket beside."""
+        beside = {"unix": f"{self.folder}/s", "auth": "none"}
+        listeners = [beside, *self.settings.get("listeners", ())]
+        written = json.dumps(self.settings | {"listeners": listeners})
+        (self.folder / "c.yaml").write_text(written)
+
     def start_scheduler(self, program: tuple[str, ...] = ("-m", "schedsvc")) -> None:
         """Start it; `program`: what Python runs in the command's place."""
-        beside = {"unix": f"{self.folder}/s", "auth": "none"}
-        listeners = [beside, *self._settings.get("listeners", ())]
-        settings = self._settings | {"listeners": listeners}
-        (self.folder / "c.yaml").write_text(json.dumps(settings))
+        self.configure()
         command = ("serve", "--config", str(self.folder / "c.yaml"))
-        self._start("scheduler", *command, program=program)
+        self.start("scheduler", *command, program=program)
 
     def start_edge(self) -> str:
         """Start the edge that the scheduler's settings have; return its target."""
-        self._start("edge", "edge", "--config", str(self.folder / "c.yaml"))
-        found: list[str] = json.loads(self._ready("edge").read_text())["targets"]
+        self.start("edge", "edge", "--config", str(self.folder / "c.yaml"))
+        found: list[str] = json.loads(self.ready("edge").read_text())["targets"]
         return found[0]
 
     @property
     def scheduler_targets(self) -> list[str]:
         """Where it listens: the Unix socket, and the further listeners of the settings."""
-        found: list[str] = json.loads(self._ready("scheduler").read_text())["targets"]
+        found: list[str] = json.loads(self.ready("scheduler").read_text())["targets"]
         return found
 
     def start_engine(self, **environment: str) -> None:
         """Start it, on the port that it had before, with further settings of its gate."""
         port = self.engine_url.rpartition(":")[2] or "0"
-        gate = ("--middleware", "schedsvc_vllm.gate.Gate") if self._gated else ()
-        self.engine_url = self._start_engine("engine", port, *gate, **environment)
+        gate = GATE if self._gated else ()
+        self.engine_url = self.emulate("engine", port, *gate, **environment)
         if self._gated:
-            self._wait_until_connected(self.engine_url)
+            self.wait_until_connected()
 
     def start_rival(self) -> str:
         """Start a second engine whose gate claims the pool of the first one; return its URL."""
-        return self._start_engine("rival", "0", "--middleware", "schedsvc_vllm.gate.Gate")
+        return self.emulate("rival", "0", *GATE)
 
-    def _start_engine(self, name: str, port: str, *gate: str, **environment: str) -> str:
-        self._start(
+    def emulate(self, name: str, port: str, *options: str, **environment: str) -> str:
+        """Start an engine with further options; return its URL."""
+        self.start(
             name,
-            *("emulate", "--profile", str(self.folder / "steady.yaml"), "--port", port, *gate),
-            SCHEDSVC_TARGET=self._gate_target,
-            SCHEDSVC_TENANT_HEADERS="x-tenant-id",
-            **environment,
+            *("emulate", *self._engine, "--port", port, *options),
+            **{
+                "SCHEDSVC_TARGET": self._gate_target,
+                "SCHEDSVC_TENANT_HEADERS": "x-tenant-id",
+                **environment,
+            },
         )
-        url: str = json.loads(self._ready(name).read_text())["base_url"]
+        url: str = json.loads(self.ready(name).read_text())["base_url"]
         return url
 
-    def start_proxy(self) -> None:
+    def start_proxy(self, **environment: str) -> None:
         """Start the gate in a process of its own, before the engine."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -162,14 +179,15 @@ class Programs:
         command += ["--upstream", self.engine_url, "--port", str(port)]
         command += ["--schedsvc-target", self._gate_target]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
-        self._spawn("proxy", command, {}, self._proxy_answers)
-        self._wait_until_connected(self.proxy_url)
+        self.spawn("proxy", command, environment, self._proxy_answers)
+        self.wait_until_connected(self.proxy_url)
 
-    def _wait_until_connected(self, gate_url: str) -> None:
+    def wait_until_connected(self, gate_url: str = "") -> None:
         """A gate gives up on the scheduler after a second, which is not what is looked at."""
 
         def is_connected() -> object:
-            with urllib.request.urlopen(f"{gate_url}/metrics", timeout=30) as page:
+            url = f"{gate_url or self.engine_url}/metrics"
+            with urllib.request.urlopen(url, timeout=30) as page:
                 return re.search(rb"^schedsvc_gate_connected\S* 1$", page.read(), re.MULTILINE)
 
         wait_until(is_connected, "the gate finds the scheduler")
@@ -183,23 +201,23 @@ class Programs:
 
     def start_shim(self, name: str, *, wait: bool = True, **asked: Any) -> None:
         """Start a shim (shim.py says what it may be asked); `wait` until it does all of it."""
-        ready = self._ready(name)
+        ready = self.ready(name)
         told = json.dumps({"target": self.target, "name": name, "ready": str(ready), **asked})
         program = str(Path(__file__).parent / "shim.py")
-        self._spawn(name, [sys.executable, program, told], {}, None if wait else lambda: True)
+        self.spawn(name, [sys.executable, program, told], {}, None if wait else lambda: True)
 
-    def _start(
+    def start(
         self,
         name: str,
         *arguments: str,
         program: tuple[str, ...] = ("-m", "schedsvc"),
         **environment: str,
     ) -> None:
-        ready = str(self._ready(name))
+        ready = str(self.ready(name))
         command = [sys.executable, *program, *arguments, "--ready-file", ready]
-        self._spawn(name, command, environment)
+        self.spawn(name, command, environment)
 
-    def _spawn(
+    def spawn(
         self,
         name: str,
         command: list[str],
@@ -207,15 +225,15 @@ class Programs:
         is_up: Callable[[], bool] | None = None,
     ) -> None:
         """Start a program, and wait for its ready file, or for `is_up`."""
-        ready = self._ready(name)
+        ready = self.ready(name)
         ready.unlink(missing_ok=True)
         is_up = is_up or (lambda: ready.exists() and bool(ready.read_text()))
         with self._log(name).open("ab") as log:
             process = forked.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
-        self._running[name] = process
+        self.running[name] = process
         wait_for_start(process, is_up, lambda: self.log(name))
 
-    def _ready(self, name: str) -> Path:
+    def ready(self, name: str) -> Path:
         return self.folder / f"{name}.ready"
 
     def _log(self, name: str) -> Path:
@@ -227,45 +245,60 @@ class Programs:
     # Faults.
 
     def kill(self, name: str) -> None:
-        process = self._running.pop(name)
+        process = self.running.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def pause(self, name: str) -> None:
         """Stop it where it is, and wait until it stands still."""
-        process = self._running[name]
+        process = self.running[name]
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
     def resume(self, name: str) -> None:
-        self._running[name].send_signal(signal.SIGCONT)
+        self.running[name].send_signal(signal.SIGCONT)
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Send a program a signal."""
-        self._running[name].send_signal(number)
+        self.running[name].send_signal(number)
 
     def is_running(self, name: str) -> bool:
-        return name in self._running and self._running[name].poll() is None
+        return name in self.running and self.running[name].poll() is None
 
     def resident_mb(self, name: str) -> float:
         """Memory of a program that is in use now."""
-        pages = int(Path(f"/proc/{self._running[name].pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.running[name].pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 1e6
 
     def files(self, name: str) -> int:
         """Files and sockets that a program has open."""
-        return len(list(Path(f"/proc/{self._running[name].pid}/fd").iterdir()))
+        return len(list(Path(f"/proc/{self.running[name].pid}/fd").iterdir()))
 
     def stop(self) -> None:
-        for process in self._running.values():
+        for process in self.running.values():
             process.send_signal(signal.SIGCONT)
             process.terminate()
-        for process in self._running.values():
+        for process in self.running.values():
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+Stand = TypeVar("Stand", bound=Programs)
+
+
+@contextmanager
+def standing(make: Callable[[Path], Stand]) -> Iterator[Stand]:
+    """Make a stand in a short folder of its own, and stop all that it started."""
+    folder = Path(tempfile.mkdtemp(prefix="st-"))
+    made = make(folder)
+    try:
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(folder)
 
 
 def room_for(files: int) -> None:
@@ -355,13 +388,13 @@ async def eventually(
     return stats
 
 
+def empty(stats: pb.StatsResponse) -> bool:
+    totals = stats.totals
+    return not (totals.live_leases or totals.queued or totals.promised_tokens)
+
+
 async def at_rest(scheduler: AsyncScheduler) -> pb.StatsResponse:
     """Wait until nothing is held; check that every request has had its one fate."""
-
-    def empty(stats: pb.StatsResponse) -> bool:
-        totals = stats.totals
-        return not (totals.live_leases or totals.queued or totals.promised_tokens)
-
     stats = await eventually(scheduler, empty)
     totals = stats.totals
     assert totals.received == totals.granted + totals.rejected + totals.evicted, totals

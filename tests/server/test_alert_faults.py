@@ -300,7 +300,7 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
             REFUSALS["memory"].begin(store)
             await until_shares(prometheus)
             other.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-            with without_descriptors(programs["crowded"]._running["scheduler"].pid):
+            with without_descriptors(programs["crowded"].running["scheduler"].pid):
                 await asyncio.sleep(2.5)
             watch = asyncio.ensure_future(until_all_fire(prometheus, pages))
             tasks = [

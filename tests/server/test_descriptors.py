@@ -59,14 +59,8 @@ def running(folder: Path, command: str) -> Iterator[Program]:
     (folder / "c.yaml").write_text(CONFIG)
     ready, log = folder / "ready.json", folder / "log"
     words = [sys.executable, "-m", "schedsvc", command, "--config", str(folder / "c.yaml")]
-    with log.open("wb") as stderr:
-        process = forked.Popen([*words, "--ready-file", str(ready)], stderr=stderr)
-    try:
-        wait_for_start(process, ready.exists)
+    with forked.started([*words, "--ready-file", str(ready)], ready, log=log) as process:
         yield Program(process, log, ready)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def scrape(connection: http.client.HTTPConnection) -> Samples:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.waiting import wait_for_start, wait_until
+from tests.waiting import wait_until
 
 from .test_held_files import _LIBRARY_SIGNALS, DOES, masks, table
 
@@ -32,16 +32,9 @@ PROXY = "from schedsvc_vllm.proxy_cli import main; main()"
 @contextmanager
 def started(folder: Path, words: tuple[str, ...], ready: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "SCHEDSVC_FENCE": str(folder / "fence"), "SCHEDSVC_POOL": "p"}
-    with (folder / "log").open("ab") as log:
-        process = forked.Popen(
-            [sys.executable, *words], cwd=folder, env=environment, stdout=log, stderr=log
-        )
-    try:
-        wait_for_start(process, (folder / ready).exists, (folder / "log").read_text)
+    command, is_up = [sys.executable, *words], (folder / ready).exists
+    with forked.started(command, is_up, log=folder / "log", cwd=folder, env=environment) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from tests import forked
-from tests.waiting import wait_for_start
 
 from .certificates import Authority
 from .conftest import token_of
@@ -157,17 +156,11 @@ async def test_floods_at_the_edge(tmp_path: Path) -> None:
     )
     ready = tmp_path / "edge.json"
     words = ("-m", "schedsvc", "edge", "--config", "c.yaml", "--ready-file", str(ready))
-    process = forked.Popen(
-        [sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        wait_for_start(process, ready.exists)
+    piped = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+    with forked.started([sys.executable, *words], ready, **piped) as process:
         reading = asyncio.create_task(asyncio.to_thread(process.communicate))
         (target,) = json.loads(ready.read_text())["targets"]
         await flood_bytes(target, GARBAGE)
         await flood_calls(grpc.aio.insecure_channel(target))
         process.terminate()
         bounded((await reading)[1])
-    finally:
-        process.kill()
-        process.wait()

@@ -14,7 +14,8 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc.usage.ledger import Ledger
-from tests.waiting import wait_for_start, wait_until
+from tests import forked
+from tests.waiting import wait_until
 
 from .test_held_files import CONFIG, Held
 
@@ -36,20 +37,14 @@ def unlinked(folder: Path, no_links: str) -> Iterator[Held]:
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
     words = [sys.executable, "-m", "schedsvc", "serve", "--config", folder / "c.yaml"]
-    process = subprocess.Popen(
-        [*map(str, words), "--ready-file", str(ready)],
-        stderr=subprocess.PIPE, text=True, env={"LD_PRELOAD": no_links},
-    )  # fmt: skip
-    try:
-        wait_for_start(process, ready.exists)
+    words = [*map(str, words), "--ready-file", str(ready)]
+    piped = {"stderr": subprocess.PIPE, "text": True, "env": {"LD_PRELOAD": no_links}}
+    with forked.started(words, ready, start=subprocess.Popen, **piped) as process:
         target = json.loads(ready.read_text())["targets"][0]
         with grpc.insecure_channel(target) as channel:
             made = Held(process, stubs.SchedulerServiceStub(channel), folder)
             made.serve_one()
             yield made
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_each_file_without_a_second_name_is_named_once(tmp_path: Path, no_links: str) -> None:

@@ -16,7 +16,8 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from tests.waiting import wait_for_start, wait_until
+from tests import forked
+from tests.waiting import wait_until
 
 from .test_held_files import CONFIG, Held, held
 
@@ -54,16 +55,12 @@ def mounted(image: Path) -> Iterator[Held]:
     ready.unlink(missing_ok=True)
     serve = f"{sys.executable} -m schedsvc serve --config {config} --ready-file {ready}"
     words = f"mount -o loop,errors=remount-ro {image} {folder} && exec {serve}"
-    process = subprocess.Popen(
-        ["unshare", "-m", "sh", "-c", words], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        wait_for_start(process, ready.exists)
-        with grpc.insecure_channel(json.loads(ready.read_text())["targets"][0]) as channel:
-            yield Held(process, stubs.SchedulerServiceStub(channel), folder)
-    finally:
-        process.kill()
-        process.wait()
+    piped = {"stderr": subprocess.PIPE, "text": True}
+    with (
+        forked.started(["unshare", "-m", "sh", "-c", words], ready, **piped) as process,
+        grpc.insecure_channel(json.loads(ready.read_text())["targets"][0]) as channel,
+    ):
+        yield Held(process, stubs.SchedulerServiceStub(channel), folder)
 
 
 def rows(ledger: Path) -> int:

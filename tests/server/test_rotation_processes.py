@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import signal
 import time
 import urllib.request
@@ -13,7 +12,7 @@ import grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from tests.waiting import Stopwatch, wait_until
+from tests.waiting import Stopwatch
 
 from .certificates import Authority
 from .conftest import SHIM, ask
@@ -63,24 +62,6 @@ def test_watched_file_is_loaded_once_when_quiet(tmp_path: Path) -> None:
 def weight_milli(stub: stubs.SchedulerServiceStub) -> int:
     [flow] = stub.Stats(pb.StatsRequest(tenants=["a"])).flows
     return flow.weight_milli
-
-
-def test_edit_of_same_size_and_time_is_loaded(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(file_of("- {name: a, weight: 1}\n"))
-    os.utime(file, (1_000, 1_000))
-    with (
-        scheduler(file, "--watch-config", "0.1") as (_, ready),
-        grpc.insecure_channel(ready["targets"][0]) as channel,
-    ):
-        stub = stubs.SchedulerServiceStub(channel)
-        for weight in (2, 3):
-            before = file.stat()
-            file.write_text(file_of(f"- {{name: a, weight: {weight}}}\n"))
-            os.utime(file, (1_000, 1_000))
-            after = file.stat()
-            assert (after.st_size, after.st_mtime) == (before.st_size, before.st_mtime)
-            wait_until(lambda w=weight: weight_milli(stub) == w * 1_000, f"weight {weight}")
 
 
 def reload(process: Any) -> list[dict[str, Any]]:

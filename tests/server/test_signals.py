@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import wait_for_start
+from tests import forked
 
 from .test_auth import TOKEN
 
@@ -39,15 +39,10 @@ def started(folder: Path, module: str, command: str) -> Iterator[subprocess.Pope
         "auth: {principals: [{name: shim, token_file: token}]}\n"
     )
     arguments = [command, "--config", str(file), "--ready-file", str(ready)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, module, *arguments], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        wait_for_start(process, ready.exists)
+    words = [sys.executable, "-c", PROGRAM, module, *arguments]
+    piped = {"stderr": subprocess.PIPE, "text": True}
+    with forked.started(words, ready, start=subprocess.Popen, **piped) as process:
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def read_until(process: subprocess.Popen[str], *events: str) -> list[dict[str, Any]]:

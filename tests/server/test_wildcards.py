@@ -17,7 +17,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from schedsvc.cli import main
 from tests import forked
-from tests.waiting import wait_for_start
 
 WILDCARDS = ("0.0.0.0", "[::]")
 LOOPBACKS = ("127.0.0.1", "[::1]")
@@ -43,19 +42,12 @@ def running(file: Path, command: str, **environment: str) -> Iterator[tuple[str,
     """Run a command of ours; give its first target, and the URL of its metrics."""
     ready = file.parent / f"{command}.json"
     words = [sys.executable, "-m", "schedsvc", command, "--config", str(file)]
+    words += ["--ready-file", str(ready)]
     start = subprocess.Popen if environment else forked.Popen
-    process = start(
-        [*words, "--ready-file", str(ready)],
-        env=os.environ | environment,
-        stderr=(file.parent / f"{command}.log").open("wb"),
-    )
-    try:
-        wait_for_start(process, ready.exists)
+    log = file.parent / f"{command}.log"
+    with forked.started(words, ready, log=log, start=start, env=os.environ | environment):
         found = json.loads(ready.read_text())
         yield found["targets"][0], found["metrics"]
-    finally:
-        process.kill()
-        process.wait()
 
 
 def lives(target: str) -> bool:

@@ -63,9 +63,15 @@ def test_ledger_truncated_and_killed_is_refused_unchanged(tmp_path: Path, size: 
         kill()
     before = content(tmp_path)
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"is damaged \(.* missing\).* restore a backup"):
+        with pytest.raises(
+            UsageError, match=r"is damaged \(.* missing\).* remove usage\.db, .* restore a backup"
+        ):
             opened(tmp_path)
     assert content(tmp_path) == before
+    # The advice of the message leads out of it.
+    for name in tmp_path.glob("usage.db*"):
+        name.unlink()
+    opened(tmp_path).close()
 
 
 def test_empty_ledger_of_a_killed_process_is_refused(tmp_path: Path) -> None:

@@ -27,14 +27,6 @@ def three_rows(folder: Path) -> Ledger:
     return ledger
 
 
-def many_rows(folder: Path) -> Ledger:
-    """Rows of many pages in the file, and one in its log alone."""
-    ledger = opened(folder)
-    ledger.add([lease(number) for number in range(1, 20_000)])
-    ledger.close()
-    return three_rows(folder)
-
-
 def three_rows_written_back(folder: Path) -> Ledger:
     """All rows in the file, and the log as long as before."""
     ledger = three_rows(folder)
@@ -82,19 +74,6 @@ def test_ledger_taken_and_killed_at_once_keeps_all_rows(
     assert sums(tmp_path) == [(3, 30, 12, 15)]
     ledger.close()
     assert not list(tmp_path.glob("usage.db.held*"))
-
-
-@pytest.mark.parametrize("size", [0, 4_096, 8_192, 300_000])
-def test_ledger_truncated_and_killed_at_once_is_not_opened(tmp_path: Path, size: int) -> None:
-    with holding(many_rows, tmp_path) as kill:
-        os.truncate(tmp_path / "usage.db", size)
-        kill()
-        with pytest.raises(UsageError, match=r"is damaged \(.*\).* remove usage\.db, .* and then"):
-            opened(tmp_path)
-    # The advice of the message leads out of it.
-    for name in tmp_path.glob("usage.db*"):
-        name.unlink()
-    opened(tmp_path).close()
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
