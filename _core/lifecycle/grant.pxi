@@ -53,6 +53,7 @@ cdef int grant(
     core.requests.open_lease(i).discount_ppm = (
         <int32_t>core.settings.backfill_surplus_ppm if passed else 0
     )
+    core.passes += r.lease.discount_ppm > 0
     r.lease.ahead_output = output_ahead(core, r)
     rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
     rate_add(&f.served, core.now_ns, work_done(core, r), True)

@@ -213,6 +213,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     recharge(core, i, input_tokens, r.lease.cached_tokens, r.lease.output_tokens)
     if core.usage_rows.is_kept:
         keep_usage(core, i, outcome)
+    core.passes -= r.lease.discount_ppm > 0
     f.open_charged -= r.lease.charged
     note_charge(core.flows, r, core.settings.input_price_micro, core.settings.output_price_micro)
     core.flows.changed.mark(r.flow)

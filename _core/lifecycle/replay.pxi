@@ -141,6 +141,9 @@ cdef int32_t restore_lease(
     r.output_max_tokens = ask.output_max_tokens
     r.lease.predicted_output = r.lease.promised_output = ask.output_max_tokens
     r.reports_progress, r.whole_answer = True, ask.whole_answer
+    if core.saved_passes:
+        r.lease.discount_ppm = core.saved_passes.get(core.pool_list[r.pool], {}).pop(lease_id, 0)
+        core.passes += r.lease.discount_ppm > 0
     r.arrival_ns = core.now_ns
     r.lease.lease_id = lease_id
     r.owner = r.forecast_wait_us = NONE

@@ -284,7 +284,7 @@ cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_
 cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     cdef int64_t v[5]
     cdef Slice pool
-    cdef Cursor again = c[0]
+    cdef Cursor again = c[0], levels
     read_numbers(c, v, 5)
     check_range("epoch", v[0], 0, <int64_t>1 << 62)
     check_range("promised_tokens", v[1], 0, <int64_t>1 << 50)
@@ -293,10 +293,11 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     check_range("draining", v[4], 0, 1)
     pool.at, pool.size = <const uint8_t*><const char*>name, len(name)
     check_pool_name(&pool)
-    read_levels(core, name, &again, applies and len(core.saved_pools) < core.settings.pools_max)
+    levels = again
+    applies = applies and len(core.saved_pools) < core.settings.pools_max
+    read_levels(core, name, &levels, applies)
+    read_passes(core, name, &again, applies)
     if not applies:
-        return 0
-    if len(core.saved_pools) >= core.settings.pools_max:
         return 0
     core.saved_pools[name] = (v[0], v[1], unzigzag(<uint64_t>v[2]), v[3], v[4], core.now_ns)
     if name in core.pool_names:
@@ -304,6 +305,26 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     elif v[4] and core.ledger.count < pools_allowed(core):
         absent_pool(core, name)
     return 1
+
+
+cdef int read_passes(Core core, bytes pool, Cursor* c, bint applies) except -1:
+    """Keep which leases of a pool passed a head, until they are replayed. O(bytes)."""
+    cdef int64_t v[2]
+    cdef int64_t tag
+    cdef Cursor inner
+    while True:
+        tag = read_tag(c)
+        if tag == 0:
+            return 0
+        if tag != 7 << 3 | LENGTH:
+            skip(c, tag)
+            continue
+        inner = read_message(c)
+        read_numbers(&inner, v, 2)
+        check_range("lease_id", v[0], 1, LEASE_ID_MAX)
+        check_range("discount_ppm", v[1], 1, WHOLE_PPM)
+        if applies:
+            core.saved_passes.setdefault(pool, {})[v[0]] = v[1]
 
 
 cdef int32_t absent_pool(Core core, bytes name) except -1:
@@ -330,6 +351,8 @@ cdef int resume_pool(Core core, bytes name) except -1:
         v[5] + core.settings.lease_ttl_ns + core.settings.lease_grace_ns
     ):
         p.owed_tokens = p.replay_debt = v[1]
+    else:
+        core.saved_passes.pop(name, None)
     return 0
 
 
@@ -342,6 +365,7 @@ cdef int end_resume(Core core) except -1:
         return 0
     core.resume_until_ns = 0
     forget_absent_sessions(core)
+    core.saved_passes.clear()
     core.flows.changed.mark_all(core.flows.count)
     core.quotas.changed.mark_all(core.quotas.count)
     core.save_rest = True

@@ -19,7 +19,8 @@
 #              2 requests, 3 input and 4 output tokens on open bills, 5 lifts of
 #              those that waited (repeated: 1 by how much, 2 class)
 #   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet, 5 an
-#              operator drains it, 6 levels (repeated: 1 level, 2 class)
+#              operator drains it, 6 levels (repeated: 1 level, 2 class), 7 leases that passed a
+#              head (repeated: 1 lease id, 2 parts per million of their work that are not charged)
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
 #              prompt, 9 an operator drains everything, 10 average charge, 11 levels (repeated:
 #              1 level, 2 class), 12 to 16 average charges below one node, two and so on
@@ -75,8 +76,8 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
                 rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
         for name, told in core.saved_pools.items():  # not offered since the restart
             epoch, promised, headroom, probes, draining, _ = told
-            levels = levels_in(core, name)
-            value = pool_row(core, epoch, promised, headroom, probes, draining, levels)
+            levels, passes = levels_in(core, name), core.saved_passes.get(name, {})
+            value = pool_row(core, epoch, promised, headroom, probes, draining, levels, passes)
             rows.append((POOL_ROW + <bytes>name, value))
     return rows
 
@@ -203,15 +204,37 @@ cdef bytes pool_value(Core core, int32_t pool):
     cdef Pool* p = &core.ledger.pools[pool]
     return pool_row(
         core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens, p.headroom_ppm, p.probes,
-        p.draining, levels_in(core, <bytes>core.pool_list[pool]),
+        p.draining, levels_in(core, <bytes>core.pool_list[pool]), passes_in(core, pool),
     )
+
+
+cdef dict passes_in(Core core, int32_t pool):
+    """The leases of a pool that passed a head, and their discounts, with those of before a restart
+    that were not replayed yet. O(leases of the pool) if any lease has a discount, else O(1)."""
+    cdef dict found = dict(core.saved_passes.get(core.pool_list[pool], ()))
+    cdef int32_t i = core.ledger.pools[pool].first_lease
+    cdef const Lease* lease
+    if core.passes == 0:
+        return found
+    while i != NONE:
+        lease = core.requests.items[i].lease
+        if lease.discount_ppm:
+            found[lease.lease_id] = lease.discount_ppm
+        i = lease.pool_next
+    return found
 
 
 cdef bytes pool_row(
     Core core, int64_t epoch, int64_t promised_tokens, int64_t headroom_ppm, bint probes,
-    bint draining, list levels,
+    bint draining, list levels, dict passes,
 ):
     cdef Writer w = core.writer
+    cdef size_t before
+    for lease_id, discount_ppm in passes.items():
+        before = w.length()
+        w.varint(2, discount_ppm)
+        w.varint(1, lease_id)
+        w.close(7, before)
     for cls, level in levels:
         write_of_class(core, w, 6, cls, level)
     w.varint(5, draining)

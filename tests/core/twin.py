@@ -360,6 +360,7 @@ class Twin(RemoteService):
             r.reserved_blocks = -(-reserved_tokens // self.pools[pool].block_size)
             r.granted_tokens = r.reserved_blocks * self.pools[pool].block_size
             r.whole_answer = whole_answer
+            r.discount_ppm = self.restart.discounts.pop(lease_id, 0)
             self.post_input(r)
             self.quotas.bill_chain(r, with_model=True)
             self.requests.append(r)

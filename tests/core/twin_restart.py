@@ -17,6 +17,7 @@ class Restart:
         self.returning: set[int] = set()  # flows that were active
         self.returning_until_ns = 0
         self.until_ns = 0  # until then leases are awaited; 0: they are not
+        self.discounts: dict[int, int] = {}  # by lease, of those that passed a head
 
     def enter(self) -> None:
         """Time has passed."""
@@ -32,6 +33,7 @@ class Restart:
 
     def _end_waiting(self) -> None:
         self.until_ns = 0
+        self.discounts = {}
         for f in self.state.flows:
             f.owed = 0
         for p in self.state.pools:
@@ -70,6 +72,8 @@ class Restart:
         state, quotas = self.state, self.state.quotas
         for r in state.leases():
             state.flows[r.flow].owed += r.charged
+            if r.discount_ppm:
+                self.discounts[r.lease_id] = r.discount_ppm
         for i, p in enumerate(state.pools):
             p.owed_tokens += state.promised(i) * p.block_size
             p.replay_debt, p.replayed = p.owed_tokens, (0, 0)
