@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedsvc.lab.sim.replay.exact import Exact
+from schedsvc.lab.sim.replay.reader import Recording as Played
 
 from schedsvc import _core as core
 from schedsvc.config import Config
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording as Played
 from schedsvc.recording.start import Recording
 
 from .stream import Stream, completing, offering, replaying

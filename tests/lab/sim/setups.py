@@ -6,7 +6,10 @@ from typing import Any
 
 from schedsvc.config import Config
 
-__all__ = ["SETUPS", "Setup", "config_of"]
+__all__ = ["PATIENT", "SETUPS", "Setup", "config_of"]
+
+#: Settings of a scheduler that refuses nothing.
+PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
 
 _LINE = 64  # pools; above it requests for any pool stand in one line
 
@@ -30,10 +33,13 @@ SETUPS = {
 }
 
 
-def config_of(names: Sequence[str], weights: Sequence[float], levels: int) -> Config:
+def config_of(
+    names: Sequence[str], weights: Sequence[float], levels: int, **sections: Any
+) -> Config:
     """Configure a scheduler that refuses nothing; all tenants get the same parts at any level.
 
-    A group has the weight of the tenants below it. Each is divided in two, so often.
+    A group has the weight of the tenants below it. Each is divided in two, so often. `sections`:
+    further ones of the configuration.
     """
     tenants: list[dict[str, Any]] = [
         {"name": name, "weight": weight} for name, weight in zip(names, weights, strict=True)
@@ -53,13 +59,13 @@ def config_of(names: Sequence[str], weights: Sequence[float], levels: int) -> Co
             divide(half, name, left - 1)
 
     divide(range(len(names)), "", levels)
-    patient = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
     return Config.model_validate(
         {
             "listeners": [{"unix": "unused.sock"}],
-            "scheduler": patient,
+            "scheduler": PATIENT,
             "unknown_tenants": "refuse",
             "groups": groups,
             "tenants": tenants,
+            **sections,
         }
     )

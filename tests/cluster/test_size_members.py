@@ -1,0 +1,44 @@
+"""Two tenants whose requests differ in size share two members alike, in virtual time."""
+
+import pytest
+
+from tests.lab.sim.size_mixes import PROFILES
+
+from .size_members import PAIRS, shared
+
+A10G = "a10g-llama2-7b"
+ALL = [
+    (profile, mix, layout) for profile in PROFILES for mix in PAIRS for layout in ("both", "large")
+]
+# The rest is slow.
+QUICK = [(A10G, "17:1", "both"), (A10G, "5:1", "large")]
+
+
+def hold(profile: str, mix: str, layout: str) -> None:
+    it = shared(profile, PAIRS[mix], layout)
+    assert it.remote_micro > 0, "the members shared nothing"
+    assert it.ratio <= 1.15, it
+    assert it.gap_of_bound <= 1, it
+    assert not it.broken, it
+
+
+@pytest.mark.parametrize(("profile", "mix", "layout"), QUICK)
+def test_sizes_of_requests_leave_shares_alike_over_members(
+    profile: str, mix: str, layout: str
+) -> None:
+    hold(profile, mix, layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("profile", "mix", "layout"), [row for row in ALL if row not in QUICK])
+def test_all_mixes_of_sizes_leave_shares_alike_over_members(
+    profile: str, mix: str, layout: str
+) -> None:
+    hold(profile, mix, layout)
+
+
+@pytest.mark.slow
+def test_members_that_share_nothing_are_noticed() -> None:
+    it = shared(A10G, PAIRS["5:1"], "large", joins=False)
+    assert it.ratio > 1.3, it
+    assert it.gap_of_bound > 1, it
