@@ -47,10 +47,10 @@ Examples:
 
 
 @contextmanager
-def earlier(commit: str) -> Iterator[Path]:
-    """Write the clients of a commit to a folder. Raises click.ClickException."""
+def earlier(commit: str, part: str = "clients") -> Iterator[Path]:
+    """Write a part of a commit's tree to a folder. Raises click.ClickException."""
     packed = subprocess.run(
-        ["git", "archive", commit, "clients"], cwd=ROOT, capture_output=True, check=False
+        ["git", "archive", commit, part], cwd=ROOT, capture_output=True, check=False
     )
     if packed.returncode:
         raise click.ClickException(

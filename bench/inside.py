@@ -1,4 +1,7 @@
-"""The core with loops of C around its events (loops.pxi), so that what is timed is no Python."""
+"""Builds of the core by themselves: of an earlier tree, or with loops of C around its events.
+
+With the loops (loops.pxi) what is timed is no Python.
+"""
 
 import hashlib
 import shutil
@@ -13,7 +16,7 @@ from typing import Any
 
 from bench.machine import FLAGS
 
-__all__ = ["load"]
+__all__ = ["built", "load", "load_from"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _CORE = _ROOT / "_core"
@@ -24,34 +27,40 @@ _NAME = "bench._core"
 @cache
 def load() -> Any:
     """Return a module with the core's names and the loops. Its first build takes a minute."""
-    loader = ExtensionFileLoader(_NAME, str(_built()))
+    return load_from(built(_CORE, _LOOPS))
+
+
+def load_from(path: Path) -> Any:
+    """Return the module of a core that was built. Only one can be in a process."""
+    loader = ExtensionFileLoader(_NAME, str(path))
     spec = spec_from_loader(_NAME, loader)
     if spec is None:
-        raise ImportError(f"{_NAME}: the compiled loops cannot be loaded")
+        raise ImportError(f"{path}: the core cannot be loaded")
     module = module_from_spec(spec)
     loader.exec_module(module)
     return module
 
 
-def _built() -> Path:
-    """Compile the core's own files with the loops behind them, where that has not been done."""
-    parts = [*sorted(_CORE.rglob("*.p[yx][xi]")), _LOOPS]
+def built(core: Path, *behind: Path) -> Path:
+    """Compile a core's files, and others behind them, as a release where that was not done."""
+    parts = [*sorted(core.rglob("*.p[yx][xi]")), *behind]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     made_of = (FLAGS, version("cython"), suffix, [part.read_bytes() for part in parts])
     digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
-    built = _ROOT / "build" / "inside" / digest / f"_core{suffix}"
-    if not built.exists():
-        built.parent.mkdir(parents=True, exist_ok=True)
+    found = _ROOT / "build" / "inside" / digest / f"_core{suffix}"
+    if not found.exists():
+        found.parent.mkdir(parents=True, exist_ok=True)
         # Aside, and moved when it is whole: another process may want it meanwhile.
-        with tempfile.TemporaryDirectory(dir=built.parent) as aside:
+        with tempfile.TemporaryDirectory(dir=found.parent) as aside:
             source = Path(aside, "source")
-            shutil.copytree(_CORE, source, ignore=shutil.ignore_patterns("*.c"))
-            shutil.copy(_LOOPS, source)
+            shutil.copytree(core, source, ignore=shutil.ignore_patterns("*.c"))
             whole = source / "core.pyx"
-            whole.write_text(whole.read_text() + f'include "{_LOOPS.name}"\n')
+            for part in behind:
+                shutil.copy(part, source)
+                whole.write_text(whole.read_text() + f'include "{part.name}"\n')
             _compile(whole, Path(aside))
-            Path(aside, "lib", built.name).rename(built)
-    return built
+            Path(aside, "lib", found.name).rename(found)
+    return found
 
 
 def _compile(source: Path, folder: Path) -> None:
