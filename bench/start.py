@@ -3,9 +3,8 @@
 Ready is the log line that `serve` writes once it listens. Each round starts one process of each
 kind, so that what the machine does besides falls on all alike; the figures are medians of the
 rounds. Beside `serve`, with and without a metrics listener, stand a bare interpreter and one that
-imports grpc.aio alone. What these cost is no matter of ours, so the report also shows `serve`
-without each of them. The target is for CPU time, which other programs change less than the time
-on the wall.
+imports grpc.aio alone. The report also shows `serve` without the cost of grpc.aio. The target is
+for CPU time, which other programs change less than the time on the wall.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a page of metrics shows, without the library that writes it."""
+"""The figures of a page of metrics, without the library that writes it."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
@@ -89,7 +89,7 @@ class Snapshot:
 
 @dataclass
 class Counts:
-    """What a server counts itself, beside its core."""
+    """The counts that a server keeps itself, beside its core."""
 
     #: Of further counters, help text and count, by name.
     process: Mapping[str, tuple[str, Callable[[], int]]] = field(default_factory=dict)

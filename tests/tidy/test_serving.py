@@ -15,7 +15,7 @@ LAB_PACKAGES = (
 )  # fmt: skip
 #: Of a gate, and of recordings and exports.
 OTHERS = ("cryptography", "jwt", "opentelemetry", "orjson", "pyarrow")
-#: What the listener of metrics and of the console needs.
+#: The listener of metrics and of the console needs these.
 HTTP = ("aiohttp", "prometheus_client", "schedsvc.server.console", "schedsvc.server.metrics_http")
 #: For a command that asks a scheduler; none of it for one that only shows its help.
 NO_SERVER = ("pydantic", "schedsvc._core", "schedsvc.server", "structlog", "uvloop", "yaml")
