@@ -1,5 +1,13 @@
 # Progress: posts what a lease reports.
 
+cdef inline bint shows_first(const Request* r) noexcept nogil:
+    """Whether a report with output tells when the first token came. O(1).
+
+    An answer in one piece is reported once it is there: so only if it has no second token.
+    """
+    return not r.whole_answer or r.lease.output_tokens <= r.sequences
+
+
 cdef int note_first(Core core, Request* r) noexcept:
     """Take the first report with output of a request. O(1)."""
     cdef Pool* p = &core.ledger.pools[r.pool]
@@ -73,7 +81,7 @@ cdef int progress_lease(Core core, int64_t lease_id, int64_t epoch, Usage* u, in
     account(core, i, u, False)
     if r.lease.in_prefill_budget and is_computed(r):
         core.ledger.note_prefill(i, core.now_ns)
-    if r.lease.output_tokens and r.lease.first_us == 0:
+    if r.lease.output_tokens and r.lease.first_us == 0 and shows_first(r):
         note_first(core, r)
     recharge(
         core, i, max(r.prompt_tokens, r.lease.input_tokens),

@@ -165,6 +165,18 @@ def test_its_output_begins_with_the_first_token_that_is_expected() -> None:
     s.check()
 
 
+@pytest.mark.parametrize("reported", [2, 50])
+def test_an_answer_that_is_reported_before_its_end_is_no_prefill(reported: int) -> None:
+    s = make()
+    more = {"reports_progress": True, "whole_answer": True}
+    lease = grant(s, 0, "reported", 40, 100, **more).lease_id
+    s.progress(5 * SECOND, lease, 1, 40, 0, reported)  # its client has read a part of it
+    s.complete(5 * SECOND, lease, 1, core.COMPLETED, 40, 0, 50)
+    assert pool(s, 5 * SECOND)["prefills_judged"] == 0
+    assert give_up(s, 5 * SECOND, 2 * SECOND) == (40, 20)
+    s.check()
+
+
 def test_while_its_pool_has_no_pace_an_answer_costs_what_was_promised() -> None:
     s = make()
     assert give_up(s, 0, 1) == (40, 100)

@@ -148,7 +148,8 @@ class Twin(RemoteService):
         )
         if in_round and r not in self.round_of(r.pool):
             self.pools[r.pool].last_prefill_ns = now_ns - r.arrival_ns - r.waited_ns
-        if r.output_tokens and not r.first_us:
+        is_last = r.whole_answer and r.output_tokens > r.sequences
+        if r.output_tokens and not r.first_us and not is_last:
             self.note_first(r)
             self.note_in_time(r)
         self.recharge(
