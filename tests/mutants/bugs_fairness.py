@@ -1,6 +1,7 @@
-"""Known bugs of the lift: the level, the credit, and what a restart keeps of them."""
+"""Known bugs of the lift (the level, the credit, what a restart keeps), and of the charge."""
 
 from mutant import Mutant
+from schedsvc.lab.faults.leaver_options import LEAVES
 
 CREDITS = 1 << 44  # seeds from here on draw the credit
 CLUSTERS = 1 << 54  # seeds from here on are runs of several schedulers
@@ -210,5 +211,21 @@ FAIRNESS_BUGS = (
         200,
         None,
         CLUSTERS,
+    ),
+    Mutant(
+        "charge-at-the-slowest-pace",
+        "a request that leaves before its first token pays by the slowest of the last prefills",
+        (
+            (
+                "lifecycle/lease.pxi",
+                "        rate = max(rate, p.prefill_rates[k])\n",
+                "        if BUG:\n"
+                "            rate = min(rate or p.prefill_rates[k], p.prefill_rates[k])\n"
+                "            continue\n",
+            ),
+        ),
+        200,
+        None,
+        LEAVES,
     ),
 )

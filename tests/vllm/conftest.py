@@ -16,7 +16,7 @@ CLIENTS = [f"client-{number:02}" for number in range(27)]
 TENANTS = [
     *(
         f"{part}-{number}"
-        for part in ("usage", "truth", "leave", "busy", "sdk", "away", "bench", "traces")
+        for part in ("usage", "truth", "charge", "leave", "busy", "sdk", "away", "bench", "traces")
         for number in range(4)
     ),
     *CLIENTS,

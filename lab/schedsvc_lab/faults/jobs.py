@@ -17,9 +17,8 @@ class Job:
     """One request of a client, from its arrival to its end."""
 
     __slots__ = (
-        "epoch", "first_ns", "granted_ns", "has_left", "input_tokens", "is_over", "lease_id",
-        "output_tokens", "produced",
-        "request", "steps_left", "tag", "tries",
+        "began_ns", "epoch", "first_ns", "granted_ns", "has_left", "input_tokens", "is_over",
+        "lease_id", "output_tokens", "produced", "request", "steps_left", "tag", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -32,7 +31,8 @@ class Job:
         self.produced = 0
         self.tag = 0
         self.lease_id = 0  # once it runs
-        self.granted_ns = self.first_ns = 0  # when it was granted, and has its first token
+        # When it was granted, its prompt began to be computed, and it has its first token.
+        self.granted_ns = self.began_ns = self.first_ns = 0
         self.epoch = 0
         self.tries = 0
         self.has_left = False

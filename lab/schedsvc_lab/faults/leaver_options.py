@@ -2,8 +2,10 @@
 
 from random import Random
 
+from schedsvc.lab.faults.cluster_options import CLUSTER
+
 LEAVES = 7 << 51
-"""Seeds from here on also draw LEAVER_FAULTS."""
+"""Seeds from here on also draw LEAVER_FAULTS, and engines with a pace for prompts."""
 
 LEAVER_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -20,3 +22,11 @@ def draw_leavers(seed: int, *, fair: bool) -> frozenset[str]:
         return frozenset()
     rnd = Random(seed ^ 0x1EA7E)  # noqa: S311 - no secret: one seed is one run
     return frozenset(name for name in LEAVER_FAULTS if rnd.random() < 0.8)
+
+
+def draw_paces(seed: int, pools: int) -> tuple[int, ...]:
+    """Draw how long each engine takes for a token of a prompt, in ns; 0: it has no such pace."""
+    if not LEAVES <= seed < CLUSTER:
+        return (0,) * pools
+    rnd = Random(seed ^ 0x9ACE)  # noqa: S311 - no secret: one seed is one run
+    return tuple(rnd.choice((50_000, 500_000, 2_000_000)) for _ in range(pools))

@@ -37,7 +37,7 @@ from schedsvc_lab.faults.hostile_options import (
     HostileOptions,
     draw_hostile,
 )
-from schedsvc_lab.faults.leaver_options import LEAVER_FAULTS, draw_leavers
+from schedsvc_lab.faults.leaver_options import LEAVER_FAULTS, draw_leavers, draw_paces
 
 _S, _MS = 1_000_000_000, 1_000_000
 
@@ -134,6 +134,7 @@ class PoolOptions:
     max_model_tokens: int
     shims: int
     token_ns: int  # time per token of output
+    prefill_ns: int = 0  # time per token of a prompt; 0: it takes as long as a part of the output
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,8 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     if faults is None:
         leavers = draw_leavers(seed, fair=options.fair)
         options = replace(options, faults=options.faults | leavers)
+    paces = zip(options.pools, draw_paces(seed, len(options.pools)), strict=True)
+    options = replace(options, pools=tuple(replace(p, prefill_ns=pace) for p, pace in paces))
     if seed >= ALIVE:
         bound = {"sign_of_life_ns": (_S // 2, _S, 3 * _S)[seed % 3]}
         options = replace(options, core=options.core | bound)

@@ -245,6 +245,7 @@ class Shim:
             else:
                 uncounted = (None, None, None)
                 now_ns = self._events.now_ns
+                self._note_computed(job)
                 self.protocol.complete(now_ns, job.lease_id, Outcome.CANCELLED, uncounted)
         self._say()
 
@@ -280,10 +281,23 @@ class Shim:
     def _work(self, job: Job) -> int:
         """Let the engine come to the next report of a request. Returns when that is."""
         events, engine = self._events, self.engine
-        work_ns = engine.token_ns * job.output_tokens // max(1, job.steps_left)
-        wake_ns = max(events.now_ns, engine.sleeps_until_ns) + events.around(work_ns)
+        begin_ns = max(events.now_ns, engine.sleeps_until_ns)
+        if engine.options.prefill_ns and not job.began_ns:
+            job.began_ns = begin_ns
+            wake_ns = begin_ns + engine.options.prefill_ns * job.input_tokens
+        else:
+            work_ns = engine.token_ns * job.output_tokens // max(1, job.steps_left)
+            wake_ns = begin_ns + events.around(work_ns)
         events.at(wake_ns, self._worked, job)
         return wake_ns
+
+    def _note_computed(self, job: Job) -> None:
+        """Let the auditor know what the engine has computed of a prompt whose client leaves."""
+        pace_ns = self.engine.options.prefill_ns
+        took_ns = self._events.now_ns - job.began_ns
+        if pace_ns and took_ns > 0:
+            tokens = min(job.input_tokens, took_ns // pace_ns)
+            self._server.auditor.books.note_computed(job.lease_id, tokens, tokens * pace_ns)
 
     def _worked(self, job: Job) -> None:
         if job.is_over or self.running.get(job.lease_id) is not job:

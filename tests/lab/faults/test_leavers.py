@@ -3,6 +3,8 @@
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc_lab.faults.auditor import ViolationError
+from schedsvc_lab.faults.auditor.checks import hold_usage
 from schedsvc_lab.faults.cluster_options import CLUSTER
 from schedsvc_lab.faults.leaver_options import LEAVER_FAULTS, LEAVES
 from schedsvc_lab.faults.options import draw
@@ -46,3 +48,55 @@ def test_the_books_charge_a_final_output_as_stated_up_to_the_context(
     desk.say(S, complete=pb.CompleteRequest(**used))
     assert books.usage[flow] == [10, 0, charged]
     assert books.above_limit["p"] == max(0, charged - 10)
+
+
+@pytest.mark.parametrize(
+    ("seen", "computed", "least"),
+    [
+        (True, (20, 2 * S), 19),  # ten tokens a second, as of the prefill that was seen
+        (True, (40, 2 * S), 19),  # at twice that pace
+        (True, (40, 4 * S), 29),  # the scheduler's clock stood still for a second
+        (True, (1, S // 10), 1),
+        (False, (20, 2 * S), 60),  # no pace is known
+        (False, (0, 0), 1),
+    ],
+)
+def test_the_books_charge_at_least_what_the_engine_computed(
+    seen: bool, computed: tuple[int, int], least: int
+) -> None:
+    desk = Desk(fair=False)
+    books = desk.auditor.books
+    desk.grant(0, desk.ask(0, "seen"), 1)
+    used = {"input_tokens": 10, "output_tokens": 1}
+    if seen:
+        desk.say(S, progress=pb.LeaseProgress(lease_id=1, pool_epoch=1, **used))
+    desk.say(S, complete=pb.CompleteRequest(lease_id=1, pool_epoch=1, **used))
+    desk.grant(S, desk.ask(S, "left", tokens=60), 2, tokens=70)
+    books.note_computed(2, *computed)
+    end = pb.CompleteRequest(lease_id=2, pool_epoch=1, outcome=pb.OUTCOME_CANCELLED)
+    desk.say(4 * S, complete=end)
+    (flow,) = books.usage
+    unsure = books.unsure[flow].copy()
+    row = {"tenant": "a", "cached_input_tokens": 0, "output_tokens": 1}
+    with pytest.raises(ViolationError, match="the usage of a is wrong"):
+        hold_usage(books, flow, row | {"input_tokens": 10 + least - 1})
+    books.unsure[flow] = unsure
+    hold_usage(books, flow, row | {"input_tokens": 10 + least})
+
+
+def test_of_the_last_64_prefills_the_fastest_counts() -> None:
+    desk = Desk(fair=False)
+    books = desk.auditor.books
+    for number, took_ns in enumerate((S // 10, *[S] * 63), 1):
+        desk.grant(0, desk.ask(0, f"r{number}"), number)
+        used = {"lease_id": number, "pool_epoch": 1, "input_tokens": 10, "output_tokens": 1}
+        desk.say(took_ns, progress=pb.LeaseProgress(**used))
+        desk.say(took_ns, complete=pb.CompleteRequest(**used))
+    pool = books.pools["p"]
+    assert pool.computed_in(S) == 100
+    books.note_prefill(S, next(iter(books.ended.values())))  # it has a first token already
+    assert pool.computed_in(S) == 100
+    desk.grant(S, desk.ask(S, "last"), 100)
+    used = {"lease_id": 100, "pool_epoch": 1, "input_tokens": 10, "output_tokens": 1}
+    desk.say(2 * S, progress=pb.LeaseProgress(**used))
+    assert pool.computed_in(S) == 10

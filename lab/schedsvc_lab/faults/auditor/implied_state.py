@@ -54,15 +54,36 @@ class ImpliedState:
         """Return the flow of a tenant, and the tenant's name if it shares that of the unknown."""
         return (tenant, "") if tenant in self.terms.tenants else (UNKNOWN_FLOW, tenant)
 
-    def charge_by_time(self, lease: Lease) -> None:
+    def note_computed(self, lease_id: int, tokens: int, time_ns: int) -> None:
+        """Hear from an engine what it has computed of a prompt, whose client leaves now."""
+        lease = self.live.get(lease_id)
+        if lease is not None:
+            lease.computed = (tokens, time_ns)
+
+    def note_prefill(self, now_ns: int, lease: Lease) -> None:
+        """Note in which time a prompt was computed: from its grant to its first token."""
+        if not (lease.output_tokens or lease.is_void or lease.request.ask is None):
+            tokens = max(1, lease.request.prompt_tokens - lease.cached_tokens)
+            lease.pool.prefills.append((tokens, now_ns - lease.granted_ns))
+
+    def charge_by_time(self, now_ns: int, lease: Lease) -> None:
         """Charge a lease that ran and was not counted: a token at least, at most its prompt.
 
-        How much of it, the next Stats say.
+        It is charged at least what the engine has computed, a token less: at the pace of the
+        fastest prefill that the scheduler has seen, and in no more time than it has counted since
+        the grant. How much it is, the next Stats say.
         """
-        most, lease.input_tokens = lease.input_tokens, 1
-        cached = min(lease.cached_tokens, 1)
+        most, least = lease.input_tokens, 1
+        tokens, time_ns = lease.computed
+        if tokens and not lease.pool.prefills:
+            least = most
+        elif tokens:
+            time_ns = min(time_ns, now_ns - lease.granted_ns)
+            least = max(1, min(tokens, lease.pool.computed_in(time_ns)) - 1)
+        lease.input_tokens = least
+        cached = min(lease.cached_tokens, least)
         unsure = self.unsure.setdefault(lease.request.flow, [0, 0])
-        unsure[0] += most - 1
+        unsure[0] += most - least
         unsure[1] += lease.cached_tokens - cached
         self.usage.setdefault(lease.request.flow, [0, 0, 0])[1] += cached - lease.cached_tokens
         lease.cached_tokens = cached

@@ -304,6 +304,7 @@ class Books(ImpliedState):
             usage[1] += min(cached, known) - lease.cached_tokens
             lease.cached_tokens = min(cached, known)
         if output_tokens > lease.output_tokens:
+            self.note_prefill(now_ns, lease)
             usage[2] += output_tokens - lease.output_tokens
             lease.output_tokens = output_tokens
         self.fairness.charge(lease, final=False)
@@ -367,7 +368,7 @@ class Books(ImpliedState):
         if lease.input_tokens < 0:
             lease.input_tokens = lease.request.prompt_tokens
             if outcome == CANCELLED and lease.output_tokens == 0:
-                self.charge_by_time(lease)
+                self.charge_by_time(now_ns, lease)
             self._usage(lease)[0] += lease.input_tokens
         self.fairness.charge(lease, final=True)
         self.counters.ended(lease.request.flow, self.fairness.charge_of(lease))
@@ -442,6 +443,8 @@ class Books(ImpliedState):
                 return False
             if epoch < pool.epoch and pool.epoch in pool.offers.values():
                 return False
+            if principal != pool.principal:
+                pool.prefills.clear()
             if epoch != pool.epoch:
                 self._void(pool)
                 pool.owed_low, pool.owed_high, pool.debt, pool.replayed = 0, 0, (0, 0), (0, 0)

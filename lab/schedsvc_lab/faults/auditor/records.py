@@ -1,5 +1,6 @@
 """The auditor's records: requests, leases, pools, and the terms it holds the core to."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -239,6 +240,7 @@ class Lease:
     input_billed: int = 0  # the most input that its quotas were asked for
     told: tuple[int, int] | None = None  # what its reservation says of its output, see peak.py
     is_void: bool = False
+    computed: tuple[int, int] = (0, 0)  # of its prompt by the engine: tokens, and in which time
     was_limited: bool = False  # a report of it stated more than was charged
     outcome: int = 0  # once it has ended
     forgotten_ns: int = 0
@@ -294,6 +296,12 @@ class Pool:
     debt: tuple[int, int] = (0, 0)  # at least and at most what these were at the start
     replayed: tuple[int, int] = (0, 0)  # tokens and sequences of the leases restored at its epoch
     engine_tokens: int = 0
+    prefills: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """Of the last prompts whose first token was reported: tokens, and in which time."""
+
+    def computed_in(self, time_ns: int) -> int:
+        """Return the prompt tokens that the fastest of the last prefills computes in a time."""
+        return max(time_ns * tokens // max(1, took_ns) for tokens, took_ns in self.prefills)
 
     def replays_beyond(self, tokens: int, sequences: int) -> int:
         """Return by how much its replays and one more exceed what can have been granted.

@@ -1,0 +1,78 @@
+"""What the engine computed is charged, whatever a client asks for and whenever it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from tests.clients.fake_scheduler import FakeScheduler
+from tests.clients.upstreams import POOL, proxy
+from tests.waiting import until
+
+from .stack import Stack, chat, completion
+
+N, TOKENS = 8, 400
+ENDPOINTS = {
+    "/v1/completions": completion(40, 12),
+    "/v1/chat/completions": chat("Tell me a story.", 12),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("value", [True, "false", "yes"])
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_no_value_of_the_field_for_beams_switches_counting_off(
+    stack: Stack, path: str, value: object, stream: bool
+) -> None:
+    body = ENDPOINTS[path] | {"use_beam_search": value, "n": 2, "stream": stream}
+    books, generated = stack.flow("charge-0"), stack.gauges()["generation_tokens_total"]
+    async with (
+        aiohttp.ClientSession(stack.url, headers={"x-tenant-id": "charge-0"}) as http,
+        http.post(path, json=body) as response,
+    ):
+        text = await response.text()
+        assert response.status == 200, text
+    await asyncio.to_thread(stack.rest)
+    after = stack.flow("charge-0")
+    computed = stack.gauges()["generation_tokens_total"] - generated
+    stated = set() if stream else {json.loads(text)["usage"]["completion_tokens"]}
+    assert computed >= 2 * 12
+    assert after.input_tokens > books.input_tokens
+    assert after.output_tokens - books.output_tokens in stated | {computed}
+
+
+async def test_before_vllm_a_client_that_leaves_pays_for_what_all_choices_had(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The proxy counts an answer that its client leaves early, as events of vLLM state it."""
+
+    def computed() -> float:
+        return stack.gauges()["generation_tokens_total"] - generated
+
+    fake = FakeScheduler(f"unix:{tmp_path}/s")
+    await fake.start()
+    generated = stack.gauges()["generation_tokens_total"]
+    try:
+        async with (
+            proxy({"SCHEDSVC_TARGET": fake.target, **POOL}, stack.url) as url,
+            aiohttp.ClientSession(url, headers={"x-tenant-id": "charge-1"}) as http,
+        ):
+            body = completion(64, TOKENS, n=N, stream=True)
+            response = await http.post("/v1/completions", json=body)
+            assert response.status == 200
+            while await asyncio.to_thread(computed) < N * TOKENS // 4:
+                await response.content.readany()
+            response.close()
+            await until(lambda: fake.books[1].completes)
+        await asyncio.to_thread(stack.rest)
+        end = fake.books[1].end
+    finally:
+        await fake.stop()
+    assert (end.outcome, end.input_tokens) == (pb.OUTCOME_CANCELLED, 64)
+    assert N * TOKENS // 4 <= computed() < N * TOKENS
+    assert computed() / 2 <= end.output_tokens <= computed()
