@@ -50,6 +50,7 @@ cdef class Scheduler(ClusterApi):
         self.tags.set_key(self.k0, self.k1 ^ TAG_SALT)
         self.flow_names, self.keys, self.pool_names = {}, {}, {}
         self.quota_names, self.pool_models, self.pool_limits = {}, {}, {}
+        self.listed_pools = frozenset()
         self.flow_list, self.pool_list = [], []
         self.sessions, self.ready_slots, self.free_slots = [None], [], []
         self.writer, self.incarnation = Writer(), incarnation
@@ -85,6 +86,10 @@ cdef class Scheduler(ClusterApi):
     ):
         enter(self, now_ns)
         set_grants(self, number, name, pools, tenants, classes, share_ppm, sees_all)
+
+    def set_pools_listed(self, int64_t now_ns, tuple names):
+        enter(self, now_ns)
+        list_pools(self, names)
 
     def set_flow_class(self, int32_t flow, int32_t default_class=0, named=()):
         known_tenant(self, flow)

@@ -15,6 +15,7 @@ include "lifecycle/dispatch.pxi"         # pools are served until nothing fits
 include "lifecycle/expire.pxi"           # timers
 include "lifecycle/escrow.pxi"           # chunks of buckets that a cluster's store keeps
 include "lifecycle/limits.pxi"           # quotas, shares, pool limits, adapters' sizes
+include "lifecycle/pool_positions.pxi"   # where flows stand in a pool, and which may run there
 include "lifecycle/registry.pxi"         # numbers for names, flows of classes, and pools
 include "lifecycle/forgetting.pxi"       # tenants that are forgotten for others
 include "lifecycle/first_sight.pxi"      # flows of tenants that the configuration does not list

@@ -196,7 +196,17 @@ class Scheduler(ClusterApi):
         Pools it may register, replay into and report of; tenants it may vouch for; classes its
         requests may name. Else a call raises CallerError with code 7. `share_ppm`: the most of each
         bounded table that it may hold. `sees_all`: its refusals also state the free tokens of pools
-        that it may not register. O(1); O(requests) for a number beyond all with grants.
+        that it may not register. A pool that registered itself takes only requests that name it
+        while some principal that may ask (its `tenants` are not []) may not offer it; see
+        `set_pools_listed()`. O(1); O(requests) for a number beyond all with grants;
+        O(pools * principals) and the queues of pools that this opens or closes for other `pools`.
+        """
+    def set_pools_listed(self, now_ns: int, names: tuple[bytes, ...]) -> None:
+        """Let these pools, and no others, take requests that name none, whoever offers them.
+
+        A pool of `set_pool()` takes them too. One that ceases to take them keeps its leases; what
+        waits for no other pool goes on waiting. O(pools * principals), and the queues of pools
+        that this opens or closes.
         """
     def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or audit it.

@@ -235,7 +235,9 @@ class Driver(Views):
     @guarded
     def set_principal(self, number: int, name: bytes, grants: Mapping[str, Any]) -> None:
         """Grant a principal names and places; see the core's `set_principal()`."""
-        self._core.set_principal(self.clock.now_ns(), number, name, **grants)
+        now_ns = self.clock.now_ns()
+        self._core.set_principal(now_ns, number, name, **grants)
+        self._settle(now_ns)
 
     @guarded
     def show_histograms(self, tenant: bytes, shown: bool) -> None:

@@ -327,7 +327,7 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
     for p in range(core.ledger.count):
         if fits:
             break
-        if r.target == NONE or r.target == p:
+        if core.flows.may_take(p, r.target):
             if core.ledger.pools[p].attached:
                 attached = True
                 if not fits and core.ledger.can_hold(p, r):

@@ -20,7 +20,8 @@ cdef int set_grants(
     int64_t share_ppm, bint sees_all,
 ) except -1:
     """Give a principal grants in place of what it had; None: all names of a kind.
-    O(1); O(requests + sessions + flows) for a number beyond all that have grants."""
+    O(1); O(requests + sessions + flows) for a number beyond all that have grants; for others than
+    before what settle_grants() says."""
     cdef int32_t i, first = core.principals.count
     cdef Request* r
     check_range("number", number, 0, PRINCIPALS_MAX)
@@ -42,9 +43,11 @@ cdef int set_grants(
         for i in range(core.flows.count):
             if core.flows.items[i].maker > first:
                 core.principals.count_tenant(core.flows.items[i].maker - 1, 1)
-    return core.principals.grant(
+    before = (core.principals.pools[number], core.principals.tenants[number] == [])
+    core.principals.grant(
         <int32_t>number, name, pools, tenants, classes, share_ppm, sees_all
     )
+    return settle_grants(core, <int32_t>number) if before != (pools, tenants == []) else 0
 
 
 cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
@@ -279,6 +282,7 @@ cdef int32_t configure_pool(Core core, bytes name, PoolFigures* f) except -1:
     cdef int32_t pool = register_pool(core, name, f)
     if not core.ledger.pools[pool].configured:
         core.ledger.pools[pool].configured = 1
+        settle_pool(core, pool)
         core.ledger.pools[pool].attached += 1
         core.ledger.order.touch(pool)
     return pool

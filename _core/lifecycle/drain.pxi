@@ -131,7 +131,7 @@ cdef bint is_stranded(Core core, const Request* r) noexcept:
     if core.ledger.closed or r.target != NONE:
         return True
     for p in range(core.ledger.count):
-        if core.ledger.can_hold(p, r):
+        if core.flows.may_take(p, NONE) and core.ledger.can_hold(p, r):
             if not core.ledger.pools[p].draining:
                 return False
             some = True

@@ -77,7 +77,7 @@ cdef bint is_unholdable(Core core, int32_t i, int32_t pool) noexcept:
     if core.ledger.can_hold(pool, &core.requests.items[i]):
         return False
     for p in range(core.ledger.count):
-        if core.ledger.can_hold(p, &core.requests.items[i]):
+        if core.flows.may_take(p, NONE) and core.ledger.can_hold(p, &core.requests.items[i]):
             return False
     return True
 

@@ -74,58 +74,6 @@ cdef list flows_of(Core core, bytes name):
     return sorted(found)
 
 
-cdef int take_positions(Core core, int32_t pool) except -1:
-    """Restore the positions of flows in a pool of before the restart that is registered again.
-    O(flows * log n)."""
-    cdef Flows flows = core.flows
-    cdef int32_t q
-    cdef int64_t* at
-    cdef Position* p
-    cdef Family family
-    name = core.pool_list[pool]
-    for cls, level in core.saved_levels.pop(name, ()):
-        at = flows.positions.level(cls, pool)
-        at[0] = max(<int64_t>level, at[0])
-    for flow, (key, foreign, level) in core.saved_positions.pop(name, {}).items():
-        p = &flows.positions.items[position_of(flows, flow, pool)]
-        p.key, p.foreign = key, foreign
-        if is_node(flows, flow):
-            family = flows.family_of(flow)
-            family.levels[pool] = max(<int64_t>level, family.levels[pool])
-        flows.changed.mark(flow)
-        q = flows.items[<int32_t>flow].first_queue
-        while q != NONE:
-            replace_in_line(flows, q)
-            q = flows.queues[q].next_queue
-    return 0
-
-
-cdef int begin_positions(Core core) except -1:
-    """Let flows stand in the first pool by a position there. O(flows + queues * log n)."""
-    cdef bint copies = not core.saved_positions
-    begin_local(core.flows, copies)
-    take_positions(core, 0)
-    return add_to_pool(core.flows, 0, not copies)
-
-
-cdef int stand_in_pool(Core core, int32_t pool) except -1:
-    """Give flows their positions in a pool that has come. O(flows + queues * log n)."""
-    if core.ledger.count == 1 and not core.served_rows.on:
-        return 0
-    if not core.flows.local:
-        begin_positions(core)
-        if pool == 0:
-            return 0
-    take_positions(core, pool)
-    if core.ledger.count > POOLS_ORDERED:
-        if core.tree_is_stale:
-            settle_tree(core)  # with more pools no flow is below a node
-        if not core.flows.one_line:
-            begin_one_line(core.flows)
-        begin_shift(core.flows, pool)
-    return add_to_pool(core.flows, pool, True)
-
-
 cdef inline bint is_owned(Core core, const Pool* p) noexcept:
     return p.attached > p.configured or core.now_ns < p.owned_until_ns
 
@@ -162,6 +110,7 @@ cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
         forget_footprints(core, pool)
         core.ledger.clear(pool)
         core.prefixes.pools[pool] = PrefixIndex()
+        settle_pool(core, pool)
     elif core.ledger.count >= allowed and allowed < core.settings.pools_max:
         raise CallerError(
             CODE_FAILED_PRECONDITION, "pool",
@@ -179,8 +128,10 @@ cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
         core.prefixes.pools.append(PrefixIndex())
         core.flows.candidates.append(Line(core.classes))
         core.flows.anywhere.append(Line(core.classes))
-        stand_in_pool(core, pool)
         core.quotas.guarantees.throttled_for.append(Line(core.classes))
+        if is_named_only(core, pool):
+            set_add(&core.flows.named_only, pool)
+        stand_in_pool(core, pool)
     core.pool_names[name] = pool
     core.ledger.pools[pool].quota = core.pool_models.get(name, NONE)
     core.flows.positions.model[pool] = core.ledger.pools[pool].quota

@@ -66,12 +66,13 @@ cdef int64_t next_wait_ns(Core core, const Pool* p) noexcept:
 
 cdef int64_t next_ageing_ns(Core core, int32_t pool) noexcept:
     """When ageing may bring another class forward in a pool; NEVER: not to come. O(classes)."""
+    cdef int64_t until_ns
     if core.classes.count == 1:
         return NEVER
-    return min(
-        next_due_in(core, <Line>core.flows.candidates[0]),
-        next_due_in(core, <Line>core.flows.candidates[pool + 1]),
-    )
+    until_ns = next_due_in(core, <Line>core.flows.candidates[pool + 1])
+    if not core.flows.may_take(pool, NONE):
+        return until_ns
+    return min(until_ns, next_due_in(core, <Line>core.flows.candidates[0]))
 
 
 cdef int64_t next_due_in(Core core, Line line) noexcept:

@@ -144,6 +144,18 @@ cdef int count_refusal(Core core, int32_t flow, int outcome) except -1:
     return 0
 
 
+cdef bint is_only_named(Core core) noexcept:
+    """Whether pools are connected, and each takes only requests that name it. O(pools)."""
+    cdef int32_t pool
+    cdef bint some = False
+    for pool in range(core.ledger.count):
+        if core.ledger.pools[pool].attached:
+            some = True
+            if core.flows.may_take(pool, NONE):
+                return False
+    return some
+
+
 cdef void fill_refusal(
     Core core, Verdict* v, int32_t flow, int32_t target, int outcome, uint64_t key,
     int32_t principal,
@@ -164,12 +176,14 @@ cdef void fill_refusal(
         v.retry_after_ms = (core.quotas.budget_until_ns - core.now_ns + NS_PER_MS - 1) // NS_PER_MS
         v.retry_after_ms += <int64_t>(key % 1001) * 10
         v.spent_budget = core.quotas.spent_budget
+    if outcome == OUT_REJECTED_NO_POOL:
+        v.only_named = is_only_named(core)
     v.position = core.flows.items[flow].queued
     v.queue_max = <int32_t>core.settings.flow_queue_max
     v.queue_left = max(
         0, v.queue_max - <int32_t>slots_kept(v.queue_max) - core.flows.items[flow].queued
     )
-    if target == NONE and core.ledger.count == 1:
+    if target == NONE and core.ledger.count == 1 and core.flows.may_take(0, NONE):
         target = 0
     if target != NONE and core.principals.sees_pool(principal, core.pool_list[target]):
         p = &core.ledger.pools[target]

@@ -53,6 +53,7 @@ cdef class Core:
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
     cdef dict pool_limits  # by the names of pools; b"": of all others
+    cdef object listed_pools  # names of pools that the configuration lists
     cdef list flow_list, pool_list, sessions, ready_slots, free_slots
     cdef Writer writer
     cdef Chain answers  # ended requests, oldest first

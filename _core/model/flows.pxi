@@ -32,6 +32,8 @@ cdef class Flows:
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and flows have positions in them
     cdef bint one_line  # of many pools, for what may run anywhere, see local_position.pxi
+    cdef IndexSet named_only  # pools that take no request without a pool, see named_only.pxi
+    cdef Line no_line  # of these, for what may run anywhere: always empty
     cdef Positions positions
     cdef PoolOrder pool_order
     cdef int order  # ORDER_*
@@ -86,7 +88,7 @@ cdef class Flows:
         self.actives = [Heap() for _ in range(CLASSES_MAX)]
         for c in range(CLASSES_MAX):
             self.active_at[c] = <void*>self.actives[c]
-        self.candidates, self.anywhere = [Line(classes)], []
+        self.candidates, self.anywhere, self.no_line = [Line(classes)], [], Line(classes)
         self.positions, self.pool_order, self.families = Positions(), PoolOrder(), []
         self.linger_first = self.linger_last = NONE
         self.next_retry_at_ns = LONG_AGO_NS
@@ -168,6 +170,11 @@ cdef class Flows:
         for flow in range(self.count):
             if self.items[flow].cls == cls and self.items[flow].own_times != NULL:
                 memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
+
+    cdef inline bint may_take(self, int32_t pool, int32_t target) noexcept:
+        """Whether a pool takes requests for a target: it is that pool, or they name none (-1) and it
+        takes such requests. O(1)."""
+        return target == pool or (target == NONE and not set_has(&self.named_only, pool))
 
     cdef inline Family family_of(self, int32_t node):
         return <Family>self.families[self.items[node].family]

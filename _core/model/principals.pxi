@@ -152,6 +152,20 @@ cdef class Principals:
             self.pools[number], <const uint8_t*>PyBytes_AS_STRING(pool), len(pool)
         )
 
+    cdef bint bars(self, int32_t number, bytes pool) except -1:
+        """Whether a principal may ask, and may not offer a pool. O(patterns)."""
+        if not self.is_limited(number) or self.tenants[number] == []:
+            return False
+        return not self.may_offer(number, pool)
+
+    cdef bint some_bar(self, bytes pool) except -1:
+        """The same of all principals. O(principals * patterns)."""
+        cdef int32_t number
+        for number in range(self.count):
+            if self.bars(number, pool):
+                return True
+        return False
+
     cdef bint sees_pool(self, int32_t number, bytes pool) except -1:
         """Whether a principal may know how full a pool is: one of its own, or all. O(patterns)."""
         return self.may_offer(number, pool) or self.items[number].sees_all

@@ -114,10 +114,10 @@ cdef class Family:
 
     cdef inline bint stands_in(self, int32_t pool) noexcept:
         """Whether a child is in a line of a pool, and so the node. O(1)."""
-        cdef int32_t count = <int32_t>len(self.lines)
-        return count > 0 and (
-            (<Heap>self.lines[0]).count > 0
-            or (pool + 1 < count and (<Heap>self.lines[pool + 1]).count > 0)
+        return (
+            pool < <int32_t>len(self.anywhere) and (<Heap>self.anywhere[pool]).count > 0
+        ) or (
+            pool + 1 < <int32_t>len(self.lines) and (<Heap>self.lines[pool + 1]).count > 0
         )
 
     cdef inline int64_t least_key(self, int32_t pool) noexcept:

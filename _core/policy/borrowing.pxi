@@ -249,7 +249,7 @@ cdef bint is_saturated(Core core, int32_t target) noexcept:
     cdef int32_t p
     cdef bint some = False
     for p in range(core.ledger.count):
-        if core.ledger.serves(p) and (target == NONE or target == p):
+        if core.ledger.serves(p) and core.flows.may_take(p, target):
             some = True
             if not core.ledger.pools[p].saturated:
                 return False
@@ -355,8 +355,10 @@ cdef bint let_one_go(Core core, int32_t pool) except -1:
     cdef int32_t found[LOOKAHEAD]
     cdef bint is_free[LOOKAHEAD]
     cdef Line own = <Line>core.quotas.guarantees.throttled_for[pool + 1]
-    cdef Line free = <Line>core.quotas.guarantees.throttled_for[0]
+    cdef Line free = core.flows.no_line
     cdef int32_t k, c, flow, count = 0
+    if core.flows.may_take(pool, NONE):
+        free = <Line>core.quotas.guarantees.throttled_for[0]
     for k in range(core.classes.count):
         c = core.classes.order[k]
         count = best_first(own.heap(c), free.heap(c), 0, found, is_free, count)

@@ -126,7 +126,7 @@ cdef int64_t first_expected_ns(Core core, const Request* r) except -2:
         wait_ns = max(<int64_t>0, wait_ns - f.wait_error_ns)
     for k in range(core.ledger.count):
         p = &core.ledger.pools[k]
-        if core.ledger.serves(k) and (r.target == NONE or r.target == k):
+        if core.ledger.serves(k) and core.flows.may_take(k, r.target):
             each = prefill_expected_ns(core, p, fresh)
             least = each if least < 0 else min(least, each)
     return wait_ns + max(<int64_t>0, least)

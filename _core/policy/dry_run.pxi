@@ -85,7 +85,7 @@ cdef int32_t dry_run_pool(Core core, int32_t i) noexcept:
     if r.target != NONE:
         return r.target if core.ledger.serves(r.target) else NONE
     for p in range(core.ledger.count):
-        if not core.ledger.serves(p):
+        if not core.ledger.serves(p) or not core.flows.may_take(p, NONE):
             continue
         holds = core.ledger.can_hold(p, r)
         share = promised_ppm(core, p)

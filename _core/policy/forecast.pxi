@@ -56,7 +56,7 @@ cdef Pace pace_of(Core core, int32_t target) noexcept:
     cdef int32_t p
     pace.whole = pace.deep = 0
     for p in range(core.ledger.count):
-        if core.ledger.serves(p) and (target == NONE or target == p):
+        if core.ledger.serves(p) and core.flows.may_take(p, target):
             drain = &core.ledger.pools[p].drain
             pace.whole += pace_milli(drain, drain.work)
             pace.deep += pace_milli(drain, drain.deep_work)
@@ -68,7 +68,7 @@ cdef bint has_to_wait(Core core, int32_t target) noexcept:
     cdef bint waits = False
     cdef int32_t p
     for p in range(core.ledger.count):
-        if core.ledger.serves(p) and (target == NONE or target == p):
+        if core.ledger.serves(p) and core.flows.may_take(p, target):
             if core.ledger.pools[p].reason in (WAIT_NONE, WAIT_SESSION_CAP):
                 return False
             waits = True
@@ -282,7 +282,7 @@ cdef int64_t prefill_of(Core core, const Request* r) noexcept:
     cdef int64_t least = NONE, each
     cdef int32_t p, fresh = fresh_of(core, r)
     for p in range(core.ledger.count):
-        if core.ledger.serves(p) and (r.target == NONE or r.target == p):
+        if core.ledger.serves(p) and core.flows.may_take(p, r.target):
             each = prefill_ns(&core.ledger.pools[p], fresh)
             least = each if least < 0 else min(least, each)
     return max(<int64_t>0, least)

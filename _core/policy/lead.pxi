@@ -121,7 +121,7 @@ cdef int bring_back(Flows flows, int32_t flow, int64_t charged) except -1:
         if is_node(flows, flow):
             if not flows.family_of(flow).stands_in(p.pool):
                 continue
-        elif not (set_has(&stands, 0) or set_has(&stands, p.pool + 1)):
+        elif not is_for(flows, &stands, p.pool):
             continue
         less_by = too_far_ahead(flows, p) if may_be_ahead(flows, p, f, above) else 0
         if less_by > 0:

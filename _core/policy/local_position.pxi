@@ -135,8 +135,8 @@ cdef int part_emptied(Flows flows, int32_t flow) except -1:
     cdef IndexSet stands
     cdef int32_t n = flows.items[flow].first_position
     find_lines(flows, flow, &queued, &stands)
-    while n != NONE and not set_has(&queued, 0):
-        if not set_has(&queued, flows.positions.items[n].pool + 1):
+    while n != NONE:
+        if not is_for(flows, &queued, flows.positions.items[n].pool):
             part_pool(flows, n)
         n = flows.positions.items[n].next_position
     return 0
@@ -156,7 +156,7 @@ cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
     if not flows.one_line or flows.order != ORDER_COUNTER or not flows.lifts:
         return 0
     own = (<Line>flows.candidates[pool + 1]).heap(cls)
-    free = (<Line>flows.candidates[0]).heap(cls)
+    free = free_line(flows, pool).heap(cls)
     if free.count == 0:
         return flows.positions.shift(cls, pool)[0] // flows.grain
     key = free.nodes[0].key
@@ -179,14 +179,14 @@ cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
     if target == 0 and flows.one_line:
         return 0
     pools = <int32_t>len(flows.anywhere)
-    set_clear(&busy, pools)
+    busy = flows.named_only
     while q != NONE:
         if flows.queues[q].chain.count:
             if flows.queues[q].target == target:
                 return 0  # it stands in these pools already
             if flows.queues[q].target:
                 set_add(&busy, flows.queues[q].target - 1)
-            elif not flows.one_line:
+            elif not flows.one_line and flows.may_take(target - 1, NONE):
                 return 0
         q = flows.queues[q].next_queue
     if target:
@@ -292,6 +292,8 @@ cdef int stand_anywhere(Flows flows, int32_t q) except -1:
         if flows.order == ORDER_COUNTER and flows.lifts:
             key = p.key // flows.grain
         n = p.next_position
+        if not flows.may_take(p.pool, NONE):
+            continue
         put_anywhere(flows, q, p.pool, key, seq)
         stand_nodes_in(flows, q, p.pool)
     return 0
@@ -320,13 +322,18 @@ cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stan
         q = flows.queues[q].next_queue
 
 
+cdef inline bint is_for(Flows flows, const IndexSet* targets, int32_t pool) noexcept:
+    """Whether one of some targets means a pool. O(1)."""
+    return set_has(targets, pool + 1) or (set_has(targets, 0) and flows.may_take(pool, NONE))
+
+
 cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
     """Note in which pools all that a flow has queued waits for a quota, or for its share: there it
     is lifted with those that wait at the same node. O(targets)."""
     cdef Flow* f = &flows.items[flow]
     cdef IndexSet queued
     cdef IndexSet stands
-    cdef int32_t n = f.first_position, node = f.waits_at, target, place
+    cdef int32_t n = f.first_position, node = f.waits_at, place
     cdef Position* p
     if node == NONE and f.throttled:
         node = flows.quotas.guarantees.root
@@ -336,10 +343,9 @@ cdef int wait_in_pools(Flows flows, int32_t flow) except -1:
     while n != NONE:
         p = &flows.positions.items[n]
         place, n = n, p.next_position
-        target = p.pool + 1
-        if set_has(&stands, 0) or set_has(&stands, target) or p.waits_at == node:
+        if is_for(flows, &stands, p.pool) or p.waits_at == node:
             continue
-        if not (set_has(&queued, 0) or set_has(&queued, target)):
+        if not is_for(flows, &queued, p.pool):
             continue
         if p.waits_at != NONE:
             keep_lift(flows, p)
@@ -368,7 +374,7 @@ cdef bint return_to_pools(Flows flows, int32_t q) except -1:
         p = &flows.positions.items[n]
         place, n = n, p.next_position
         node = p.waits_at
-        if node == NONE or (target and target != p.pool + 1):
+        if node == NONE or not flows.may_take(p.pool, target - 1):
             continue
         keep_lift(flows, p)
         least = raise_level_in(flows, p.flow, p.pool)

@@ -42,7 +42,9 @@ cdef int note_throttled(Flows flows, int32_t flow) except -1:
 
 cdef bint has_throttled(Flows flows, int32_t pool) noexcept:
     cdef list throttled_for = flows.quotas.guarantees.throttled_for
-    return (<Line>throttled_for[0]).count > 0 or (<Line>throttled_for[pool + 1]).count > 0
+    if (<Line>throttled_for[0]).count and flows.may_take(pool, NONE):
+        return True
+    return (<Line>throttled_for[pool + 1]).count > 0
 
 
 cdef bint is_out(Flows flows, int32_t flow) noexcept:

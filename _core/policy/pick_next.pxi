@@ -53,7 +53,7 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
     cdef int32_t k, c, target, best = NONE, i = NONE, head
     cdef int64_t due_ns = core.now_ns + 1
     aged[0] = False
-    if (<Line>core.flows.candidates[0]).count == 0 and (
+    if free_line(core.flows, pool).count == 0 and (
         (<Line>core.flows.candidates[pool + 1]).count == 0
     ):
         return NONE
@@ -67,6 +67,8 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
                     break
             continue
         for target in (pool + 1, 0):
+            if target == 0 and not core.flows.may_take(pool, NONE):
+                continue
             line = <Line>core.flows.candidates[target]
             if line.heap(c).count and line.due_ns(c) < due_ns:
                 if target == 0:
@@ -139,7 +141,7 @@ cdef int32_t next_of_detached(Core core, int32_t pool) except -2:
     if core.requests.states[QUEUED] == 0:
         return NONE
     for p in range(core.ledger.count):
-        some = some or core.ledger.pools[p].attached
+        some = some or (core.ledger.pools[p].attached and core.flows.may_take(p, NONE))
     if not some:
         return head_for(core, pool, &aged)
     cls = own.best()

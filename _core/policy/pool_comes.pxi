@@ -78,9 +78,7 @@ cdef int count_backlogged(Flows flows, int32_t flow) except -1:
     while n != NONE:
         p = &flows.positions.items[n]
         n = p.next_position
-        p.backlogged = p.waits_at == NONE and (
-            set_has(&queued, 0) or set_has(&queued, p.pool + 1)
-        )
+        p.backlogged = p.waits_at == NONE and is_for(flows, &queued, p.pool)
         if p.backlogged:
             join_nodes(flows, flow, p.pool, False, False)
     return 0
@@ -93,7 +91,7 @@ cdef int add_to_pool(Flows flows, int32_t pool, bint begins) except -1:
         flow = flows.queues[q].flow
         if flows.queues[q].target == 0 and flows.one_line:
             continue
-        if flows.queues[q].target in (0, pool + 1) and flows.queues[q].chain.count:
+        if flows.may_take(pool, flows.queues[q].target - 1) and flows.queues[q].chain.count:
             if begins:
                 begin_in_pool(flows, flow, pool)
             replace_in_line(flows, q)

@@ -310,7 +310,7 @@ cdef int model_refusal(Core core, int32_t i, const Take* t) except -1:
     cdef int64_t due_ns, soonest = NONE
     cdef bint fits = False
     for p in range(core.ledger.count):
-        if (r.target != NONE and r.target != p) or not core.ledger.serves(p):
+        if not core.flows.may_take(p, r.target) or not core.ledger.serves(p):
             continue
         node = core.ledger.pools[p].quota
         if node == NONE:

@@ -251,11 +251,11 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef int64_t tokens = turn_tokens(core, i), room, most = 0
     cdef int32_t pool, best = NONE
-    if a.pool != NONE and (r.target == NONE or r.target == a.pool):
+    if a.pool != NONE and core.flows.may_take(a.pool, r.target):
         return NONE
     for pool in range(core.ledger.count):
         p = &core.ledger.pools[pool]
-        if r.target not in (NONE, pool) or not core.ledger.serves(pool):
+        if not core.flows.may_take(pool, r.target) or not core.ledger.serves(pool):
             continue
         if not core.ledger.can_hold(pool, r):
             continue
@@ -372,6 +372,20 @@ cdef int leave_hold(Core core, int32_t n, bint only_any, list waited) except -1:
             core.requests.items[i].head_state.head_ns = NONE
             core.requests.items[i].head_state.lined_ns = NONE
         i = after
+    return 0
+
+
+cdef int let_unnamed_out(Core core, int32_t pool) except -1:
+    """A pool takes only requests that name it from now on: let the others wait for its cap no more.
+    O(sessions + those * log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t n, i
+    cdef list waited = []
+    for n in range(agents.hold_used):
+        if agents.holds[n].requests.count and agents.shares[agents.holds[n].share].pool == pool:
+            leave_hold(core, n, True, waited)
+    for i in waited:
+        line_up(core, i)
     return 0
 
 

@@ -17,6 +17,8 @@ cdef inline bint stands_in_one(Flows flows) noexcept:
 
 cdef inline Line free_line(Flows flows, int32_t pool):
     """The line, in the order of a pool, of the queues whose requests may run in any pool."""
+    if not flows.may_take(pool, NONE):
+        return flows.no_line
     return <Line>(flows.candidates[0] if stands_in_one(flows) else flows.anywhere[pool])
 
 
@@ -32,7 +34,7 @@ cdef inline Heap free_heap(Flows flows, int32_t node, int32_t cls, int32_t pool)
     """The same of those with a head that may run in any, in the order of a pool. O(1)."""
     if node == NONE:
         return free_line(flows, pool).heap(cls)
-    if stands_in_one(flows):
+    if stands_in_one(flows):  # then no pool takes only what names it
         return flows.family_of(node).line_of(0)
     return flows.family_of(node).free_line_of(pool)
 

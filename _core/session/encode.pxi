@@ -52,7 +52,8 @@ cdef int write_admit_response(
         w.fixed64(1, <uint64_t>v.lease_id)
         w.close(2, before)
     else:
-        w.text(4, SPENT_BUDGETS[v.spent_budget] or OUTCOME_BYTES[v.outcome])
+        text = ONLY_NAMED if v.only_named else OUTCOME_BYTES[v.outcome]
+        w.text(4, SPENT_BUDGETS[v.spent_budget] or text)
         w.varint(3, v.position)
         quota = w.length()
         if node != NONE:

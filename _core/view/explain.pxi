@@ -307,7 +307,7 @@ cdef dict estimate_row(Core core, int64_t now_ns, int32_t i):
     elif r.lease.first_us == 0 and r.state != ENDED:
         first_ns = r.lease.waited_ns + <int64_t>r.lease.prefill_us * 1000
     for p in range(core.ledger.count):
-        if (r.target == NONE or r.target == p) and core.ledger.pools[p].attached:
+        if core.flows.may_take(p, r.target) and core.ledger.pools[p].attached:
             error_ns = max(error_ns, core.ledger.pools[p].prefill_error_ns)
     return {
         "wait_told_ms": r.forecast_wait_us // 1000 if r.forecast_wait_us >= 0 else NONE,
@@ -328,7 +328,7 @@ cdef list pool_waits(Core core, int32_t i):
     return [
         pool_wait(core, i, p)
         for p in range(core.ledger.count)
-        if (r.target == NONE or r.target == p) and core.ledger.pools[p].block_size
+        if core.flows.may_take(p, r.target) and core.ledger.pools[p].block_size
     ]
 
 

@@ -269,11 +269,21 @@ cdef int check_positions(Core core) except -1:
             or (flows.find_position(p.flow, p.pool) == n and 0 <= p.foreign and 0 <= p.key),
             "a flow has one position in a pool",
         )
+    for pool in range(core.ledger.count):
+        check_invariant(
+            core, is_named_only(core, pool) != flows.may_take(pool, NONE)
+            and (flows.local or flows.may_take(pool, NONE)),
+            "a pool takes requests that name none unless a stranger may ask",
+        )
     if stands_in_one(flows):
         return 0
     for pool in range(core.ledger.count):
         line = <Line>flows.anywhere[pool]
         check_line(core, line)
+        check_invariant(
+            core, line.count == 0 or flows.may_take(pool, NONE),
+            "nothing stands in a pool that takes only what names it",
+        )
         for q in range(flows.queue_count):
             flow, cls = flows.queues[q].flow, flows.items[flows.queues[q].flow].cls
             if flows.queues[q].target != 0:
@@ -282,8 +292,9 @@ cdef int check_positions(Core core) except -1:
             if flows.items[flow].parent != NONE:
                 id = flows.items[flow].place
             check_invariant(
-                core, heap.has(id) == has_place(flows, q),
-                "what may run anywhere stands in every pool",
+                core,
+                heap.has(id) == (has_place(flows, q) and flows.may_take(pool, NONE)),
+                "what may run anywhere stands in every pool that takes it",
             )
             if heap.has(id):
                 key = flows.key_of(q)

@@ -37,6 +37,7 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
             0 if p.attached else max(<int64_t>0, p.owned_until_ns - now_ns) // NS_PER_MS
         ),
         "draining": bool(p.draining or core.ledger.closed),
+        "named_only": not core.flows.may_take(pool, NONE),
         "wait_reason": WAIT_REASONS[p.reason] if core.requests.states[QUEUED] else "NONE",
         "max_running": p.max_running,
         "saturated": bool(p.saturated),
@@ -338,10 +339,11 @@ cdef int64_t fairness_gap(Flows flows) except -1:
         else:
             n = flows.items[flow].first_position
             while n != NONE:
-                widen(
-                    &spans[k + flows.positions.items[n].pool],
-                    flows.positions.items[n].key if flows.lifts else flows.items[flow].vtc,
-                )
+                if flows.may_take(flows.positions.items[n].pool, NONE):
+                    widen(
+                        &spans[k + flows.positions.items[n].pool],
+                        flows.positions.items[n].key if flows.lifts else flows.items[flow].vtc,
+                    )
                 n = flows.positions.items[n].next_position
     for k in range(count):
         widest = max(widest, spans[k].high - spans[k].low)

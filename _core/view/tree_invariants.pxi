@@ -84,7 +84,7 @@ cdef int check_backlogged(Core core, int32_t node) except -1:
                 check_invariant(
                     core, flows.positions.items[n].backlogged == (
                         flows.positions.items[n].waits_at == NONE
-                        and (set_has(&queued, 0) or set_has(&queued, pool + 1))
+                        and is_for(flows, &queued, pool)
                     ),
                     "a tenant's flow is backlogged in a pool while it has something queued there",
                 )

@@ -89,6 +89,10 @@ OUTCOME_TEXT = {
     OUT_EXPIRED: "nobody renewed its lease",
 }
 
+cdef bytes ONLY_NAMED = (
+    b"each connected engine takes only requests that name its pool; name one, or list it in `pools`"
+    b" of the configuration"
+)
 cdef dict OUTCOME_BYTES = {k: v.encode() for k, v in OUTCOME_TEXT.items()}
 
 cdef enum LeaseState:
@@ -131,6 +135,7 @@ ctypedef struct Verdict:
     int64_t waited_ns
     int64_t pool_capacity_tokens
     int64_t pool_free_tokens
+    bint only_named  # each connected pool takes only requests that name it
     int32_t pool
     int32_t outcome
     int32_t position

@@ -184,6 +184,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     for pool in shown:
         state = "" if pool.attached else f" (detached{_ago(pool.detached_ms)})"
         state += " (draining)" if pool.draining else ""
+        state += " (named only)" if pool.named_only else ""
         pools.add_row(
             pool.name + state,
             f"{pool.promised_tokens:,}",

@@ -148,6 +148,9 @@ class Configurable(Protocol):
     def set_rules_followed(self, now_ns: int) -> None:
         """Give the flows of tenants at first sight what the rules say."""
 
+    def set_pools_listed(self, now_ns: int, names: tuple[bytes, ...]) -> None:
+        """Let these pools take requests that name none, whoever offers them."""
+
     def set_pool(
         self,
         now_ns: int,
@@ -167,6 +170,7 @@ def configure(core: Configurable, config: Config, now_ns: int) -> None:
         core.set_shared(now_ns)
     _apply(core, config, None, now_ns)
     _limit_pools(core, config, None, now_ns)
+    _list_pools(core, config, now_ns)
     for pool in config.pools:
         _pool(core, pool, now_ns)
 
@@ -189,6 +193,7 @@ def reconfigure(
         # The core had accepted all of it.
         _change(core, before, config, now_ns)
         raise
+    _list_pools(core, config, now_ns)
     kept = []
     old_pools = {pool.name: pool for pool in before.pools}
     for pool in config.pools:
@@ -288,7 +293,13 @@ def _classes(core: Configurable, config: Config, before: Config | None) -> dict[
     return found
 
 
+def _list_pools(core: Configurable, config: Config, now_ns: int) -> None:
+    core.set_pools_listed(now_ns, tuple(pool.name.encode() for pool in config.pools))
+
+
 def _pool(core: Configurable, pool: Pool, now_ns: int) -> None:
+    if pool.capacity_tokens is None:
+        return
     core.set_pool(
         now_ns,
         pool.name.encode(),

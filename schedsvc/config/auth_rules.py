@@ -87,8 +87,9 @@ def _open_ports(data: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(tcp, str) and tcp not in named and proof_kind(entry, tokens) == "none":
             message = (
                 f"{tcp} has no authentication, beside a listener that has one or a file mode: by"
-                " default its callers ask for every tenant and offer no pool. Ask for tokens, or"
-                " say in auth.principals what `listener:` may do"
+                " default its callers ask for every tenant and offer no pool, so a pool that"
+                " registers itself takes only requests that name it. Ask for tokens, or say in"
+                " auth.principals what `listener:` may do"
             )
             yield ("listeners", i), message
 
@@ -128,6 +129,7 @@ def principal_advice(data: Mapping[str, Any]) -> Iterator[Finding]:
             " place in the queue; give each a share below 1"
         )
         yield ("auth", "principals"), message
+    yield from _strangers(data)
     shims = [entry for _, entry in _principals(data) if entry.get("pools")]
     free = [str(entry.get("name")) for entry in shims if entry.get("tenants") is None]
     if len(free) > 1:
@@ -136,5 +138,30 @@ def principal_advice(data: Mapping[str, Any]) -> Iterator[Finding]:
             " and no tenants, so each may spend the share and the quotas of every tenant, and they"
             " divide the places in a tenant's queue; give each the tenants that it serves, or"
             ' tenants: ["*"] if each serves all'
+        )
+        yield ("auth", "principals"), message
+
+
+def _strangers(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find callers who ask and may not offer every pool, where others offer pools."""
+    tokens, entries = has_tokens(data), [entry for _, entry in _principals(data)]
+    named = [entry.get("listener") for entry in entries]
+    listeners = [entry for _, entry in items(data.get("listeners")) if "unix" in entry]
+    some_open = any(
+        proof_kind(entry, tokens) == "none" and entry["unix"] not in named for entry in listeners
+    )
+    bound = [
+        str(entry.get("name"))
+        for entry in entries
+        if entry.get("tenants", entry.get("pools"))
+        and "*" not in (entry.get("pools") or ())
+        and (some_open or any(other.get("pools") for other in entries if other is not entry))
+    ]
+    if bound:
+        message = (
+            f"{', '.join([*bound[:3], *['...'] * (len(bound) > 3)])} may ask, and may not offer"
+            " every pool: a pool that registers itself and that one of them may not offer takes"
+            " only requests that name it; list it in `pools` to let requests without a pool run"
+            " there"
         )
         yield ("auth", "principals"), message

@@ -207,10 +207,13 @@ class TenantRule(Terms):
 
 
 class Pool(Section):
-    """A pool that no shim registers: always attached."""
+    """A pool that takes requests which name none, whoever offers it.
+
+    With `capacity_tokens` no shim need register it: it is always attached.
+    """
 
     name: Name
-    capacity_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)]
+    capacity_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] | None = None
     block_size_tokens: Annotated[int, Field(ge=1, le=65_536)] = 16
     max_running: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_model_tokens: Annotated[int, Field(ge=0, le=TOKENS_MAX)] = 0

@@ -4,6 +4,7 @@ They read the plain data, so that they are heard also where some field elsewhere
 skips quietly what has another type than it needs, because the models name that.
 """
 
+import re
 import ssl
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ __all__ = ["RESERVED_TENANTS", "UNKNOWN_TENANT", "advice", "broken_rules", "tena
 UNKNOWN_TENANT = "unknown"
 RESERVED_TENANTS = (UNKNOWN_TENANT, "other")
 
+_OCTAL = re.compile(r"0?[0-7]{3}")
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
@@ -92,6 +94,7 @@ def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
     tokens = has_tokens(data)
     for i, entry in items(data.get("listeners")):
         tcp = entry.get("tcp")
+        yield from _open_socket(entry, ("listeners", i), tokens)
         if not isinstance(tcp, str) or tcp.startswith(_LOOPBACK):
             continue
         if proof_kind(entry, tokens) == "none":
@@ -121,6 +124,19 @@ def advice(data: Any, folder: FilePath) -> Iterator[Finding]:
     yield from file_advice(data, folder)
     yield from cluster_advice(data)
     yield from neighbour_advice(data, folder)
+
+
+def _open_socket(entry: dict[str, Any], path: Path, tokens: bool) -> Iterator[Finding]:
+    """Find a Unix socket without authentication that every user of the host can open."""
+    unix, mode = entry.get("unix"), str(entry.get("mode"))
+    if not isinstance(unix, str) or proof_kind(entry, tokens) != "none":
+        return
+    if _OCTAL.fullmatch(mode) and int(mode, 8) & 0o006:
+        message = (
+            f"{unix} has mode {mode} and no authentication: every user of the host may call; use"
+            " 0660, or ask for tokens"
+        )
+        yield (*path, "mode"), message
 
 
 def _listeners(data: dict[str, Any], folder: FilePath) -> Iterator[Finding]:
@@ -244,3 +260,6 @@ def _pools(data: dict[str, Any]) -> Iterator[Finding]:
             yield from name_findings(name, (*path, "name"), 128)
         if isinstance(capacity, int) and isinstance(block, int) and 0 < capacity < block:
             yield (*path, "capacity_tokens"), f"is smaller than one block ({block} tokens)"
+        if capacity is None:
+            for key in sorted(entry.keys() - {"name", "capacity_tokens"}):
+                yield (*path, key), "needs capacity_tokens beside it; a shim states its own figures"

@@ -41,7 +41,8 @@ _REFUSED = {
     scheduler_pb2.OUTCOME_REJECTED_QUEUE_FULL: "all queues together are full (queue_max,"
     " queue_tokens_max)",
     scheduler_pb2.OUTCOME_REJECTED_TOO_LARGE: "it is larger than any pool that it may go to",
-    scheduler_pb2.OUTCOME_REJECTED_NO_POOL: "no pool that it may go to is connected",
+    scheduler_pb2.OUTCOME_REJECTED_NO_POOL: "no pool that it may go to is connected"
+    " (without a name it may go to those that `pools` lists or that every caller may offer)",
     scheduler_pb2.OUTCOME_REJECTED_DRAINING: "every pool that could run it is being drained",
     scheduler_pb2.OUTCOME_REJECTED_QUOTA: "a quota of its tenant, or of a group above, is used up"
     " (over: refuse)",

@@ -84,11 +84,18 @@ class RestWalk:
                 scheduler.set_flow_quota(0, flow, rnd.choice(groups))
         for k in range(self.pools):
             capacity, running = rnd.choice((200, 400, 1_600)), rnd.choice((0, 0, 3))
-            scheduler.set_pool(0, b"p%d" % k, 1, capacity, rnd.choice((1, 16)), running, 0)
+            self._offer(scheduler, k, 1, capacity, rnd.choice((1, 16)), running)
             self._figures(k, capacity, running)
         if rnd.random() < 0.2:
             scheduler.set_pool_limits(0, batch_max_tokens=150)
         return scheduler
+
+    def _offer(
+        self, scheduler: core.Scheduler, pool: int, epoch: int, capacity: int, block: int,
+        running: int,
+    ) -> None:  # fmt: skip
+        now_ns = getattr(self, "now_ns", 0)
+        scheduler.set_pool(now_ns, b"p%d" % pool, epoch, capacity, block, running, 0)
 
     def _figures(self, pool: int, capacity: int, running: int) -> None:
         self.figures = getattr(self, "figures", {}) | {pool: (capacity, running)}
@@ -188,9 +195,7 @@ class RestWalk:
         self.epochs[pool] += 1
         capacity = capacity * self.random.choice((50, 100, 150)) // 100
         for each in self.both:
-            each.set_pool(
-                self.now_ns, b"p%d" % pool, self.epochs[pool], max(20, capacity), 1, running, 0
-            )
+            self._offer(each, pool, self.epochs[pool], max(20, capacity), 1, running)
 
     def _drain(self) -> None:
         name = b"p%d" % self.random.randrange(self.pools)

@@ -132,3 +132,55 @@ def test_check_names_the_limits_of_connections_and_what_a_certificate_has() -> N
         summary = dict(check._summary(config))
         assert expected in summary["principals"]
         assert "1,024 on each listener; one without a token" in summary["connections"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "auth", "warned"),
+    [
+        ("0666", "none", True),
+        ("662", "none", True),
+        ("0664", "none", True),
+        ("0660", "none", False),
+        ("0666", "token", False),
+    ],
+)
+def test_check_warns_of_a_socket_that_everyone_can_open(
+    tmp_path: Path, mode: str, auth: str, warned: bool
+) -> None:
+    """The file mode says who can connect; one that lets all users in counted as a guard."""
+    text = f"listeners: [{{unix: s, mode: '{mode}', auth: {auth}}}]\n{GATE}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    found = json.loads(run("check", str(tmp_path / "c.yaml"), "--json").stdout)["warnings"]
+    assert [w["path"] for w in found if f"has mode {mode}" in w["message"]] == (
+        ["listeners[0].mode"] * warned
+    )
+
+
+NARROW = f"{{name: a, sha256: {'a' * 64}, pools: ['a*'], tenants: [x]}}"
+
+
+@pytest.mark.parametrize(
+    ("listener", "others", "warned"),
+    [
+        ("{tcp: '127.0.0.1:7600', auth: token}", "", []),
+        ("{unix: s, auth: none}", "", ["a"]),
+        ("{unix: s, auth: token}", f"{{name: b, sha256: {'b' * 64}, pools: ['*']}}", ["a"]),
+        ("{unix: s, auth: token}", f"{{name: b, sha256: {'b' * 64}, pools: ['b*']}}", ["a, b"]),
+        ("{unix: s, auth: token}", f"{{name: b, sha256: {'b' * 64}, operator: true}}", []),
+    ],
+)
+def test_check_warns_of_pools_that_take_only_requests_which_name_them(
+    tmp_path: Path, listener: str, others: str, warned: list[str]
+) -> None:
+    entries = ", ".join(filter(None, (NARROW, others)))
+    text = f"listeners: [{listener}]\nauth: {{principals: [{entries}]}}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    found = json.loads(run("check", str(tmp_path / "c.yaml"), "--json").stdout)["warnings"]
+    messages = [w["message"] for w in found if "offer every pool" in w["message"]]
+    assert [each.split(" may ask")[0].split(" may")[0] for each in messages] == warned
+
+
+def test_a_pool_without_capacity_states_no_other_figures(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("listeners: [{unix: s}]\npools: [{name: p, max_running: 3}]\n")
+    shown = run("check", str(tmp_path / "c.yaml"))
+    assert "pools[0].max_running: needs capacity_tokens beside it" in shown.output

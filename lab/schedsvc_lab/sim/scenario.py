@@ -101,7 +101,9 @@ def engine_configs(scenario: Scenario) -> dict[str, EngineConfig]:
                 sequences_max=pool.max_running or None,
                 context_tokens_max=pool.max_model_tokens or None,
                 prefill="separate" if rounds else None,
-                step_tokens_max=max(profile.engine.step_tokens_max, pool.capacity_tokens)
+                step_tokens_max=max(
+                    profile.engine.step_tokens_max, pool.capacity_tokens or profile.kv_tokens
+                )
                 if rounds
                 else None,
             )
@@ -216,8 +218,9 @@ def _core_adapter(
     configure(core, config, 0)
     unknown = core.flow_index(UNKNOWN_TENANT.encode())
     known = [core.flow_index(client.encode()) for client in requests.clients]
-    if not config.pools:
-        for name, engine in configs.items():
+    sized = {pool.name for pool in config.pools if pool.capacity_tokens}
+    for name, engine in configs.items():
+        if name not in sized:
             core.set_pool(
                 0,
                 name.encode(),

@@ -249,6 +249,7 @@ class PoolStats(_message.Message):
     SESSIONS_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     SESSIONS_WAITING_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    NAMED_ONLY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     epoch: _builtins.int
     capacity_tokens: _builtins.int
@@ -342,6 +343,10 @@ class PoolStats(_message.Message):
     sessions_waiting: _builtins.int
     draining: _builtins.bool
     """An operator has drained it, or the whole service: nothing new is admitted."""
+    named_only: _builtins.bool
+    """It takes only requests that name it: it registered itself, the configuration does not list it,
+    and some caller that may ask may not offer it.
+    """
     def __init__(
         self,
         *,
@@ -392,10 +397,11 @@ class PoolStats(_message.Message):
         sessions_max_tokens: _builtins.int = ...,
         sessions_waiting: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        named_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "output_above_limit_tokens", b"output_above_limit_tokens", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "named_only", b"named_only", "output_above_limit_tokens", b"output_above_limit_tokens", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
