@@ -10,7 +10,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.server import Server
 
-from .conftest import POOL, ask, calling, config_of, serving, token_of, until
+from .conftest import POOL, ask, calling, config_of, serving, token_of, totals, until
 from .test_principals import bearer
 
 A, B = "gate-a-token-of-enough", "gate-b-token-of-enough"
@@ -33,6 +33,16 @@ async def offering(server: Server, pool: str, **call: Any) -> AsyncIterator[None
         yield
 
 
+@asynccontextmanager
+async def beside_b1(**keys: Any) -> AsyncIterator[Server]:
+    """Serve two principals, of whom one has registered the pool b1."""
+    async with (
+        serving(auth={"principals": GATES}, **keys) as server,
+        offering(server, "b1", metadata=bearer(B)),
+    ):
+        yield server
+
+
 def row_of(server: Server, pool: str) -> dict[str, Any]:
     return next((row for row in server.driver.stats(0)["pools"] if row["name"] == pool), {})
 
@@ -48,24 +58,22 @@ async def placed(server: Server, token: str, count: int = 5, **fields: Any) -> l
 
 async def test_a_request_without_a_pool_never_runs_in_a_strangers_pool() -> None:
     """The idle pool of another principal was the first choice."""
-    async with serving(auth={"principals": GATES}) as server:
-        async with offering(server, "b1", metadata=bearer(B)):
-            assert row_of(server, "b1")["named_only"]
-            assert not row_of(server, "pool")["named_only"]
-            for token in (A, B):
-                assert await placed(server, token) == ["pool"] * 5
-                assert await placed(server, token, pool="b1") == ["b1"] * 5
+    async with beside_b1() as server:
+        assert row_of(server, "b1")["named_only"]
+        assert not row_of(server, "pool")["named_only"]
+        for token in (A, B):
+            assert await placed(server, token) == ["pool"] * 5
+            assert await placed(server, token, pool="b1") == ["b1"] * 5
 
 
 async def test_a_request_without_a_pool_is_refused_if_every_pool_is_a_strangers() -> None:
-    async with serving(auth={"principals": GATES}, pools=[]) as server:
-        async with offering(server, "b1", metadata=bearer(B)):
-            refused = ["OUTCOME_REJECTED_NO_POOL"]
-            assert await placed(server, A, 1) == await placed(server, B, 1) == refused
-            assert await placed(server, A, 1, pool="b1") == ["b1"]
-            async with calling(server.targets[0]) as stub:
-                refusal = await stub.Admit(ask(10), metadata=bearer(A))
-            assert "name one, or list it in `pools`" in refusal.refusal.message
+    async with beside_b1(pools=[]) as server:
+        refused = ["OUTCOME_REJECTED_NO_POOL"]
+        assert await placed(server, A, 1) == await placed(server, B, 1) == refused
+        assert await placed(server, A, 1, pool="b1") == ["b1"]
+        async with calling(server.targets[0]) as stub:
+            refusal = await stub.Admit(ask(10), metadata=bearer(A))
+        assert "name one, or list it in `pools`" in refusal.refusal.message
 
 
 async def test_a_pool_that_the_configuration_lists_takes_all() -> None:
@@ -87,9 +95,11 @@ async def test_a_pool_that_the_configuration_lists_takes_all() -> None:
 )
 async def test_a_pool_that_all_who_ask_may_offer_takes_all(others: list[dict[str, Any]]) -> None:
     principals = [token_of("a", A), *others]
-    async with serving(auth={"principals": principals}, pools=[]) as server:
-        async with offering(server, "a1", metadata=bearer(A)):
-            assert await placed(server, A) == ["a1"] * 5
+    async with (
+        serving(auth={"principals": principals}, pools=[]) as server,
+        offering(server, "a1", metadata=bearer(A)),
+    ):
+        assert await placed(server, A) == ["a1"] * 5
 
 
 async def test_a_scheduler_without_principals_places_requests_as_it_did() -> None:
@@ -99,35 +109,38 @@ async def test_a_scheduler_without_principals_places_requests_as_it_did() -> Non
 
 async def test_a_port_that_only_asks_reaches_only_pools_that_are_listed(tmp_path: Any) -> None:
     port, socket = {"tcp": "127.0.0.1:0", "auth": "none"}, {"unix": str(tmp_path / "s")}
-    async with serving(listeners=[socket, port], pools=[]) as server:
-        async with offering(server, "a1"), calling(server.targets[1]) as stub:
-            assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_REJECTED_NO_POOL
-            assert (await stub.Admit(ask(10, pool="a1"))).grant.pool == "a1"
+    async with (
+        serving(listeners=[socket, port], pools=[]) as server,
+        offering(server, "a1"),
+        calling(server.targets[1]) as stub,
+    ):
+        assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_REJECTED_NO_POOL
+        assert (await stub.Admit(ask(10, pool="a1"))).grant.pool == "a1"
 
 
 async def test_a_reload_of_principals_moves_what_waits() -> None:
     """A request waits for the full pool of the configuration; another pool is a stranger's until
     a reload lets all offer it."""
-    async with serving(auth={"principals": GATES}) as server, calling(server.targets[0]) as stub:
-        async with offering(server, "b1", metadata=bearer(B)):
-            full = await stub.Admit(ask(1_580), metadata=bearer(A))
-            assert full.grant.pool == POOL["name"]
-            waits = stub.Admit(ask(100), metadata=bearer(A))
-            await until(lambda: server.driver.stats(0)["totals"]["queued"], "it waits")
-            both = [token_of("a", A, pools=["a*", "b1"]), token_of("b", B, pools=["b*"])]
-            server.reconfigure(config_of(auth={"principals": both}))
-            assert (await waits).grant.pool == "b1"
-            server.reconfigure(config_of(auth={"principals": GATES}))
-            assert row_of(server, "b1")["named_only"]
+    async with beside_b1() as server, calling(server.targets[0]) as stub:
+        full = await stub.Admit(ask(1_580), metadata=bearer(A))
+        assert full.grant.pool == POOL["name"]
+        waits = stub.Admit(ask(100), metadata=bearer(A))
+        await until(lambda: totals(server)["queued"], "it waits")
+        both = [token_of("a", A, pools=["a*", "b1"]), token_of("b", B, pools=["b*"])]
+        server.reconfigure(config_of(auth={"principals": both}))
+        assert (await waits).grant.pool == "b1"
+        server.reconfigure(config_of(auth={"principals": GATES}))
+        assert row_of(server, "b1")["named_only"]
+        server.reconfigure(config_of(auth={"principals": GATES}, pools=[POOL, LISTED]))
+        assert not row_of(server, "b1")["named_only"]
 
 
 async def test_why_names_no_pool_that_takes_only_what_names_it() -> None:
-    async with serving(auth={"principals": GATES}) as server, calling(server.targets[0]) as stub:
-        async with offering(server, "b1", metadata=bearer(B)):
-            await stub.Admit(ask(1_580), metadata=bearer(A))
-            waits = stub.Admit(ask(100, request_id="w"), metadata=bearer(A))
-            await until(lambda: server.driver.stats(0)["totals"]["queued"], "it waits")
-            (story,) = server.driver.explain(b"w", b"", -1)
-            assert [row["pool"] for row in story["pools"]] == [POOL["name"]]
-            waits.cancel()
-            await until(lambda: not server.driver.stats(0)["totals"]["queued"], "it left")
+    async with beside_b1() as server, calling(server.targets[0]) as stub:
+        await stub.Admit(ask(1_580), metadata=bearer(A))
+        waits = stub.Admit(ask(100, request_id="w"), metadata=bearer(A))
+        await until(lambda: totals(server)["queued"], "it waits")
+        (story,) = server.driver.explain(b"w", b"", -1)
+        assert [row["pool"] for row in story["pools"]] == [POOL["name"]]
+        waits.cancel()
+        await until(lambda: not totals(server)["queued"], "it left")

@@ -1,5 +1,6 @@
 """Makes a core as the options of a run say."""
 
+from collections.abc import Collection
 from dataclasses import asdict
 
 from schedsvc._core import Scheduler
@@ -72,6 +73,13 @@ def _set_hostile(core: Scheduler, options: Options, now_ns: int) -> None:
             tenants=[name.encode() for name in grants.tenants],
             share_ppm=grants.share_ppm,
         )
+        list_pools(core, options, now_ns, options.hostile.closed)
+
+
+def list_pools(core: Scheduler, options: Options, now_ns: int, closed: Collection[str]) -> None:
+    """List all pools but those that shall take only requests that name them."""
+    names = (pool.name for pool in options.pools if pool.name not in closed)
+    core.set_pools_listed(now_ns, tuple(name.encode() for name in names))
 
 
 def _set_classes(core: Scheduler, options: Options) -> None:

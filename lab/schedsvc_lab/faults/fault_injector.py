@@ -402,6 +402,10 @@ class FaultInjector:
         """Let a tenant or all in, for a while."""
         return self._world.operator.dry_run()
 
+    def pools_relisted(self) -> bool:
+        """Let other pools take requests that name none."""
+        return self._world.operator.relist()
+
     # Engines.
 
     def engine_restarted(self) -> bool:

@@ -11,12 +11,17 @@ HOSTILE = 1 << 48
 HOSTILE_TREES = 1 << 53
 """Seeds from here on have such a principal, and groups with a weight."""
 
+CLOSING = 7 << 51
+"""Seeds from here on have such a principal and draw pools that take only requests that name them,
+if it may not offer every pool."""
+
 PRINCIPAL = 9
 TENANT = "mal"
 POOLS = 24
 """The number of names that the principal has for pools of its own."""
 
 _MS = 1_000_000
+_EVERYTHING = ("*",)
 
 HOSTILE_FAULTS = {
     # name: (how often it is chosen, what it does)
@@ -40,6 +45,11 @@ HOSTILE_FAULTS = {
 }
 """The acts of a principal against others."""
 
+CLOSING_FAULTS = {
+    "pools-relisted": (30, "a reload lists other pools, so that some take requests without a name"),
+}
+"""Acts of an operator because of such a principal."""
+
 
 @dataclass(frozen=True)
 class HostileOptions:
@@ -48,8 +58,17 @@ class HostileOptions:
     grants: Grants
     strikes_ns: int  # between two of its acts, on average
     waiting_max: int  # of its own honest requests
+    closed: frozenset[str] = frozenset()  # pools that take only requests that name them
     duel: bool = False  # the seed runs twice, to compare what others got
     size: tuple[int, int] | None = None  # prompt and output of all requests of a duel
+
+
+def draw_closed(seed: int, grants: Grants, names: list[str]) -> frozenset[str]:
+    """Draw the pools that the configuration does not list, of those that the principal bars."""
+    rnd = Random(seed ^ 0xC105ED)  # noqa: S311 - no secret: one seed is one run
+    if grants.pools == _EVERYTHING or rnd.random() < 0.2:
+        return frozenset()
+    return frozenset(name for name in names if rnd.random() < 0.5)
 
 
 def draw_hostile(seed: int, *, fair: bool) -> tuple[HostileOptions, dict[str, object]]:
@@ -58,11 +77,11 @@ def draw_hostile(seed: int, *, fair: bool) -> tuple[HostileOptions, dict[str, ob
     Also returns settings of the core: tables so small that a principal can try to fill them.
     """
     rnd = Random(seed ^ 0xBAD)  # noqa: S311 - no secret: one seed is one run
-    own, everything = ("mal-*",), ("*",)
+    own = ("mal-*",)
     grants = Grants(
         principal=PRINCIPAL,
-        pools=rnd.choice((own, everything)),
-        tenants=rnd.choice(((TENANT,), (TENANT,), (TENANT, "mal-*"), everything)),
+        pools=rnd.choice((own, _EVERYTHING)),
+        tenants=rnd.choice(((TENANT,), (TENANT,), (TENANT, "mal-*"), _EVERYTHING)),
         share_ppm=rnd.choice((50_000, 250_000, 500_000)),
     )
     options = HostileOptions(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedsvc._core import CallerError
 from schedsvc_lab.faults.auditor import UNKNOWN_FLOW, ViolationError
+from schedsvc_lab.faults.configured import list_pools
 from schedsvc_lab.faults.event_queue import EventQueue
 from schedsvc_lab.faults.options import Options
 
@@ -31,6 +32,8 @@ class Operator:
         for pool in self._options.pools:
             self._undo(pool.name)
         self._undo("")
+        if "pools-relisted" in self._options.faults:
+            self._server.enter((self._list, frozenset()))
         self._enforce(self._tenants())
 
     # Drains.
@@ -59,6 +62,29 @@ class Operator:
                 server.auditor.drain(pool, draining=draining)
 
         server.act(drain)
+
+    # Pools that take only requests that name them.
+
+    def relist(self) -> bool:
+        """List other pools. False: there is no scheduler, or no pool would close."""
+        hostile, rnd = self._options.hostile, self._events.rnd
+        if hostile is None or not self._server.is_up:
+            return False
+        names = [pool.name for pool in self._options.pools]
+        closed = {name for name in names if rnd.random() < 0.4}
+        if not closed or hostile.grants.pools != ("mal-*",):
+            return False
+        self._server.enter((self._list, frozenset(closed)))
+        return True
+
+    def _list(self, closed: frozenset[str]) -> None:
+        server, options = self._server, self._options
+
+        def change(now_ns: int) -> None:
+            list_pools(server.core, options, now_ns, closed)
+            server.auditor.books.closed = set(closed)
+
+        server.act(change)
 
     # Leases.
 

@@ -30,11 +30,14 @@ from schedsvc_lab.faults.draws import (
     with_shares,
 )
 from schedsvc_lab.faults.hostile_options import (
+    CLOSING,
+    CLOSING_FAULTS,
     HOSTILE,
     HOSTILE_FAULTS,
     HOSTILE_TREES,
     TENANT,
     HostileOptions,
+    draw_closed,
     draw_hostile,
 )
 from schedsvc_lab.faults.leaver_options import LEAVER_FAULTS, draw_leavers, draw_paces
@@ -104,7 +107,7 @@ OPERATOR_FAULTS = {
 """Acts of an operator on a scheduler that runs."""
 
 FAULTS = _FIRST_FAULTS | STATE_FAULTS | OPERATOR_FAULTS
-FAULTS |= LEAVER_FAULTS | HOSTILE_FAULTS | CLUSTER_FAULTS
+FAULTS |= LEAVER_FAULTS | HOSTILE_FAULTS | CLOSING_FAULTS | CLUSTER_FAULTS
 
 FAIR_FAULTS = frozenset(
     (
@@ -178,14 +181,14 @@ ALIVE = 1 << 52
 """From here on a newcomer has to wait for a sign of life of the engine whose pool it claims."""
 
 SESSIONS = 3 << 52
-"""Seeds from here on draw sessions of agents; of these only the odd ones have a hostile principal,
-so that the others show who is served how much."""
+"""Seeds from here on draw sessions of agents; of these, up to CLOSING, only the odd ones have a
+hostile principal, so that the others show who is served how much."""
 
 
 def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Options:
     """Draw a run. `faults` are those that may happen; None: what the seed draws."""
     options = _draw(seed, events, faults)
-    if HOSTILE <= seed < SESSIONS or (seed >= SESSIONS and seed % 2):
+    if HOSTILE <= seed < SESSIONS or seed >= CLOSING or (seed >= SESSIONS and seed % 2):
         options = _with_hostile(options, faults)
     if seed >= SESSIONS:
         options = _with_sessions(options)
@@ -216,6 +219,10 @@ def _with_hostile(options: Options, faults: frozenset[str] | None) -> Options:
     if faults is None:
         rnd = Random(options.seed ^ 0xFA17)  # noqa: S311 - no secret: one seed is one run
         drawn |= {name for name in HOSTILE_FAULTS if rnd.random() < 0.8}
+    if options.seed >= CLOSING and not options.fair:
+        names = [pool.name for pool in options.pools]
+        hostile = replace(hostile, closed=draw_closed(options.seed, hostile.grants, names))
+        drawn |= CLOSING_FAULTS.keys() if faults is None else frozenset()
     return replace(options, hostile=hostile, core=options.core | core, faults=drawn)
 
 

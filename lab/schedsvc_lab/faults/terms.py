@@ -118,6 +118,7 @@ def terms_of(options: Options) -> Terms:
         by_deadline=core.get("flow_order") == "deadline",
         early_refusal=bool(core.get("early_refusal")),
         grants=None if options.hostile is None else options.hostile.grants,
+        closed=frozenset() if options.hostile is None else options.hostile.closed,
         sessions_max=core.get("sessions_max", 4_096),
         leases_max=core.get("leases_max", 65_536),
         adapters_max=core.get("adapters_max", 1_024),

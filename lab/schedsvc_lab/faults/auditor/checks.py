@@ -233,6 +233,9 @@ def compare(books: Books, stats: Stats) -> None:
     bounded = books.handles.bounded(books)
     require(bounded <= 2 * books.terms.queue_max, "the queues are too long", bounded)
     books.handles.compare(stats)
+    for row in stats["pools"]:
+        only = row["name"] in books.closed
+        require(row["named_only"] == only, f"{row['name']} takes other requests than it shows")
     books.shares.check(books)
     for row in stats["pools"]:
         if row["name"] in books.pools:
@@ -276,7 +279,7 @@ def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:
 
 def _waiting(books: Books, pool: Pool) -> Iterable[Request]:
     for (_, target), queue in books.queues.items():
-        if target in ("", pool.name):
+        if books.takes(pool, target):
             yield from queue.values()
 
 

@@ -31,6 +31,7 @@ class ImpliedState:
         self.expired: list[Lease] = []  # in this round; their answers are not in `ended` yet
         self.orphans: dict[int, Lease] = {}  # live leases whose expiry no stream hears of
         self.pools: dict[str, Pool] = {}
+        self.closed = set(self.terms.closed)  # pools that take only requests that name them
         self.tags: dict[tuple[int, int], Request] = {}
         self.counts = dict.fromkeys(COUNTS, 0)
         self.replays_unsure = 0  # counted as refused, or an unread grant had taken their lease id
@@ -97,6 +98,13 @@ class ImpliedState:
     def holds(self, r: Request) -> bool:
         """Whether a pool could ever run a request. O(pools)."""
         return any(pool.can_hold(r) for pool in self.pools.values())
+
+    def takes(self, pool: Pool, target: str, *, late: bool = False) -> bool:
+        """Whether a pool takes requests for a target; "": they name none. O(1).
+
+        `late`: also what it may have taken before it closed to these.
+        """
+        return target == pool.name or (not target and (late or pool.name not in self.closed))
 
     def first_of(self, queue: dict[int, Request]) -> Request:
         """Return the next request of a queue. O(1), by deadline O(n)."""

@@ -106,7 +106,8 @@ class OperatorActions:
         target = r.ask.pool if r.ask else ""
         if self.closed or target in self.drained:
             return True
-        holding = {pool.name for pool in books.pools.values() if pool.can_hold(r)}
+        pools = (pool for pool in books.pools.values() if books.takes(pool, ""))
+        holding = {pool.name for pool in pools if pool.can_hold(r)}
         return not target and bool(holding) and holding <= self.drained
 
     def check_refusal(self, books: ImpliedState, r: Request, outcome: int) -> None:
@@ -116,7 +117,7 @@ class OperatorActions:
             holding = {
                 pool.name
                 for pool in books.pools.values()
-                if target in ("", pool.name) and pool.offers and pool.can_hold(r)
+                if books.takes(pool, target) and pool.offers and pool.can_hold(r)
             }
             drains = bool(holding) and holding <= self.drained
             require(drains, "refused as drained, but it is not", *r.key, *holding)
@@ -135,7 +136,7 @@ class OperatorActions:
             return
         for (_, target), queue in books.queues.items():
             served = any(
-                self.serves(pool) for pool in books.pools.values() if target in ("", pool.name)
+                self.serves(pool) for pool in books.pools.values() if books.takes(pool, target)
             )
             for r in queue.values():
                 if r.withdrawn:

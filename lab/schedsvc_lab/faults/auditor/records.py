@@ -163,6 +163,7 @@ class Terms:
     credit_max: int = 0  # micro-tokens; CREDIT_AUTO: the average charge of a request
     lead_max: int = 0  # micro-tokens, how far ahead service elsewhere keeps a flow in a pool
     by_deadline: bool = False  # inside a flow, whose wait is over first goes first
+    closed: frozenset[str] = frozenset()  # pools that take only what names them, at the start
     grants: Grants | None = None
     sessions_max: int = 4_096
     leases_max: int = 65_536

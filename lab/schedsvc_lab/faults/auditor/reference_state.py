@@ -372,7 +372,7 @@ class Auditor:
             may = books.terms.early_refusal and r.has_deadline
             require(may, "refused for a deadline that it does not have", *r.key)
         elif outcome in (REJECTED_TOO_LARGE, EVICTED_TOO_LARGE, REJECTED_NO_POOL) and not late:
-            pools = [p for p in books.pools.values() if r.ask and r.ask.pool in ("", p.name)]
+            pools = [p for p in books.pools.values() if r.ask and books.takes(p, r.ask.pool)]
             fits = any(p.can_hold(r) and (p.offers or outcome > REJECTED_LAST) for p in pools)
             require(not fits, "refused as too large, or without pool, but one could hold it")
         if not late:
@@ -385,7 +385,7 @@ class Auditor:
         require(pool is not None, "a grant in a pool that was never offered", grant.pool)
         if pool is None or r.ask is None:
             return
-        require(r.ask.pool in ("", grant.pool), "a grant in another pool", r.ask.pool, grant.pool)
+        require(books.takes(pool, r.ask.pool, late=late), "a grant in another pool", *r.key)
         require(granted_ns < r.due_ns, "granted after its TTL", granted_ns - r.due_ns)
         if not late:
             require(bool(pool.offers), "a grant in a pool that no stream offers", pool.name)
