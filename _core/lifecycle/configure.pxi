@@ -183,7 +183,8 @@ cdef void lead_cold(Core core) noexcept:
 
 
 cdef int32_t register_pool(Core core, bytes name, PoolFigures* f) except -1:
-    """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch.
+    """Register a pool, or give a known one new figures. O(1), O(leases of it) on a new epoch; under
+    a new name O(principals * patterns + queues * log n).
 
     While a principal offers it, and for a lease's TTL and grace after its last stream has ended, no
     other one can change it: its shim may be reconnecting, and its leases run. While it is offered

@@ -98,7 +98,8 @@ cdef int close_to_unnamed(Core core, int32_t pool) except -1:
             stand_nodes_in(flows, q, pool)
             part_emptied(flows, flows.queues[q].flow)
     let_unnamed_out(core, pool)
-    core.sweep_next = core.sweep_hold = 0
+    if core.ledger.pools[pool].block_size:  # else it is new, and nothing has waited for it
+        core.sweep_next = core.sweep_hold = 0
     return 0
 
 

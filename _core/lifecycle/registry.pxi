@@ -129,7 +129,7 @@ cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
         core.flows.candidates.append(Line(core.classes))
         core.flows.anywhere.append(Line(core.classes))
         core.quotas.guarantees.throttled_for.append(Line(core.classes))
-        if is_named_only(core, pool):
+        if principal != NONE and is_named_only(core, pool):
             set_add(&core.flows.named_only, pool)
         stand_in_pool(core, pool)
     core.pool_names[name] = pool

@@ -332,6 +332,7 @@ cdef int32_t absent_pool(Core core, bytes name) except -1:
     Stats shows it. O(pools)."""
     cdef int32_t pool = new_pool(core, name, NONE)
     core.ledger.size(pool, 1, 1, 0, 0)
+    settle_pool(core, pool)
     core.ledger.pools[pool].draining = True
     return pool
 

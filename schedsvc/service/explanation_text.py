@@ -158,6 +158,8 @@ def _lack(pool: pb.PoolWait) -> str:
 
 
 def _turn(story: pb.RequestStory) -> str:
+    if not story.pools:
+        return "No pool that it may go to is connected."
     rows = [pool for pool in story.pools if not pool.is_next and pool.reason]
     if not rows:
         return "It waits for its turn."

@@ -5,6 +5,7 @@ The production source holds none of this.
 
 from bugs_backfill import BACKFILL_BUGS
 from bugs_fairness import FAIRNESS_BUGS
+from bugs_named import NAMED_BUGS
 from bugs_operator import OPERATOR_BUGS
 from bugs_rest import REST_BUGS
 from bugs_sessions import SESSION_BUGS
@@ -475,6 +476,7 @@ MUTANTS = (
     *FAIRNESS_BUGS,
     *BACKFILL_BUGS,
     *TRUST_BUGS,
+    *NAMED_BUGS,
     *TENANT_BUGS,
     *TREE_BUGS,
     *SESSION_BUGS,

@@ -11,7 +11,7 @@ HOSTILE = 1 << 48
 HOSTILE_TREES = 1 << 53
 """Seeds from here on have such a principal, and groups with a weight."""
 
-CLOSING = 7 << 51
+CLOSING = 15 << 50
 """Seeds from here on have such a principal and draw pools that take only requests that name them,
 if it may not offer every pool."""
 
