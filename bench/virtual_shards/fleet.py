@@ -6,16 +6,15 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from schedsvc.lab.faults.cluster.process_loop import ProcessLoop
-from schedsvc.lab.faults.cluster.store_link import StoreHost, VirtualConnection
-from schedsvc.lab.faults.cluster.surroundings import Host, Words, cluster_code
-from schedsvc.lab.faults.event_queue import EventQueue
-
 from schedsvc._core import Scheduler
 from schedsvc.clock import SteadyClock
 from schedsvc.cluster.member import Member
 from schedsvc.config import Config
 from schedsvc.driver import Driver
+from schedsvc_lab.faults.cluster.process_loop import ProcessLoop
+from schedsvc_lab.faults.cluster.store_link import StoreHost, VirtualConnection
+from schedsvc_lab.faults.cluster.surroundings import Host, Words, cluster_code
+from schedsvc_lab.faults.event_queue import EventQueue
 
 __all__ = ["BEGIN_NS", "Fleet", "membership"]
 

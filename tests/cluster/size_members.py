@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.overrides import override
-from schedsvc.lab.sim.requests import Requests
 
 from bench.virtual_shards.fleet import BEGIN_NS, Fleet, membership
 from schedsvc.clock import SteadyClock
 from schedsvc.config import Config
 from schedsvc.driver import Driver
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.overrides import override
+from schedsvc_lab.sim.requests import Requests
 from tests.lab.sim.audited import SECOND, Audited
 from tests.lab.sim.floods import PACES, flood, service
 from tests.lab.sim.setups import config_of

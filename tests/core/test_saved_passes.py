@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedsvc.lab.sim.replay.exact import Exact
-from schedsvc.lab.sim.replay.reader import Recording as Played
 
 from schedsvc import _core as core
 from schedsvc.config import Config
 from schedsvc.recording.start import Recording
+from schedsvc_lab.sim.replay.exact import Exact
+from schedsvc_lab.sim.replay.reader import Recording as Played
 
 from .stream import Stream, completing, offering, replaying
 from .support import SECOND, admit, vtc

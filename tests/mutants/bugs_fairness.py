@@ -1,7 +1,8 @@
 """Known bugs of the lift (the level, the credit, what a restart keeps), and of the charge."""
 
 from mutant import Mutant
-from schedsvc.lab.faults.leaver_options import LEAVES
+
+from schedsvc_lab.faults.leaver_options import LEAVES
 
 CREDITS = 1 << 44  # seeds from here on draw the credit
 CLUSTERS = 1 << 54  # seeds from here on are runs of several schedulers

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from schedsvc.lab.faults.cluster_options import CLUSTER
+from schedsvc_lab.faults.cluster_options import CLUSTER
 
 LEAVES = 7 << 51
 """Seeds from here on also draw LEAVER_FAULTS, and engines with a pace for prompts."""

@@ -19,11 +19,11 @@ from typing import Any
 
 import click
 import numpy as np
-from schedsvc.lab.engine import load_profile
-from schedsvc.lab.sim.overrides import override
-from schedsvc.lab.sim.requests import Requests
 
 from schedsvc.config import Config
+from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim.overrides import override
+from schedsvc_lab.sim.requests import Requests
 
 from .audited import SECOND, Audited
 from .floods import Row, Size, flood, need_queue, service
