@@ -20,8 +20,9 @@ import click
 
 from bench import inside
 from bench.decision_counts import LEASES
-from bench.http_cost import ROOT, earlier
+from bench.http_cost import earlier
 from bench.instructions import under_callgrind
+from bench.processes import ROOT
 
 #: The last commit whose core lets requests pass a head without regard to the lead.
 BEFORE = "ce11482c"

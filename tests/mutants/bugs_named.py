@@ -72,7 +72,8 @@ NAMED_BUGS = (
             (
                 "lifecycle/pool_positions.pxi",
                 "        own = flows.find_queue(flow, pool + 1)\n",
-                "        if BUG and flows.find_position(flow, pool) != NONE:\n            continue\n",
+                "        if BUG and flows.find_position(flow, pool) != NONE:\n"
+                "            continue\n",
             ),
         ),
         0,
