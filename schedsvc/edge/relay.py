@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 
+from schedsvc.gcra import SECOND_NS, Bucket
 from schedsvc.service import METHODS, Authenticator, Unauthenticated
 from schedsvc.status import Failure, unauthenticated_failure
 
 __all__ = ["Allowance", "Relay"]
 
-_SECOND_NS = 1_000_000_000
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 #: The edge passes on these RPCs and refuses all others: a caller cannot make it remember names.
 _METHODS = METHODS | {_REFLECTION}
@@ -23,13 +23,10 @@ class Allowance:
     """How many calls a caller may begin in a second, and have open at once."""
 
     def __init__(self, per_second: int, open_max: int) -> None:
-        """Allow `per_second` calls, which may come in one burst, and `open_max` at once.
-
-        It is a token bucket, kept as the time at which it is full again (GCRA).
-        """
+        """Allow `per_second` calls, which may come in one burst, and `open_max` at once."""
         self._per_second = per_second
         self._open_max = open_max
-        self._due_ns = 0
+        self._calls = Bucket(SECOND_NS)
         #: Calls that are open.
         self.open = 0
 
@@ -37,10 +34,10 @@ class Allowance:
         """Say why a call cannot begin now, else count it. O(1)."""
         if self.open >= self._open_max:
             return f"{self._open_max:,} calls are open with this token, which is all it may have"
-        due_ns = max(self._due_ns, now_ns) + _SECOND_NS // self._per_second
-        if due_ns - now_ns > _SECOND_NS:
+        cost_ns = SECOND_NS // self._per_second
+        if self._calls.wait_ns(now_ns, cost_ns):
             return f"more than {self._per_second:,} calls a second with this token; use a Session"
-        self._due_ns = due_ns
+        self._calls.take(now_ns, cost_ns)
         return ""
 
 

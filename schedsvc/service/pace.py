@@ -8,35 +8,33 @@ lost. The budgets are charged afterwards, so one message can overdraw them, but 
 import time
 
 from schedsvc._core import CallerError
+from schedsvc.gcra import SECOND_NS, Bucket
 from schedsvc.service.auth import Credentials, Known
 
 __all__ = ["Paces"]
 
-_SECOND_NS = 1_000_000_000
 _RESOURCE_EXHAUSTED = 8
 #: A principal that was quiet may take this much of its part of the loop's time at once.
 _WORK_BURST_NS = 100_000_000
 
 
 class _Pace:
-    """Both budgets of one principal, each as the time at which it is whole again (GCRA)."""
+    """Both budgets of one principal."""
 
-    __slots__ = ("events_due_ns", "work_due_ns")
+    __slots__ = ("_events", "_work")
 
     def __init__(self) -> None:
-        self.events_due_ns = self.work_due_ns = 0
+        self._events, self._work = Bucket(SECOND_NS), Bucket(_WORK_BURST_NS)
 
     def wait_ns(self, now_ns: int) -> int:
         """Return how long until both budgets have something left."""
-        events_ns = self.events_due_ns - now_ns - _SECOND_NS
-        return max(0, events_ns, self.work_due_ns - now_ns - _WORK_BURST_NS)
+        return max(self._events.wait_ns(now_ns), self._work.wait_ns(now_ns))
 
     def charge(self, known: Known, now_ns: int, events: int, work_ns: int) -> None:
         if known.events_per_second:
-            cost_ns = events * _SECOND_NS // known.events_per_second
-            self.events_due_ns = max(self.events_due_ns, now_ns) + cost_ns
+            self._events.take(now_ns, events * SECOND_NS // known.events_per_second)
         if known.loop_share < 1:
-            self.work_due_ns = max(self.work_due_ns, now_ns) + round(work_ns / known.loop_share)
+            self._work.take(now_ns, round(work_ns / known.loop_share))
 
 
 class Paces:

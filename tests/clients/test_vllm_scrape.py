@@ -139,6 +139,18 @@ async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
     assert fake.telemetry == []
 
 
+async def test_a_page_that_fails_for_a_day_is_still_asked(
+    fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S_MAX", 0.0)
+    app = Serving()
+    app.status = 503
+    gate = Gate(app, Settings(target=fake.target))
+    await Exchange(gate, ask(), owner=owner()).run()
+    await until(lambda: app.fetched > 1_100)
+    await gate._close()
+
+
 async def test_an_engine_that_others_keep_busy_is_asked_as_often(
     fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ def test_many_peers_have_an_allowance_together_and_few_bytes() -> None:
             host = second * 100 + number
             lines += limits.admit(f"ipv6:[::{host:x}]:9", second * SECOND_NS) >= 0
     assert 1_000 + 20 * 99 <= lines <= 1_000 + 20 * 100
-    assert len(limits._due_ns) <= 1_025
+    assert len(limits._buckets) <= 1_025
     assert len(limits._left_out) <= 1_025
 
 

@@ -58,6 +58,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.numerals": room(never=IO, clock=NO_CLOCK),
     "schedsvc.request_ids": room(never=IO, clock=NO_CLOCK),
     "schedsvc.malloc": room(clock=NO_CLOCK),
+    "schedsvc.gcra": room(never=IO, clock=NO_CLOCK),
     # Types of options, for every command.
     "schedsvc.option_types": room("schedsvc.numerals", "click", clock=NO_CLOCK, prints=True),
     # Fits tables to a terminal, for every command that prints them.
@@ -95,8 +96,8 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc.recording": room("schedsvc._core schedsvc.config schedsvc.held_file"),
     "schedsvc.service": room(
-        "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.slices schedsvc.status"
-        " schedsvc_client.v1",
+        "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.gcra schedsvc.slices"
+        " schedsvc.status schedsvc_client.v1",
         "grpc google structlog",
     ),
     "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
@@ -119,8 +120,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.server": room(
         "schedsvc.cluster schedsvc.service schedsvc.status schedsvc.driver schedsvc.config"
         " schedsvc.metric_page schedsvc.metrics"
-        " schedsvc.clock schedsvc.malloc schedsvc.printable schedsvc.recording schedsvc.request_ids"
-        " schedsvc.slices schedsvc.state schedsvc.usage schedsvc_client.v1",
+        " schedsvc.clock schedsvc.gcra schedsvc.malloc schedsvc.printable schedsvc.recording"
+        " schedsvc.request_ids schedsvc.slices schedsvc.state schedsvc.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
@@ -131,7 +132,8 @@ ROOMS: dict[str, Room] = {
     ),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
     "schedsvc.edge": room(
-        "schedsvc.service schedsvc.status schedsvc.server schedsvc.config schedsvc.malloc",
+        "schedsvc.service schedsvc.status schedsvc.server schedsvc.config schedsvc.gcra"
+        " schedsvc.malloc",
         "grpc grpc_health structlog uvloop",
     ),
     # The laboratory: what people use around the service, which knows nothing of it.

@@ -224,4 +224,9 @@ def tls_credentials(
 
 def backoff_ceiling_s(options: ClientOptions, failures: int) -> float:
     """Return the longest wait after `failures` in a row; the caller draws below it."""
-    return min(options.backoff_max_s, options.backoff_min_s * 2.0 ** min(failures, 16))
+    return backoff_s(options.backoff_min_s, options.backoff_max_s, failures)
+
+
+def backoff_s(least_s: float, most_s: float, failures: int) -> float:
+    """Return a wait that doubles with each of `failures` in a row, up to a limit."""
+    return min(most_s, least_s * 2.0 ** min(failures, 16))

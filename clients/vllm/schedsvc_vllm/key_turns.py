@@ -11,6 +11,8 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+from schedsvc_client.gcra import SECOND_NS, Bucket
+
 # Questions at once, and in a second.
 AT_ONCE_MAX = 256
 PER_S = 200
@@ -35,8 +37,7 @@ class KeyTurns:
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._waiting = 0
         self._asking = 0
-        # Turns that may follow now, and when that was so.
-        self._left, self._left_at_s = float(PER_S), clock()
+        self._bucket = Bucket(SECOND_NS // PER_S, PER_S)
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, network: str) -> None:
@@ -109,19 +110,16 @@ class KeyTurns:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now_s = self._clock()
-        since_s = max(0.0, now_s - self._left_at_s)
-        self._left = min(float(PER_S), self._left + since_s * PER_S)
-        self._left_at_s = now_s
-        while self._lines and self._left >= 1 and self._asking < AT_ONCE_MAX:
+        now_ns = int(self._clock() * SECOND_NS)
+        while self._lines and not self._bucket.wait_ns(now_ns) and self._asking < AT_ONCE_MAX:
             network, line = next(iter(self._lines.items()))
             future = line[0]
             self._lines.move_to_end(network)
             self._leave(network, future)
             if not future.done():
                 future.set_result(None)
-                self._left -= 1
+                self._bucket.take(now_ns)
                 self._asking += 1
         if self._lines and self._asking < AT_ONCE_MAX:
-            after_s = (1 - self._left) / PER_S
+            after_s = self._bucket.wait_ns(now_ns) / SECOND_NS
             self._timer = asyncio.get_running_loop().call_later(after_s, self._serve)

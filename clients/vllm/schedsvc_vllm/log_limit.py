@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 
+from schedsvc_client.gcra import SECOND_NS, Bucket
+
 #: Lines of one place in the code at once; then one a second.
 LINES_AT_ONCE = 100
 
 
 class LineLimit(logging.Filter):
-    """A token bucket for each place in the code that logs (GCRA).
+    """A bucket for each place in the code that logs.
 
     So a flood leaves out no line of another kind, and there are only as many buckets as such
     places. A traceback counts as one line.
@@ -19,7 +21,7 @@ class LineLimit(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self.clock = time.monotonic
-        self._due_s: dict[tuple[str, int], float] = {}
+        self._buckets: dict[tuple[str, int], Bucket] = {}
         self._left_out: dict[tuple[str, int], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -27,12 +29,14 @@ class LineLimit(logging.Filter):
         if getattr(record, "is_limited", False):
             return True  # by its logger, and now by a handler
         record.is_limited = True
-        place, now_s = (record.pathname, record.lineno), self.clock()
-        due_s = max(self._due_s.get(place, 0.0), now_s) + 1
-        if due_s - now_s > LINES_AT_ONCE:
+        place, now_ns = (record.pathname, record.lineno), int(self.clock() * SECOND_NS)
+        bucket = self._buckets.get(place)
+        if bucket is None:
+            bucket = self._buckets[place] = Bucket(SECOND_NS, LINES_AT_ONCE)
+        if bucket.wait_ns(now_ns):
             self._left_out[place] = self._left_out.get(place, 0) + 1
             return False
-        self._due_s[place] = due_s
+        bucket.take(now_ns)
         if left_out := self._left_out.pop(place, 0):
             text = f"{record.getMessage()} ({left_out} such lines before it were left out)"
             record.msg, record.args = text, ()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
 from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.channel import backoff_s
 
 from schedsvc_vllm.engine import EngineView, Pool
 from schedsvc_vllm.estimate import TokenRatios
@@ -302,7 +303,7 @@ class Runtime:
                 self._unreadable()
                 failures, runs = failures + 1, False
             if failures:
-                await asyncio.sleep(min(SCRAPE_PERIOD_S * 2**failures, SCRAPE_PERIOD_S_MAX))
+                await asyncio.sleep(backoff_s(SCRAPE_PERIOD_S, SCRAPE_PERIOD_S_MAX, failures))
             elif not (self._running or runs):
                 with contextlib.suppress(asyncio.TimeoutError):
                     await within(self._busy.wait(), SCRAPE_PERIOD_S)

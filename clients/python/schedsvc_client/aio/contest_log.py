@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
+from schedsvc_client.gcra import SECOND_NS, Bucket
 from schedsvc_client.session_notices import PoolContested
 
-_EVERY_S = 60.0
+_PERIOD_NS = 60 * SECOND_NS
 _log = logging.getLogger("schedsvc_client.session")
 
 
@@ -15,14 +16,14 @@ class ContestLog:
     """One warning a minute: the other engine tries again all the time."""
 
     def __init__(self) -> None:
-        self._next_s = -_EVERY_S
+        self._bucket = Bucket(_PERIOD_NS)
 
     def log(self, contest: PoolContested) -> None:
         """Take note of one contest."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
+        now_ns = time.monotonic_ns()
+        if self._bucket.wait_ns(now_ns):
             return
-        self._next_s = now_s + _EVERY_S
+        self._bucket.take(now_ns)
         _log.warning(
             "two engines claim pool %s; set SCHEDSVC_POOL (the other one's client id: %s)",
             contest.pool,
