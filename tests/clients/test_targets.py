@@ -54,7 +54,7 @@ def test_single_target_stays() -> None:
     assert targets.current == A
 
 
-def test_thread_that_comes_late_moves_nothing() -> None:
+def test_call_that_comes_late_moves_nothing() -> None:
     targets = Targets(f"{A},{B},{C}")
     targets.move_on(A)
     targets.move_on(A)

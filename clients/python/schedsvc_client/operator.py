@@ -8,11 +8,13 @@ from typing import Any
 
 import grpc
 
+from schedsvc_client.aio.calls import AioCalls, CallContext
 from schedsvc_client.attempts import Service
-from schedsvc_client.calls import CallContext, Calls
 from schedsvc_client.channel import ClientOptions, Token
 from schedsvc_client.errors import CallError
+from schedsvc_client.loop_thread import LoopThread
 from schedsvc_client.message_sizes import accepted_bytes
+from schedsvc_client.thread_channel import open_thread_channel
 from schedsvc_client.v1 import mode_pb2, scheduler_pb2
 from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
@@ -52,8 +54,10 @@ class Operator:
         options: ClientOptions | None = None,
     ) -> None:
         self.target = target
-        context = CallContext(target, token, options or ClientOptions())
-        self._calls = Calls(context, credentials)
+        given = options or ClientOptions()
+        self._thread = LoopThread(
+            lambda: AioCalls(CallContext(target, token, given), credentials, open_thread_channel)
+        )
         self._operator = Service(OperatorServiceStub)
         self._scheduler = Service(SchedulerServiceStub)
 
@@ -70,7 +74,7 @@ class Operator:
 
     def close(self) -> None:
         """Hang up."""
-        self._calls.close()
+        self._thread.close(AioCalls.close)
 
     def drain(self, pool: str = "", *, undo: bool = False) -> pb.DrainResponse:
         """Stop admitting to a pool or (`""`) to the whole service, or begin again."""
@@ -225,7 +229,7 @@ class Operator:
 
     def _call(self, method: Any, request: Any) -> Any:
         # Some of them, such as making a key, must not be done twice.
-        return self._calls.call(method, request, once=True)
+        return self._thread.run(lambda calls: calls.call(method, request, once=True))
 
 
 def _milliseconds(seconds: float) -> int:

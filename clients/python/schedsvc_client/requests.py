@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 
 from schedsvc_client.errors import InvalidRequest, Violation
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+A = TypeVar("A")
+
 #: Of one request; the scheduler refuses more.
 PREFIX_HASHES_MAX = 4_096
 
 
 class RequestIds:
-    """Ids that no other process or object makes: 64 random bits and a number."""
+    """Ids that no other process, forked or not, and no other object makes.
+
+    An id is 64 random bits, the process, and a number.
+    """
 
     def __init__(self) -> None:
         self._prefix = secrets.token_hex(8)
@@ -26,7 +32,7 @@ class RequestIds:
 
     def next(self) -> str:
         """Make a new id."""
-        return f"{self._prefix}-{next(self._numbers)}"
+        return f"{self._prefix}-{os.getpid():x}-{next(self._numbers)}"
 
 
 def api_key_hash(api_key: str) -> bytes:
@@ -108,3 +114,61 @@ def _invalid(field: str, text: str) -> InvalidRequest:
     return InvalidRequest(
         grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {text}", violations=(Violation(field, text),)
     )
+
+
+class Asker(Generic[A]):
+    """Makes Admissions: the common part of all clients."""
+
+    def __init__(self) -> None:
+        self._ids = RequestIds()
+
+    def _admission(self, request: pb.AdmitRequest) -> A:
+        raise NotImplementedError
+
+    def admission(
+        self,
+        *,
+        input_tokens: Sequence[int] | int,
+        max_output_tokens: int,
+        n: int = 1,
+        tenant: str = "",
+        api_key_sha256: bytes = b"",
+        pool: str = "",
+        adapter: str = "",
+        request_class: str = "",
+        prefix_block_hashes: Sequence[int] = (),
+        deadline_ms: int = 0,
+        queue_ttl_ms: int = 0,
+        request_id: str | None = None,
+        reports_progress: bool = True,
+        whole_answer: bool = False,
+        input_estimated: bool | None = None,
+        tenant_proof: int = 0,
+        client_request_id: str = "",
+        session: str = "",
+    ) -> A:
+        """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
+
+        Raises InvalidRequest, naming the field, where a value does not fit the wire.
+        """
+        request = admit_request(
+            request_id=request_id or self._ids.next(),
+            input_tokens=input_tokens,
+            max_output_tokens=max_output_tokens,
+            n=n,
+            tenant=tenant,
+            api_key_sha256=api_key_sha256,
+            pool=pool,
+            adapter=adapter,
+            request_class=request_class,
+            prefix_block_hashes=prefix_block_hashes,
+            deadline_ms=deadline_ms,
+            queue_ttl_ms=queue_ttl_ms,
+            reports_progress=reports_progress,
+            whole_answer=whole_answer,
+            input_estimated=input_estimated,
+            tenant_proof=tenant_proof,
+            client_request_id=client_request_id,
+            session=session,
+        )
+        return self._admission(request)

@@ -7,7 +7,6 @@ another when that one fails. No socket, no clock: the caller reports what happen
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 
 from schedsvc_client.channel import ClientOptions, backoff_ceiling_s, check_target
@@ -36,7 +35,7 @@ def check_targets(text: str) -> tuple[str, ...]:
 
 
 class Targets:
-    """The targets of one client. Threads may share it."""
+    """The targets of one client."""
 
     def __init__(self, text: str) -> None:
         self.all = check_targets(text)
@@ -48,7 +47,6 @@ class Targets:
         self._silent_until_s: dict[str, float] = {}
         # The leader that was named last, since when, and until when pauses are short for it.
         self._named, self._named_s, self._quick_until_s = "", 0.0, 0.0
-        self._lock = threading.Lock()
 
     @property
     def several(self) -> bool:
@@ -58,9 +56,8 @@ class Targets:
     def answered(self) -> None:
         """Take note that the current target serves this client."""
         if self._failed:
-            with self._lock:
-                self._failed.clear()
-                self._silent_until_s.clear()
+            self._failed.clear()
+            self._silent_until_s.clear()
 
     def move_on(
         self, failed: str, leader: str = "", *, now_s: float = 0.0, silent_s: float = 0.0
@@ -70,26 +67,25 @@ class Targets:
         To `leader`, whom that target named, if it is in the list and has not failed itself; else to
         the next one of the list. `silent_s`: it gave no answer, and is passed over for that time
         while others answer, because asking it takes as long again. So a client waits at a standby
-        until that one leads. No effect if another thread has moved on already.
+        until that one leads. No effect if another call has moved on already.
         """
-        with self._lock:
-            if failed != self.current or not self.several:
-                return
-            self._failed.add(failed)
-            if silent_s:
-                self._silent_until_s[failed] = now_s + silent_s
-            at = self.all.index(failed) + 1
-            ring = self.all[at:] + self.all[:at]
-            heard = [each for each in ring if self._silent_until_s.get(each, 0.0) <= now_s]
-            if leader in heard and leader not in self._failed:
-                self.current = leader
-                if leader != self._named or now_s >= self._named_s + NAMED_AGAIN_S:
-                    self._named, self._named_s = leader, now_s
-                    self._quick_until_s = now_s + NAMED_S
-            else:
-                self.current = next(iter(heard or ring))
-            if len(self._failed) == len(self.all):
-                self._failed.clear()
+        if failed != self.current or not self.several:
+            return
+        self._failed.add(failed)
+        if silent_s:
+            self._silent_until_s[failed] = now_s + silent_s
+        at = self.all.index(failed) + 1
+        ring = self.all[at:] + self.all[:at]
+        heard = [each for each in ring if self._silent_until_s.get(each, 0.0) <= now_s]
+        if leader in heard and leader not in self._failed:
+            self.current = leader
+            if leader != self._named or now_s >= self._named_s + NAMED_AGAIN_S:
+                self._named, self._named_s = leader, now_s
+                self._quick_until_s = now_s + NAMED_S
+        else:
+            self.current = next(iter(heard or ring))
+        if len(self._failed) == len(self.all):
+            self._failed.clear()
 
     def pause_s(self, options: ClientOptions, failures: int, away_s: float, now_s: float) -> float:
         """Return how long to pause before the next attempt.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
 from schedsvc_client.leases import Lease, Totals
 from schedsvc_client.outcomes import LeaseState, Outcome
-from schedsvc_client.requests import RequestIds, admit_request
+from schedsvc_client.requests import Asker
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _log = logging.getLogger("schedsvc_client.admission")
@@ -138,56 +138,8 @@ class Admission:
             await self._holder.settled(self.lease)
 
 
-class Asker(Holder):
-    """Makes Admissions: the common part of the Session and the unary client."""
+class HoldingAsker(Asker[Admission], Holder):
+    """The common part of the Session and the unary client."""
 
-    def __init__(self) -> None:
-        self._ids = RequestIds()
-
-    def admission(
-        self,
-        *,
-        input_tokens: Sequence[int] | int,
-        max_output_tokens: int,
-        n: int = 1,
-        tenant: str = "",
-        api_key_sha256: bytes = b"",
-        pool: str = "",
-        adapter: str = "",
-        request_class: str = "",
-        prefix_block_hashes: Sequence[int] = (),
-        deadline_ms: int = 0,
-        queue_ttl_ms: int = 0,
-        request_id: str | None = None,
-        reports_progress: bool = True,
-        whole_answer: bool = False,
-        input_estimated: bool | None = None,
-        tenant_proof: int = 0,
-        client_request_id: str = "",
-        session: str = "",
-    ) -> Admission:
-        """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
-
-        Raises InvalidRequest, naming the field, where a value does not fit the wire.
-        """
-        request = admit_request(
-            request_id=request_id or self._ids.next(),
-            input_tokens=input_tokens,
-            max_output_tokens=max_output_tokens,
-            n=n,
-            tenant=tenant,
-            api_key_sha256=api_key_sha256,
-            pool=pool,
-            adapter=adapter,
-            request_class=request_class,
-            prefix_block_hashes=prefix_block_hashes,
-            deadline_ms=deadline_ms,
-            queue_ttl_ms=queue_ttl_ms,
-            reports_progress=reports_progress,
-            whole_answer=whole_answer,
-            input_estimated=input_estimated,
-            tenant_proof=tenant_proof,
-            client_request_id=client_request_id,
-            session=session,
-        )
+    def _admission(self, request: pb.AdmitRequest) -> Admission:
         return Admission(self, request)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from schedsvc_client.aio.admission import Admission, Asker
+from schedsvc_client.aio.admission import Admission, HoldingAsker
 from schedsvc_client.aio.contest_log import ContestLog
 from schedsvc_client.aio.engine_reports import EngineReports
 from schedsvc_client.aio.heartbeat import Heartbeat
@@ -60,7 +60,7 @@ _HOPELESS = (Unauthenticated, InvalidRequest)
 _log = logging.getLogger("schedsvc_client.session")
 
 
-class SchedulerSession(EngineReports, Asker):
+class SchedulerSession(EngineReports, HoldingAsker):
     """One shim process at the scheduler. Use it inside one event loop.
 
     `target`: one, or several separated by commas; see `Targets`. `incarnation` must be larger at

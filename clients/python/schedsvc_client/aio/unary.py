@@ -13,11 +13,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from schedsvc_client.aio.admission import Admission, Asker
-from schedsvc_client.aio.calls import AioCalls
+from schedsvc_client.aio.admission import Admission, HoldingAsker
+from schedsvc_client.aio.calls import AioCalls, CallContext, OpenChannel
 from schedsvc_client.attempts import Attempts, Method, Probes, Service
-from schedsvc_client.calls import CallContext
-from schedsvc_client.channel import ClientOptions, Token, backoff_ceiling_s
+from schedsvc_client.channel import ClientOptions, Token, backoff_ceiling_s, open_aio_channel
 from schedsvc_client.errors import (
     CallError,
     SchedulerUnavailable,
@@ -40,11 +39,13 @@ _METHODS = Service(SchedulerServiceStub)
 _log = logging.getLogger("schedsvc_client.unary")
 
 
-class AsyncScheduler(Asker):
+class AsyncScheduler(HoldingAsker):
     """A client that asks by unary calls. Use it inside one event loop, as `async with`.
 
     Open leases are renewed, and their totals reported, by one Progress call for all of them.
     """
+
+    _open: OpenChannel = staticmethod(open_aio_channel)
 
     def __init__(
         self,
@@ -59,11 +60,11 @@ class AsyncScheduler(Asker):
         self.target = target
         self._options = options or ClientOptions()
         self._context = CallContext(target, token, self._options, fence)
-        self._calls = AioCalls(self._context, credentials)
+        self._calls = AioCalls(self._context, credentials, self._open)
         self._probes = Probes(self._options)
         self._table = LeaseTable(int(self._options.progress_delay_s * 1e9))
         self._running: dict[int, Admission] = {}
-        self._deliveries: dict[int, asyncio.Task[None]] = {}
+        self._deliveries: dict[int, tuple[asyncio.Task[None], asyncio.Event]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -86,7 +87,8 @@ class AsyncScheduler(Asker):
         for admission in list(self._running.values()):
             admission.complete(outcome=Outcome.CANCELLED)
         if self._deliveries:
-            await asyncio.wait(list(self._deliveries.values()), timeout=flush_deadline_s)
+            tasks = [task for task, _ in self._deliveries.values()]
+            await asyncio.wait(tasks, timeout=flush_deadline_s)
         left = [*self._background, *([self._keeper] if self._keeper else [])]
         for task in left:
             task.cancel()
@@ -120,6 +122,12 @@ class AsyncScheduler(Asker):
         response: explain_pb2.ExplainResponse = await self._calls.call(method, request)
         return response
 
+    async def request_ids(self) -> list[str]:
+        """Ask for the ids of the last requests, the latest first. Raises CallError."""
+        method = Method(ExplainServiceStub, "ListRequestIds")
+        request = explain_pb2.ListRequestIdsRequest()
+        return list((await self._calls.call(method, request)).request_ids)
+
     # For its Admissions (the Holder protocol).
 
     def submit(self, admission: Admission) -> asyncio.Future[None]:
@@ -137,15 +145,22 @@ class AsyncScheduler(Asker):
         """Deliver a Complete in the background."""
         self._running.pop(lease.lease_id, None)
         self._table.close(lease.lease_id)
-        task = self._spawn(self._deliver(lease, lease.complete(outcome, totals)))
-        self._deliveries[lease.lease_id] = task
+        tried = asyncio.Event()
+        task = self._spawn(self._deliver(lease, lease.complete(outcome, totals), tried))
+        self._deliveries[lease.lease_id] = task, tried
         task.add_done_callback(lambda _: self._deliveries.pop(lease.lease_id, None))
 
     async def settled(self, lease: Lease) -> None:
         """Wait for the delivery of its Complete."""
-        task = self._deliveries.get(lease.lease_id)
+        task, _ = self._deliveries.get(lease.lease_id, (None, None))
         if task is not None:
             await asyncio.shield(task)
+
+    async def tried(self, lease: Lease) -> None:
+        """Wait until one call has tried to deliver its Complete."""
+        _, tried = self._deliveries.get(lease.lease_id, (None, None))
+        if tried is not None:
+            await tried.wait()
 
     # The calls.
 
@@ -234,7 +249,9 @@ class AsyncScheduler(Asker):
             lease = lease_of(request, response.grant, time.monotonic_ns())
             self.end(lease, Outcome.CANCELLED, (0, 0, 0))
 
-    async def _deliver(self, lease: Lease, request: pb.CompleteRequest) -> None:
+    async def _deliver(
+        self, lease: Lease, request: pb.CompleteRequest, tried: asyncio.Event
+    ) -> None:
         """Repeat a Complete until it is answered, or the lease has surely expired."""
         expired_s = time.monotonic() + lease.ttl_ns / 1e9 + self._options.lease_grace_s
         failures = 0
@@ -247,6 +264,8 @@ class AsyncScheduler(Asker):
                     return
             else:
                 return
+            finally:
+                tried.set()
             failures += 1
             ceiling_s = backoff_ceiling_s(self._options, failures)
             await asyncio.sleep(ceiling_s * (0.5 + 0.5 * self._jitter()))
