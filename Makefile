@@ -205,8 +205,8 @@ bench: build-release ## Admission latency at every rung, each beside its referen
 dist: dist/.built ## Build and check the packages in dist/: wheels and source distributions.
 
 # What is in the packages, and what builds them; `wildcard` leaves out files that were deleted.
-dist/.built: $(wildcard $(shell git ls-files _core schedsvc clients lab deploy setup.py pyproject.toml \
-		MANIFEST.in README.md LICENSE CHANGELOG.md)) | build
+dist/.built: $(wildcard $(shell git ls-files _core schedsvc clients lab deploy setup.py \
+		pyproject.toml MANIFEST.in README.md LICENSE CHANGELOG.md)) | build
 	$(BIN)/python deploy/release.py
 	touch $@
 

@@ -15,6 +15,8 @@ from schedsvc_vllm.prefixes import BLOCK_BYTES, BLOCK_TOKENS, BLOCKS_MAX, block_
 from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.settings import Settings
 
+from tests.waiting import until
+
 from .asgi import ask
 from .bench import Bench
 from .fake_scheduler import FakeScheduler
@@ -190,7 +192,7 @@ async def test_hashes_are_not_sent_if_they_help_only_placement(telling: Bench) -
     assert not any(request.prefix_block_hashes for request in telling.fake.admits)
 
 
-async def test_another_scheduler_that_says_nothing_wants_none(telling: Bench, until: Any) -> None:
+async def test_another_scheduler_that_says_nothing_wants_none(telling: Bench) -> None:
     await connected(telling)
     assert telling.gate._runtime is not None
     session = telling.gate._runtime.session

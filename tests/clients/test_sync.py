@@ -21,8 +21,8 @@ from schedsvc_client.sync import Admission, Scheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests import forked
+from tests.waiting import until
 
-from .conftest import Until
 from .fake_scheduler import FakeScheduler, refusal
 
 QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.02, progress_delay_s=0.005)
@@ -87,7 +87,7 @@ async def test_a_forked_process_asks_by_itself_and_ends_no_lease_of_its_parent(
     assert len({admit.request_id for admit in fake.admits}) == 3
 
 
-async def test_an_interrupt_withdraws_what_waits(fake: FakeScheduler, until: Until) -> None:
+async def test_an_interrupt_withdraws_what_waits(fake: FakeScheduler) -> None:
     fake.decide = lambda request: None
     process = await program(WAIT, fake.target)
     await until(lambda: fake.held)

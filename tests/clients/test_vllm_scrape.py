@@ -140,7 +140,7 @@ async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
 
 
 async def test_a_page_that_fails_for_a_day_is_still_asked(
-    fake: FakeScheduler, until: Until, monkeypatch: pytest.MonkeyPatch
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S_MAX", 0.0)
     app = Serving()
