@@ -74,6 +74,15 @@ BACKFILL_BUGS = (
         "lifecycle/lease.pxi",
     ),
     _mutant(
+        "pass-forgotten",
+        "a lease that passed loses its discount over a restart",
+        "    if core.saved_passes:\n",
+        "    if BUG:\n        core.saved_passes.clear()\n",
+        "test_lease_that_passed_is_charged_as_without_a_restart[500000]",
+        "lifecycle/replay.pxi",
+        "tests/core/test_saved_passes.py",
+    ),
+    _mutant(
         "better-class-locked-out",
         "a better class needs the surplus to pass a head that ageing brought",
         "    if core.classes.goes_before(cls, first):\n",
