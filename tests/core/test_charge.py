@@ -51,6 +51,12 @@ def test_while_no_prefill_was_seen_it_is_the_whole_prompt() -> None:
     assert leave(s, 2 * SECOND, 900, SECOND // 10) == 11
 
 
+def test_who_leaves_50_ms_after_the_grant_pays_no_more_than_a_tenth_of_a_second() -> None:
+    s = make(capacity=10_000)
+    now_ns = prefill(s, 0, 3_000, 3_000 * SECOND // 4_000)  # 4,000 tokens a second
+    assert 200 <= leave(s, now_ns, 3_000, 50 * MS) <= 400
+
+
 def test_the_greatest_rate_of_the_last_64_prefills_counts() -> None:
     s = make()
     now_ns = prefill(s, 0, 500, SECOND)
