@@ -32,7 +32,7 @@ cdef class Flows:
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and flows have positions in them
     cdef bint one_line  # of many pools, for what may run anywhere, see local_position.pxi
-    cdef IndexSet named_only  # pools that take no request without a pool, see named_only.pxi
+    cdef IndexSet named_only  # pools that take no request without a pool, see pool_positions.pxi
     cdef Line no_line  # of these, for what may run anywhere: always empty
     cdef Positions positions
     cdef PoolOrder pool_order
@@ -172,8 +172,10 @@ cdef class Flows:
                 memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
 
     cdef inline bint may_take(self, int32_t pool, int32_t target) noexcept:
-        """Whether a pool takes requests for a target: it is that pool, or they name none (-1) and it
-        takes such requests. O(1)."""
+        """Whether a pool takes requests for a target: it is that pool, or they name none (-1).
+
+        A pool that is named only takes none of the latter. O(1).
+        """
         return target == pool or (target == NONE and not set_has(&self.named_only, pool))
 
     cdef inline Family family_of(self, int32_t node):
