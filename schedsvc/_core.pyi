@@ -202,7 +202,7 @@ class Scheduler(ClusterApi):
         O(pools * principals) and the queues of pools that this opens or closes for other `pools`.
         """
     def set_pools_listed(self, now_ns: int, names: tuple[bytes, ...]) -> None:
-        """Let these pools, and no others, take requests that name none, whoever offers them.
+        """Let these pools alone take requests that name none, by any caller that offers them.
 
         A pool of `set_pool()` takes them too. One that ceases to take them keeps its leases; what
         waits for no other pool goes on waiting. O(pools * principals), and the queues of pools

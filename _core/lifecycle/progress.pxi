@@ -1,7 +1,7 @@
 # Progress: posts what a lease reports.
 
 cdef inline bint shows_first(const Request* r) noexcept nogil:
-    """Whether a report with output tells when the first token came. O(1).
+    """Whether a report with output says when the first token came. O(1).
 
     An answer in one piece is reported once it is there: so only if it has no second token.
     """

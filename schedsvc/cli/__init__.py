@@ -48,7 +48,8 @@ _SERVICE = {
     ),
 }
 
-#: What the commands of the laboratory do. Its package says by entry points where they are.
+#: The commands of the laboratory, each with its one line of help. Entry points of its package say
+#: where they are.
 _LAB = {
     "demo": "Show a noisy neighbour, without and with the scheduler.",
     "sim": "Simulate what a configuration does to a trace.",

@@ -149,7 +149,7 @@ class Configurable(Protocol):
         """Give the flows of tenants at first sight what the rules say."""
 
     def set_pools_listed(self, now_ns: int, names: tuple[bytes, ...]) -> None:
-        """Let these pools take requests that name none, whoever offers them."""
+        """Let these pools take requests that name none, by any caller that offers them."""
 
     def set_pool(
         self,

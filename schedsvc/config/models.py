@@ -207,7 +207,7 @@ class TenantRule(Terms):
 
 
 class Pool(Section):
-    """A pool that takes requests which name none, whoever offers it.
+    """A pool that takes requests which name none, by any caller that offers it.
 
     With `capacity_tokens` no shim need register it: it is always attached.
     """

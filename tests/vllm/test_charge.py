@@ -1,4 +1,4 @@
-"""What the engine computed is charged, whatever a client asks for and whenever it leaves."""
+"""The gate charges what the engine computed, whatever a client asks for and whenever it leaves."""
 
 from __future__ import annotations
 
