@@ -87,6 +87,7 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "detached_ms": 0,
         "owned_ms": 0,
         "draining": pool not in twin.serving(),
+        "named_only": False,  # each of its pools is configured
         "max_running": p.max_running,
         "saturated": p.saturated,
         "headroom_tokens": p.headroom_blocks * p.block_size,
