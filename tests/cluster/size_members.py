@@ -25,7 +25,7 @@ from schedsvc_lab.engine import load_profile
 from schedsvc_lab.sim.overrides import override
 from schedsvc_lab.sim.requests import Requests
 from tests.lab.sim.audited import SECOND, Audited
-from tests.lab.sim.floods import PACES, flood, service
+from tests.lab.sim.floods import PACES, flood, need_queue, service
 from tests.lab.sim.setups import config_of
 from tests.lab.sim.size_mixes import MIXES, PROFILES, Mix
 
@@ -37,6 +37,7 @@ LAYOUTS = {"both": ((0, 1), (0, 1)), "large": ((0, 1), (0,)), "small": ((0, 1), 
 _NAMES = ("large", "small")
 #: When the requests arrive, and when measuring begins: members have joined, and share.
 _ARRIVE_S, _FROM_S = 5, 30
+_MARGIN_S = 60  # in which requests of the measured time end
 _PLACES = 4
 _LARGE = 400  # requests of the largest kind, at least, that a tenant is served
 
@@ -103,7 +104,7 @@ def shared(profile: str, mix: Mix, layout: str, *, joins: bool = True) -> Found:
             rows = [
                 row
                 for tenant in tenants
-                for row in flood(profile, tenant, mix.sizes[tenant], seconds, _ARRIVE_S)
+                for row in flood(profile, tenant, mix.sizes[tenant], seconds + _MARGIN_S, _ARRIVE_S)
             ]
             config = config_of(_NAMES, weights, 0, cluster=membership(number))
             engine, config = override(load_profile(profile), config, mix.headroom)
@@ -113,7 +114,9 @@ def shared(profile: str, mix: Mix, layout: str, *, joins: bool = True) -> Found:
         books = [run.books for run in members.runs]
         for each in books:
             each.gaps, each.sharing = books[0].gaps, books
-        members.run_until(seconds + 120)
+        members.run_until(seconds + _MARGIN_S)
+        for run, tenants in zip(members.runs, LAYOUTS[layout], strict=True):
+            need_queue(run, tenants)
         remote = sum(member.sharing.charged_micro for member in members.members)
     each = [
         sum(service(run, tenant, _FROM_S, seconds) for run in members.runs) / weights[tenant]
