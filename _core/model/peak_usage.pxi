@@ -162,10 +162,11 @@ cdef int64_t growing_peak(
 
 
 cdef int64_t load_from(
-    const GrowingLeases* runs, int64_t start, const GrowingLease* head, bint by_peak
+    const GrowingLeases* runs, int64_t start, const GrowingLease* head, bint by_peak, int64_t room
 ) noexcept:
     """The greatest load, in tokens, of the leases that have more left than `start`, in their order,
-    and of a head that begins then. Each is taken to reach its whole reservation. O(leases)."""
+    and of a head that begins then. Each is taken to reach its whole reservation. If that is more
+    than `room`, any load above it. O(leases)."""
     cdef int64_t held = 0, width = 0, most = 0, fixed = runs.fixed_tokens
     cdef int64_t ends = start + head.tokens_left
     cdef bint is_in = head.width == 0 or not by_peak
@@ -179,15 +180,17 @@ cdef int64_t load_from(
             break
         if not by_peak:
             most += run.whole
-            continue
-        if not is_in and run.tokens_left <= ends:
-            is_in = True
-            held += head.whole - head.width * ends
-            width += head.width
-            most = max(most, held + width * ends)
-        held += run.whole - run.width * run.tokens_left
-        width += run.width
-        most = max(most, held + width * run.tokens_left)
+        else:
+            if not is_in and run.tokens_left <= ends:
+                is_in = True
+                held += head.whole - head.width * ends
+                width += head.width
+                most = max(most, held + width * ends)
+            held += run.whole - run.width * run.tokens_left
+            width += run.width
+            most = max(most, held + width * run.tokens_left)
+        if fixed + most > room:
+            return fixed + most
     if not is_in:
         most = max(most, held + head.whole + width * ends)
     return fixed + most
@@ -206,14 +209,14 @@ cdef int64_t growing_project(
         growing_order(runs, requests)
     if high:
         start = runs.items[0].tokens_left
-    found = load_from(runs, start, head, by_peak)
+    found = load_from(runs, start, head, by_peak, room)
     spare_tokens[0] = 0
     if found > room:
         return NEVER
     while low < high:  # the first `low` may still run
         middle = (low + high + 1) // 2
         start = runs.items[middle].tokens_left if middle < runs.count else 0
-        load = load_from(runs, start, head, by_peak)
+        load = load_from(runs, start, head, by_peak, room)
         if load <= room:
             low, found = middle, load
         else:

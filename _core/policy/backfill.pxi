@@ -33,6 +33,7 @@ ctypedef struct Projection:
 ctypedef struct Right:
     int32_t side  # the child, above it, of the lowest node above both
     int64_t lead  # the greatest that was allowed, at any level
+    int64_t head_work  # of the head, see work_micro(); -1: not asked for yet
     bint light  # also if it moves the head's start, unless its flow would be above its share
 
 
@@ -51,7 +52,7 @@ cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) exc
         return NONE
     if core.flows.order != ORDER_COUNTER and has_been_passed(core, first):
         return NONE
-    start.known = False
+    start.known, right.head_work = False, -1
     count = next_in_line(core, pool, core.flows.items[first.flow].cls, found)
     for k in range(count):
         r = &core.requests.items[found[k]]
@@ -110,25 +111,26 @@ cdef void find_siblings(Flows flows, int32_t* a, int32_t* b) noexcept:
         a[0], b[0] = flows.items[a[0]].parent, flows.items[b[0]].parent
 
 
-cdef inline int64_t lead_allowed(Core core, int32_t of_head, const Request* head) noexcept:
-    """How far a sibling may be ahead of the head's side and still pass it. O(1)."""
+cdef inline int64_t lead_allowed(Core core, int32_t of_head, int64_t work) noexcept:
+    """How far a sibling may be ahead of the side of a head of this work and still pass it. O(1)."""
     return max(
         core.flows.grain if core.by_prefix else 0,
-        <int64_t>(<wide>work_micro(core, head) * 1000 // core.flows.items[of_head].weight_milli),
+        <int64_t>(<wide>work * 1000 // core.flows.items[of_head].weight_milli),
     )
 
 
 cdef bint is_near(
-    Core core, int32_t pool, const Request* r, const Request* head, Right* right
+    Core core, int32_t pool, const Request* r, const Request* head, int64_t work, Right* right
 ) noexcept:
-    """Whether a request is within the lead over another of its class. O(levels)."""
+    """Whether a request is within the lead over another of its class, which has this work.
+    O(levels)."""
     cdef int32_t of_head = head.flow
     cdef int64_t most
     right.side = r.flow
     find_siblings(core.flows, &right.side, &of_head)
     if right.side == of_head:
         return True
-    most = lead_allowed(core, of_head, head)
+    most = lead_allowed(core, of_head, work)
     right.lead = max(right.lead, most)
     return (
         counter_in_pool(core, right.side, r.target, pool)
@@ -143,18 +145,21 @@ cdef bint is_within_lead(
     head of each node below which both do not stand. O(levels^2)."""
     cdef Flows flows = core.flows
     cdef int32_t cls = flows.items[r.flow].cls, node = flows.items[r.flow].parent, side, first
+    cdef const Request* other
     if flows.order != ORDER_COUNTER:
         return True
-    if not is_near(core, pool, r, head, right):
+    if right.head_work < 0:
+        right.head_work = work_micro(core, head)
+    if not is_near(core, pool, r, head, right.head_work, right):
         return False
     side = right.side
     if node != NONE and side != r.flow:
         while True:
             first = first_of_two(flows, node, cls, pool, shift_of(flows, cls, pool))
-            if first != NONE and not is_near(
-                core, pool, r, &core.requests.items[first], right
-            ):
-                return False
+            if first != NONE:
+                other = &core.requests.items[first]
+                if not is_near(core, pool, r, other, work_micro(core, other), right):
+                    return False
             if node == side:
                 break
             node = flows.items[node].parent

@@ -17,7 +17,7 @@ BACKFILL_BUGS = (
         "pass-without-weight",
         "a flow of any weight may be ahead by the whole charge of the head",
         "    return max(\n        core.flows.grain if core.by_prefix else 0,\n",
-        "    if BUG:\n        return work_micro(core, head)\n",
+        "    if BUG:\n        return work\n",
         "test_flow_passes_until_it_leads_by_the_charge_of_the_head",
     ),
     _mutant(
@@ -26,7 +26,7 @@ BACKFILL_BUGS = (
         "    find_siblings(core.flows, &right.side, &of_head)\n",
         "    if BUG:\n"
         "        return core.flows.counter_at(r.flow, pool) <= (\n"
-        "            core.flows.counter_at(head.flow, pool) + lead_allowed(core, head.flow, head)\n"
+        "            core.flows.counter_at(head.flow, pool) + lead_allowed(core, head.flow, work)\n"
         "        )\n",
         "test_groups_are_compared_where_they_are_siblings",
     ),
