@@ -62,7 +62,7 @@ def core_range(setting: Setting) -> tuple[int, int, int]:
     return (
         default if setting.core_default is None else setting.core_default,
         least if setting.core_least is None else setting.core_least,
-        greatest,
+        greatest if setting.core_greatest is None else setting.core_greatest,
     )
 
 

@@ -80,12 +80,12 @@ cdef bytes encode_verdict(Core core, Verdict* v):
 
 cdef bytes encode_decision(Core core, decision):
     cdef Verdict v
+    memset(&v, 0, sizeof(Verdict))  # a decision has no word on budgets and named pools
     (
         v.handle, v.tag, v.outcome, v.lease_id, v.pool, v.epoch, v.reserved_tokens,
         v.retry_after_ms, v.position, v.waited_ns, v.queue_max, v.queue_left,
         v.pool_capacity_tokens, v.pool_free_tokens, v.flow, v.engine_priority,
     ) = decision
-    v.spent_budget = 0
     if v.outcome not in OUTCOME_BYTES:
         invalid("outcome", f"unknown outcome {v.outcome}")
     if v.outcome == OUT_GRANTED:
