@@ -14,6 +14,8 @@ VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop
 FRONTS_VENV := .venv-fronts
+# A tree without the packages, and an environment with those of dist/.
+LAB_TREE := build/test-lab
 # More than the cores of a small machine: many tests wait for processes of their own.
 TESTS_AT_ONCE ?= 3
 # Folders that other targets run: the house rules, and what needs the real vLLM.
@@ -42,7 +44,7 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 	lane-mutants test-browser test-fronts test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
-	demo demo-failover demo-cluster bench dist test-dist image test-image test-chart clean
+	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -213,6 +215,18 @@ dist/.built: $(wildcard $(shell git ls-files _core schedsvc clients lab deploy s
 test-dist: dist ## Install from dist/ into bare environments, and run what is there.
 	@# Four at a time on any machine: each of them waits for its demo half of the time.
 	$(call RUN,install,-n 4 --dist loadgroup,tests/install)
+
+test-lab: dist ## The tests of lab/ against the packages of dist/, in a tree that holds no others.
+	rm -rf $(LAB_TREE) && mkdir -p $(LAB_TREE)
+	git ls-files -z ':!schedsvc' ':!lab' ':!clients' | xargs -0 cp --parents -t $(LAB_TREE)
+	$(BIN)/python -m venv --without-pip $(LAB_TREE)/.venv
+	$(BIN)/python -m pip --python $(LAB_TREE)/.venv install --quiet --no-deps --no-index \
+		--ignore-installed --find-links dist schedsvc schedsvc-client schedsvc-vllm schedsvc-lab
+	@# What these require lies in this environment; an editable package there is no module here.
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$(echo $(LAB_TREE)/.venv/lib/python*/site-packages)/required.pth
+	cd $(LAB_TREE) && .venv/bin/python -m pytest -q -n $(TESTS_AT_ONCE) \
+		-m 'not slow and not vllm and not alone' tests/lab
 
 image: dist ## Build the container images from dist/, by docker, podman or buildah.
 	$(BIN)/python -m deploy.image
