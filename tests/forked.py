@@ -198,4 +198,7 @@ def started(
             yield process
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()

@@ -20,7 +20,7 @@ from schedsvc.server import Server
 from schedsvc.service.explanation_text import sentences
 from tests.waiting import until
 
-from .conftest import POOL, ask, failure, open_channel, serving, token_of, totals
+from .conftest import POOL, ask, open_channel, serving, token_of, totals
 
 OPERATORS = [{"tcp": "127.0.0.1:0", "operate": True}]
 SHIM, OTHER = "correct-horse-battery", "another-horse-battery"
@@ -90,13 +90,6 @@ async def test_a_request_that_waits_is_explained() -> None:
         for call in calls:
             call.cancel()
         await channel.close()
-
-
-async def test_a_wrong_id_names_the_field() -> None:
-    async with serving() as server, open_channel(server.targets[0]) as channel:
-        error = await failure(ExplainServiceStub(channel).Explain(pb.ExplainRequest()))
-        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "request_id" in (error.details() or "")
 
 
 async def test_others_hear_nothing(tmp_path: Path) -> None:

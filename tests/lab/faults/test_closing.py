@@ -1,12 +1,11 @@
 """Seeds in which pools take only requests that name them, because a hostile principal may ask."""
 
 import pytest
-from schedsvc_client.v1 import scheduler_pb2 as pb
-
 from schedsvc.lab.faults.auditor import ViolationError
 from schedsvc.lab.faults.hostile_options import CLOSING, CLOSING_FAULTS
 from schedsvc.lab.faults.options import draw
 from schedsvc.lab.faults.run import Case, run_case
+from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from .test_auditor import Desk
 
