@@ -49,23 +49,9 @@ cdef inline bint may_get_slot(
     return e.slots_left > 0 or now_ns - e.slots_told_ns >= ESCROW_ASK_NS
 
 
-cdef void refill_escrow(
-    const Escrow* e, int64_t rate, int64_t* level, int64_t* at_ns, int64_t now_ns
-) noexcept nogil:
-    """Bring a level up to the present. O(1)."""
-    cdef int64_t missing, ticks
-    if e.share == 0:
-        if now_ns >= e.ends_ns:
-            level[0] = min(level[0], <int64_t>0)
-        return
-    missing = most_of(e, rate) - level[0]
-    ticks = (now_ns - at_ns[0]) // (QUOTA_TICK_NS * e.share)
-    if missing <= 0 or ticks >= (missing + rate - 1) // rate:
-        level[0] = most_of(e, rate)
-        at_ns[0] = now_ns
-    else:
-        level[0] += ticks * rate
-        at_ns[0] += ticks * QUOTA_TICK_NS * e.share
+cdef inline int64_t tick_of(const Escrow* e) noexcept nogil:
+    """How long a bucket takes to gain its rate."""
+    return QUOTA_TICK_NS if e == NULL else QUOTA_TICK_NS * e.share
 
 
 cdef inline int64_t could_hold(
@@ -83,5 +69,5 @@ cdef inline int64_t escrow_due_ns(
 ) noexcept nogil:
     """When a bucket that lacks this number of ticks will have them, at the earliest."""
     if e.share:
-        return at_ns + ticks * QUOTA_TICK_NS * e.share
+        return at_ns + ticks * tick_of(e)
     return max(e.due_ns[which], now_ns + ESCROW_ASK_NS)

@@ -67,25 +67,21 @@ cdef inline Take take_of(int64_t input_tokens, int64_t output_tokens) noexcept n
 
 cdef void refill(Quota* n, int which, int64_t now_ns) noexcept nogil:
     """Bring a level up to the present. O(1)."""
-    cdef int64_t rate = n.rate[which], missing, ticks
+    cdef int64_t rate = n.rate[which]
     if rate == 0:
         return
-    if n.escrow != NULL:
-        refill_escrow(n.escrow, rate, &n.level[which], &n.at_ns[which], now_ns)
+    if is_held(n.escrow):
+        if now_ns >= n.escrow.ends_ns:
+            n.level[which] = min(n.level[which], <int64_t>0)
         return
-    missing = rate * MICRO - n.level[which]
-    ticks = (now_ns - n.at_ns[which]) // QUOTA_TICK_NS
-    if missing <= 0 or ticks >= (missing + rate - 1) // rate:
-        n.level[which] = rate * MICRO
-        n.at_ns[which] = now_ns
-    else:
-        n.level[which] += ticks * rate
-        n.at_ns[which] += ticks * QUOTA_TICK_NS
+    fill(
+        rate, most_of(n.escrow, rate), tick_of(n.escrow), &n.level[which], &n.at_ns[which], now_ns
+    )
 
 
 cdef inline int64_t filled_ns(const Quota* n, int which, int64_t missing, int64_t now_ns) noexcept:
     """When a bucket that was filled up to the present will hold `missing` more. O(1)."""
-    cdef int64_t ticks = (missing + n.rate[which] - 1) // n.rate[which]
+    cdef int64_t ticks = ticks_for(missing, n.rate[which])
     if n.escrow != NULL:
         return escrow_due_ns(n.escrow, which, n.at_ns[which], ticks, now_ns)
     return n.at_ns[which] + ticks * QUOTA_TICK_NS
@@ -318,7 +314,7 @@ cdef class Quotas:
                     if told[k].limit == 0 or left < told[k].left:
                         told[k].limit, told[k].left = n.rate[k], left
                         left = n.rate[k] * MICRO - n.level[k]
-                        left = (left + n.rate[k] - 1) // n.rate[k] * QUOTA_TICK_NS
+                        left = ticks_for(left, n.rate[k]) * QUOTA_TICK_NS
                         told[k].reset_ms = (left + NS_PER_MS - 1) // NS_PER_MS
             left = max(<int64_t>0, slots_of(n.escrow, n.concurrency, self.now_ns) - n.live)
             if is_held(n.escrow):

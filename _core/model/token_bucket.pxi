@@ -17,19 +17,28 @@ ctypedef struct Bucket:
     int64_t at_ns  # start of the tick that runs
 
 
-cdef void bucket_fill(Bucket* b, int64_t now_ns) noexcept nogil:
-    """Bring a level up to the present. O(1)."""
-    cdef int64_t missing, ticks
-    if b.rate == 0:
-        return
-    missing = b.rate * MICRO - b.level
-    ticks = (now_ns - b.at_ns) // QUOTA_TICK_NS
-    if missing <= 0 or ticks >= (missing + b.rate - 1) // b.rate:
-        b.level = b.rate * MICRO
-        b.at_ns = now_ns
+cdef inline int64_t ticks_for(int64_t micro, int64_t rate) noexcept nogil:
+    """How many ticks gain this much. O(1)."""
+    return (micro + rate - 1) // rate
+
+
+cdef inline void fill(
+    int64_t rate, int64_t most, int64_t tick_ns, int64_t* level, int64_t* at_ns, int64_t now_ns
+) noexcept nogil:
+    """Bring a level up to the present: it gains `rate` in each tick, and is `most` at most. O(1)."""
+    cdef int64_t missing = most - level[0], ticks = (now_ns - at_ns[0]) // tick_ns
+    if missing <= 0 or ticks >= ticks_for(missing, rate):
+        level[0] = most
+        at_ns[0] = now_ns
     else:
-        b.level += ticks * b.rate
-        b.at_ns += ticks * QUOTA_TICK_NS
+        level[0] += ticks * rate
+        at_ns[0] += ticks * tick_ns
+
+
+cdef void bucket_fill(Bucket* b, int64_t now_ns) noexcept nogil:
+    """Bring a bucket's level up to the present. O(1)."""
+    if b.rate:
+        fill(b.rate, b.rate * MICRO, QUOTA_TICK_NS, &b.level, &b.at_ns, now_ns)
 
 
 cdef void bucket_limit(Bucket* b, int64_t rate, int64_t now_ns) noexcept nogil:
@@ -60,4 +69,4 @@ cdef int64_t bucket_due(const Bucket* b) noexcept nogil:
     """When one that was filled up to the present and is empty holds something again."""
     if b.rate == 0:
         return NEVER
-    return b.at_ns + (b.rate - b.level) // b.rate * QUOTA_TICK_NS
+    return b.at_ns + ticks_for(1 - b.level, b.rate) * QUOTA_TICK_NS

@@ -143,9 +143,12 @@ async def test_threads_client_splits_progress() -> None:
                 )
                 for _ in range(100)
             ]
-            with scheduler._changed:  # so that one report has all of them
+
+            def report() -> None:
                 for one in held:
                     one.progress(input_tokens=10, output_tokens=1)
+
+            scheduler._thread.soon(report)  # so that one report has all of them
             assert reported.wait(30)
 
     async with serving(limits=LEAST, pools=ROOMY) as server:
