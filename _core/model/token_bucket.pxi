@@ -25,7 +25,7 @@ cdef inline int64_t ticks_for(int64_t micro, int64_t rate) noexcept nogil:
 cdef inline void fill(
     int64_t rate, int64_t most, int64_t tick_ns, int64_t* level, int64_t* at_ns, int64_t now_ns
 ) noexcept nogil:
-    """Bring a level up to the present: it gains `rate` in each tick, and is `most` at most. O(1)."""
+    """Bring a level up to the present: it gains `rate` in a tick, and is `most` at most. O(1)."""
     cdef int64_t missing = most - level[0], ticks = (now_ns - at_ns[0]) // tick_ns
     if missing <= 0 or ticks >= ticks_for(missing, rate):
         level[0] = most

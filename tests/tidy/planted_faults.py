@@ -25,9 +25,9 @@ class Fault:
 FAULTS = (
     Fault(
         "_core/model",
-        "_core/model/quotas.pxi",
-        "        n.level[which] += ticks * rate\n",
-        "        n.level[which] += rate\n",
+        "_core/model/token_bucket.pxi",
+        "        level[0] += ticks * rate\n",
+        "        level[0] += rate\n",
         "tests/core/test_quotas.py",
     ),
     Fault(
