@@ -202,12 +202,7 @@ class Scheduler(ClusterApi):
         O(pools * principals) and the queues of pools that this opens or closes for other `pools`.
         """
     def set_pools_listed(self, now_ns: int, names: tuple[bytes, ...]) -> None:
-        """Let these pools alone take requests that name none, by any caller that offers them.
-
-        A pool of `set_pool()` takes them too. One that ceases to take them keeps its leases; what
-        waits for no other pool goes on waiting. O(pools * principals), and the queues of pools
-        that this opens or closes.
-        """
+        """Let these pools, as those of `set_pool()`, take requests that name none. O(pools)."""
     def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or audit it.
 

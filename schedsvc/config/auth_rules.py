@@ -155,7 +155,12 @@ def _strangers(data: Mapping[str, Any]) -> Iterator[Finding]:
         for entry in entries
         if entry.get("tenants", entry.get("pools"))
         and "*" not in (entry.get("pools") or ())
-        and (some_open or any(other.get("pools") for other in entries if other is not entry))
+        and (
+            some_open
+            or any(
+                set(other.get("pools") or ()) - set(entry.get("pools") or ()) for other in entries
+            )
+        )
     ]
     if bound:
         message = (

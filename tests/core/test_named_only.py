@@ -18,7 +18,7 @@ SIZES = [1, 2, 64, 65]
 
 
 def scheduler(pools: int, *flows: str, **limits: Any) -> core.Scheduler:
-    """Pools p0, p1 ... of one stream, of 100 tokens each; no principal bars any of them yet."""
+    """Pools p0, p1 ... of 100 tokens each; every principal may offer them yet."""
     still = {"headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0}
     s = core.Scheduler(**(still | {"pools_max": 128, "dispatch": "strict"} | limits))
     for name in flows or ("f",):

@@ -308,7 +308,8 @@ def test_tls_without_authentication_is_a_warning(tmp_path: Path) -> None:
     warnings = [problem_text(Path("c"), problem) for problem in reading(tmp_path, text).warnings]
     assert [line.split(": ", 2)[2] for line in warnings] == [
         "0.0.0.0:1 has no authentication, beside a listener that has one or a file mode: by default"
-        " its callers ask for every tenant and offer no pool. Ask for tokens, or say in"
+        " its callers ask for every tenant and offer no pool, so a pool that registers itself takes"
+        " only requests that name it. Ask for tokens, or say in"
         " auth.principals what `listener:` may do",
         "0.0.0.0:1 has no authentication: anyone who can reach it may call",
     ]
