@@ -30,7 +30,7 @@ def select(*paths: str, tree: int = 0) -> Selection:
     [
         ("_core/model/flows.pxi", ("core/test_tree.py", "lab/faults/cluster/test_runs.py")),
         ("_core/model/flows.pxi", ("cluster/test_shares.py", "lab/sim/test_suite.py")),
-        ("proto/schedsvc/v1/pool.proto", ("core/test_leases.py", "conformance/test_skew.py")),
+        ("proto/schedsvc/v1/pool.proto", ("core/test_transitions.py", "conformance/test_skew.py")),
         ("schedsvc/cluster/limits.lua", ("cluster/test_slots_store.py",)),
         ("lab/schedsvc_lab/engine/profiles/fast.yaml", ("lab/sim/test_suite.py",)),
         ("lab/schedsvc_lab/demo/engine.yaml", ("lab/demo/test_demo.py",)),
