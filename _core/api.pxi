@@ -87,9 +87,9 @@ cdef class Scheduler(ClusterApi):
         enter(self, now_ns)
         set_grants(self, number, name, pools, tenants, classes, share_ppm, sees_all)
 
-    def set_pools_listed(self, int64_t now_ns, tuple names):
+    def set_pools_listed(self, int64_t now_ns, names):
         enter(self, now_ns)
-        list_pools(self, names)
+        list_pools(self, tuple(names))
 
     def set_flow_class(self, int32_t flow, int32_t default_class=0, named=()):
         known_tenant(self, flow)

@@ -30,7 +30,7 @@ def _core(flows: int, running_max: int, scheduler: type[Scheduler]) -> Scheduler
         queue_max=_LARGE,
         flow_queue_max=_LARGE,
         leases_max=_LARGE,
-        session_open_max=1 << 20,
+        session_open_max=1_000_000,
         queue_ttl_ns=_HOUR_NS,
         lease_ttl_ns=_HOUR_NS,
     )

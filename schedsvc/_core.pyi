@@ -201,7 +201,7 @@ class Scheduler(ClusterApi):
         `set_pools_listed()`. O(1); O(requests) for a number beyond all with grants;
         O(pools * principals) and the queues of pools that this opens or closes for other `pools`.
         """
-    def set_pools_listed(self, now_ns: int, names: tuple[bytes, ...]) -> None:
+    def set_pools_listed(self, now_ns: int, names: list[bytes] | tuple[bytes, ...]) -> None:
         """Let these pools, as those of `set_pool()`, take requests that name none. O(pools)."""
     def set_flow_mode(self, now_ns: int, flow: int, dry_run: bool) -> None:
         """Enforce decisions on a flow, or audit it.

@@ -193,7 +193,6 @@ def reconfigure(
         # The core had accepted all of it.
         _change(core, before, config, now_ns)
         raise
-    _list_pools(core, config, now_ns)
     kept = []
     old_pools = {pool.name: pool for pool in before.pools}
     for pool in config.pools:
@@ -214,6 +213,7 @@ def _change(core: Configurable, config: Config, before: Config, now_ns: int) -> 
             core.set_retired(now_ns, name)
     _apply(core, config, before, now_ns)
     _limit_pools(core, config, before, now_ns)
+    _list_pools(core, config, now_ns)
 
 
 def change_modes(core: Configurable, config: Config, before: Config, now_ns: int) -> None:

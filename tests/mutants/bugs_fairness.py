@@ -175,8 +175,8 @@ FAIRNESS_BUGS = (
         "a chunk is spent after its end",
         (
             (
-                "model/escrow.pxi",
-                "        if now_ns >= e.ends_ns:\n",
+                "model/quotas.pxi",
+                "        if now_ns >= n.escrow.ends_ns:\n",
                 "        if BUG:\n            return\n",
             ),
         ),

@@ -1,11 +1,12 @@
 """Seeds in which pools take only requests that name them, because a hostile principal may ask."""
 
 import pytest
-from schedsvc.lab.faults.auditor import ViolationError
-from schedsvc.lab.faults.hostile_options import CLOSING, CLOSING_FAULTS
-from schedsvc.lab.faults.options import draw
-from schedsvc.lab.faults.run import Case, run_case
 from schedsvc_client.v1 import scheduler_pb2 as pb
+
+from schedsvc_lab.faults.auditor import ViolationError
+from schedsvc_lab.faults.hostile_options import CLOSING, CLOSING_FAULTS
+from schedsvc_lab.faults.options import draw
+from schedsvc_lab.faults.run import Case, run_case
 
 from .test_auditor import Desk
 

@@ -132,9 +132,11 @@ def classes(profile: str, high: Size, low: Size, surplus: float) -> Classes:
     seconds = _CLASS_WARM_S + _CLASS_S
     rows = flood(profile, 0, high, seconds + 60) + flood(profile, 1, low, seconds + 60)
     span = _CLASS_WARM_S, seconds
-    strict = _play(profile, config, rows, {"scheduler.dispatch": "strict"}, seconds + 60, (0, 1))
+    strict = _play(
+        profile, config, rows, {"scheduler.expert.dispatch": "strict"}, seconds + 60, (0, 1)
+    )
     run = _play(
-        profile, config, rows, {"scheduler.backfill_surplus": surplus}, seconds + 60, (0, 1)
+        profile, config, rows, {"scheduler.expert.backfill_surplus": surplus}, seconds + 60, (0, 1)
     )
     mine, its = (service(run, tenant, *span) for tenant in (0, 1))
     out = run.outcomes
@@ -215,14 +217,14 @@ def _show_classes(profile: str) -> None:
 
 def _show_aged(profile: str) -> None:
     for dispatch in ("backfill", "strict"):
-        p90, p99 = aged(profile, {"scheduler.dispatch": dispatch})
+        p90, p99 = aged(profile, {"scheduler.expert.dispatch": dispatch})
         click.echo(f"aged {profile:16} {dispatch}: p90 {p90:.2f} s, p99 {p99:.2f} s")
 
 
 def _show_light(profile: str) -> None:
     for kind in LIGHT_FLOODS:
         count, p99 = light(profile, kind, {})
-        _, strict = light(profile, kind, {"scheduler.dispatch": "strict"})
+        _, strict = light(profile, kind, {"scheduler.expert.dispatch": "strict"})
         click.echo(
             f"light {profile:16} {kind:14}: {count} requests, p99 {p99:.2f} s,"
             f" strict {strict:.2f} s, ratio {p99 / strict:.2f}"

@@ -48,7 +48,7 @@ def test_high_class_goes_on_beside_a_head_that_ageing_brought() -> None:
     assert p90 <= 0.2, p90
     assert p99 <= 1.0, p99
     # Without passing, each of the low class that is brought holds up the high one.
-    p90, _ = aged(A10G, {"scheduler.dispatch": "strict"})
+    p90, _ = aged(A10G, {"scheduler.expert.dispatch": "strict"})
     assert p90 > 2.0, p90
 
 
@@ -61,6 +61,6 @@ def test_light_tenant_waits_little_longer_than_in_strict_order(
     profile: str, flood: str, most: float
 ) -> None:
     count, p99 = light(profile, flood, {})
-    _, strict = light(profile, flood, {"scheduler.dispatch": "strict"})
+    _, strict = light(profile, flood, {"scheduler.expert.dispatch": "strict"})
     assert count >= 500
     assert p99 <= most * strict, (p99, strict)

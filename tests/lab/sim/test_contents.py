@@ -165,7 +165,8 @@ def test_prefixes_decide_between_engines(tmp_path):
     requests, hits = shared(tmp_path, rate=4), {}
     config = patient_config(requests.clients)
     for ppm in (0, 400_000):
-        scheduler = config.scheduler.model_copy(update={"prefix_affinity_ppm": ppm})
+        expert = config.scheduler.expert.model_copy(update={"prefix_affinity_ppm": ppm})
+        scheduler = config.scheduler.model_copy(update={"expert": expert})
         config = config.model_copy(update={"scheduler": scheduler})
         engines = detail(simulate(Scenario(cached("lru"), config, 3), requests, "vtc"))["engines"]
         hits[ppm] = engines["cache_hit_tokens"] / engines["cache_query_tokens"]
