@@ -97,11 +97,11 @@ _SCHEDULER = (
     Setting("lease_grace_ms", MS, 20_000, 0, HOUR_MS,
             help="The reservation of a request that nothing reports is released this time after"
             " `lease_ttl_ms`."),
-    Setting("flow_queue_max", COUNT, 1_000, 1, 1_000_000, core_greatest=1 << 24,
+    Setting("flow_queue_max", COUNT, 1_000, 1, 1_000_000,
             help="The queue of one tenant holds at most this number of requests. A caller with"
             " less than its part of a full queue still finds a place: the places divided by the"
             " callers there."),
-    Setting("queue_max", COUNT, 10_000, 1, 1_000_000, core_greatest=1 << 24,
+    Setting("queue_max", COUNT, 10_000, 1, 1_000_000,
             help="The queues of all tenants together hold at most this number of requests."),
     Setting("flow_queue_tokens_max", TOKENS, 0, 0, 10**12,
             help="The queued requests of one tenant have at most this input; 0: no limit. A"
@@ -115,7 +115,7 @@ _SCHEDULER = (
     Setting("saturation", PART, 0.8, 0.01, 1, core_least=1,
             help="A pool is nearly overloaded if this part of it is promised, or if a request"
             " waits for room."),
-    Setting("leases_max", COUNT, 65_536, 1, 1_000_000, core_greatest=1 << 24,
+    Setting("leases_max", COUNT, 65_536, 1, 1_000_000,
             help="At most this number of requests run at once, in all pools together."),
     Setting("headroom", PART, 0.02, 0, 0.9, live=False, page="pools.md",
             help="This part of each pool is not promised, at the start; it grows when the engine"

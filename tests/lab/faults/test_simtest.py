@@ -12,7 +12,7 @@ from schedsvc_lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO
 from schedsvc_lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc_lab.faults.disk import Disk, fields
 from schedsvc_lab.faults.event_queue import EventQueue
-from schedsvc_lab.faults.hostile_options import HOSTILE_FAULTS
+from schedsvc_lab.faults.hostile_options import CLOSING_FAULTS, HOSTILE_FAULTS
 from schedsvc_lab.faults.leaver_options import LEAVER_FAULTS
 from schedsvc_lab.faults.marathon import run_marathon
 from schedsvc_lab.faults.options import (
@@ -38,8 +38,8 @@ def test_seeds_hold_and_every_fault_happens() -> None:
     assert tally.seeds == 16
     assert tally.events > 16 * 2_000
     missing = {name for name, times in tally.faults.items() if not times}
-    later = (STATE_FAULTS, OPERATOR_FAULTS, LEAVER_FAULTS, HOSTILE_FAULTS, CLUSTER_FAULTS)
-    assert missing == set().union(*later)
+    later = (STATE_FAULTS, OPERATOR_FAULTS, LEAVER_FAULTS, HOSTILE_FAULTS, CLOSING_FAULTS)
+    assert missing == set().union(*later, CLUSTER_FAULTS)
 
 
 def test_seeds_with_quotas_hold() -> None:
