@@ -23,9 +23,9 @@ from bench.cores import Overload
 from bench.harness import json_option, verdict
 from bench.messages import admits, tenant
 from schedsvc._core import EVICTED_TTL, EXPIRED, Scheduler
-from schedsvc.clock import SteadyClock
 from schedsvc.config import Config
 from schedsvc.driver import WORK_MAX, Driver, Waiting, new_core
+from schedsvc.driver.clock import SteadyClock
 
 __all__ = ["Moment", "main", "memory_of", "of_core", "of_loop"]
 

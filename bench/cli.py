@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from bench import chart, chart_features, machine, show
 from bench.report import LEVELS, build
 from bench.sizes import ENVIRONMENT, FULL, QUICK, SMOKE
-from schedsvc.option_types import make_folder
+from schedsvc.text.option_types import make_folder
 
 __all__ = ["main"]
 

@@ -30,7 +30,7 @@ from bench.harness import json_option, verdict
 from bench.machine import cpu_ns
 from bench.overload_probe import probing
 from bench.peers import Peer, emulator, serving
-from schedsvc.option_types import make_folder
+from schedsvc.text.option_types import make_folder
 from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
 from schedsvc_lab.load.report import output_tokens_per_s, percentile
 from schedsvc_lab.load.samples import Fate

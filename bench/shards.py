@@ -24,12 +24,12 @@ from rich.table import Table
 from bench import machine
 from bench.machine import cpu_ns
 from bench.messages import tenant
-from schedsvc.clock import SteadyClock
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.member import Member
 from schedsvc.cluster.store import Address, StoreConnection, connect
 from schedsvc.config import Config
 from schedsvc.driver import Driver, new_core
+from schedsvc.driver.clock import SteadyClock
 from schedsvc.server.logs import configure_logs
 from schedsvc_lab.demo.members import Store, free_port
 

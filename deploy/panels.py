@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from deploy.dashboard import PANELS, Panel
-from schedsvc.option_types import check_file
+from schedsvc.text.option_types import check_file
 
 __all__ = ["Line", "draw", "lines_of"]
 

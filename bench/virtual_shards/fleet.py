@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 from schedsvc._core import Scheduler
-from schedsvc.clock import SteadyClock
 from schedsvc.cluster.member import Member
 from schedsvc.config import Config
 from schedsvc.driver import Driver
+from schedsvc.driver.clock import SteadyClock
 from schedsvc_lab.faults.cluster.process_loop import ProcessLoop
 from schedsvc_lab.faults.cluster.store_link import StoreHost, VirtualConnection
 from schedsvc_lab.faults.cluster.surroundings import Host, Words, cluster_code

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from bench.virtual_shards.fleet import BEGIN_NS, Fleet, membership
 from bench.virtual_shards.plan import Outage, Plan, Tenants
 from bench.virtual_shards.shard import Shard
-from schedsvc.clock import SteadyClock
 from schedsvc.config import Config
 from schedsvc.driver import new_core
+from schedsvc.driver.clock import SteadyClock
 from schedsvc_lab.faults.cluster.surroundings import Host, Words
 
 __all__ = ["Seen", "StoreLoad", "World", "store_cost_ns"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.sqlite_files import back_up
+from schedsvc.records.sqlite_files import back_up
 
 __all__ = ["write_backup"]
 

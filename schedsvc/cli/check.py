@@ -10,7 +10,7 @@ from rich.table import Table
 from schedsvc.config import Config, Problem, Reading, path_text, problem_text, read
 from schedsvc.config.models import Listener, Principal
 from schedsvc.config.network import is_wildcard
-from schedsvc.tables import table_console
+from schedsvc.text.tables import table_console
 
 _EPILOG = """\b
 Example:

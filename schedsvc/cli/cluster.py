@@ -17,7 +17,7 @@ from schedsvc.cluster.store import Address
 from schedsvc.config import Config
 from schedsvc.config.cluster import Cluster
 from schedsvc.config.files import read_file
-from schedsvc.printable import printable
+from schedsvc.text.printable import printable
 
 T = TypeVar("T")
 

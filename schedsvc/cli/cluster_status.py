@@ -9,8 +9,8 @@ from rich.table import Table
 
 from schedsvc.cluster.admin import MemberSeen, StoreStatus
 from schedsvc.cluster.set_status import MemberNote, SetSeen
-from schedsvc.printable import printable
-from schedsvc.tables import table_console
+from schedsvc.text.printable import printable
+from schedsvc.text.tables import table_console
 
 __all__ = ["show_status"]
 

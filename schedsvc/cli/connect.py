@@ -18,7 +18,7 @@ from schedsvc_client import (
 from schedsvc_client.channel import proxy_variable
 from schedsvc_client.targets import check_targets
 
-from schedsvc.printable import printable
+from schedsvc.text.printable import printable
 
 __all__ = ["Connection", "connection_of", "connects", "explained"]
 

@@ -9,7 +9,7 @@ from schedsvc_client.operator import Operator
 
 from schedsvc.cli.complete import complete_pools
 from schedsvc.cli.connect import Connection, connects
-from schedsvc.option_types import FiniteRange
+from schedsvc.text.option_types import FiniteRange
 
 _EPILOG = """\b
 Example:

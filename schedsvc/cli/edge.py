@@ -7,8 +7,8 @@ import click
 
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
 from schedsvc.edge import serve as run
-from schedsvc.option_types import WholeRange
 from schedsvc.server import ListenError, ReadyFileError
+from schedsvc.text.option_types import WholeRange
 
 _EPILOG = """\b
 Example:

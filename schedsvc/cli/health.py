@@ -12,7 +12,7 @@ from schedsvc_client.errors import from_rpc_error
 from schedsvc_client.targets import check_targets
 
 from schedsvc.cli.connect import Connection, connects, explained
-from schedsvc.option_types import FiniteRange
+from schedsvc.text.option_types import FiniteRange
 
 _EPILOG = """\b
 Examples:

@@ -8,7 +8,7 @@ from schedsvc_client.operator import MODES, Operator
 
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
-from schedsvc.printable import printable_message
+from schedsvc.text.printable import printable_message
 
 _EPILOG = """\b
 Example:

@@ -7,7 +7,7 @@ from schedsvc_client.operator import Operator
 
 from schedsvc.cli.complete import complete_pools
 from schedsvc.cli.connect import Connection, connects
-from schedsvc.printable import printable
+from schedsvc.text.printable import printable
 
 _POOLS_EPILOG = """\b
 Example:

@@ -6,7 +6,6 @@ import click
 
 from schedsvc.cli.early_signals import hung_up
 from schedsvc.cli.starting import config_option, read_config, ready_file_option
-from schedsvc.option_types import FiniteRange
 from schedsvc.server import (
     ClusterError,
     ListenError,
@@ -17,6 +16,7 @@ from schedsvc.server import (
     UsageError,
 )
 from schedsvc.server.serve import serve as run
+from schedsvc.text.option_types import FiniteRange
 
 _EPILOG = """\b
 Example:

@@ -7,7 +7,7 @@ import click
 
 from schedsvc.cli.backups import write_backup
 from schedsvc.cli.starting import config_option, read_config
-from schedsvc.state.store import check_form
+from schedsvc.records.state.store import check_form
 
 _EPILOG = """\b
 Example:

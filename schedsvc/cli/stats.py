@@ -18,9 +18,9 @@ from schedsvc.cli.mode import mode_text
 from schedsvc.cli.stats_cluster import cluster_line, cluster_lines
 from schedsvc.cli.stats_files import file_lines
 from schedsvc.cli.stats_groups import GROUP_COLUMNS, group_rows
-from schedsvc.option_types import FiniteRange, WholeRange
-from schedsvc.printable import printable_message
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import FiniteRange, WholeRange
+from schedsvc.text.printable import printable_message
+from schedsvc.text.tables import table_console
 
 #: Kinds of schedsvc.v1.LimitKind, short.
 LIMIT_UNITS = {

@@ -9,8 +9,8 @@ from schedsvc_client.operator import Operator
 
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
-from schedsvc.option_types import FiniteRange
-from schedsvc.printable import printable
+from schedsvc.text.option_types import FiniteRange
+from schedsvc.text.printable import printable
 
 _EPILOG = """\b
 Example:

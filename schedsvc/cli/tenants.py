@@ -13,8 +13,8 @@ from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.tenant_keys import keys
 from schedsvc.config import tenants_yaml
-from schedsvc.option_types import WholeRange
-from schedsvc.printable import printable
+from schedsvc.text.option_types import WholeRange
+from schedsvc.text.printable import printable
 
 _EPILOG = """\b
 Example:

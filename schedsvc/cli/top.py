@@ -3,7 +3,7 @@
 import click
 
 from schedsvc.cli.connect import Connection, connects
-from schedsvc.option_types import FiniteRange
+from schedsvc.text.option_types import FiniteRange
 
 _EPILOG = """\b
 Example:

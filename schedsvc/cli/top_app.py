@@ -23,8 +23,8 @@ from schedsvc.cli.connect import Connection
 from schedsvc.cli.stats import LIMIT_UNITS, LOADS, is_abandoned, modes_in_force
 from schedsvc.cli.top_figures import COLUMNS, FLOWS_MAX, Column, Figures, Row, duration, short
 from schedsvc.cli.why import story_view
-from schedsvc.printable import printable, printable_message
-from schedsvc.request_ids import known_ids
+from schedsvc.text.printable import printable, printable_message
+from schedsvc.text.request_ids import known_ids
 
 __all__ = ["Top"]
 

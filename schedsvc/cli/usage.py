@@ -13,9 +13,8 @@ import click
 from schedsvc.cli.backups import write_backup
 from schedsvc.cli.starting import config_option, read_config
 from schedsvc.config.outputs import Usage
-from schedsvc.option_types import check_file
-from schedsvc.usage import UsageError
-from schedsvc.usage.export import (
+from schedsvc.records.usage import UsageError
+from schedsvc.records.usage.export import (
     DIMENSIONS,
     FOCUS_COLUMNS,
     SUMS,
@@ -24,7 +23,8 @@ from schedsvc.usage.export import (
     focus_rows,
     plain_rows,
 )
-from schedsvc.usage.ledger import check_form
+from schedsvc.records.usage.ledger import check_form
+from schedsvc.text.option_types import check_file
 
 _EPILOG = """\b
 Example:
@@ -214,7 +214,7 @@ def _write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[dict[str, An
 
 def _write_parquet(out: Path, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
     try:
-        from schedsvc.usage.parquet import write_parquet
+        from schedsvc.records.usage.parquet import write_parquet
     except ModuleNotFoundError:
         raise click.ClickException(
             "--format parquet needs the package pyarrow: pip install 'schedsvc[parquet]'"

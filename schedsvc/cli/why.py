@@ -16,10 +16,10 @@ from schedsvc_client.sync import Scheduler
 from schedsvc.cli.complete import complete_request_ids, complete_tenants
 from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
-from schedsvc.option_types import FiniteRange
-from schedsvc.printable import printable_message
-from schedsvc.request_ids import known_ids
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import FiniteRange
+from schedsvc.text.printable import printable_message
+from schedsvc.text.request_ids import known_ids
+from schedsvc.text.tables import table_console
 
 #: schedsvc.v1.RequestState: ended, refused.
 _OVER = (4, 5)

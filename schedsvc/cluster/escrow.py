@@ -24,7 +24,6 @@ from pathlib import Path
 
 import structlog
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.budgets import HeldBudgets, SharedBudgets
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.escrow_books import Book, Losses
@@ -47,6 +46,7 @@ from schedsvc.cluster.slots import Slots
 from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, check_writes, open_any
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Broken, Driver, EscrowWatch, Sharing
+from schedsvc.driver.clock import boot_ns
 
 __all__ = ["Escrow"]
 

@@ -9,11 +9,11 @@ import grpc
 import structlog
 from schedsvc_client.v1 import follow_pb2 as pb
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.leading import Campaign
 from schedsvc.config.cluster import Cluster
 from schedsvc.config.files import read_file
 from schedsvc.driver import Leading
+from schedsvc.driver.clock import boot_ns
 
 __all__ = ["Following"]
 

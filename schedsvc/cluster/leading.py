@@ -21,7 +21,6 @@ from pathlib import Path
 
 import structlog
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError, WritesRefusedError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.outage import Outage
@@ -31,6 +30,7 @@ from schedsvc.cluster.terms import TERM_MS, Term, Terms, check_terms_version, te
 from schedsvc.config.cluster import Cluster
 from schedsvc.config.files import read_file
 from schedsvc.driver import Leading
+from schedsvc.driver.clock import boot_ns
 
 __all__ = ["Campaign"]
 

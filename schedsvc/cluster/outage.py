@@ -8,8 +8,8 @@ A store near its limit of memory takes small writes and refuses large ones, or e
   twice as long each time.
 """
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import Words, WritesRefusedError
+from schedsvc.driver.clock import boot_ns
 
 __all__ = ["Outage"]
 

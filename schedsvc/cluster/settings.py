@@ -26,7 +26,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import SETTINGS_VERSION, settings_keys_of
@@ -35,6 +34,7 @@ from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
 from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, open_any
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Broken, SettingsShared
+from schedsvc.driver.clock import boot_ns
 
 __all__ = ["Settings", "SettingsSync", "check_settings_version"]
 

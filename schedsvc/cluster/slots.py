@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import slot_keys_of
 from schedsvc.cluster.store import CALL_S, StoreConnection
 from schedsvc.driver import Driver, Sharing
+from schedsvc.driver.clock import boot_ns
 
 __all__ = ["SET_MS", "SlotAnswer", "SlotRow", "Slots", "ask_slots"]
 

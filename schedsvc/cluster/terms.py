@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.library import TERMS_VERSION, notes_key_of, term_keys_of
 from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
 from schedsvc.cluster.store import StoreConnection, check_version
+from schedsvc.driver.clock import boot_ns
 
 __all__ = ["JUMP_MAX", "TERM_MS", "Term", "Terms", "check_terms_version", "term_end_ns"]
 

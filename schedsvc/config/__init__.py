@@ -38,7 +38,7 @@ from schedsvc.config.yaml_positions import (
     Path as YamlPath,
 )
 from schedsvc.config.yaml_positions import Place, Problem, YamlText, path_text, read_yaml
-from schedsvc.printable import printable
+from schedsvc.text.printable import printable
 
 __all__ = [
     "UNKNOWN_TENANT",

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from schedsvc.config.yaml_positions import Path, path_text
-from schedsvc.numerals import numeral_advice
+from schedsvc.text.numerals import numeral_advice
 
 __all__ = ["explain", "type_name"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from schedsvc.gcra import SECOND_NS, Bucket
 from schedsvc.service import METHODS, Authenticator, Unauthenticated
-from schedsvc.status import Failure, unauthenticated_failure
+from schedsvc.service.gcra import SECOND_NS, Bucket
+from schedsvc.service.status import Failure, unauthenticated_failure
 
 __all__ = ["Allowance", "Relay"]
 

@@ -13,12 +13,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from schedsvc.config import Config
 from schedsvc.config.models import Listener
 from schedsvc.edge.relay import Allowance, Relay
-from schedsvc.malloc import return_freed_memory
 from schedsvc.server.credentials import credentials_of
 from schedsvc.server.descriptors import watch_descriptors
 from schedsvc.server.health import LIVENESS, READINESS
 from schedsvc.server.listeners import bind, server_options
 from schedsvc.server.logs import configure_logs, flush_logs
+from schedsvc.server.malloc import return_freed_memory
 from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
 from schedsvc.server.strangers import Strangers

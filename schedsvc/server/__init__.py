@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schedsvc.recording.writer import RecordingError
+    from schedsvc.records.recording.writer import RecordingError
+    from schedsvc.records.state import StateError
+    from schedsvc.records.usage import UsageError
     from schedsvc.server.cluster import ClusterError
     from schedsvc.server.listeners import ListenError
     from schedsvc.server.ready import ReadyFileError
     from schedsvc.server.reload import Source
     from schedsvc.server.server import Server
-    from schedsvc.state import StateError
-    from schedsvc.usage import UsageError
 
 __all__ = [
     "ClusterError",
@@ -28,11 +28,11 @@ _HOMES = {
     "ClusterError": "schedsvc.server.cluster",
     "ListenError": "schedsvc.server.listeners",
     "ReadyFileError": "schedsvc.server.ready",
-    "RecordingError": "schedsvc.recording.writer",
+    "RecordingError": "schedsvc.records.recording.writer",
     "Server": "schedsvc.server.server",
     "Source": "schedsvc.server.reload",
-    "StateError": "schedsvc.state",
-    "UsageError": "schedsvc.usage",
+    "StateError": "schedsvc.records.state",
+    "UsageError": "schedsvc.records.usage",
 }
 
 

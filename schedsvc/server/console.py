@@ -13,10 +13,10 @@ from aiohttp import web
 from schedsvc_client.v1 import explain_pb2, scheduler_pb2
 
 from schedsvc.driver import Broken, Driver
-from schedsvc.printable import printable, printable_message
-from schedsvc.request_ids import known_ids
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.service import stories
+from schedsvc.text.printable import printable, printable_message
+from schedsvc.text.request_ids import known_ids
 
 __all__ = ["CONSOLE_PATH", "Console"]
 

@@ -11,14 +11,14 @@ from importlib import metadata
 from operator import add
 from typing import Any
 
-from schedsvc.clock import wall_ms
 from schedsvc.config import Config
 from schedsvc.driver import Broken, Driver
+from schedsvc.driver.clock import wall_ms
+from schedsvc.driver.slices import most_served, pool_rows
 from schedsvc.metrics import HISTOGRAM_BOUNDS_MS, Metrics
-from schedsvc.printable import printable
 from schedsvc.service import pool_needs
-from schedsvc.slices import most_served, pool_rows
-from schedsvc.status import LIMIT_KINDS, OUTCOMES
+from schedsvc.service.status import LIMIT_KINDS, OUTCOMES
+from schedsvc.text.printable import printable
 
 __all__ = ["FLOWS_MAX", "FRESH_S", "ConsoleState"]
 

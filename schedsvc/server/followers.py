@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from schedsvc_client.v1 import follow_pb2 as pb
 
-from schedsvc.state import OperatorRows, StateWriter, Store
+from schedsvc.records.state import OperatorRows, StateWriter, Store
 
 __all__ = ["FollowedRows", "Resume", "adopting", "forgetting"]
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from schedsvc.gcra import SECOND_NS, Bucket
+from schedsvc.service.gcra import SECOND_NS, Bucket
 
 __all__ = ["PeerLimits", "host_of"]
 

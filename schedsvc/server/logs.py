@@ -11,9 +11,9 @@ from typing import Literal
 
 import structlog
 
-from schedsvc.printable import printable
 from schedsvc.server.log_limits import PeerLimits
 from schedsvc.server.log_writer import LogWriter
+from schedsvc.text.printable import printable
 
 __all__ = ["configure_logs", "flush_logs", "lines_dropped", "lines_suppressed"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-import schedsvc.metric_page  # noqa: F401 - now, because the first scrape shall not wait for it
+import schedsvc.metrics.page  # noqa: F401 - now, because the first scrape shall not wait for it
 from schedsvc.config import Config
 from schedsvc.config.network import is_wildcard
 from schedsvc.driver import Driver

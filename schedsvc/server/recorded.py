@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 
 from schedsvc.config import Config
-from schedsvc.recording.start import Recording
+from schedsvc.records.recording.start import Recording
 
 __all__ = ["begin_recording", "recording_of"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import structlog
 
-from schedsvc.clock import wall_ms
 from schedsvc.config import Config, Reading, file_digest, problem_text, read
 from schedsvc.driver import Loading
+from schedsvc.driver.clock import wall_ms
 
 __all__ = ["Reloader", "Source"]
 

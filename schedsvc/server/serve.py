@@ -11,10 +11,10 @@ import structlog
 import uvloop
 
 from schedsvc.config import Config
-from schedsvc.malloc import return_freed_memory
 from schedsvc.server.descriptors import watch_descriptors
 from schedsvc.server.led import LedServer, server_of
 from schedsvc.server.logs import configure_logs, flush_logs
+from schedsvc.server.malloc import return_freed_memory
 from schedsvc.server.notify import Notifier
 from schedsvc.server.ready import ReadyFile
 from schedsvc.server.reload import Reloader, Source

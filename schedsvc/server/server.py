@@ -10,7 +10,6 @@ import grpc
 import structlog
 from schedsvc_client.v1.leader_pb2 import Leadership
 
-from schedsvc.clock import HEARTBEAT_NS, SteadyClock, wall_ms
 from schedsvc.config import (
     Config,
     EntryLog,
@@ -22,7 +21,10 @@ from schedsvc.config import (
     restored_entries,
 )
 from schedsvc.driver import WORK_MAX, Broken, Driver, Leading, new_core
+from schedsvc.driver.clock import HEARTBEAT_NS, SteadyClock, wall_ms
 from schedsvc.metrics import Metrics
+from schedsvc.records.state import StateWriter, Store, restore
+from schedsvc.records.usage import Budgets, Ledger, UsageWriter
 from schedsvc.server.cluster import member_of, set_fingerprint
 from schedsvc.server.credentials import Callers, known_callers, make_tokens
 from schedsvc.server.followers import FollowedRows, Resume
@@ -51,9 +53,7 @@ from schedsvc.service import (
     Service,
     TenantCalls,
 )
-from schedsvc.state import StateWriter, Store, restore
-from schedsvc.status import Failure, not_leading_failure, unauthenticated_failure
-from schedsvc.usage import Budgets, Ledger, UsageWriter
+from schedsvc.service.status import Failure, not_leading_failure, unauthenticated_failure
 
 if TYPE_CHECKING:
     from schedsvc.server.metrics_http import MetricsPage

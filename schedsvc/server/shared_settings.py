@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from schedsvc.clock import wall_ms
 from schedsvc.config import Config, ModeOverlay, OperatorEntry, checked_tenant
 from schedsvc.config.files import read_file
 from schedsvc.driver import CallerError, Driver
+from schedsvc.driver.clock import wall_ms
 from schedsvc.server.cluster import ClusterError
 from schedsvc.server.listed_tenants import fitting_entry, sharing_origin
 from schedsvc.server.operator import OperatorActions

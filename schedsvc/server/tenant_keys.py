@@ -14,8 +14,8 @@ from dataclasses import replace
 from schedsvc_client.v1 import identity_pb2
 from schedsvc_client.v1 import operator_pb2 as pb
 
-from schedsvc.clock import wall_ms
 from schedsvc.config import ApiKey, TenantError, checked_tenant
+from schedsvc.driver.clock import wall_ms
 from schedsvc.server.operator import OperatorActions
 from schedsvc.server.tenants import TenantActions
 from schedsvc.service.servicer_base import exhausted, invalid, not_found

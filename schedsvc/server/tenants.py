@@ -5,7 +5,6 @@ from typing import Any
 
 from schedsvc_client.v1 import operator_pb2 as pb
 
-from schedsvc.clock import wall_ms
 from schedsvc.config import (
     UNKNOWN_TENANT,
     OperatorEntry,
@@ -17,6 +16,7 @@ from schedsvc.config import (
     rule_tenant,
 )
 from schedsvc.driver import Driver
+from schedsvc.driver.clock import wall_ms
 from schedsvc.metrics import Metrics
 from schedsvc.server.operator import OperatorActions
 from schedsvc.service.servicer_base import exhausted, invalid, not_found, unavailable, untimely

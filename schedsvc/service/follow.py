@@ -16,11 +16,11 @@ from schedsvc_client.v1 import follow_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
 from schedsvc._core import CallerError
-from schedsvc.clock import boot_ns
 from schedsvc.driver import Broken, Driver
+from schedsvc.driver.clock import boot_ns
 from schedsvc.service.auth import Authenticator, Forbidden, Unauthenticated
 from schedsvc.service.servicer_base import ServicerBase, parse, untimely
-from schedsvc.status import Failure
+from schedsvc.service.status import Failure
 
 __all__ = ["FOLLOW_SERVICE_NAME", "FollowService", "Rows"]
 

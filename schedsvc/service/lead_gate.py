@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver, NotLeading
-from schedsvc.status import Failure, not_leading_failure
+from schedsvc.service.status import Failure, not_leading_failure
 
 __all__ = ["TERM_KEY", "LeadGate", "check_report", "term_seen"]
 

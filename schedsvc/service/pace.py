@@ -8,8 +8,8 @@ lost. The budgets are charged afterwards, so one message can overdraw them, but 
 import time
 
 from schedsvc._core import CallerError
-from schedsvc.gcra import SECOND_NS, Bucket
 from schedsvc.service.auth import Credentials, Known
+from schedsvc.service.gcra import SECOND_NS, Bucket
 
 __all__ = ["Paces"]
 

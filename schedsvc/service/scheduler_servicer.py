@@ -12,13 +12,13 @@ from schedsvc_client.v1.leader_pb2 import Leadership
 
 from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
 from schedsvc.driver import Broken, Driver
+from schedsvc.driver.slices import EVERYBODY
 from schedsvc.service.auth import Authenticator, Unauthenticated
 from schedsvc.service.pace import Paces
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.session import Stream
 from schedsvc.service.stats_response import Copy, snapshot
-from schedsvc.slices import EVERYBODY
-from schedsvc.status import UNARY_ERRORS, refusal_failure
+from schedsvc.service.status import UNARY_ERRORS, refusal_failure
 
 __all__ = ["SERVICE_NAME", "Service", "parse"]
 

@@ -12,7 +12,7 @@ from schedsvc.driver import Driver, NotLeading
 from schedsvc.service.auth import Authenticator, Forbidden, Unauthenticated
 from schedsvc.service.auth_interceptor import AuthInterceptor
 from schedsvc.service.lead_gate import LeadGate
-from schedsvc.status import (
+from schedsvc.service.status import (
     Failure,
     caller_failure,
     forbidden_failure,

@@ -17,8 +17,8 @@ from schedsvc._core import Session as CoreSession
 from schedsvc.driver import Broken, Driver, NotLeading
 from schedsvc.service.lead_gate import check_report, term_seen
 from schedsvc.service.pace import Paces
+from schedsvc.service.status import Failure, caller_failure, internal_failure, not_leading_failure
 from schedsvc.service.turns import Turns
-from schedsvc.status import Failure, caller_failure, internal_failure, not_leading_failure
 
 __all__ = ["Stream"]
 

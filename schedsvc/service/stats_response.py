@@ -15,7 +15,7 @@ from schedsvc_client.v1 import (
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.driver import Driver, SettingsShared
-from schedsvc.slices import EVERYBODY, Rest, most_served, one_turn, pool_rows
+from schedsvc.driver.slices import EVERYBODY, Rest, most_served, one_turn, pool_rows
 
 __all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "Copy", "modes", "snapshot"]
 

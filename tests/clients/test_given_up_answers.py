@@ -20,8 +20,8 @@ from aiohttp import web
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.clock import SteadyClock
 from schedsvc.config import Config
+from schedsvc.driver.clock import SteadyClock
 from schedsvc.server import Server, server
 from tests.waiting import until
 

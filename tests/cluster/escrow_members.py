@@ -7,11 +7,11 @@ from typing import Any
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.clock import SteadyClock
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.member import Member
 from schedsvc.cluster.store import Address
 from schedsvc.driver import Driver, Waiting, new_core
+from schedsvc.driver.clock import SteadyClock
 from tests.server.conftest import config_of
 
 from .store_server import ADMIN_PASSWORD, StoreServer

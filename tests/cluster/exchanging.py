@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from schedsvc.clock import SteadyClock
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.member import Member
 from schedsvc.cluster.store import Address
 from schedsvc.config import Config
 from schedsvc.driver import Driver, new_core
+from schedsvc.driver.clock import SteadyClock
 from tests.server.conftest import config_of
 
 from .store_server import ADMIN_PASSWORD, StoreServer

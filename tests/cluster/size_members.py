@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 from bench.virtual_shards.fleet import BEGIN_NS, Fleet, membership
-from schedsvc.clock import SteadyClock
 from schedsvc.config import Config
 from schedsvc.driver import Driver
+from schedsvc.driver.clock import SteadyClock
 from schedsvc_lab.engine import load_profile
 from schedsvc_lab.sim.overrides import override
 from schedsvc_lab.sim.requests import Requests

@@ -11,9 +11,9 @@ from schedsvc_client.v1 import follow_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2
 from schedsvc_client.v1.follow_pb2_grpc import FollowServiceStub
 
-from schedsvc.clock import SteadyClock, boot_ns
 from schedsvc.config.cluster import ClusterLeader
 from schedsvc.driver import Driver, Leading, new_core
+from schedsvc.driver.clock import SteadyClock, boot_ns
 from schedsvc.server.cluster import set_fingerprint
 from schedsvc.server.led import LedServer
 from schedsvc.service import Authenticator, Credentials, FollowService

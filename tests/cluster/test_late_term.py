@@ -4,8 +4,8 @@ import asyncio
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.clock import SteadyClock, boot_ns
 from schedsvc.driver import Driver, Leading, Waiting, new_core
+from schedsvc.driver.clock import SteadyClock, boot_ns
 from tests.server.conftest import config_of
 from tests.waiting import until
 

@@ -11,10 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.library import term_keys_of
 from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import TERM_MS, Term
+from schedsvc.driver.clock import boot_ns
 from schedsvc.server.led import LedServer
 from tests.server.conftest import failure, open_channel
 from tests.waiting import until

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.library import keys_of
+from schedsvc.driver.clock import boot_ns
 from tests.waiting import until
 
 from .exchanging import TOKEN, Scheduler, cluster, load_functions, rounds

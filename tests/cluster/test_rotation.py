@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from schedsvc.clock import boot_ns
+from schedsvc.driver.clock import boot_ns
 from tests.server.conftest import config_of, token_of
 from tests.waiting import until
 

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedsvc.cli import main
-from schedsvc.clock import SteadyClock
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.member import Member
 from schedsvc.config import load
 from schedsvc.driver import Driver, new_core
+from schedsvc.driver.clock import SteadyClock
 from tests.server.certificates import Authority
 
 from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store, store_program

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from schedsvc.clock import boot_ns
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.errors import StoreRefusedError
 from schedsvc.cluster.joining import Identity
@@ -18,6 +17,7 @@ from schedsvc.cluster.signing import seal_row
 from schedsvc.cluster.store import Address, StoreConnection, open_checked
 from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import JUMP_MAX, TERM_MS, Term, Terms, check_terms_version, term_end_ns
+from schedsvc.driver.clock import boot_ns
 
 from .store_server import ADMIN_PASSWORD, StoreServer
 

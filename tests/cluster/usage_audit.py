@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.usage.export import Span, plain_rows
+from schedsvc.records.usage.export import Span, plain_rows
 
 
 class Sums(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 
 from schedsvc import _core as core
 from schedsvc.config import Config
-from schedsvc.recording.start import Recording
+from schedsvc.records.recording.start import Recording
 from schedsvc_lab.sim.replay.exact import Exact
 from schedsvc_lab.sim.replay.reader import Recording as Played
 

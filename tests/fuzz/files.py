@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from schedsvc.config import load, problem_text, read
 from schedsvc.driver import new_core
-from schedsvc.recording.form import (
+from schedsvc.records.recording.form import (
     FIRST_LINE,
     Event,
     FormError,

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from schedsvc import _core
-from schedsvc.state import StateError, Store
+from schedsvc.records.state import StateError, Store
 
 _S = 1_000_000_000
 _AGES_NS = (0, 1, _S, 86_400 * _S, 1 << 58)

@@ -139,7 +139,7 @@ def test_a_mutant_of_a_test_runs_for_the_oracle_of_the_test() -> None:
 
 
 def test_a_change_elsewhere_runs_no_mutant() -> None:
-    assert not select("_core/view/stats.pxi", "schedsvc/driver.py").mutants()
+    assert not select("_core/view/stats.pxi", "schedsvc/driver/driver.py").mutants()
 
 
 def commit(folder: Path, name: str, when: str) -> str:

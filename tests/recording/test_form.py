@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedsvc.recording.form import (
+from schedsvc.records.recording.form import (
     FRAME_HEAD_BYTES,
     Event,
     FormError,

@@ -3,8 +3,8 @@
 import pytest
 
 from schedsvc._core import Scheduler, Session
-from schedsvc.recording.form import FormError, Kind, call_of, unpack
-from schedsvc.recording.recorder import READS, _Recorded, _RecordedSession, record
+from schedsvc.records.recording.form import FormError, Kind, call_of, unpack
+from schedsvc.records.recording.recorder import READS, _Recorded, _RecordedSession, record
 
 # Not for a driver, but for simulators, which record nothing.
 SIMULATORS = {"admit", "first_sight", "replay", "telemetry", "reset_learned"}

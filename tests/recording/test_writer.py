@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from schedsvc.recording import writer as module
-from schedsvc.recording.form import Event, Kind, pack
-from schedsvc.recording.writer import RecordingError, RecordingWriter
+from schedsvc.records.recording import writer as module
+from schedsvc.records.recording.form import Event, Kind, pack
+from schedsvc.records.recording.writer import RecordingError, RecordingWriter
 from schedsvc_lab.sim.replay.reader import Recording
 from tests.killed import holding
 from tests.usage.attacks import delete, move, rename_over

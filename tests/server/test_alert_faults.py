@@ -24,8 +24,8 @@ import yaml
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from schedsvc.sqlite_files import HELD_FACTOR, LOG_BYTES_MAX
-from schedsvc.usage.ledger import Ledger, UsageKey, UsedLease
+from schedsvc.records.sqlite_files import HELD_FACTOR, LOG_BYTES_MAX
+from schedsvc.records.usage.ledger import Ledger, UsageKey, UsedLease
 from tests.cluster.members import ready_store, settings
 from tests.cluster.store_refusals import REFUSALS
 from tests.cluster.store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store

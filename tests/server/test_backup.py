@@ -15,7 +15,7 @@ from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 
 from schedsvc.cli import main
 from schedsvc.cluster.term_file import TermFile
-from schedsvc.usage.export import Span, plain_rows
+from schedsvc.records.usage.export import Span, plain_rows
 from tests import forked
 from tests.waiting import until
 
@@ -89,7 +89,7 @@ def test_backup_takes_the_terms_along(config: Path) -> None:
     folder = config.parent
     TermFile(folder / "state.db", "main").keep(9, (7, "a/61"))
     started = forked.run(
-        [sys.executable, "-c", "from pathlib import Path; from schedsvc.state import Store;"
+        [sys.executable, "-c", "from pathlib import Path; from schedsvc.records.state import Store;"
          f"Store(Path({str(folder / 'state.db')!r})).close()"]
     )  # fmt: skip
     assert started.returncode == 0

@@ -15,8 +15,8 @@ from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from schedsvc.clock import PAUSE_NS, SteadyClock
 from schedsvc.driver import Driver, new_core
+from schedsvc.driver.clock import PAUSE_NS, SteadyClock
 from schedsvc.service import Authenticator, Credentials, Service
 from tests.waiting import until
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from schedsvc.usage.ledger import Ledger, UsageKey, UsedLease
+from schedsvc.records.usage.ledger import Ledger, UsageKey, UsedLease
 from tests import forked
 
 from .test_cli import scheduler
@@ -95,7 +95,7 @@ def open_folder() -> Iterator[Path]:
 SUM_UP_AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from schedsvc.usage.export import Span, plain_rows
+from schedsvc.records.usage.export import Span, plain_rows
 if os.getuid() == 0:
     os.setresuid(65534, 65534, 65534)
 print(next(iter(plain_rows(Path(sys.argv[1]), [], Span())))["requests"])

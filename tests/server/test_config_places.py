@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from schedsvc.records.state import Store
 from schedsvc.server import ListenError, Server
-from schedsvc.state import Store
 
 from .conftest import config_of
 from .test_cli import run

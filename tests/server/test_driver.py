@@ -7,8 +7,8 @@ import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import COMPLETED, CallerError
-from schedsvc.clock import PAUSE_NS, SteadyClock
 from schedsvc.driver import WORK_MAX, Broken, Driver, Waiting, new_core
+from schedsvc.driver.clock import PAUSE_NS, SteadyClock
 from tests import virtual
 from tests.waiting import until
 

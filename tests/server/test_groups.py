@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from schedsvc.cli.stats_groups import GROUP_COLUMNS
-from schedsvc.metric_groups import GroupSeries
-from schedsvc.metric_rows import GROUP_ROWS
+from schedsvc.metrics.groups import GroupSeries
+from schedsvc.metrics.rows import GROUP_ROWS
 
 from .conftest import ask, calling, serving
 from .test_cli import lines_of, run

@@ -16,8 +16,8 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
-from schedsvc.metric_page import written
-from schedsvc.metric_rows import HISTOGRAM_ROWS
+from schedsvc.metrics.page import written
+from schedsvc.metrics.rows import HISTOGRAM_ROWS
 from schedsvc.server import Server
 from tests.seeds import fresh
 

@@ -13,7 +13,7 @@ import structlog
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from schedsvc import sqlite_files
+from schedsvc.records import sqlite_files
 from tests.waiting import until
 
 from .conftest import calling, serving

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from schedsvc.metric_page import written
+from schedsvc.metrics.page import written
 from schedsvc.server import Server
 from tests.waiting import until
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from schedsvc.usage.ledger import Ledger
+from schedsvc.records.usage.ledger import Ledger
 from tests import forked
 from tests.waiting import wait_until
 

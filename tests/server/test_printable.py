@@ -13,8 +13,8 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc.cli import stats, why
 from schedsvc.cli.mode import mode_text
 from schedsvc.config import Place, Problem, problem_text
-from schedsvc.printable import printable, printable_message
 from schedsvc.server.logs import configure_logs, flush_logs
+from schedsvc.text.printable import printable, printable_message
 
 EVIL = "gpu\x1b[2J\x07\u202eevil\u2066\x9b31m\n"
 STYLES: tuple[Literal["console", "json"], ...] = ("console", "json")

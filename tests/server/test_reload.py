@@ -15,7 +15,7 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
 from schedsvc._core import CallerError, Scheduler
 from schedsvc.config import Config, configure, file_digest, load, needs_restart, reconfigure
-from schedsvc.recording.start import Recording
+from schedsvc.records.recording.start import Recording
 from schedsvc.server.notify import Notifier
 from schedsvc.server.reload import Reloader
 from schedsvc.server.serve import _reload_on

@@ -19,8 +19,8 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.cli.stats_files import file_lines
 from schedsvc.driver import Driver
+from schedsvc.records.state import Store
 from schedsvc.server import Server, StateError
-from schedsvc.state import Store
 from tests.waiting import until
 
 from .conftest import ask, calling, config_of, open_channel, serving

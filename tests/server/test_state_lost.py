@@ -15,10 +15,10 @@ from schedsvc_client.v1 import operator_pb2
 from schedsvc_client.v1.mode_pb2 import MODE_AUDIT
 from schedsvc_client.v1.operator_pb2_grpc import OperatorServiceStub
 
-from schedsvc import held_file
 from schedsvc.config import load
+from schedsvc.records import held_file
+from schedsvc.records.state import Store
 from schedsvc.server import Server
-from schedsvc.state import Store
 from tests import forked
 from tests.waiting import until
 
@@ -148,7 +148,11 @@ async def test_file_that_a_second_process_took_is_left_to_it(tmp_path: Path) -> 
     ]
 
 
-HOLD = "import sys, pathlib; from schedsvc.state import Store; Store(pathlib.Path(sys.argv[1]))"
+HOLD = """
+import pathlib, sys
+from schedsvc.records.state import Store
+Store(pathlib.Path(sys.argv[1]))
+"""
 
 
 def try_to_hold(file: Path) -> str:

@@ -13,9 +13,9 @@ from schedsvc_client.v1 import operator_pb2 as pb
 from schedsvc_client.v1 import tenants_pb2
 
 from schedsvc.config import OperatorEntry, Tenant, file_form
+from schedsvc.records.state import Store
 from schedsvc.server import Server
 from schedsvc.server import tenants as tenant_actions
-from schedsvc.state import Store
 from schedsvc_lab.sim.replay.exact import Exact
 from schedsvc_lab.sim.replay.reader import Recording as Recorded
 

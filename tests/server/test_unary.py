@@ -11,7 +11,7 @@ from grpc_status import rpc_status
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from schedsvc import slices
+from schedsvc.driver import slices
 from schedsvc.server import Server
 from schedsvc.service.stats_response import snapshot
 from tests.waiting import until

@@ -11,9 +11,9 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.cli.stats_files import file_lines
+from schedsvc.records.usage import Ledger
+from schedsvc.records.usage.export import Span, plain_rows
 from schedsvc.server import Server, UsageError
-from schedsvc.usage import Ledger
-from schedsvc.usage.export import Span, plain_rows
 from tests.waiting import until
 
 from .conftest import ask, calling, config_of, serving
@@ -100,7 +100,7 @@ async def test_stats_show_the_ledger_and_its_problem(
         assert ledgering is not None
         with sqlite3.connect(tmp_path / "usage.db", isolation_level=None) as other:
             other.execute("BEGIN EXCLUSIVE")
-            monkeypatch.setattr("schedsvc.usage.writer._RETRY_S", 0.05)
+            monkeypatch.setattr("schedsvc.records.usage.writer._RETRY_S", 0.05)
             await use(stub, "r1", 5)
             await until(lambda: bool(ledgering.problem), "a failed write")
             await use(stub, "r2", 6)  # serving goes on
@@ -145,7 +145,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def fail(*_: object) -> list[object]:
         raise UsageError("database or disk is full")
 
-    monkeypatch.setattr("schedsvc.usage.writer._RETRY_S", 0.01)
+    monkeypatch.setattr("schedsvc.records.usage.writer._RETRY_S", 0.01)
     return lambda: monkeypatch.setattr(Ledger, "add", fail)
 
 

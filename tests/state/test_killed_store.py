@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.state import StateError, Store
+from schedsvc.records.state import StateError, Store
 from tests.killed import holding
 from tests.usage.attacks import delete, delete_log, move, rename_over
 

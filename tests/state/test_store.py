@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.state import StateError, Store
+from schedsvc.records.state import StateError, Store
 
 ROWS = [(b"fa", b"one", 5), (b"fb", b"two", 7)]
 

@@ -44,6 +44,8 @@ IO = "asyncio threading socket selectors ssl subprocess multiprocessing logging 
 
 ROOMS: dict[str, Room] = {
     "schedsvc": room(),
+    "schedsvc.text": room(),
+    "schedsvc.records": room(),
     # Decides. The compiled part is held by CORE_CIMPORTS below, this is its interface.
     "schedsvc._core": room(
         "schedsvc._core_cluster schedsvc._core_settings", never=IO, clock=NO_CLOCK, seeded=True
@@ -53,87 +55,95 @@ ROOMS: dict[str, Room] = {
     "schedsvc._core_usage": room("schedsvc._core_tenants", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc._core_tenants": room(never=IO, clock=NO_CLOCK, seeded=True),
     # Drives.
-    "schedsvc.clock": room(clock=WALL),
-    "schedsvc.printable": room(packages="google", never=IO, clock=NO_CLOCK),
-    "schedsvc.numerals": room(never=IO, clock=NO_CLOCK),
-    "schedsvc.request_ids": room(never=IO, clock=NO_CLOCK),
-    "schedsvc.malloc": room(clock=NO_CLOCK),
-    "schedsvc.gcra": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.driver.clock": room(clock=WALL),
+    "schedsvc.text.printable": room(packages="google", never=IO, clock=NO_CLOCK),
+    "schedsvc.text.numerals": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.text.request_ids": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.server.malloc": room(clock=NO_CLOCK),
+    "schedsvc.service.gcra": room(never=IO, clock=NO_CLOCK),
     # Types of options, for every command.
-    "schedsvc.option_types": room("schedsvc.numerals", "click", clock=NO_CLOCK, prints=True),
+    "schedsvc.text.option_types": room(
+        "schedsvc.text.numerals", "click", clock=NO_CLOCK, prints=True
+    ),
     # Fits tables to a terminal, for every command that prints them.
-    "schedsvc.tables": room(packages="rich", clock=NO_CLOCK, prints=True),
+    "schedsvc.text.tables": room(packages="rich", clock=NO_CLOCK, prints=True),
     "schedsvc.config": room(
-        "schedsvc.numerals schedsvc.printable", packages="pydantic pydantic_core yaml"
+        "schedsvc.text.numerals schedsvc.text.printable", packages="pydantic pydantic_core yaml"
     ),
-    "schedsvc.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
-    "schedsvc.upkeep": room(never=IO, clock=NO_CLOCK),
-    "schedsvc.held_file": room(never=IO, clock=NO_CLOCK),
-    "schedsvc.sqlite_files": room("schedsvc.sqlite_log", never=IO, clock=NO_CLOCK),
-    "schedsvc.sqlite_log": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.service.status": room("schedsvc._core schedsvc_client.v1", "grpc google grpc_status"),
+    "schedsvc.driver.upkeep": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.records.held_file": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.records.sqlite_files": room("schedsvc.records.sqlite_log", never=IO, clock=NO_CLOCK),
+    "schedsvc.records.sqlite_log": room(never=IO, clock=NO_CLOCK),
     "schedsvc.driver": room(
-        "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.clock schedsvc.config"
-        " schedsvc.driver_calls schedsvc.driver_views schedsvc.upkeep"
+        "schedsvc._core schedsvc._core_cluster schedsvc._core_usage schedsvc.driver.clock"
+        " schedsvc.config"
+        " schedsvc.driver.calls schedsvc.driver.views schedsvc.driver.upkeep"
     ),
-    "schedsvc.driver_views": room("schedsvc._core schedsvc.clock schedsvc.driver_calls"),
+    "schedsvc.driver.views": room("schedsvc._core schedsvc.driver.clock schedsvc.driver.calls"),
     # Reads all rows of the core, for Stats and the pages.
-    "schedsvc.slices": room("schedsvc.driver", clock=NO_CLOCK),
-    "schedsvc.driver_calls": room("schedsvc._core schedsvc.clock schedsvc.upkeep"),
+    "schedsvc.driver.slices": room("schedsvc.driver", clock=NO_CLOCK),
+    "schedsvc.driver.calls": room("schedsvc._core schedsvc.driver.clock schedsvc.driver.upkeep"),
     # The wall clock says in which quarter of an hour a lease ended.
-    "schedsvc.usage": room(
-        "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver schedsvc.held_file"
-        " schedsvc.sqlite_files",
+    "schedsvc.records.usage": room(
+        "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver"
+        " schedsvc.records.held_file"
+        " schedsvc.records.sqlite_files",
         "structlog",
         clock=WALL,
     ),
-    "schedsvc.usage.parquet": room(packages="pyarrow"),
+    "schedsvc.records.usage.parquet": room(packages="pyarrow"),
     # The wall clock gives the time that a scheduler was away: quotas are credited for it.
-    "schedsvc.state": room(
-        "schedsvc._core schedsvc.driver schedsvc.held_file schedsvc.sqlite_files"
-        " schedsvc.sqlite_log",
+    "schedsvc.records.state": room(
+        "schedsvc._core schedsvc.driver schedsvc.records.held_file schedsvc.records.sqlite_files"
+        " schedsvc.records.sqlite_log",
         "structlog",
         clock=WALL,
     ),
-    "schedsvc.recording": room("schedsvc._core schedsvc.config schedsvc.held_file"),
+    "schedsvc.records.recording": room("schedsvc._core schedsvc.config schedsvc.records.held_file"),
     "schedsvc.service": room(
-        "schedsvc._core schedsvc.clock schedsvc.driver schedsvc.gcra schedsvc.slices"
-        " schedsvc.status schedsvc_client.v1",
+        "schedsvc._core schedsvc.driver.clock schedsvc.driver schedsvc.service.gcra"
+        " schedsvc.driver.slices"
+        " schedsvc.service.status schedsvc_client.v1",
         "grpc google structlog",
     ),
-    "schedsvc.metric_rows": room(never=IO, clock=NO_CLOCK),
-    "schedsvc.metric_snapshot": room(
-        "schedsvc.driver schedsvc.metric_rows schedsvc.status", clock=NO_CLOCK
+    "schedsvc.metrics.rows": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.metrics.snapshot": room(
+        "schedsvc.driver schedsvc.metrics.rows schedsvc.service.status", clock=NO_CLOCK
     ),
-    "schedsvc.metric_families": room(
-        "schedsvc._core schedsvc.driver schedsvc.metric_rows schedsvc.metric_snapshot"
-        " schedsvc.status",
+    "schedsvc.metrics.families": room(
+        "schedsvc._core schedsvc.driver schedsvc.metrics.rows schedsvc.metrics.snapshot"
+        " schedsvc.service.status",
         "prometheus_client",
     ),
-    "schedsvc.metric_page": room(
-        "schedsvc.metric_families schedsvc.metric_snapshot", "prometheus_client", clock=NO_CLOCK
+    "schedsvc.metrics.page": room(
+        "schedsvc.metrics.families schedsvc.metrics.snapshot", "prometheus_client", clock=NO_CLOCK
     ),
-    "schedsvc.metric_groups": room("schedsvc.metric_rows", never=IO, clock=NO_CLOCK),
+    "schedsvc.metrics.groups": room("schedsvc.metrics.rows", never=IO, clock=NO_CLOCK),
     "schedsvc.metrics": room(
-        "schedsvc._core schedsvc.driver schedsvc.metric_groups schedsvc.metric_page"
-        " schedsvc.metric_rows schedsvc.metric_snapshot schedsvc.slices"
+        "schedsvc._core schedsvc.driver schedsvc.metrics.groups schedsvc.metrics.page"
+        " schedsvc.metrics.rows schedsvc.metrics.snapshot schedsvc.driver.slices"
     ),
     "schedsvc.server": room(
-        "schedsvc.cluster schedsvc.service schedsvc.status schedsvc.driver schedsvc.config"
-        " schedsvc.metric_page schedsvc.metrics"
-        " schedsvc.clock schedsvc.gcra schedsvc.malloc schedsvc.printable schedsvc.recording"
-        " schedsvc.request_ids schedsvc.slices schedsvc.state schedsvc.usage schedsvc_client.v1",
+        "schedsvc.cluster schedsvc.service schedsvc.service.status schedsvc.driver schedsvc.config"
+        " schedsvc.metrics.page schedsvc.metrics"
+        " schedsvc.driver.clock schedsvc.service.gcra schedsvc.server.malloc"
+        " schedsvc.text.printable schedsvc.records.recording"
+        " schedsvc.text.request_ids schedsvc.driver.slices schedsvc.records.state"
+        " schedsvc.records.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
     "schedsvc.cluster": room(
-        "schedsvc.clock schedsvc.config schedsvc.driver schedsvc_client.v1",
+        "schedsvc.driver.clock schedsvc.config schedsvc.driver schedsvc_client.v1",
         "grpc redis structlog",
         clock=WALL,
     ),
     # A process of its own before it: knows tokens and bytes, and decides nothing.
     "schedsvc.edge": room(
-        "schedsvc.service schedsvc.status schedsvc.server schedsvc.config schedsvc.gcra"
-        " schedsvc.malloc",
+        "schedsvc.service schedsvc.service.status schedsvc.server schedsvc.config"
+        " schedsvc.service.gcra"
+        " schedsvc.server.malloc",
         "grpc grpc_health structlog uvloop",
     ),
     # The laboratory: what people use around the service, which knows nothing of it.
@@ -184,7 +194,8 @@ ROOMS: dict[str, Room] = {
     ),
     # Reads the messages of the contract that a recording holds.
     "schedsvc_lab.sim.replay": room(
-        "schedsvc._core schedsvc.config schedsvc.recording schedsvc_lab.sim schedsvc_client.v1",
+        "schedsvc._core schedsvc.config schedsvc.records.recording schedsvc_lab.sim"
+        " schedsvc_client.v1",
         "google numpy",
         never=IO,
         clock=NO_CLOCK,
@@ -243,38 +254,43 @@ ROOMS: dict[str, Room] = {
     # Commands. Each names the others by text, so that it loads only what it runs.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
-        "schedsvc schedsvc.config schedsvc.option_types schedsvc.printable schedsvc.request_ids"
-        " schedsvc.tables schedsvc.server schedsvc.edge schedsvc.usage schedsvc.usage.parquet"
-        " schedsvc.sqlite_files schedsvc.state schedsvc_client",
+        "schedsvc schedsvc.config schedsvc.text.option_types schedsvc.text.printable"
+        " schedsvc.text.request_ids"
+        " schedsvc.text.tables schedsvc.server schedsvc.edge schedsvc.records.usage"
+        " schedsvc.records.usage.parquet"
+        " schedsvc.records.sqlite_files schedsvc.records.state schedsvc_client",
         "click rich",
         prints=True,
     ),
     "schedsvc.cli.cluster": room(
         "schedsvc.cli schedsvc.cli.cluster_status schedsvc.cluster schedsvc.config"
-        " schedsvc.printable",
+        " schedsvc.text.printable",
         "click rich",
         prints=True,
     ),
     "schedsvc.cli.cluster_status": room(
-        "schedsvc.cluster schedsvc.printable schedsvc.tables",
+        "schedsvc.cluster schedsvc.text.printable schedsvc.text.tables",
         "click rich",
         prints=True,
     ),
-    "schedsvc.cli.top": room("schedsvc.cli schedsvc.cli.top_app schedsvc.option_types", "click"),
+    "schedsvc.cli.top": room(
+        "schedsvc.cli schedsvc.cli.top_app schedsvc.text.option_types", "click"
+    ),
     # A screen of Textual, which only it needs.
     "schedsvc.cli.top_app": room(
-        "schedsvc.cli schedsvc.printable schedsvc.request_ids schedsvc_client schedsvc_client.v1",
+        "schedsvc.cli schedsvc.text.printable schedsvc.text.request_ids schedsvc_client"
+        " schedsvc_client.v1",
         "rich textual",
     ),
     # Asks the standard health service, which is not in the contract and so not in the client.
     "schedsvc.cli.health": room(
-        "schedsvc.cli schedsvc.option_types schedsvc_client",
+        "schedsvc.cli schedsvc.text.option_types schedsvc_client",
         "click grpc grpc_health",
         prints=True,
     ),
     "schedsvc_lab.emulator.cli": room(
         "schedsvc_lab.emulator schedsvc_lab.emulator.replay_cli schedsvc_lab.engine"
-        " schedsvc_lab.workload.tokenizers schedsvc.option_types",
+        " schedsvc_lab.workload.tokenizers schedsvc.text.option_types",
         "click",
         prints=True,
     ),
@@ -283,7 +299,7 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc_lab.load.cli": room(
         "schedsvc_lab.load schedsvc_lab.load.plot schedsvc_lab.load.result schedsvc_lab.load.texts"
-        " schedsvc_lab.workload schedsvc_lab.workload.tokenizers schedsvc.option_types",
+        " schedsvc_lab.workload schedsvc_lab.workload.tokenizers schedsvc.text.option_types",
         "click rich uvloop yaml",
         clock=WALL,
         prints=True,
@@ -292,14 +308,15 @@ ROOMS: dict[str, Room] = {
         "schedsvc_lab.workload schedsvc_lab.workload.chat schedsvc_lab.workload.fetch"
         " schedsvc_lab.workload.conversations_client schedsvc_lab.workload.conversations_report"
         " schedsvc_lab.workload.plot schedsvc_lab.workload.prefix.figures"
-        " schedsvc_lab.workload.tokenizers schedsvc_lab.options schedsvc.option_types"
-        " schedsvc.tables",
+        " schedsvc_lab.workload.tokenizers schedsvc_lab.options schedsvc.text.option_types"
+        " schedsvc.text.tables",
         "click pydantic rich",
         prints=True,
     ),
     # Drives the core and the client's half of the Session protocol against each other.
     "schedsvc_lab.faults": room(
-        "schedsvc._core schedsvc.clock schedsvc.state schedsvc_client schedsvc_client.v1"
+        "schedsvc._core schedsvc.driver.clock schedsvc.records.state schedsvc_client"
+        " schedsvc_client.v1"
         " schedsvc_lab.faults.auditor",
         never=IO,
         clock=NO_CLOCK,
@@ -311,32 +328,34 @@ ROOMS: dict[str, Room] = {
     ),
     # Several schedulers with their own cluster code, in event loops whose time is the world's.
     "schedsvc_lab.faults.cluster": room(
-        "schedsvc._core schedsvc.clock schedsvc.cluster schedsvc.config schedsvc.driver"
-        " schedsvc.server schedsvc.service schedsvc.state schedsvc_lab.faults"
+        "schedsvc._core schedsvc.driver.clock schedsvc.cluster schedsvc.config schedsvc.driver"
+        " schedsvc.server schedsvc.service schedsvc.records.state schedsvc_lab.faults"
         " schedsvc_lab.faults.auditor schedsvc_client.v1",
         "grpc redis structlog",
         clock=NO_CLOCK,
         seeded=True,
     ),
     "schedsvc_lab.faults.cli": room(
-        "schedsvc_lab.faults schedsvc.option_types schedsvc.tables", "click rich", prints=True
+        "schedsvc_lab.faults schedsvc.text.option_types schedsvc.text.tables",
+        "click rich",
+        prints=True,
     ),
     "schedsvc_lab.sim.cli": room(
         "schedsvc.config schedsvc_lab.sim schedsvc_lab.engine schedsvc_lab.sim.figures"
         " schedsvc_lab.sim.overrides schedsvc_lab.sim.replay schedsvc_lab.workload"
-        " schedsvc_lab.options schedsvc.option_types schedsvc.tables",
+        " schedsvc_lab.options schedsvc.text.option_types schedsvc.text.tables",
         "click rich",
         prints=True,
     ),
     "schedsvc_lab.advise.cli": room(
         "schedsvc.config schedsvc_lab.advise schedsvc_lab.advise.figure"
         " schedsvc_lab.advise.recorded schedsvc_lab.engine schedsvc_lab.sim schedsvc_lab.sim.cli"
-        " schedsvc.option_types schedsvc.tables",
+        " schedsvc.text.option_types schedsvc.text.tables",
         "click yaml",
         prints=True,
     ),
     "schedsvc_lab.demo.cli": room(
-        "schedsvc_lab.demo schedsvc_lab.load schedsvc.option_types", "click", prints=True
+        "schedsvc_lab.demo schedsvc_lab.load schedsvc.text.option_types", "click", prints=True
     ),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
@@ -356,13 +375,14 @@ ROOMS: dict[str, Room] = {
     "deploy.reference": room(packages="google"),
     # Asks a Prometheus about the last minutes.
     "deploy.panels": room(
-        "deploy schedsvc.option_types", "click matplotlib", clock=WALL, prints=True
+        "deploy schedsvc.text.option_types", "click matplotlib", clock=WALL, prints=True
     ),
     "bench": room(
         "schedsvc schedsvc._core schedsvc.driver schedsvc.service schedsvc.server schedsvc.config"
-        " schedsvc.clock schedsvc.cluster schedsvc_lab.demo schedsvc_lab.emulator schedsvc_lab.load"
+        " schedsvc.driver.clock schedsvc.cluster schedsvc_lab.demo schedsvc_lab.emulator"
+        " schedsvc_lab.load"
         " schedsvc_lab.load.result schedsvc_lab.faults schedsvc_lab.faults.cluster"
-        " schedsvc.option_types"
+        " schedsvc.text.option_types"
         " schedsvc_lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
         "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
         " uvloop",

@@ -160,7 +160,7 @@ def test_numbers_are_read_by_types_that_explain_themselves() -> None:
         f"{' '.join(path)} {option.opts[0]}"
         for path, option in options()
         if isinstance(option.type, click.IntRange | click.FloatRange)
-        and type(option.type).__module__ != "schedsvc.option_types"
+        and type(option.type).__module__ != "schedsvc.text.option_types"
     ]
     assert wrong == []
 

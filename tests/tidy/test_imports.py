@@ -116,7 +116,11 @@ def test_a_cycle_of_types_alone_is_found() -> None:
         ("schedsvc_lab.sim.world", "from schedsvc import driver", "may not import schedsvc.driver"),
         ("schedsvc_lab.engine.cache", "from schedsvc_lab.sim import world", "may not import"),
         ("schedsvc_lab.load.runner", "from schedsvc.service import Service", "may not import"),
-        ("schedsvc.recording.form", "import schedsvc_lab.sim", "may not import schedsvc_lab.sim"),
+        (
+            "schedsvc.records.recording.form",
+            "import schedsvc_lab.sim",
+            "may not import schedsvc_lab.sim",
+        ),
         ("schedsvc_client.admission", "import schedsvc", "may not import schedsvc"),
         ("schedsvc_vllm.gate", "import starlette.types", "use the package starlette"),
     ],

@@ -18,7 +18,7 @@ def tree(tmp_path: Path) -> Path:
     written = {
         "Makefile": "a:\n\tb\n",
         "_core/api.pxi": "cdef int a\n",
-        "schedsvc/driver.py": "a\n\nb",
+        "schedsvc/driver/driver.py": "a\n\nb",
         "schedsvc/lab/sim/world.py": "a\nb\nc\n",
         # These have no line that counts.
         "schedsvc/lab/demo/trace.csv": "1,2\n",
@@ -53,5 +53,5 @@ def test_a_moved_laboratory_has_the_lines_of_before(tree: Path) -> None:
 def test_the_work_tree_counts_as_it_lies(tree: Path) -> None:
     (tree / "spec").mkdir()
     (tree / "spec/new.py").write_text("a\nb\n")
-    (tree / "schedsvc/driver.py").unlink()
+    (tree / "schedsvc/driver/driver.py").unlink()
     assert count(None, tree) == {"(root)": 2, "_core": 1, "lab": 3, "spec": 2}

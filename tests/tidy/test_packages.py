@@ -27,7 +27,7 @@ EXTRAS = {
     "schedsvc.cluster": ("cluster",),
     "schedsvc_lab.faults.cluster": ("cluster",),
     "schedsvc_lab.workload.parquet": ("parquet",),
-    "schedsvc.usage.parquet": ("parquet",),
+    "schedsvc.records.usage.parquet": ("parquet",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),
     "schedsvc_vllm.otel": ("otel",),
     "schedsvc_vllm.proxy": ("proxy",),

@@ -39,5 +39,5 @@ def test_a_fault_without_its_place_is_named() -> None:
 
 
 def test_a_test_of_another_room_is_not_selected() -> None:
-    selection = Selection(ROOT, Change("a base", frozenset({"schedsvc/tables.py"})), GRAPH)
+    selection = Selection(ROOT, Change("a base", frozenset({"schedsvc/text/tables.py"})), GRAPH)
     assert not selection.why("tests/lab/engine/test_engine_blocks.py")

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schedsvc.usage.export import Span, plain_rows
+from schedsvc.records.usage.export import Span, plain_rows
 
 from .clients import Attempt
 

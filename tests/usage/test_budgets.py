@@ -14,8 +14,8 @@ from schedsvc_client.v1 import operator_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
+from schedsvc.records.usage.budgets import period_of
 from schedsvc.server import Server
-from schedsvc.usage.budgets import period_of
 from tests.server.conftest import ask, calling, config_of, serving
 from tests.server.test_config import MINIMAL, found
 from tests.server.test_operator import OPEN, Both, operating

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.usage.ledger import Ledger, UsageError, UsedLease
+from schedsvc.records.usage.ledger import Ledger, UsageError, UsedLease
 from tests.killed import holding
 
 from .test_held_file import Losses

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedsvc.cli import main
-from schedsvc.usage.export import FOCUS_COLUMNS
-from schedsvc.usage.ledger import Ledger, UsageKey, UsedLease
+from schedsvc.records.usage.export import FOCUS_COLUMNS
+from schedsvc.records.usage.ledger import Ledger, UsageKey, UsedLease
 
 NOON = 1_793_448_000  # 2026-10-31 12:00 UTC
 CONFIG = """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc import held_file
-from schedsvc.usage.ledger import Ledger, UsageError
+from schedsvc.records import held_file
+from schedsvc.records.usage.ledger import Ledger, UsageError
 from tests.killed import holding
 
 from .attacks import delete, delete_all, delete_log, move, rename_over

@@ -8,7 +8,7 @@ from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from schedsvc.usage.export import Span, plain_rows
+from schedsvc.records.usage.export import Span, plain_rows
 from tests.server.conftest import calling, serving
 
 from .test_budgets import config_with, spend_all

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc.usage.export import Span, plain_rows
-from schedsvc.usage.ledger import IDS_KEPT_S, SLOT_S, Ledger, UsageError, UsageKey, UsedLease
+from schedsvc.records.usage.export import Span, plain_rows
+from schedsvc.records.usage.ledger import (
+    IDS_KEPT_S,
+    SLOT_S,
+    Ledger,
+    UsageError,
+    UsageKey,
+    UsedLease,
+)
 
 NOW = 1_700_000_100
 KEY = UsageKey("org/team", "a", "llama", "gpu-1", "", "default")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from schedsvc import sqlite_files
-from schedsvc.state import Store
-from schedsvc.usage.ledger import Ledger, UsageError
+from schedsvc.records import sqlite_files
+from schedsvc.records.state import Store
+from schedsvc.records.usage.ledger import Ledger, UsageError
 
 from .test_held_file import Losses
 from .test_ledger import KEY, lease, opened, sums

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
-from schedsvc.usage.export import Span, plain_rows
-from schedsvc.usage.ledger import IDS_KEPT_S, Ledger, UsageError, UsedLease
-from schedsvc.usage.merged import LEDGERS_MAX
+from schedsvc.records.usage.export import Span, plain_rows
+from schedsvc.records.usage.ledger import IDS_KEPT_S, Ledger, UsageError, UsedLease
+from schedsvc.records.usage.merged import LEDGERS_MAX
 
 from .test_ledger import KEY, NOW, lease
 

@@ -16,8 +16,8 @@ import click
 import yaml
 
 from schedsvc.config import Config, problem_text, read
-from schedsvc.option_types import WholeRange, make_folder
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import WholeRange, make_folder
+from schedsvc.text.tables import table_console
 from schedsvc_lab.advise.draft import (
     Draft,
     all_enforced,

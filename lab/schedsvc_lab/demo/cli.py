@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.option_types import WholeRange, make_folder
+from schedsvc.text.option_types import WholeRange, make_folder
 
 EPILOG = """\b
 Example:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import click
 
-from schedsvc.option_types import FiniteRange, WholeRange, check_file
+from schedsvc.text.option_types import FiniteRange, WholeRange, check_file
 from schedsvc_lab.emulator.app import Emulator, Layer
 from schedsvc_lab.emulator.counts import CountsFile
 from schedsvc_lab.emulator.replay_cli import replay

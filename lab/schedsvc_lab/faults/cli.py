@@ -22,8 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from schedsvc.option_types import FiniteRange, WholeRange, check_file
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import FiniteRange, WholeRange, check_file
+from schedsvc.text.tables import table_console
 from schedsvc_lab.faults.cluster_options import CLUSTER, REFUSING
 from schedsvc_lab.faults.marathon import Marathon, run_marathon
 from schedsvc_lab.faults.options import FAULTS, NEWEST, NO_TREES, TREES

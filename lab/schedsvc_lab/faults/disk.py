@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from schedsvc._core import CallerError, Scheduler
-from schedsvc.state.backlog import Backlog, ChangedRow, SavedRow, aged
+from schedsvc.records.state.backlog import Backlog, ChangedRow, SavedRow, aged
 from schedsvc_lab.faults.auditor import Known, ViolationError
 from schedsvc_lab.faults.draws import StateOptions
 from schedsvc_lab.faults.event_queue import EventQueue

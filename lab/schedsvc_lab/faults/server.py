@@ -13,7 +13,7 @@ from typing import Any
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import EXPIRED, LEASE_ENDED, LEASE_UNKNOWN, CallerError, InvariantError
-from schedsvc.clock import PAUSE_NS, SteadyClock
+from schedsvc.driver.clock import PAUSE_NS, SteadyClock
 from schedsvc_lab.faults.auditor import Auditor, Known, Rows, ViolationError
 from schedsvc_lab.faults.auditor.checks import pushed_out
 from schedsvc_lab.faults.configured import configured

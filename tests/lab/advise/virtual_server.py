@@ -7,7 +7,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import COMPLETED, GRANTED
 from schedsvc.config import Config
-from schedsvc.recording.start import Recording
+from schedsvc.records.recording.start import Recording
 from schedsvc_lab.engine import Engine
 from schedsvc_lab.sim.runner import EngineRunner
 from schedsvc_lab.sim.scheduler_adapter import Verdict

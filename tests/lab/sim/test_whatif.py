@@ -13,7 +13,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc._core import CANCELLED, COMPLETED, EVICTED_TTL, GRANTED, REJECTED_FLOW_QUEUE_FULL
 from schedsvc.cli import main
 from schedsvc.config import load
-from schedsvc.recording.start import Recording as Recorder
+from schedsvc.records.recording.start import Recording as Recorder
 from schedsvc_lab.sim.replay.asks import Collector
 from schedsvc_lab.sim.replay.compare import compare
 from schedsvc_lab.sim.replay.exact import Exact

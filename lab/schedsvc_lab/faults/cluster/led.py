@@ -16,10 +16,11 @@ import grpc
 from schedsvc_client.v1 import follow_pb2, scheduler_pb2
 from schedsvc_client.v1.leader_pb2 import Leadership
 
-from schedsvc.clock import HEARTBEAT_NS, SteadyClock
 from schedsvc.cluster.following import Following
 from schedsvc.config import Config
 from schedsvc.driver import Broken, Driver, Leading, NotLeading, Waiting, new_core
+from schedsvc.driver.clock import HEARTBEAT_NS, SteadyClock
+from schedsvc.records.state import PlaceFeed, RowFeed
 from schedsvc.server.cluster import set_fingerprint
 from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.led import LedServer
@@ -27,7 +28,6 @@ from schedsvc.server.tasks import end_tasks
 from schedsvc.service import FollowService
 from schedsvc.service.lead_gate import check_report
 from schedsvc.service.turns import Turns
-from schedsvc.state import PlaceFeed, RowFeed
 from schedsvc_lab.faults.cluster.follow_call import FollowCall, ServerContext
 from schedsvc_lab.faults.cluster.process import Process
 

@@ -9,10 +9,10 @@ from typing import Any
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import Scheduler
-from schedsvc.clock import HEARTBEAT_NS, SteadyClock
 from schedsvc.cluster.member import Member
 from schedsvc.config import Config
 from schedsvc.driver import Broken, Driver, Waiting, new_core
+from schedsvc.driver.clock import HEARTBEAT_NS, SteadyClock
 from schedsvc_lab.faults.cluster.process_loop import ProcessLoop
 from schedsvc_lab.faults.cluster.surroundings import Surroundings
 

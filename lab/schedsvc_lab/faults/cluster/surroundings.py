@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import structlog
 
-from schedsvc.clock import boot_source
 from schedsvc.cluster import store as store_port
+from schedsvc.driver.clock import boot_source
 from schedsvc_lab.faults.cluster.process_loop import ProcessLoop
 from schedsvc_lab.faults.cluster.quota_books import QuotaBooks
 from schedsvc_lab.faults.cluster.sum_books import SumBooks

@@ -15,7 +15,7 @@ import click
 import uvloop
 from rich.console import Console
 
-from schedsvc.option_types import FiniteRange, WholeRange, make_folder
+from schedsvc.text.option_types import FiniteRange, WholeRange, make_folder
 from schedsvc_lab.load.cli import options as read
 from schedsvc_lab.load.cli.show import show
 from schedsvc_lab.load.files import write_report, write_requests

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from schedsvc.option_types import WholeRange, make_folder
+from schedsvc.text.option_types import WholeRange, make_folder
 from schedsvc_lab.sim.cli.options import SPAN, world, world_options
 
 __all__ = ["sim"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from schedsvc.option_types import WholeRange, check_file
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import WholeRange, check_file
+from schedsvc.text.tables import table_console
 from schedsvc_lab.engine import (
     CostFields,
     EngineFields,

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from schedsvc.config import Config
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.text.option_types import FiniteRange, WholeRange
 from schedsvc_lab.engine import profile_names
 from schedsvc_lab.sim.cli.inputs import TOKENS_MAX, config_of, profile_of, requests_of
 from schedsvc_lab.sim.overrides import OverrideError, override, parse

@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from schedsvc.option_types import FiniteRange, WholeRange, make_folder
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import FiniteRange, WholeRange, make_folder
+from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar, watch
 from schedsvc_lab.sim.cli.inputs import TOKENS_MAX
 from schedsvc_lab.sim.predict.measure import COMMON_MAX_TOKENS, report

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schedsvc.config import Config
-from schedsvc.tables import table_console
+from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar, watch
 from schedsvc_lab.sim.cli.inputs import config_of, profile_of
 from schedsvc_lab.sim.overrides import OverrideError, override, parse

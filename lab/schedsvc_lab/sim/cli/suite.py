@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from schedsvc.tables import table_console
+from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar, watch
 from schedsvc_lab.sim.report import write_report
 from schedsvc_lab.sim.suite import SEEDS, Row, VtcPaper, run_count

@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from schedsvc.option_types import WholeRange, make_folder
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import WholeRange, make_folder
+from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar
 from schedsvc_lab.sim.cli.options import SPAN, changed, world, world_options
 from schedsvc_lab.sim.overrides import OverrideError, value_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from schedsvc.tables import table_console
+from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar, watch
 from schedsvc_lab.sim.cli.show import show
 from schedsvc_lab.sim.details import detail

@@ -9,7 +9,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc._core import CANCELLED, EVICTED_CANCELLED, EXPIRED, GRANTED, Decision
 from schedsvc.config import UNKNOWN_TENANT
-from schedsvc.recording.form import Event, Kind
+from schedsvc.records.recording.form import Event, Kind
 from schedsvc_lab.sim.replay.exact import Watcher
 from schedsvc_lab.sim.replay.reader import Recording
 

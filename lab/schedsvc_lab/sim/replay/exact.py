@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsvc._core import CallerError, Decision, InvariantError, Scheduler, Session
-from schedsvc.recording.form import Event, FormError, Kind, call_of
+from schedsvc.records.recording.form import Event, FormError, Kind, call_of
 from schedsvc_lab.sim.replay.reader import Recording, ReplayError
 
 __all__ = ["Exact", "Replayed", "Watcher", "recorded_core"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schedsvc.recording.form import (
+from schedsvc.records.recording.form import (
     FIRST_LINE,
     FRAME_HEAD_BYTES,
     Event,

@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from schedsvc.option_types import make_folder
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import make_folder
+from schedsvc.text.tables import table_console
 from schedsvc_lab.workload.fetch import Fetched, FetchError, Source, sources
 from schedsvc_lab.workload.fetch import fetch as download
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import click
 from pydantic import ValidationError
 
-from schedsvc.option_types import FiniteRange, WholeRange, check_file
+from schedsvc.text.option_types import FiniteRange, WholeRange, check_file
 from schedsvc_lab.options import trace_option
 from schedsvc_lab.workload.arrivals import REQUESTS_MAX
 from schedsvc_lab.workload.cli.common import (

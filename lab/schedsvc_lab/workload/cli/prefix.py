@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schedsvc.option_types import make_folder
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import make_folder
+from schedsvc.text.tables import table_console
 from schedsvc_lab.options import trace_option
 from schedsvc_lab.workload.cli.common import FROM, SORT, open_trace, progress, told
 from schedsvc_lab.workload.cli.prefix_show import show

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.option_types import WholeRange, check_file
+from schedsvc.text.option_types import WholeRange, check_file
 from schedsvc_lab.options import trace_option
 from schedsvc_lab.workload.chat import ChatTemplateError
 from schedsvc_lab.workload.cli.common import (

@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from schedsvc.option_types import check_file, make_folder
-from schedsvc.tables import table_console
+from schedsvc.text.option_types import check_file, make_folder
+from schedsvc.text.tables import table_console
 from schedsvc_lab.options import trace_option
 from schedsvc_lab.workload.cli.common import (
     FROM,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from schedsvc.option_types import FiniteRange, WholeRange, check_file
+from schedsvc.text.option_types import FiniteRange, WholeRange, check_file
 from schedsvc_lab.workload.cli.common import told, write_own
 from schedsvc_lab.workload.record import TraceError
 from schedsvc_lab.workload.servegen import draw, read_pool

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from schedsvc.option_types import FiniteRange, WholeRange
+from schedsvc.text.option_types import FiniteRange, WholeRange
 from schedsvc_lab.workload.conversations import Limits, Timing
 
 _POSITIVE = FiniteRange(min=0, min_open=True)

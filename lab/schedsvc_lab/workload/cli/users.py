@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schedsvc.option_types import WholeRange, make_folder
+from schedsvc.text.option_types import WholeRange, make_folder
 from schedsvc_lab.workload.cli.common import FROM, open_trace, progress, tell_skipped, told
 from schedsvc_lab.workload.record import TraceError
 from schedsvc_lab.workload.users import KEYS, TooFewUsersError, Users, count, markdown, study

@@ -15,7 +15,7 @@ from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.leading import Campaign
 from schedsvc.cluster.terms import Terms
 from schedsvc.cluster.totals import SeenTotals
-from schedsvc.driver_calls import Records
+from schedsvc.driver.calls import Records
 from schedsvc_lab.faults.cluster.options import draw_cluster
 from schedsvc_lab.faults.cluster.store_escrow import Bucket
 from schedsvc_lab.faults.cluster_options import CLUSTER, CLUSTER_REFUSES, ENDED, REFUSING, SETS

@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
-from schedsvc.clock import SteadyClock
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver_calls import Broken, EscrowWatch, NotLeading, Waiting, guarded, out_of_patience
-from schedsvc.driver_views import Views
-from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, SettingsShared, Sharing
+from schedsvc.driver.calls import Broken, EscrowWatch, NotLeading, Waiting, guarded, out_of_patience
+from schedsvc.driver.clock import SteadyClock
+from schedsvc.driver.upkeep import Leading, Ledgering, Loading, Saving, SettingsShared, Sharing
+from schedsvc.driver.views import Views
 
 if TYPE_CHECKING:
     from schedsvc._core_cluster import ServiceRow

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from schedsvc import held_file
-from schedsvc.sqlite_files import WriteAheadLog, copy_of, cut_off, torn
-from schedsvc.sqlite_log import last_commit
-from schedsvc.state.backlog import ChangedRow, SavedRow
+from schedsvc.records import held_file
+from schedsvc.records.sqlite_files import WriteAheadLog, copy_of, cut_off, torn
+from schedsvc.records.sqlite_log import last_commit
+from schedsvc.records.state.backlog import ChangedRow, SavedRow
 
 __all__ = ["FILE_BYTES_MAX", "OperatorRows", "StateError", "Store", "check_form"]
 

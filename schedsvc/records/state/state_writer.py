@@ -11,14 +11,14 @@ import structlog
 
 from schedsvc._core import CallerError, Scheduler
 from schedsvc.driver import Broken, Driver, Saving
-from schedsvc.state.backlog import Backlog, aged
-from schedsvc.state.place_feed import PlaceFeed
-from schedsvc.state.row_feed import RowFeed
-from schedsvc.state.store import OperatorRows, StateError, Store
+from schedsvc.records.state.backlog import Backlog, aged
+from schedsvc.records.state.place_feed import PlaceFeed
+from schedsvc.records.state.row_feed import RowFeed
+from schedsvc.records.state.store import OperatorRows, StateError, Store
 
 __all__ = ["StateWriter", "restore"]
 
-_log = structlog.get_logger("schedsvc.state")
+_log = structlog.get_logger("schedsvc.records.state")
 
 #: Rows that are read from the core before the event loop gets its turn: well under a millisecond.
 _ROWS_AT_ONCE = 64

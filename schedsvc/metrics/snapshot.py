@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedsvc.driver import Leading, Ledgering, Loading, Saving, Sharing
-from schedsvc.metric_rows import FLOW_ROWS
-from schedsvc.status import LIMIT_KINDS
+from schedsvc.metrics.rows import FLOW_ROWS
+from schedsvc.service.status import LIMIT_KINDS
 
 __all__ = ["LAG_BOUNDS_S", "OTHER", "Counts", "Flows", "Limits", "Snapshot"]
 

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
 from schedsvc.driver import Leading, Ledgering, Loading, Saving, SettingsShared, Sharing
-from schedsvc.metric_rows import (
+from schedsvc.metrics.rows import (
     CLASS_ROWS,
     FLOW_ROWS,
     GROUP_ROWS,
@@ -28,8 +28,8 @@ from schedsvc.metric_rows import (
     TOTAL_ROWS,
     Row,
 )
-from schedsvc.metric_snapshot import Limits, Snapshot
-from schedsvc.status import OUTCOMES
+from schedsvc.metrics.snapshot import Limits, Snapshot
+from schedsvc.service.status import OUTCOMES
 
 __all__ = ["families", "in_parts"]
 

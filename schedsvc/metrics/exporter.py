@@ -8,10 +8,10 @@ from typing import Any
 
 from schedsvc._core import HISTOGRAM_BOUNDS_MS
 from schedsvc.driver import Broken, Driver
-from schedsvc.metric_groups import GroupSeries
-from schedsvc.metric_rows import FLOW_ROWS
-from schedsvc.metric_snapshot import OTHER, Counts, Flows, Snapshot
-from schedsvc.slices import pool_rows
+from schedsvc.driver.slices import pool_rows
+from schedsvc.metrics.groups import GroupSeries
+from schedsvc.metrics.rows import FLOW_ROWS
+from schedsvc.metrics.snapshot import OTHER, Counts, Flows, Snapshot
 
 __all__ = ["HISTOGRAM_BOUNDS_MS", "Metrics"]
 
@@ -148,7 +148,7 @@ class Metrics:
         them the event loop has its turn. O(flows).
         """
         # Imported here: a scheduler without metrics starts without their library.
-        from schedsvc.metric_page import encoder_of, written
+        from schedsvc.metrics.page import encoder_of, written
 
         encoder, content_type = encoder_of(openmetrics=openmetrics)
 

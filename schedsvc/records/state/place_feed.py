@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from schedsvc.driver import Driver
-from schedsvc.state.row_feed import changed_since
+from schedsvc.records.state.row_feed import changed_since
 
 __all__ = ["FeedPlace", "PlaceFeed"]
 

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from schedsvc.clock import SteadyClock
-from schedsvc.driver_calls import Records, guarded
+from schedsvc.driver.calls import Records, guarded
+from schedsvc.driver.clock import SteadyClock
 
 if TYPE_CHECKING:
     from schedsvc._core import Scheduler

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from schedsvc._core import Scheduler
 from schedsvc.config import Budget, Config, Tenant, time_zone
 from schedsvc.driver import Broken, Driver
-from schedsvc.usage.ledger import Ledger, UsedLease
-from schedsvc.usage.places import Places
+from schedsvc.records.usage.ledger import Ledger, UsedLease
+from schedsvc.records.usage.places import Places
 
 __all__ = ["Budgets", "Period", "period_of"]
 

@@ -11,8 +11,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from schedsvc.metric_families import families, in_parts
-from schedsvc.metric_snapshot import LAG_BOUNDS_S, Counts, Snapshot
+from schedsvc.metrics.families import families, in_parts
+from schedsvc.metrics.snapshot import LAG_BOUNDS_S, Counts, Snapshot
 
 __all__ = ["Encoder", "encoder_of", "written"]
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from schedsvc._core import Decision, Ended, Scheduler, Session
-from schedsvc.recording.form import Kind, call_bytes, pack_data, packer
+from schedsvc.records.recording.form import Kind, call_bytes, pack_data, packer
 
 __all__ = ["READS", "SetupLog", "Sink", "check_event", "record"]
 

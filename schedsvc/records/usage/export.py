@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from schedsvc.config.outputs import Price, Usage
-from schedsvc.usage.ledger import SLOT_S
-from schedsvc.usage.merged import open_to_read
+from schedsvc.records.usage.ledger import SLOT_S
+from schedsvc.records.usage.merged import open_to_read
 
 __all__ = ["DIMENSIONS", "FOCUS_COLUMNS", "SUMS", "Span", "as_text", "focus_rows", "plain_rows"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from schedsvc.numerals import numeral_advice
+from schedsvc.text.numerals import numeral_advice
 
 __all__ = ["FiniteRange", "WholeRange", "check_file", "make_folder"]
 

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from schedsvc.sqlite_files import readable
-from schedsvc.usage.ledger import UsageError, check_form
+from schedsvc.records.sqlite_files import readable
+from schedsvc.records.usage.ledger import UsageError, check_form
 
 __all__ = ["LEDGERS_MAX", "open_to_read"]
 

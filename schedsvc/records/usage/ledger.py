@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from schedsvc import held_file, sqlite_files
+from schedsvc.records import held_file, sqlite_files
 
 __all__ = ["IDS_KEPT_S", "SLOT_S", "Ledger", "UsageError", "UsageKey", "UsedLease", "check_form"]
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from schedsvc._core import Scheduler
 from schedsvc.config import Config, Configurable, configure
-from schedsvc.recording.form import VERSION
-from schedsvc.recording.recorder import SetupLog, check_event, record
-from schedsvc.recording.writer import RecordingWriter
+from schedsvc.records.recording.form import VERSION
+from schedsvc.records.recording.recorder import SetupLog, check_event, record
+from schedsvc.records.recording.writer import RecordingWriter
 
 __all__ = ["Recording"]
 

@@ -14,15 +14,15 @@ import structlog
 
 from schedsvc.config import Config, Tenant
 from schedsvc.driver import Broken, Driver, Ledgering
-from schedsvc.usage.ledger import Ledger, UsageError, UsageKey, UsedLease
-from schedsvc.usage.places import Places
+from schedsvc.records.usage.ledger import Ledger, UsageError, UsageKey, UsedLease
+from schedsvc.records.usage.places import Places
 
 if TYPE_CHECKING:
     from schedsvc._core_usage import UsageRow
 
 __all__ = ["QUEUE_MAX", "UsageWriter"]
 
-_log = structlog.get_logger("schedsvc.usage")
+_log = structlog.get_logger("schedsvc.records.usage")
 
 #: Ended leases that wait for the disk; more are dropped, and counted. Some 50 MB.
 QUEUE_MAX = 131_072

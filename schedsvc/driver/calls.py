@@ -6,8 +6,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from schedsvc._core import EVICTED_TTL, CallerError, Decision
-from schedsvc.clock import SteadyClock, boot_ns
-from schedsvc.upkeep import Leading, Ledgering, Loading, Saving, Sharing
+from schedsvc.driver.clock import SteadyClock, boot_ns
+from schedsvc.driver.upkeep import Leading, Ledgering, Loading, Saving, Sharing
 
 if TYPE_CHECKING:
     from schedsvc._core import Scheduler

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from schedsvc import held_file
-from schedsvc.recording.form import FIRST_LINE, frame, header_bytes
+from schedsvc.records import held_file
+from schedsvc.records.recording.form import FIRST_LINE, frame, header_bytes
 
 __all__ = ["FLUSH_S", "QUEUED_BYTES_MAX", "RecordingError", "RecordingWriter"]
 

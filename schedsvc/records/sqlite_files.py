@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from schedsvc.sqlite_log import cut_log, logged_pages
+from schedsvc.records.sqlite_log import cut_log, logged_pages
 
 __all__ = [
     "FULL_FACTOR", "HELD_FACTOR", "LOG_BYTES_MAX", "WriteAheadLog", "back_up", "copy_of", "cut_off",

@@ -6,7 +6,7 @@ As with tenants, the first ones have series of their own, and all others are sum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from schedsvc.metric_rows import GROUP_ROWS
+from schedsvc.metrics.rows import GROUP_ROWS
 
 __all__ = ["GroupSeries"]
 

@@ -1,0 +1,1 @@
+"""Keeps what outlives the process: counters and quotas, the usage ledger, recordings."""

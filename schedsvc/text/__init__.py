@@ -1,0 +1,1 @@
+"""Reads and writes what people type and read: numbers, options, tables, names, ids."""
