@@ -75,11 +75,8 @@ _SCHEDULER = (
     Setting("policy", COUNT, "vtc", 0, 0, source="arXiv 2401.00588", page="locality.md",
             help="The policy orders the requests of different tenants.", choices=(
                 ("vtc", "weighted fair sharing by tokens"),
-                ("vtc-predict", "the same, but a grant charges the tenant's average output"),
                 ("dlpm", "fair by quanta, and the longest cached prefix first within a quantum"),
-                ("lcf", "vtc, but a tenant that was idle keeps its old counter"),
-                ("fcfs", "first come, first served"),
-                ("sif", "shortest input first"))),
+                ("fcfs", "first come, first served"))),
     Setting("fairness_domain", COUNT, "model", 0, 0, numbered=True, page="pools.md",
             help="A tenant's service counts in all pools of this domain.", choices=(
                 ("all", "all pools"),

@@ -34,7 +34,10 @@ _PATTERNS = {
     "env": "has to be the name of an environment variable",
     "name": "must not hold control characters",
 }
-
+#: Who takes other choices of a key.
+_OTHER_CHOICES: dict[Path, str] = {
+    ("scheduler", "policy"): "other policies are the simulator's: schedsvc sim --policy",
+}
 
 #: The key of the settings that the sample file leaves out.
 _EXPERT = "expert"
@@ -60,7 +63,8 @@ def explain(error: Mapping[str, Any], root: type[BaseModel]) -> tuple[str, bool]
     if kind == "string_pattern_mismatch" and field in _PATTERNS:
         return _PATTERNS[field], False
     if kind == "literal_error":
-        return f"has to be {context['expected']}", False
+        others = _OTHER_CHOICES.get(path)
+        return f"has to be {context['expected']}" + (f"; {others}" if others else ""), False
     if kind in ("greater_than_equal", "less_than_equal"):
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         return f"is {error['input']}; it has to be {bound}", False

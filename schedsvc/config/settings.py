@@ -66,7 +66,7 @@ class Expert(Section):
 class Scheduler(Section):
     """The policy, the queues, and what runs; further keys are in docs/reference/settings.md."""
 
-    policy: Literal['vtc', 'vtc-predict', 'dlpm', 'lcf', 'fcfs', 'sif'] = 'vtc'
+    policy: Literal['vtc', 'dlpm', 'fcfs'] = 'vtc'
     fairness_domain: Literal['all', 'model', 'pool'] = 'model'
     flow_order: Literal['arrival', 'deadline'] = 'arrival'
     queue_ttl_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000

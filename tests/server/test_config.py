@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from schedsvc._core import Scheduler
 from schedsvc.config import ConfigError, Reading, load, path_text, problem_text, read
 from schedsvc.driver import new_core
 from tests import forked
@@ -132,7 +133,7 @@ def test_1024_pools_are_accepted_and_the_next_is_named(tmp_path: Path) -> None:
         ),
         (
             MINIMAL + "scheduler: {policy: lottery}",
-            ["2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'dlpm', 'lcf', 'fcfs'"],
+            ["2:21 scheduler.policy: has to be 'vtc', 'dlpm' or 'fcfs'"],
         ),
         (
             MINIMAL + "tenants: [{name: x, weight: 0.0005}, {name: y, weight: 1.0005}]",
@@ -203,6 +204,16 @@ def test_a_wrong_file_is_named_by_place(text: str, expected: list[str], tmp_path
     assert len(problems) == len(expected), problems
     for problem, start in zip(problems, expected, strict=True):
         assert problem.startswith(start)
+
+
+@pytest.mark.parametrize("policy", ["vtc-predict", "vtc-oracle", "lcf", "sif"])
+def test_a_policy_of_the_simulator_configures_no_service(policy: str, tmp_path: Path) -> None:
+    """The core has it, and the error says who takes it."""
+    assert Scheduler(policy=policy).stats(0)["policy"] == policy
+    assert found(tmp_path, MINIMAL + f"scheduler: {{policy: {policy}}}") == [
+        "2:21 scheduler.policy: has to be 'vtc', 'dlpm' or 'fcfs'; other policies are the"
+        " simulator's: schedsvc sim --policy"
+    ]
 
 
 def test_all_errors_are_named_at_once(tmp_path: Path) -> None:

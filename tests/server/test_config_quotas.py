@@ -97,8 +97,8 @@ def test_shares_of_tenants_and_groups_reach_the_core(tmp_path: Path) -> None:
         (
             "scheduler: {policy: fair}\n",
             [
-                "2:21 scheduler.policy: has to be 'vtc', 'vtc-predict', 'dlpm', 'lcf', 'fcfs' or"
-                " 'sif'"
+                "2:21 scheduler.policy: has to be 'vtc', 'dlpm' or 'fcfs'; other policies are the"
+                " simulator's: schedsvc sim --policy"
             ],
         ),
         (

@@ -205,7 +205,7 @@ def changed(rng: random.Random, data: dict[str, Any]) -> dict[str, Any]:
             entry |= {"epoch": rng.randint(1, 3), "block_size_tokens": block}
             new["pools"] = rest + rng.choice([[], [entry], [entry]])
         elif what == "live":
-            scheduler["policy"] = rng.choice(["fcfs", "vtc", "sif"])
+            scheduler["policy"] = rng.choice(["fcfs", "vtc", "dlpm"])
             scheduler["flow_order"] = rng.choice(["arrival", "deadline"])
         elif what == "restart":
             key, values = rng.choice(

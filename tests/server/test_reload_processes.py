@@ -74,7 +74,7 @@ def test_exempt_changed_waits_and_later_reloads_apply(watches: bool, tmp_path: P
     exempt = [{"name": "ops", "exempt": True}]
     with stand.running() as stub:
         stand.reload("classes (ops)", classes=exempt)
-        for policy, weight in (("fcfs", 7), ("sif", 9)):
+        for policy, weight in (("fcfs", 7), ("dlpm", 9)):
             tenants = [{"name": "a", "weight": weight}, {"name": policy}]
             settings = {"headroom": 0, "policy": policy}
             stand.reload("classes (ops)", classes=exempt, scheduler=settings, tenants=tenants)
@@ -87,7 +87,7 @@ def test_exempt_changed_waits_and_later_reloads_apply(watches: bool, tmp_path: P
     with stand.running() as stub:
         stats = stats_of(stub)
         assert {entry.name: entry.exempt for entry in stats.classes}["ops"] is True
-        assert stats.policy == "sif"
+        assert stats.policy == "dlpm"
         assert not stats.config.needs_restart
 
 

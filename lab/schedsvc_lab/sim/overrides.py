@@ -3,7 +3,8 @@
 `engine.FIELD` and `cost.FIELD` are fields of the profile's sections, `scheduler.KEY` is a key of
 the configuration's section `scheduler`. `tenants.NAME.KEY` and `groups.NAME.KEY` are keys of one
 tenant or group, such as `tenants.a.quota.tokens_per_minute`; `weight.TENANT` is short for
-`tenants.TENANT.weight`. A dot leads into a section.
+`tenants.TENANT.weight`. A dot leads into a section. A run takes its policy beside the
+configuration, so `scheduler.policy` is no setting.
 """
 
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ M = TypeVar("M", bound=BaseModel)
 
 # Sections of a profile.
 _PARTS: dict[str, type[BaseModel]] = {"engine": EngineFields, "cost": CostFields}
+
+_POLICY = "policy"
 
 # The engine's sizes that the pools of a configuration give, too.
 _POOL_FIELDS = {
@@ -57,7 +60,7 @@ def known() -> list[str]:
     entries = [f"{section}.NAME.KEY" for section in ENTRY_SECTIONS]
     return [
         *profile,
-        *(f"scheduler.{name}" for name in _aliases(Scheduler)),
+        *(f"scheduler.{name}" for name in _aliases(Scheduler) if name != _POLICY),
         *entries,
         "weight.TENANT",
     ]
@@ -71,6 +74,8 @@ def override(profile: Profile, config: Config, settings: dict[str, Any]) -> tupl
             profile = _part(profile, section, field, value)
             if section == "engine":
                 config = _pools(config, field, profile)
+        elif section == "scheduler" and field == _POLICY:
+            raise OverrideError(f"{name}: a run has its policy from --policy")
         elif section == "scheduler":
             config = config.model_copy(
                 update={"scheduler": _changed(config.scheduler, name, field.split("."), value)}

@@ -122,7 +122,7 @@ def simulate(
 ) -> Run:
     """Serve all requests under a policy. `watch` hears how many have ended.
 
-    Policies are those of POLICIES.
+    Policies are those of POLICIES; the configuration's own does not count.
 
     The seed draws the jitter of the arrivals; the same seed gives the same run.
     """

@@ -89,8 +89,8 @@ def play(mix: Mix, setup: str, dispatch: str) -> Found:
     given = SETUPS[setup]
     profile, config = override(
         load_profile(mix.profile),
-        config_of(mix.requests.clients, mix.weights, given.levels),
-        {**given.settings, "scheduler.expert.dispatch": dispatch},
+        config_of(mix.requests.clients, mix.weights, given.levels, given.policy),
+        {"scheduler.expert.dispatch": dispatch},
     )
     run = Audited(
         profile, config, mix.requests, engines=given.engines, drained=given.drained,

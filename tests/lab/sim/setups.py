@@ -1,7 +1,7 @@
 """Where tenants share: one engine or several, alone or in a tree of groups, by which policy."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from schedsvc.config import Config
@@ -18,7 +18,7 @@ _LINE = 64  # pools; above it requests for any pool stand in one line
 class Setup:
     """The difference from one engine, tenants without groups, and the default policy."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    policy: str = "vtc"
     engines: int = 1
     drained: int = 0  # further pools, in which nothing runs
     levels: int = 0  # of groups
@@ -28,13 +28,17 @@ SETUPS = {
     "plain": Setup(),
     "tree": Setup(levels=2),
     "engines": Setup(engines=2),
-    "dlpm": Setup({"scheduler.policy": "dlpm"}),
+    "dlpm": Setup(policy="dlpm"),
     "line": Setup(engines=2, drained=_LINE),
 }
 
 
 def config_of(
-    names: Sequence[str], weights: Sequence[float], levels: int, **sections: Any
+    names: Sequence[str],
+    weights: Sequence[float],
+    levels: int,
+    policy: str = "vtc",
+    **sections: Any,
 ) -> Config:
     """Configure a scheduler that refuses nothing; all tenants get the same parts at any level.
 
@@ -62,7 +66,7 @@ def config_of(
     return Config.model_validate(
         {
             "listeners": [{"unix": "unused.sock"}],
-            "scheduler": PATIENT,
+            "scheduler": PATIENT | {"policy": policy},
             "unknown_tenants": "refuse",
             "groups": groups,
             "tenants": tenants,

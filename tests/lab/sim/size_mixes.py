@@ -130,8 +130,8 @@ def shares_of(
     weights = [mix.weight(at) for at in range(len(requests.clients))]
     engine, config = override(
         load_profile(profile),
-        config_of(requests.clients, weights, given.levels),
-        {**mix.headroom, **given.settings, **settings},
+        config_of(requests.clients, weights, given.levels, given.policy),
+        {**mix.headroom, **settings},
     )
     run = Audited(engine, config, requests, engines=given.engines, drained=given.drained)
     run.run()

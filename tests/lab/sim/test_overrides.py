@@ -93,6 +93,7 @@ def test_keys_of_groups_are_held_to_the_rules_of_the_file():
         ("scheduler.headroom=0.95", "between 0 and 0.9, not 0.95"),
         ("scheduler.headrom=0.1", "unknown setting"),
         ("scheduler.prices=1", "one of its parts: input, output, cached"),
+        ("scheduler.policy=dlpm", "scheduler.policy: a run has its policy from --policy"),
         ("scheduler.policy.x=1", "has no parts"),
         ("weight.missing=1", "no tenant of that name; there are a, b.c"),
         ("weight.a=heavy", "weight.a: weight has to be a number"),

@@ -349,13 +349,36 @@ def test_the_command(tmp_path):
     assert "0 of 3 requests get another verdict" in table.output
 
 
+def test_replay_under_a_policy_that_no_service_has(tmp_path):
+    config = config_of(tmp_path, 160, "policy: fcfs")
+    server = Server(config)
+    server.ask(0, 0, 1_000 * MS)
+    server.ask(10 * MS, 1, 1_000 * MS)
+    server.ask(20 * MS, 2, 1_000 * MS, tenant="b", tokens=64)
+    server.run()
+    arguments = ("--replay", tmp_path / "recording", "--config", tmp_path / "c.yaml", "--json")
+    own = json.loads(sim(*arguments).stdout)["what_if"]
+    result = sim(*arguments, "--policy", "sif", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    shortest = json.loads(result.stdout)["what_if"]
+    assert (own["policy"], shortest["policy"]) == ("fcfs", "sif")
+    assert own["tenants"]["b"]["waited_ms"]["mean"] == [1_980.0, 1_980.0]
+    assert shortest["tenants"]["b"]["waited_ms"]["mean"] == [1_980.0, 980.0]
+    rows = (tmp_path / "out" / "changes.csv").read_text().splitlines()
+    assert rows[2] == "0.010000,a,GRANTED,GRANTED,0.990000,1.990000"
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--set", "scheduler.headroom=0"], "--set needs --config"),
         (["--config", "CONFIG", "--set", "engine.kv_tokens=5"], "a replay has no engine"),
         (["--config", "CONFIG", "--set", "weight.c=5"], "no tenant of that name"),
-        (["--policy", "vtc"], "--policy cannot be given with --replay"),
+        (["--policy", "vtc"], "--policy needs --config"),
+        (["--config", "CONFIG", "--policy", "engine"], "a replay takes one of dlpm, fcfs, lcf"),
+        (["--config", "CONFIG", "--policy", "vtc-oracle"], "a replay takes one of"),
+        (["--config", "CONFIG", "--policy", "vtc", "--policy", "sif"], "a replay takes one of"),
+        (["--config", "CONFIG", "--set", "scheduler.policy=fcfs"], "its policy from --policy"),
         (["--config", "nowhere.yaml"], "cannot read"),
     ],
 )

@@ -67,7 +67,8 @@ class _Sim(click.Group):
     "--replay",
     "recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A server's recording instead of a trace; with --config, what that would have changed.",
+    help="A server's recording instead of a trace; with --config, what that would have changed, "
+    "under its own policy or that of --policy.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(
@@ -104,9 +105,11 @@ def sim(
     if recording is not None:
         from schedsvc_lab.sim.cli.replay import run_replay
 
-        refuse_others(ctx, "--replay", ("recording", "config_file", "changes", "as_json", "out"))
+        allowed = ("recording", "config_file", "changes", "policies", "as_json", "out")
+        refuse_others(ctx, "--replay", allowed)
         _make(out)
-        run_replay(recording, options["config_file"], options["changes"], out, as_json=as_json)
+        given = options["config_file"], options["changes"], policies
+        run_replay(recording, *given, out, as_json=as_json)
         return
     if options["trace_file"] is None or not policies:
         raise click.UsageError(

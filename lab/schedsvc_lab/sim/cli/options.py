@@ -47,7 +47,8 @@ _WORLD = (
         "policies",
         multiple=True,
         type=click.Choice(list(POLICIES)),
-        help="Policy that decides the grants; repeat it to compare several.",
+        help="Policy that decides the grants, whatever the configuration's is; repeat it to "
+        "compare several.",
     ),
     click.option(
         "--profile",

@@ -18,7 +18,7 @@ from schedsvc_lab.sim.replay.asks import Collector
 from schedsvc_lab.sim.replay.compare import compare, write_changes
 from schedsvc_lab.sim.replay.exact import Exact
 from schedsvc_lab.sim.replay.reader import Recording, ReplayError
-from schedsvc_lab.sim.replay.whatif import WhatIf
+from schedsvc_lab.sim.replay.whatif import POLICIES, WhatIf
 from schedsvc_lab.sim.report import write_report
 
 
@@ -26,14 +26,16 @@ def run_replay(
     path: Path,
     config_file: Path | None,
     changes: tuple[str, ...],
+    policies: tuple[str, ...],
     out: Path | None,
     *,
     as_json: bool,
 ) -> None:
     """Replay a recording; fail where its digest is not met."""
     config = _config(config_file, changes)
+    policy = _policy(policies, config)
     try:
-        report = _replay(path, config, out)
+        report = _replay(path, config, policy, out)
     except ReplayError as error:
         raise click.ClickException(str(error)) from None
     if out is not None:
@@ -59,7 +61,22 @@ def _config(path: Path | None, changes: tuple[str, ...]) -> Config | None:
         raise click.BadParameter(str(error), param_hint="--set") from None
 
 
-def _replay(path: Path, config: Config | None, out: Path | None) -> dict[str, Any]:
+def _policy(policies: tuple[str, ...], config: Config | None) -> str | None:
+    """Return the policy beside the configuration; None: the configuration's own."""
+    if not policies:
+        return None
+    if config is None:
+        raise click.UsageError("--policy needs --config FILE here: it stands beside that")
+    if len(policies) > 1 or policies[0] not in POLICIES:
+        raise click.BadParameter(
+            f"a replay takes one of {', '.join(POLICIES)}", param_hint="--policy"
+        )
+    return policies[0]
+
+
+def _replay(
+    path: Path, config: Config | None, policy: str | None, out: Path | None
+) -> dict[str, Any]:
     recording = Recording(path)
     collector = Collector(recording)
     with progress_bar("events") as progress:
@@ -78,11 +95,12 @@ def _replay(path: Path, config: Config | None, out: Path | None) -> dict[str, An
     }
     if config is not None:
         asks = collector.finish()
-        what_if = WhatIf(collector, asks, config)
+        what_if = WhatIf(collector, asks, config, policy)
         with progress_bar("requests") as progress:
             task = progress.add_task("with the other configuration", total=len(asks))
             fates = what_if.run(partial(watch, progress, task))
         report["what_if"] = {
+            "policy": policy or config.scheduler.policy,
             "repeats": collector.repeats,
             "digest": f"{what_if.core.digest():016x}",
             **compare(asks, fates),
@@ -113,8 +131,8 @@ def _show(report: dict[str, Any], console: Console) -> None:
 
 def _show_changes(what_if: dict[str, Any], console: Console) -> None:
     console.print(
-        f"\nwith the other configuration {what_if['changed']:,} of {what_if['requests']:,} "
-        "requests get another verdict",
+        f"\nwith the other configuration, under {what_if['policy']}, {what_if['changed']:,} of "
+        f"{what_if['requests']:,} requests get another verdict",
         highlight=False,
     )
     table = Table("tenant", "", title_justify="left")

@@ -21,8 +21,12 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc._core import COMPLETED, GRANTED, CallerError, Decision, Scheduler, Session
 from schedsvc.config import Config, configure
 from schedsvc_lab.sim.replay.asks import Ask, Collector, End, PoolEvent, Report
+from schedsvc_lab.sim.scenario import POLICIES as SIMULATED
 
-__all__ = ["Fate", "WhatIf"]
+__all__ = ["POLICIES", "Fate", "WhatIf"]
+
+#: A recording has no engine, and its requests tell no oracle how long they become.
+POLICIES = tuple(sorted(SIMULATED.keys() - {"engine", "vtc-oracle"}))
 
 # Number of renewals of a lease in each TTL.
 _RENEWALS = 3
@@ -59,12 +63,15 @@ class _Lease(NamedTuple):
 class WhatIf:
     """One run of recorded requests through another core."""
 
-    def __init__(self, recorded: Collector, asks: Sequence[Ask], config: Config) -> None:
-        """Make the core as the configuration says."""
+    def __init__(
+        self, recorded: Collector, asks: Sequence[Ask], config: Config, policy: str | None = None
+    ) -> None:
+        """Make the core as the configuration says, under its policy or another of POLICIES."""
         starts = [ask.arrival_ns for ask in asks[:1]] + [pool.at_ns for pool in recorded.pools[:1]]
         self._now_ns = min(starts, default=0)
         # Its streams only offer pools: they give no sign of life, and replay nothing.
-        self.core = Scheduler(**config.core_options() | {"sign_of_life_ns": 0})
+        options = config.core_options() | {"sign_of_life_ns": 0}
+        self.core = Scheduler(**options | {"policy": policy or config.scheduler.policy})
         configure(self.core, config, self._now_ns)
         self._asks = asks
         self._recorded = recorded
