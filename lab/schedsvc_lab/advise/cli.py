@@ -40,7 +40,6 @@ from schedsvc_lab.sim.scenario import Run, Scenario, ScenarioError, engine_confi
 
 __all__ = ["advise"]
 
-POLICY_DEFAULT = "vtc"
 #: The draft of a file that there is not yet.
 _NEW_FILE: dict[str, Any] = {"listeners": [{"tcp": "127.0.0.1:7600"}]}
 

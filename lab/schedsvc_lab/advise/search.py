@@ -42,7 +42,6 @@ _TTL_TIMES = (0.5, 1, 2, 4)
 _HEADROOMS_PPM = (100_000, 200_000, 0)
 _CAPS = (1.0, 0.6, 0.3)
 _PROMISES = (1.0, 2.0)
-_HEADROOM_CAP_PPM = 300_000
 _TOKENS_LEAST = 2
 
 #: Kinds of settings, in the order in which the search tries to do without them.
