@@ -1,6 +1,7 @@
 """`schedsvc demo`: the noisy neighbour, without and with the scheduler."""
 
 import asyncio
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -62,8 +63,10 @@ def demo(
     more through the same scheduler. Takes less than two minutes.
     """
     # Imported here: numpy and matplotlib would make every other command start later.
+    from rich.console import Console
+
+    from schedsvc_lab.demo.harness import Stage, perform
     from schedsvc_lab.demo.processes import DemoError
-    from schedsvc_lab.demo.run import run_demo
     from schedsvc_lab.load.generator import TargetError
 
     if failover and cluster:
@@ -71,17 +74,11 @@ def demo(
     if cluster and seed is not None:
         raise click.UsageError("--seed draws no workload for --cluster: its requests are all alike")
     make_folder(out)
+    name = "cluster" if cluster else "failover" if failover else "run"
+    scene = import_module(f"schedsvc_lab.demo.{name}").SCENE
+    stage = Stage(out, Console(stderr=as_json), seed, quick)
     try:
-        if cluster:
-            from schedsvc_lab.demo.cluster import run_cluster
-
-            holds = run_cluster(out, quick=quick, as_json=as_json)
-        elif failover:
-            from schedsvc_lab.demo.failover import run_failover
-
-            holds = run_failover(out, seed=seed or 0, quick=quick, as_json=as_json)
-        else:
-            holds = run_demo(out, seed=seed, quick=quick, as_json=as_json)
+        holds = perform(scene, stage, as_json=as_json)
     except (DemoError, TargetError, OSError) as error:
         raise click.ClickException(str(error)) from None
     except asyncio.CancelledError:

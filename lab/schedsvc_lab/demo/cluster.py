@@ -17,20 +17,17 @@ from typing import Any
 
 import aiohttp
 import grpc
-import uvloop
 import yaml
 from rich.console import Console
-from rich.table import Table
 from schedsvc_client.channel import open_aio_channel
 from schedsvc_client.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from schedsvc_lab.demo.cluster_plot import draw
-from schedsvc_lab.demo.ending import conclude, until_signalled
+from schedsvc_lab.demo.engine import gated_engine
+from schedsvc_lab.demo.harness import Scene, Stage, table_of
 from schedsvc_lab.demo.members import Store, free_port, init_store, running_store
-from schedsvc_lab.demo.phases import running_engine
 from schedsvc_lab.demo.processes import guarded, running
 from schedsvc_lab.demo.verdict import Bar
-from schedsvc_lab.load.files import write_report
 from schedsvc_lab.load.target import TENANT_HEADER
 
 WEIGHTS = {"gold": 4, "free": 1}
@@ -127,31 +124,13 @@ class Run:
     back_s: float = 0.0
 
 
-def run_cluster(out: Path, *, quick: bool, as_json: bool) -> bool:
-    """Run the demo into a folder that exists; True if every bar holds.
-
-    Raises DemoError, OSError; asyncio.CancelledError and KeyboardInterrupt on a signal, with every
-    program ended.
-    """
-    console = Console(stderr=as_json)
-    times = QUICK if quick else Times()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(until_signalled(_run(out, console, times)))
-    report = report_of(run)
-    bars = judge(report, quick=quick)
-    write_report(report, out / "report.json")
-    draw(run.answers, {s.name: s.seen for s in run.shards}, report, out / "cluster.png")
-    _show(report, console)
-    files = (out / "cluster.png", out / "report.json")
-    return conclude(report, bars, files, console, as_json=as_json)
-
-
-async def _run(out: Path, console: Console, times: Times) -> Run:
-    console.print(
+async def play(stage: Stage) -> Run:
+    """Run it with every program that it needs."""
+    out, times = stage.out, QUICK if stage.quick else Times()
+    stage.say(
         f"two tenants of weights 4 and 1 at four schedulers, for {times.end_s:.0f} s; their store "
         f"is killed after {times.killed_s:.0f} s, and back after {times.back_s:.0f} s; output in "
-        f"{out}",
-        highlight=False,
+        f"{out}"
     )
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedsvc-")))
@@ -164,17 +143,10 @@ async def _run(out: Path, console: Console, times: Times) -> Run:
             serve = ("serve", "--config", str(shard.config))
             programs.append(await stack.enter_async_context(running(shard.name, serve, out)))
         for shard in shards:
-            environment = {
-                "SCHEDSVC_TARGET": shard.target,
-                "SCHEDSVC_TENANT_HEADERS": TENANT_HEADER,
-                "SCHEDSVC_UNREACHABLE": "closed",
-            }
+            limit = ("--max-num-seqs", str(PLACES[shard.name]))
             engine, urls[shard.name] = await stack.enter_async_context(
-                running_engine(
-                    out, shard.name, "--middleware", "schedsvc_vllm.gate.Gate",
-                    "--max-num-seqs", str(PLACES[shard.name]), environment=environment,
-                )
-            )  # fmt: skip
+                gated_engine(out, shard.name, shard.target, *limit)
+            )
             programs.append(engine)
         run = Run(times, shards)
         began_s = asyncio.get_running_loop().time()
@@ -183,7 +155,7 @@ async def _run(out: Path, console: Console, times: Times) -> Run:
             return asyncio.get_running_loop().time() - began_s
 
         await guarded(
-            _kill_store(store, run, now_s, console),
+            _kill_store(store, run, now_s, stage),
             *(program.wait_for_end() for program in programs),
             *(shard.watch(now_s) for shard in shards),
             _flood(urls, run, now_s),
@@ -191,17 +163,17 @@ async def _run(out: Path, console: Console, times: Times) -> Run:
     return run
 
 
-async def _kill_store(store: Store, run: Run, now_s: Callable[[], float], console: Console) -> None:
+async def _kill_store(store: Store, run: Run, now_s: Callable[[], float], stage: Stage) -> None:
     """Kill the store at its time and start it again; ends with the run."""
     times = run.times
     await asyncio.sleep(times.killed_s - now_s())
     await store.end(signal.SIGKILL)
     run.killed_s = now_s()
-    console.print("killed the store (SIGKILL)", highlight=False)
+    stage.say("killed the store (SIGKILL)")
     await asyncio.sleep(times.back_s - now_s())
     await store.start()
     run.back_s = now_s()
-    console.print("started the store again", highlight=False)
+    stage.say("started the store again")
     await asyncio.sleep(times.end_s - now_s())
 
 
@@ -288,7 +260,7 @@ def _part(answers: Iterable[Answer], from_s: float, until_s: float) -> dict[str,
     return {"from_s": from_s, "until_s": until_s, **counts, "share": share}
 
 
-def judge(report: dict[str, Any], *, quick: bool = False) -> list[Bar]:
+def judge(report: dict[str, Any], quick: bool = False) -> list[Bar]:
     """Hold a report against every bar; `quick`: only against those that compare no shares."""
     late = {
         name: after_s
@@ -319,10 +291,9 @@ def judge(report: dict[str, Any], *, quick: bool = False) -> list[Bar]:
     return bars
 
 
-def _show(report: dict[str, Any], console: Console) -> None:
-    table = Table(title="Answers by the time of their end", title_justify="left")
-    for name in ("", "seconds", "gold", "free", "share of gold"):
-        table.add_column(name, justify="right" if name else "left")
+def _show(_: Run, report: dict[str, Any], console: Console) -> None:
+    columns = ("", "seconds", "gold", "free", "share of gold")
+    table = table_of("Answers by the time of their end", *columns)
     titles = {
         "before": "the store is there", "away": "the store is away",
         "back": "it is back", "after": "later",
@@ -334,3 +305,10 @@ def _show(report: dict[str, Any], console: Console) -> None:
         table.add_row(title, span, str(part["gold"]), str(part["free"]), share)
     console.print()
     console.print(table)
+
+
+def _draw(run: Run, report: dict[str, Any], path: Path) -> None:
+    draw(run.answers, {shard.name: shard.seen for shard in run.shards}, report, path)
+
+
+SCENE = Scene(play, report_of, judge, _draw, _show, "cluster.png")

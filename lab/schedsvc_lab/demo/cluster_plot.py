@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from schedsvc_lab.demo.plot import GRID, INK, clean
+from schedsvc_lab.demo.plot import INK, legend_beside_title, mark_kill, three_rows, write_beside
 
 TENANT_COLORS = {"gold": "#edae49", "free": "#00798c"}
 MEMBER_COLORS = ("#4a4e69", "#2a9d8f", "#d1495b", "#8d6a9f")
-_AWAY = "#d1495b"
 _BIN_S = 1.0
 
 
@@ -38,33 +36,17 @@ def draw(
     path: Path,
 ) -> None:
     """Draw one run. `seen`: time, and seconds since the last exchange, of each member."""
-    figure = Figure(figsize=(12, 8), dpi=130, facecolor="white", layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
-    rows = figure.subplots(3, 1, sharex=True, height_ratios=(1.5, 1, 1))
+    figure, rows = three_rows("Four schedulers share one fairness, and lose their store")
     end_s = report["windows"]["after"]["until_s"]
     _shares(rows[0], answers, report, end_s)
     _answers(rows[1], answers, end_s)
     _exchanges(rows[2], seen)
     killed_s, back_s = report["store_killed_s"], report["store_back_s"]
-    for axes in rows:
-        axes.axvspan(killed_s, back_s, color=_AWAY, alpha=0.1, linewidth=0)
-        axes.axvline(killed_s, color=_AWAY, linewidth=1.6)
-        axes.grid(visible=True, axis="y", color=GRID)
-        clean(axes)
-    rows[0].annotate(
-        "the store is killed", (killed_s, 0.02), (6, 0), xycoords=("data", "axes fraction"),
-        textcoords="offset points", color=_AWAY, fontsize=9, va="bottom",
-    )  # fmt: skip
-    rows[0].annotate(
-        "and is back", (back_s, 0.02), (6, 0), xycoords=("data", "axes fraction"),
-        textcoords="offset points", color=_AWAY, fontsize=9, va="bottom",
-    )  # fmt: skip
-    rows[2].set_xlabel("time in the run (s)")
+    mark_kill(rows, killed_s, back_s)
+    places = {"va": "bottom"}
+    write_beside(rows[0], "the store is killed", (killed_s, 0.02), (6, 0), **places)
+    write_beside(rows[0], "and is back", (back_s, 0.02), (6, 0), **places)
     rows[2].set_xlim(0, end_s)
-    figure.suptitle(
-        "Four schedulers share one fairness, and lose their store",
-        fontsize=16, fontweight="bold", color=INK,
-    )  # fmt: skip
     figure.savefig(path)
 
 
@@ -99,7 +81,7 @@ def _shares(axes: Axes, answers: Sequence[Answered], report: dict[str, Any], end
     axes.axhline(report["fair"], color=INK, linewidth=1, linestyle=":", label="fair")
     axes.set_ylim(0.6, 1.0)
     axes.set_title("share of gold (weight 4 of 5) in what is served", fontsize=11, loc="left")
-    _legend(axes)
+    legend_beside_title(axes)
 
 
 def _answers(axes: Axes, answers: Sequence[Answered], end_s: float) -> None:
@@ -112,7 +94,7 @@ def _answers(axes: Axes, answers: Sequence[Answered], end_s: float) -> None:
         )  # fmt: skip
         bottom = [below + count for below, count in zip(bottom, counts, strict=True)]
     axes.set_title("answers per second", fontsize=11, loc="left")
-    _legend(axes)
+    legend_beside_title(axes)
 
 
 def _exchanges(axes: Axes, seen: Mapping[str, Sequence[tuple[float, float]]]) -> None:
@@ -123,12 +105,4 @@ def _exchanges(axes: Axes, seen: Mapping[str, Sequence[tuple[float, float]]]) ->
         )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_title("seconds since the last exchange with the store", fontsize=11, loc="left")
-    _legend(axes)
-
-
-def _legend(axes: Axes) -> None:
-    """Put the legend on the line of the title, beside it, so that it hides no point."""
-    axes.legend(
-        frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=4,
-        borderaxespad=0.0,
-    )  # fmt: skip
+    legend_beside_title(axes)

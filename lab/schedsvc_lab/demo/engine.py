@@ -1,16 +1,20 @@
-"""Reads the engine's own figures from its metrics."""
+"""The engine as the demos run it, and its own figures from its metrics."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 
-from schedsvc_lab.demo.processes import DemoError
+from schedsvc_lab.demo.processes import DemoError, Program, running
+from schedsvc_lab.load.target import TENANT_HEADER
 
 PERIOD_S = 0.5
+PROFILE = Path(__file__).with_name("engine.yaml")
 
 _SAMPLE = re.compile(r"^(vllm:\w+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
@@ -78,3 +82,31 @@ async def watching(url: str) -> AsyncIterator[EngineWatch]:
     """Open a watch on an engine."""
     async with aiohttp.ClientSession() as http:
         yield EngineWatch(url, http)
+
+
+@asynccontextmanager
+async def running_engine(
+    folder: Path, name: str, *options: str, environment: dict[str, str] | None = None
+) -> AsyncIterator[tuple[Program, str]]:
+    """Run a fresh engine; gives it with its URL. Raises DemoError if it does not get ready."""
+    arguments = ("emulate", "--profile", str(PROFILE), "--port", "0", *options)
+    async with running(f"engine-{name}", arguments, folder, environment) as program:
+        yield program, json.loads(program.ready)["base_url"]
+
+
+@asynccontextmanager
+async def gated_engine(
+    folder: Path, name: str, target: str, *options: str, token: str = ""
+) -> AsyncIterator[tuple[Program, str]]:
+    """Run a fresh engine that asks schedulers through the gate. Raises DemoError."""
+    environment = {
+        "SCHEDSVC_TARGET": target,
+        "SCHEDSVC_TENANT_HEADERS": TENANT_HEADER,
+        # Without a scheduler the demo fails rather than measure without one.
+        "SCHEDSVC_UNREACHABLE": "closed",
+    }
+    if token:
+        environment["SCHEDSVC_TOKEN"] = token
+    gate = ("--middleware", "schedsvc_vllm.gate.Gate")
+    async with running_engine(folder, name, *gate, *options, environment=environment) as made:
+        yield made

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from rich.console import Console
-from rich.table import Table
 
-from schedsvc_lab.demo.ending import conclude, until_signalled
+from schedsvc_lab.demo.engine import gated_engine
 from schedsvc_lab.demo.failover_plot import draw
+from schedsvc_lab.demo.harness import Scene, Stage, table_of
 from schedsvc_lab.demo.members import (
     Member,
     Seen,
@@ -25,17 +24,16 @@ from schedsvc_lab.demo.members import (
     running_store,
     write_members,
 )
-from schedsvc_lab.demo.phases import running_engine
 from schedsvc_lab.demo.processes import Program, guarded, running
 from schedsvc_lab.demo.scheduler import SETTLE_S_MAX
 from schedsvc_lab.demo.traffic import Tenant, generate
 from schedsvc_lab.demo.verdict import Bar
-from schedsvc_lab.load.files import write_report, write_requests
+from schedsvc_lab.load.files import write_requests
 from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
 from schedsvc_lab.load.report import percentile, tenant_report
 from schedsvc_lab.load.samples import Sample
 from schedsvc_lab.load.table import View, duration, watch
-from schedsvc_lab.load.target import TENANT_HEADER, OutputMode, Target
+from schedsvc_lab.load.target import OutputMode, Target
 
 #: About three quarters of what the engine serves.
 FAILOVER_TENANTS = (
@@ -66,32 +64,14 @@ class Failed:
         )
 
 
-def run_failover(out: Path, *, seed: int, quick: bool, as_json: bool) -> bool:
-    """Run the demo into a folder that exists; True if every bar holds.
-
-    Raises DemoError, TargetError, OSError; asyncio.CancelledError and KeyboardInterrupt on a
-    signal, with every program ended.
-    """
-    console = Console(stderr=as_json)
-    kill_s, run_s = (QUICK_KILL_S, QUICK_RUN_S) if quick else (KILL_S, RUN_S)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        failed = runner.run(until_signalled(_run(out, console, seed, kill_s, run_s)))
-    report = report_of(failed)
-    bars = judge(report)
-    write_report(report, out / "report.json")
-    write_requests(failed.result, out / "requests.csv")
-    draw(failed.result, failed.members, kill_s, failed.takeover_s, out / "failover.png")
-    _show(report, console)
-    files = (out / "failover.png", out / "report.json")
-    return conclude(report, bars, files, console, as_json=as_json)
-
-
-async def _run(out: Path, console: Console, seed: int, kill_s: float, run_s: float) -> Failed:
+async def play(stage: Stage) -> Failed:
+    """Run it with every program that it needs."""
+    out, seed = stage.out, stage.seed or 0
+    kill_s, run_s = (QUICK_KILL_S, QUICK_RUN_S) if stage.quick else (KILL_S, RUN_S)
     trace = generate(seed, run_s, FAILOVER_TENANTS)
-    console.print(
+    stage.say(
         f"{len(trace)} requests of two tenants over {run_s:.0f} s, to an engine that asks two "
-        f"schedulers; the leader gets SIGKILL after {kill_s:.0f} s; output in {out}",
-        highlight=False,
+        f"schedulers; the leader gets SIGKILL after {kill_s:.0f} s; output in {out}"
     )
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedsvc-")))
@@ -106,17 +86,10 @@ async def _run(out: Path, console: Console, seed: int, kill_s: float, run_s: flo
             if len(programs) == 1:
                 await member.until("it leads", lambda seen: seen.leads, _LEADS_S_MAX)
         engine, url = await stack.enter_async_context(
-            running_engine(
-                out, "with", "--middleware", "schedsvc_vllm.gate.Gate",
-                environment={
-                    "SCHEDSVC_TARGET": ",".join(member.target for member in members),
-                    "SCHEDSVC_TOKEN": members[0].token,
-                    "SCHEDSVC_TENANT_HEADERS": TENANT_HEADER,
-                    # Without a leader the demo fails rather than measure without one.
-                    "SCHEDSVC_UNREACHABLE": "closed",
-                },
+            gated_engine(
+                out, "with", ",".join(member.target for member in members), token=members[0].token
             )
-        )  # fmt: skip
+        )
         target = Target(
             url=url,
             output=OutputMode.EMULATED,
@@ -128,21 +101,21 @@ async def _run(out: Path, console: Console, seed: int, kill_s: float, run_s: flo
             load.run(),
             engine.wait_for_end(),
             programs[1].wait_for_end(),
-            watch(load, view, console),
+            watch(load, view, stage.console),
             *(member.watch(load.now_s) for member in members),
-            _kill(programs[0], load, kill_s, console),
+            _kill(programs[0], load, kill_s, stage),
         )
         await members[1].until("it holds no lease", lambda seen: not _held(seen), SETTLE_S_MAX)
     return Failed(result, members, kill_s)
 
 
-async def _kill(program: Program, load: LoadRun, kill_s: float, console: Console) -> None:
+async def _kill(program: Program, load: LoadRun, kill_s: float, stage: Stage) -> None:
     """Kill the leader at its time. Never ends by itself: it stands beside the load as a guard."""
     while not load.recorder.samples:  # noqa: ASYNC110 - the clock starts after the warm-up
         await asyncio.sleep(0.01)
     await asyncio.sleep(max(0.0, kill_s - load.now_s()))
     os.killpg(program.process.pid, signal.SIGKILL)
-    console.print(f"killed the leader ({program.name}, SIGKILL)", highlight=False)
+    stage.say(f"killed the leader ({program.name}, SIGKILL)")
     await asyncio.Event().wait()
 
 
@@ -206,8 +179,8 @@ def _gaps_ms(samples: Iterable[Sample], from_s: float, until_s: float) -> list[f
     return gaps
 
 
-def judge(report: dict[str, Any]) -> list[Bar]:
-    """Hold a report against every bar."""
+def judge(report: dict[str, Any], _quick: bool = False) -> list[Bar]:
+    """Hold a report against every bar; a quick run meets them all."""
     parts = [report[name] for name in ("before", "during", "after")]
     sent, completed, refused, errors = (
         sum(part[name] for part in parts) for name in ("sent", "completed", "refused", "errors")
@@ -233,10 +206,9 @@ def judge(report: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def _show(report: dict[str, Any], console: Console) -> None:
-    table = Table(title="Requests by the time of their sending", title_justify="left")
-    for name in ("", "sent", "done", "refused", "failed", "first token p50", "p99"):
-        table.add_column(name, justify="right" if name else "left")
+def _show(_: Failed, report: dict[str, Any], console: Console) -> None:
+    columns = ("", "sent", "done", "refused", "failed", "first token p50", "p99")
+    table = table_of("Requests by the time of their sending", *columns)
     for name, title in (
         ("before", "before the kill"),
         ("during", "no leader"),
@@ -255,3 +227,14 @@ def _show(report: dict[str, Any], console: Console) -> None:
         f"the takeover was {duration(report['longest_gap_in_stream_ms'])}.",
         highlight=False,
     )
+
+
+def _write(failed: Failed, out: Path) -> None:
+    write_requests(failed.result, out / "requests.csv")
+
+
+def _draw(failed: Failed, _: dict[str, Any], path: Path) -> None:
+    draw(failed.result, failed.members, failed.kill_s, failed.takeover_s, path)
+
+
+SCENE = Scene(play, report_of, judge, _draw, _show, "failover.png", _write)

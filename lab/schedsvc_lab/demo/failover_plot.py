@@ -5,17 +5,22 @@ import math
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from schedsvc_lab.demo.members import Member
-from schedsvc_lab.demo.plot import GRID, INK, clean, seconds
+from schedsvc_lab.demo.plot import (
+    INK,
+    legend_beside_title,
+    mark_kill,
+    seconds,
+    three_rows,
+    write_beside,
+)
 from schedsvc_lab.load.generator import RunResult
 from schedsvc_lab.load.report import by_tenant
 
 TENANT_COLORS = {"chat": "#00798c", "batch": "#edae49"}
 MEMBER_COLORS = ("#4a4e69", "#2a9d8f")
-_KILL = "#d1495b"
 _BIN_S = 0.5
 
 
@@ -23,35 +28,17 @@ def draw(
     result: RunResult, members: list[Member], kill_s: float, takeover_s: float | None, path: Path
 ) -> None:
     """Draw one run, with the kill and the takeover marked."""
-    figure = Figure(figsize=(12, 8), dpi=130, facecolor="white", layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
-    rows = figure.subplots(3, 1, sharex=True, height_ratios=(1.5, 1, 1))
+    figure, rows = three_rows("The leader of two schedulers is killed under load")
     _first_tokens(rows[0], result)
     _grants(rows[1], members)
     _leases(rows[2], members)
-    end_s = math.nan if takeover_s is None else kill_s + takeover_s
-    for axes in rows:
-        axes.axvline(kill_s, color=_KILL, linewidth=1.6)
-        if takeover_s is not None:
-            axes.axvspan(kill_s, end_s, color=_KILL, alpha=0.1, linewidth=0)
-        axes.grid(visible=True, axis="y", color=GRID)
-        clean(axes)
-    rows[0].annotate(
-        "kill -9 of the leader", (kill_s, 1.0), (-6, -4), xycoords=("data", "axes fraction"),
-        textcoords="offset points", color=_KILL, fontsize=9, ha="right", va="top",
-    )  # fmt: skip
-    if takeover_s is not None:
-        rows[0].annotate(
-            f"the standby grants\nafter {takeover_s:.2f} s", (end_s, 1.0), (6, -4),
-            xycoords=("data", "axes fraction"), textcoords="offset points", color=_KILL,
-            fontsize=9, va="top",
-        )  # fmt: skip
-    rows[2].set_xlabel("time in the run (s)")
+    end_s = None if takeover_s is None else kill_s + takeover_s
+    mark_kill(rows, kill_s, end_s)
+    write_beside(rows[0], "kill -9 of the leader", (kill_s, 1.0), (-6, -4), ha="right", va="top")
+    if end_s is not None:
+        text = f"the standby grants\nafter {takeover_s:.2f} s"
+        write_beside(rows[0], text, (end_s, 1.0), (6, -4), va="top")
     rows[2].set_xlim(0, max(result.wall_s, kill_s))
-    figure.suptitle(
-        "The leader of two schedulers is killed under load",
-        fontsize=16, fontweight="bold", color=INK,
-    )  # fmt: skip
     figure.savefig(path)
 
 
@@ -67,7 +54,7 @@ def _first_tokens(axes: Axes, result: RunResult) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(seconds))
     axes.set_title("time to first token, by the time of sending", fontsize=11, loc="left")
-    _legend(axes)
+    legend_beside_title(axes)
 
 
 def _grants(axes: Axes, members: list[Member]) -> None:
@@ -83,7 +70,7 @@ def _grants(axes: Axes, members: list[Member]) -> None:
             _BIN_S * 0.92, align="edge", color=color, label=f"by {member.name}",
         )  # fmt: skip
     axes.set_title("grants per second", fontsize=11, loc="left")
-    _legend(axes)
+    legend_beside_title(axes)
 
 
 def _leases(axes: Axes, members: list[Member]) -> None:
@@ -101,12 +88,4 @@ def _leases(axes: Axes, members: list[Member]) -> None:
         )  # fmt: skip
     axes.set_title("live leases and queued requests of the leader", fontsize=11, loc="left")
     axes.set_ylim(bottom=0)
-    _legend(axes)
-
-
-def _legend(axes: Axes) -> None:
-    """Put the legend on the line of the title, beside it, so that it hides no point."""
-    axes.legend(
-        frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=4,
-        borderaxespad=0.0,
-    )  # fmt: skip
+    legend_beside_title(axes)

@@ -1,6 +1,5 @@
 """The phases of the demo: what runs in each, and what was measured."""
 
-import json
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,17 +10,16 @@ from typing import Any
 from rich.console import Console
 from schedsvc_client.channel import open_aio_channel
 
-from schedsvc_lab.demo.engine import watching
+from schedsvc_lab.demo.engine import gated_engine, running_engine, watching
 from schedsvc_lab.demo.processes import Program, guarded, running
 from schedsvc_lab.demo.scheduler import Books, write_config
 from schedsvc_lab.demo.traffic import TENANTS, WARMUP_S, only
 from schedsvc_lab.load.generator import LoadRun, Pace, RunResult
 from schedsvc_lab.load.report import CLIENT_LAG_MS_MAX, client_lag_ms_p99
 from schedsvc_lab.load.table import View, watch
-from schedsvc_lab.load.target import TENANT_HEADER, OutputMode, Target
+from schedsvc_lab.load.target import OutputMode, Target
 from schedsvc_lab.workload import TraceRequest
 
-PROFILE = Path(__file__).with_name("engine.yaml")
 DRAIN_S_MAX = 45.0
 
 
@@ -75,16 +73,6 @@ async def run_all(setting: Setting) -> Measured:
 
 
 @asynccontextmanager
-async def running_engine(
-    folder: Path, name: str, *options: str, environment: dict[str, str] | None = None
-) -> AsyncIterator[tuple[Program, str]]:
-    """Run a fresh engine; gives it with its URL. Raises DemoError if it does not get ready."""
-    arguments = ("emulate", "--profile", str(PROFILE), "--port", "0", *options)
-    async with running(f"engine-{name}", arguments, folder, environment) as program:
-        yield program, json.loads(program.ready)["base_url"]
-
-
-@asynccontextmanager
 async def _scheduled(setting: Setting) -> AsyncIterator[tuple[tuple[Program, ...], str, Books]]:
     """Run a scheduler and an engine that asks it through the gate."""
     # The path of a Unix socket may have 107 bytes only, and the output folder's may be long.
@@ -95,18 +83,7 @@ async def _scheduled(setting: Setting) -> AsyncIterator[tuple[tuple[Program, ...
         address = f"unix:{socket}"
         async with (
             running("scheduler", arguments, setting.folder) as scheduler,
-            running_engine(
-                setting.folder,
-                "with",
-                "--middleware",
-                "schedsvc_vllm.gate.Gate",
-                environment={
-                    "SCHEDSVC_TARGET": address,
-                    "SCHEDSVC_TENANT_HEADERS": TENANT_HEADER,
-                    # Should the scheduler be away, the demo fails rather than measure without it.
-                    "SCHEDSVC_UNREACHABLE": "closed",
-                },
-            ) as (engine, url),
+            gated_engine(setting.folder, "with", address) as (engine, url),
             open_aio_channel(address, None) as channel,
         ):
             yield (scheduler, engine), url, Books(channel)

@@ -1,6 +1,7 @@
 """The picture of the demo."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ Report = dict[str, Any]
 
 COLORS = {"hog": "#d1495b", "steady": "#edae49", "quiet": "#00798c"}
 ARMS = {"alone": "#c3c9d1", "without": "#4a4e69", "with": "#2a9d8f"}
-INK, GRID = "#2b2d42", "#e6e8ec"
+INK, GRID, KILL = "#2b2d42", "#e6e8ec", "#d1495b"
 _WINDOW_S = 1.0
 
 
 def draw(report: Report, runs: dict[str, RunResult], path: Path) -> None:
     """Draw every request's TTFT over time without and with the scheduler, and the sums."""
-    figure = Figure(figsize=(12, 8), dpi=130, facecolor="white", layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
+    figure = canvas("One tenant floods a shared LLM server")
     grid = figure.add_gridspec(2, 6, height_ratios=(1.5, 1))
     left = figure.add_subplot(grid[0, :3])
     right = figure.add_subplot(grid[0, 3:], sharex=left, sharey=left)
@@ -35,11 +35,52 @@ def draw(report: Report, runs: dict[str, RunResult], path: Path) -> None:
     _latency_bars(figure.add_subplot(grid[1, :2]), report)
     _throughput_bars(figure.add_subplot(grid[1, 2:4]), report)
     _preemption_bars(figure.add_subplot(grid[1, 4:]), report)
-    figure.suptitle(
-        "One tenant floods a shared LLM server", fontsize=16, fontweight="bold", color=INK
-    )
     figure.legend(handles=_legend(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path)
+
+
+def canvas(title: str) -> Figure:
+    """Make the empty picture of a demo."""
+    figure = Figure(figsize=(12, 8), dpi=130, facecolor="white", layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
+    figure.suptitle(title, fontsize=16, fontweight="bold", color=INK)
+    return figure
+
+
+def three_rows(title: str) -> tuple[Figure, list[Axes]]:
+    """Make the empty picture of a run: three rows over one time axis."""
+    figure = canvas(title)
+    rows = list(figure.subplots(3, 1, sharex=True, height_ratios=(1.5, 1, 1)))
+    rows[2].set_xlabel("time in the run (s)")
+    return figure, rows
+
+
+def mark_kill(rows: Iterable[Axes], at_s: float, until_s: float | None) -> None:
+    """Mark a kill in every row, and the time until something stands in for what was killed."""
+    for axes in rows:
+        axes.axvline(at_s, color=KILL, linewidth=1.6)
+        if until_s is not None:
+            axes.axvspan(at_s, until_s, color=KILL, alpha=0.1, linewidth=0)
+        axes.grid(visible=True, axis="y", color=GRID)
+        clean(axes)
+
+
+def write_beside(
+    axes: Axes, text: str, at: tuple[float, float], by: tuple[float, float], **places: Any
+) -> None:
+    """Write beside a time and a part of the height, some points away."""
+    axes.annotate(
+        text, at, by, xycoords=("data", "axes fraction"), textcoords="offset points", color=KILL,
+        fontsize=9, **places,
+    )  # fmt: skip
+
+
+def legend_beside_title(axes: Axes) -> None:
+    """Put the legend on the line of the title, beside it, so that it hides no point."""
+    axes.legend(
+        frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=4,
+        borderaxespad=0.0,
+    )  # fmt: skip
 
 
 def _legend() -> list[Line2D]:

@@ -1,14 +1,11 @@
-"""The whole demo: every phase, its report, its picture, its verdict."""
+"""`schedsvc demo`: every phase, its report, its picture, its verdict."""
 
-import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from rich.console import Console
 
-from schedsvc_lab.demo.ending import conclude, until_signalled
+from schedsvc_lab.demo.harness import Scene, Stage
 from schedsvc_lab.demo.phases import Measured, Setting, run_all
 from schedsvc_lab.demo.plot import draw
 from schedsvc_lab.demo.show import show
@@ -18,50 +15,49 @@ from schedsvc_lab.load.files import write_report, write_requests
 from schedsvc_lab.load.report import full_report, run_report
 
 
-def run_demo(out: Path, *, seed: int | None, quick: bool, as_json: bool) -> bool:
-    """Run the demo into a folder that exists; True where every bar holds.
-
-    `seed` draws another workload than the bundled one; `quick` sends only the beginning of it, and
-    holds the run against the bars that do not compare figures. Raises DemoError, TargetError,
-    OSError; asyncio.CancelledError on SIGTERM and SIGHUP and KeyboardInterrupt on Ctrl-C, with
-    every program ended.
-    """
-    started = time.monotonic()
+async def play(stage: Stage) -> Measured:
+    """Run every phase on the bundled workload, or on another one that the seed draws."""
+    seed = stage.seed
     trace = bundled() if seed is None else generate(seed)
-    if quick:
+    if stage.quick:
         trace = [request for request in trace if request.arrival_s < QUICK_S]
-    console = Console(stderr=as_json)
     name = TRACE_FILE.name if seed is None else f"drawn with seed {seed}"
-    console.print(
+    stage.say(
         f"{len(trace)} requests of three tenants over {trace[-1].arrival_s:.0f} s ({name}); "
-        f"output in {out}",
-        highlight=False,
+        f"output in {stage.out}"
     )
-    if quick:
-        console.print("--quick checks that everything runs; its figures compare nothing")
-    setting = Setting(trace, seed or 0, out, console, repeats=not quick)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        measured = runner.run(until_signalled(run_all(setting)))
-    report, details = reports(measured)
-    _write(measured, report, details, out)
-    bars = judge(report, quick=quick)
-    show(report, details, console)
-    files = (out / "demo.png", out / "report.json")
-    took = f"; {time.monotonic() - started:.0f} s in all"
-    return conclude(report, bars, files, console, as_json=as_json, note=took)
+    if stage.quick:
+        stage.console.print("--quick checks that everything runs; its figures compare nothing")
+    setting = Setting(trace, seed or 0, stage.out, stage.console, repeats=not stage.quick)
+    return await run_all(setting)
 
 
-def reports(measured: Measured) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Make the report, and the same with reasons, queue times and the generator's health."""
+def report_of(measured: Measured) -> dict[str, Any]:
+    """Make the report."""
     phases = measured.phases.values()
     report = {phase.name: run_report(phase.result, phase.preemptions) for phase in phases}
+    return report | {"after": measured.after}
+
+
+def details_of(measured: Measured) -> dict[str, Any]:
+    """Make the report with reasons, queue times and the generator's health."""
+    phases = measured.phases.values()
     details = {phase.name: full_report(phase.result, phase.preemptions) for phase in phases}
-    return report | {"after": measured.after}, details | {"after": measured.after}
+    return details | {"after": measured.after}
 
 
-def _write(measured: Measured, report: dict[str, Any], details: dict[str, Any], out: Path) -> None:
-    write_report(report, out / "report.json")
-    write_report(details, out / "details.json")
+def _write(measured: Measured, out: Path) -> None:
+    write_report(details_of(measured), out / "details.json")
     for phase in measured.phases.values():
         write_requests(phase.result, out / f"requests-{phase.name}.csv")
-    draw(report, {phase.name: phase.result for phase in measured.phases.values()}, out / "demo.png")
+
+
+def _draw(measured: Measured, report: dict[str, Any], path: Path) -> None:
+    draw(report, {phase.name: phase.result for phase in measured.phases.values()}, path)
+
+
+def _show(measured: Measured, report: dict[str, Any], console: Console) -> None:
+    show(report, details_of(measured), console)
+
+
+SCENE = Scene(play, report_of, judge, _draw, _show, "demo.png", _write, is_timed=True)

@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from schedsvc_lab.demo.harness import table_of
 from schedsvc_lab.load.table import duration
 
 Report = dict[str, Any]
@@ -19,11 +20,8 @@ def show(report: Report, details: Report, console: Console) -> None:
 
 
 def _latencies(report: Report) -> Table:
-    table = Table(title="Time to first token", title_justify="left")
-    table.add_column("\ntenant")
-    for point in ("p50", "p99"):
-        for arm in ("alone", "without", "with"):
-            table.add_column(f"{point}\n{arm}", justify="right")
+    columns = (f"{at}\n{arm}" for at in ("p50", "p99") for arm in ("alone", "without", "with"))
+    table = table_of("Time to first token", "\ntenant", *columns)
     for name in report["without"]["tenants"]:
         cells = [
             _ttft(report[arm]["tenants"].get(name), point)
@@ -39,14 +37,11 @@ def _ttft(tenant: Report | None, point: str) -> str:
 
 
 def _fates(report: Report, details: Report) -> Table:
-    table = Table(
-        title="Requests (retry after: median), and their output tokens", title_justify="left"
+    table = table_of(
+        "Requests (retry after: median), and their output tokens",
+        *("\ntenant", "\nsent", "done\nwithout", "done\nwith", "refused\nwith", "retry\nafter"),
+        *("output\nwithout", "output\nwith"),
     )
-    table.add_column("\ntenant")
-    for name in ("\nsent", "done\nwithout", "done\nwith", "refused\nwith", "retry\nafter"):
-        table.add_column(name, justify="right")
-    table.add_column("output\nwithout", justify="right")
-    table.add_column("output\nwith", justify="right")
     for name, without in report["without"]["tenants"].items():
         with_it = report["with"]["tenants"][name]
         retry_ms = details["with"]["tenants"][name]["refusals"]["retry_after_ms"]["p50"]
@@ -64,9 +59,7 @@ def _fates(report: Report, details: Report) -> Table:
 
 
 def _engine(report: Report) -> Table:
-    table = Table(title="The engine", title_justify="left")
-    for name in ("", "without", "with", "with, second run"):
-        table.add_column(name, justify="right" if name else "left")
+    table = table_of("The engine", "", "without", "with", "with, second run")
     arms = ("without", "with", "with_again")
     table.add_row(
         "output tokens/s under load",

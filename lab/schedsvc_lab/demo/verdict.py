@@ -24,7 +24,7 @@ class Bar:
     figures: str
 
 
-def judge(report: Report, *, quick: bool = False) -> list[Bar]:
+def judge(report: Report, quick: bool = False) -> list[Bar]:
     """Hold a report against every bar. A figure that is missing holds none.
 
     `quick`: against the bars that a run of a few seconds on a busy machine can meet.

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from schedsvc_lab.demo.phases import Setting, _run, running_engine
+from schedsvc_lab.demo.engine import running_engine
+from schedsvc_lab.demo.phases import Setting, _run
 from schedsvc_lab.demo.processes import DemoError
 from schedsvc_lab.demo.traffic import generate
 

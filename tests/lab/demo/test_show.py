@@ -5,10 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
-from schedsvc_lab.demo.ending import conclude
+from schedsvc_lab.demo.harness import conclude
 from schedsvc_lab.demo.phases import Measured, Phase
 from schedsvc_lab.demo.plot import draw
-from schedsvc_lab.demo.run import reports
+from schedsvc_lab.demo.run import details_of, report_of
 from schedsvc_lab.demo.show import show
 from schedsvc_lab.demo.verdict import judge
 
@@ -27,7 +27,7 @@ def print_all(report: dict[str, Any], details: dict[str, Any], console: Console)
 
 
 def test_the_report_has_exactly_the_form() -> None:
-    report, details = reports(measured())
+    report, details = report_of(measured()), details_of(measured())
     assert list(report) == ["alone", "without", "with", "with_again", "after"]
     assert set(report["after"]) == {"promised_tokens", "live_leases", "queued"}
     for name in ("alone", "without", "with", "with_again"):
@@ -57,7 +57,7 @@ def test_the_report_has_exactly_the_form() -> None:
 def test_the_comparison_prints_figures_and_verdict() -> None:
     report = good()
     report["with"]["preemptions"] = 30
-    _, details = reports(measured())
+    details = details_of(measured())
     console = Console(file=io.StringIO(), width=140)
     with console.capture() as captured:
         print_all(report, details, console)
@@ -69,7 +69,7 @@ def test_the_comparison_prints_figures_and_verdict() -> None:
 
 
 def test_the_picture(tmp_path: Path) -> None:
-    report, _ = reports(measured())
+    report = report_of(measured())
     runs = {name: phase.result for name, phase in measured().phases.items()}
     path = tmp_path / "demo.png"
     draw(report, runs, path)
@@ -80,7 +80,7 @@ def test_the_picture(tmp_path: Path) -> None:
 
 def test_the_picture_of_nothing(tmp_path: Path) -> None:
     """A run without a token still has a picture."""
-    report, _ = reports(measured())
+    report = report_of(measured())
     empty = copy.deepcopy(report)
     for run in ("alone", "without", "with"):
         for tenant in empty[run]["tenants"].values():
@@ -92,7 +92,7 @@ def test_the_picture_of_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_fits_eighty_columns() -> None:
-    _, details = reports(measured())
+    details = details_of(measured())
     late = good()
     late["without"] |= {"client_lag_ms_p99": 80.0, "preemptions": 0}
     for report in (good(), late):
