@@ -34,7 +34,7 @@ _PATTERNS = {
     "env": "has to be the name of an environment variable",
     "name": "must not hold control characters",
 }
-#: Who takes other choices of a key.
+#: Keys of which another program takes further choices.
 _OTHER_CHOICES: dict[Path, str] = {
     ("scheduler", "policy"): "other policies are the simulator's: schedsvc sim --policy",
 }

@@ -1,5 +1,6 @@
 """Service at other members of a cluster, as an event of the core."""
 
+import random
 from typing import Any
 
 import pytest
@@ -188,8 +189,8 @@ def test_a_forgotten_tenant_keeps_what_it_was_served() -> None:
 class SharedWalk(RandomWalk):
     """A random walk of a member that hears of others' service, or of nothing."""
 
-    def __init__(self, seed: int, remote: bool, pools: int = 3) -> None:
-        super().__init__(seed, pools=pools)
+    def __init__(self, seed: int, remote: bool) -> None:
+        super().__init__(seed)
         self.core.set_shared(0)
         if remote:
             self.events.append(self.hear)
@@ -214,14 +215,42 @@ def test_random_histories_with_remote_service_keep_the_books(seed: int) -> None:
     walk.drain()
 
 
-@pytest.mark.parametrize("pools", [1, 3])
 @pytest.mark.parametrize("seed", fresh(4))
-def test_a_member_that_hears_nothing_decides_as_one_alone(seed: int, pools: int) -> None:
+def test_a_member_that_hears_nothing_decides_as_one_alone(seed: int) -> None:
     digests = []
-    for walk in (RandomWalk(seed, pools=pools), SharedWalk(seed, remote=False, pools=pools)):
+    for walk in (RandomWalk(seed), SharedWalk(seed, remote=False)):
         walk.run(1_500, 500)
         digests.append(walk.core.digest())
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("seed", fresh(4))
+def test_one_pool_of_a_member_decides_as_one_alone(seed: int) -> None:
+    digests = []
+    for shared in (False, True):
+        scheduler = core.Scheduler()
+        if shared:
+            scheduler.set_shared(0)
+        digests.append(history(scheduler, seed))
+    assert digests[0] == digests[1]
+
+
+def history(scheduler: core.Scheduler, seed: int) -> int:
+    """Requests of five tenants that come, run and end in one pool."""
+    rnd, now_ns, leases = random.Random(seed), 0, []
+    for k in range(5):
+        scheduler.set_flow(b"t%d" % k, rnd.choice((500, 1_000, 3_000)))
+    scheduler.set_pool(0, *POOL)
+    for n in range(3_000):
+        now_ns += int(rnd.expovariate(1 / 10_000_000))
+        what = rnd.random()
+        if what < 0.5:
+            scheduler.admit(now_ns, rnd.randrange(5), b"%d" % n, rnd.randrange(1, 200), 50)
+        elif leases and what < 0.9:
+            lease = leases.pop(rnd.randrange(len(leases)))
+            scheduler.complete(now_ns, lease, 1, output_tokens=rnd.randrange(50))
+        leases += [d.lease_id for d in scheduler.poll(now_ns) if d.outcome == core.GRANTED]
+    return scheduler.digest()
 
 
 amounts = st.one_of(st.integers(0, 1 << 62), st.integers((1 << 62) - 1_000, 1 << 62))

@@ -23,7 +23,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a scene plays with: the folder of its files, the console, and the user's choices."""
+    """The stage of a scene: the folder of its files, the console, and the user's choices."""
 
     out: Path
     console: Console

@@ -25,7 +25,7 @@ from schedsvc_lab.sim.scenario import POLICIES as SIMULATED
 
 __all__ = ["POLICIES", "Fate", "WhatIf"]
 
-#: A recording has no engine, and its requests tell no oracle how long they become.
+#: A recording has no engine, and its requests show no oracle how long they become.
 POLICIES = tuple(sorted(SIMULATED.keys() - {"engine", "vtc-oracle"}))
 
 # Number of renewals of a lease in each TTL.
