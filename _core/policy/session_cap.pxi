@@ -244,9 +244,10 @@ cdef int line_up(Core core, int32_t i) except -1:
 cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
     """The pool whose cap makes a request wait; -1: none does, and its session begins if it is not
     active. Of several it waits for the one with the most room. O(pools)."""
+    cdef AgentSessions agents = core.flows.agents
     cdef const Request* r = &core.requests.items[i]
     cdef int32_t s = core.requests.rare_of(r).session
-    cdef const AgentSession* a = &core.flows.agents.items[s]
+    cdef const AgentSession* a = &agents.items[s]
     cdef const Pool* p
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef int64_t tokens = turn_tokens(core, i), room, most = 0
@@ -268,6 +269,9 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
         room = p.limits.sessions_max_tokens - p.sessions_tokens
         if best == NONE or room > most:
             best, most = pool, room
+    if best == NONE and r.target == NONE and a.first_hold != NONE:
+        # No pool can hold it now. In the queue it could overtake others of its session.
+        return agents.shares[agents.holds[a.first_hold].share].pool
     return best
 
 
@@ -426,12 +430,18 @@ cdef int forget_turns(Core core, int32_t pool) except -1:
 cdef bint serve_caps(Core core) except -1:
     """Begin the sessions that wait for a cap, as far as there is room or it is their turn, at most
     `work_max`; whether all are. O(pools + begins * log n)."""
+    cdef bint all_begun
+    let_begun_in(core)
+    all_begun = serve_each_cap(core)
+    # A pool that stopped may have let one request of a session in elsewhere: its earlier ones come
+    # before this poll grants it.
+    let_begun_in(core)
+    return all_begun
+
+
+cdef bint serve_each_cap(Core core) except -1:
     cdef int64_t work = 0
-    cdef int32_t pool, s
-    while core.flows.agents.begun:
-        s = core.flows.agents.begun.pop()
-        if core.flows.agents.items[s].pool != NONE:
-            let_session_in(core, s)
+    cdef int32_t pool
     for pool in range(core.ledger.count):
         while waits_for_cap(core, pool):
             if work >= core.settings.work_max:
@@ -441,6 +451,16 @@ cdef bint serve_caps(Core core) except -1:
                 break
             work += 1
     return True
+
+
+cdef int let_begun_in(Core core) except -1:
+    """Queue what waits of sessions that have become active since. O(log n) for each request."""
+    cdef int32_t s
+    while core.flows.agents.begun:
+        s = core.flows.agents.begun.pop()
+        if core.flows.agents.items[s].pool != NONE:
+            let_session_in(core, s)
+    return 0
 
 
 cdef bint serve_cap(Core core, int32_t pool) except -1:

@@ -8,6 +8,7 @@ import pytest
 
 from schedsvc import _core as core
 
+from .stream import Stream, offering
 from .support import SECOND, admit, grant, is_drained, make, outcomes
 from .test_agent_sessions import ACTIVE, capped, run_turn, serve, turn
 from .test_first_sight import scheduler
@@ -273,3 +274,42 @@ def test_a_second_run_finds_no_sessions_of_the_first() -> None:
     assert s.flow_stats(1_000 * SECOND, 0)["sessions"] == 0
     assert plain_then_session(s, 2_000 * SECOND) == first
     assert s.digest() == digest
+
+
+# The order of one session's requests, where some fit a larger pool alone.
+
+
+def beside_a_larger_pool() -> tuple[core.Scheduler, Stream, list[int]]:
+    """Two requests of session b wait: the first for the cap of p, which holds 200 tokens, and the
+    second, which p cannot hold, for that of q, which a stream offers."""
+    s = make(capacity=200)
+    s.set_pool_limits(0, b"p", sessions_max_tokens=150)
+    run_turn(s, 0, "a", 0)
+    engine = Stream(s)
+    engine.send(0, offering("q", 1, 10_000))
+    s.set_pool_limits(0, b"q", sessions_max_tokens=150)
+    grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
+    waiting = [
+        turn(s, 0, f"b-{number}", "b", prompt=prompt, output=40)
+        for number, prompt in enumerate((60, 300))
+    ]
+    assert s.poll(0) == []
+    return s, engine, waiting
+
+
+def test_what_no_pool_can_hold_stays_behind_what_waits_of_its_session() -> None:
+    s, engine, waiting = beside_a_larger_pool()
+    engine.session.close(0)
+    assert s.poll(0) == []
+    Stream(s).send(0, offering("q", 1, 10_000))
+    granted = [d.handle for second in (0, 5, 20, 21) for d in s.poll(second * SECOND)]
+    assert granted == waiting
+    s.check()
+
+
+def test_a_pool_that_stops_lets_a_session_go_on_elsewhere_in_its_order() -> None:
+    s, engine, waiting = beside_a_larger_pool()
+    s.set_pool(0, b"r", 1, 10_000, 1)
+    engine.session.close(0)
+    assert [d.handle for d in s.poll(0)] == waiting
+    s.check()
