@@ -68,7 +68,7 @@ cdef bint is_named_only(Core core, int32_t pool) except -1:
 
 cdef int settle_pool(Core core, int32_t pool) except -1:
     """Let a pool take requests that name none, or take none of them any more, as is due.
-    O(principals * patterns), O(queues * levels * log n) if that changes."""
+    O(principals * patterns), O(queues * levels * log n + active sessions) if that changes."""
     cdef bint due = is_named_only(core, pool)
     if due == set_has(&core.flows.named_only, pool):
         return 0
@@ -81,6 +81,7 @@ cdef int settle_pool(Core core, int32_t pool) except -1:
         close_to_unnamed(core, pool)
     else:
         open_to_unnamed(core.flows, pool)
+        note_opened(core, pool)
     return place_all_nodes(core.flows)
 
 

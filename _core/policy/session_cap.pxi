@@ -393,6 +393,16 @@ cdef int let_unnamed_out(Core core, int32_t pool) except -1:
     return 0
 
 
+cdef int note_opened(Core core, int32_t pool) except -1:
+    """A pool takes requests that name none: those of its active sessions wait for no cap.
+    O(active sessions of the pool)."""
+    cdef int32_t s = core.ledger.pools[pool].oldest_session
+    while s != NONE:
+        note_begun(core, s)
+        s = core.flows.agents.items[s].next
+    return 0
+
+
 cdef int let_flow_in(Core core, int32_t flow) except -1:
     """No cap binds a flow any more: queue all its requests that waited for one.
     O(pools + requests * log n)."""

@@ -199,6 +199,20 @@ def test_session_that_waits_for_a_cap_follows() -> None:
     assert [(d.handle, d.pool) for d in s.poll(1)] == [(waits, 1)]
 
 
+def test_session_of_a_pool_that_opens_goes_on_in_its_order() -> None:
+    s = scheduler(2)
+    s.set_pool_limits(0, sessions_max_tokens=30)
+    grant(s, 0, "r0", pool=0, session=b"s0")
+    bar(s, 0, 0)
+    grant(s, 0, "named", pool=1, session=b"s1")
+    waits = admit(s, 0, "waits", session=b"s1")  # for the cap of p0
+    assert not s.poll(0)
+    bar(s, 0, 0, 1)
+    later = admit(s, 0, "later", session=b"s1")
+    assert [d.handle for d in s.poll(0)] == [waits, later]
+    s.check()
+
+
 def test_an_audited_tenant_runs_in_no_pool_that_it_does_not_name() -> None:
     s = scheduler(2)
     s.set_flow_mode(0, 0, True)
