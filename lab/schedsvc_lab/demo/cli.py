@@ -74,8 +74,10 @@ def demo(
     if cluster and seed is not None:
         raise click.UsageError("--seed draws no workload for --cluster: its requests are all alike")
     make_folder(out)
-    name = "cluster" if cluster else "failover" if failover else "run"
-    scene = import_module(f"schedsvc_lab.demo.{name}").SCENE
+    module = "schedsvc_lab.demo.run"
+    if failover or cluster:
+        module = "schedsvc_lab.demo.cluster" if cluster else "schedsvc_lab.demo.failover"
+    scene = import_module(module).SCENE
     stage = Stage(out, Console(stderr=as_json), seed, quick)
     try:
         holds = perform(scene, stage, as_json=as_json)
