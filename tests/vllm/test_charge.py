@@ -36,14 +36,18 @@ async def test_no_value_of_the_field_for_beams_switches_counting_off(
         http.post(path, json=body) as response,
     ):
         text = await response.text()
+        if stream and value != "false" and path == "/v1/completions":
+            assert response.status == 400, text  # vLLM streams no beams there
+            return
         assert response.status == 200, text
     await asyncio.to_thread(stack.rest)
     after = stack.flow("charge-0")
     computed = stack.gauges()["generation_tokens_total"] - generated
-    stated = set() if stream else {json.loads(text)["usage"]["completion_tokens"]}
-    assert computed >= 2 * 12
+    assert computed >= 2 * 12 - 1  # both beams have the first token of one
     assert after.input_tokens > books.input_tokens
-    assert after.output_tokens - books.output_tokens in stated | {computed}
+    charged = after.output_tokens - books.output_tokens
+    assert computed <= charged <= 2 * 12
+    assert stream or charged == json.loads(text)["usage"]["completion_tokens"]
 
 
 async def test_before_vllm_a_client_that_leaves_pays_for_what_all_choices_had(
