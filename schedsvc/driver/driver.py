@@ -9,33 +9,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from schedsvc._core import CallerError, Ended, InvariantError, Scheduler, Session
+from schedsvc._core import Ended, InvariantError, Scheduler, Session
 from schedsvc.config import Config, EntryLog, ModeOverlay, configure, reconfigure
-from schedsvc.driver.calls import Broken, EscrowWatch, NotLeading, Waiting, guarded, out_of_patience
+from schedsvc.driver.calls import Broken, NotLeading, Waiting, guarded, out_of_patience
 from schedsvc.driver.clock import SteadyClock
-from schedsvc.driver.upkeep import Leading, Ledgering, Loading, Saving, SettingsShared, Sharing
+from schedsvc.driver.upkeep import Leading, Ledgering
 from schedsvc.driver.views import Views
 
 if TYPE_CHECKING:
     from schedsvc._core_cluster import ServiceRow
     from schedsvc._core_usage import UsageRow
 
-__all__ = [
-    "WORK_MAX",
-    "Broken",
-    "CallerError",
-    "Driver",
-    "EscrowWatch",
-    "Leading",
-    "Ledgering",
-    "Loading",
-    "NotLeading",
-    "Saving",
-    "SettingsShared",
-    "Sharing",
-    "Waiting",
-    "new_core",
-]
+__all__ = ["WORK_MAX", "Driver", "new_core"]
 
 #: The core handles at most this many due events of each kind (TTLs that pass, requests that may
 #: run) in one poll; then the event loop has its turn. Each event may wake a call that waits, which

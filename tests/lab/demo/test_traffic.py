@@ -19,7 +19,7 @@ def test_the_bundled_trace_is_what_its_seed_gives() -> None:
     text = io.StringIO()
     write(generate(SEED), text)
     assert TRACE_FILE.read_text() == text.getvalue(), (
-        "write it anew: python -c 'from schedsvc_lab.demo import traffic; "
+        "generate it: python -c 'from schedsvc_lab.demo import traffic; "
         'traffic.write(traffic.generate(traffic.SEED), traffic.TRACE_FILE.open("w"))\''
     )
     assert bundled() == generate(SEED)
