@@ -3,6 +3,7 @@
 The sample of the configuration also has a hand-written part, spec/sample.yaml.
 """
 
+import argparse
 import textwrap
 from collections.abc import Iterator
 from decimal import Decimal
@@ -297,5 +298,6 @@ OUTPUTS = {
 }
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m spec.generate", description=__doc__).parse_args()
     for path, write in OUTPUTS.items():
         (ROOT / path).write_text(write())

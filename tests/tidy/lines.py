@@ -54,7 +54,10 @@ def main() -> None:
     parser.add_argument("commit", nargs="?", help="count there; without it, in the work tree")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given = parser.parse_args()
-    rows = summary(count(given.commit))
+    try:
+        rows = summary(count(given.commit))
+    except subprocess.CalledProcessError as error:
+        parser.error(f"commit {given.commit!r}: {error.stderr.strip()}")
     if given.json:
         print(json.dumps(rows))
         return

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .lines import count, summary
+from .lines import count, main, summary
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -55,3 +55,12 @@ def test_the_work_tree_counts_as_it_lies(tree: Path) -> None:
     (tree / "spec/new.py").write_text("a\nb\n")
     (tree / "schedsvc/driver/driver.py").unlink()
     assert count(None, tree) == {"(root)": 2, "_core": 1, "lab": 3, "spec": 2}
+
+
+def test_a_commit_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lines", "no-such-commit"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "commit 'no-such-commit': fatal: " in capsys.readouterr().err
