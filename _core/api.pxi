@@ -298,6 +298,7 @@ cdef class Scheduler(ClusterApi):
                 self, &verdict, message.flow, target_of(self, &message.pool), <int>-handle,
                 <uint64_t>self.received, principal,
             )
+            verdict.only_named = verdict.only_named and message.pool.size == 0
             return encode_verdict(self, &verdict)
         i = self.requests.lookup(handle)
         if self.requests.items[i].state == QUEUED:

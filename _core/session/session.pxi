@@ -287,6 +287,7 @@ cdef class Session(PoolOffers):
                 self.core, &v, message.flow, target_of(self.core, &message.pool), <int>-handle,
                 tag, self.principal,
             )
+            v.only_named = v.only_named and message.pool.size == 0
             v.tag = tag
             return self.push(&v)
         i = self.core.requests.lookup(handle)
