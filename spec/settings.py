@@ -269,7 +269,7 @@ SECTIONS = (
     Section(
         "scheduler",
         "Scheduler",
-        "The policy, the queues, and what runs; further keys are in docs/reference/settings.md.",
+        "The policy, the queues, and what runs.",
         _SCHEDULER,
         True,
     ),

@@ -64,7 +64,7 @@ class Expert(Section):
 
 
 class Scheduler(Section):
-    """The policy, the queues, and what runs; further keys are in docs/reference/settings.md."""
+    """The policy, the queues, and what runs."""
 
     policy: Literal['vtc', 'dlpm', 'fcfs'] = 'vtc'
     fairness_domain: Literal['all', 'model', 'pool'] = 'model'

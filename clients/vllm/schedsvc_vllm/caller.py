@@ -102,7 +102,7 @@ class Terms:
 _NO_TERMS = Terms()
 
 
-_Told = Mapping[bytes, Sequence[bytes]]
+_Sent = Mapping[bytes, Sequence[bytes]]
 
 
 class Peer(NamedTuple):
@@ -170,19 +170,19 @@ def read_caller(
 
     `headers`: with lower-case names.
     """
-    told: dict[bytes, list[bytes]] = {}
+    sent: dict[bytes, list[bytes]] = {}
     for name, value in headers:
         if name in _ALWAYS or name in sources.terms_headers or name in sources.tenant_headers:
-            told.setdefault(name, []).append(bytes(value))
-    has_terms = not sources.terms_headers.isdisjoint(told)
+            sent.setdefault(name, []).append(bytes(value))
+    has_terms = not sources.terms_headers.isdisjoint(sent)
     return Caller(
-        network=_network_of(told, peer, sources),
-        api_key=_part(lambda: _api_key(told)),
-        certified=_part(lambda: _certified(told, peer, sources.certificates)),
-        named=_part(lambda: _named(told, sources.tenant_headers)),
-        terms=_part(lambda: _terms(told, sources.terms_headers)) if has_terms else _NO_TERMS,
-        request_id=_request_id(told),
-        idempotency_key=told[_IDEMPOTENCY_KEY][0] if _IDEMPOTENCY_KEY in told else b"",
+        network=_network_of(sent, peer, sources),
+        api_key=_part(lambda: _api_key(sent)),
+        certified=_part(lambda: _certified(sent, peer, sources.certificates)),
+        named=_part(lambda: _named(sent, sources.tenant_headers)),
+        terms=_part(lambda: _terms(sent, sources.terms_headers)) if has_terms else _NO_TERMS,
+        request_id=_request_id(sent),
+        idempotency_key=sent[_IDEMPOTENCY_KEY][0] if _IDEMPOTENCY_KEY in sent else b"",
     )
 
 
@@ -206,27 +206,27 @@ def _part(read: Callable[[], T]) -> T | BadRequestError:
         return error
 
 
-def _once(told: _Told, name: bytes) -> bytes:
+def _once(sent: _Sent, name: bytes) -> bytes:
     """Return the header of that name, or b"". Raises BadRequestError if there are several.
 
     Another server in the chain could use a different one of them.
     """
-    values = told.get(name, (b"",))
+    values = sent.get(name, (b"",))
     if len(values) > 1:
         text = name.decode("latin-1")
         raise BadRequestError(f"{text}: the header occurs {len(values)} times; send it once", text)
     return values[0]
 
 
-def _network_of(told: _Told, peer: Peer, sources: Sources) -> str:
+def _network_of(sent: _Sent, peer: Peer, sources: Sources) -> str:
     """Return the network that a request comes from, for tables shared by clients without a name.
 
     A client with one IPv6 address has a whole /64 of them, so the /64 counts as one client. Behind
     a front all connections have the front's address. Then the last address of `x-forwarded-for`
     counts, which the front has appended; if it states none, its own counts.
     """
-    if sources.fronted and _FORWARDED_FOR in told:
-        last = told[_FORWARDED_FOR][-1].rpartition(b",")[2].strip()
+    if sources.fronted and _FORWARDED_FOR in sent:
+        last = sent[_FORWARDED_FOR][-1].rpartition(b",")[2].strip()
         if network := _network(last.decode("latin-1")):
             return network
     return _network(peer.address) or peer.address
@@ -249,27 +249,27 @@ def _network(text: str) -> str:
     return str(ipaddress.IPv6Address(int(address) >> _INTERFACE_BITS << _INTERFACE_BITS)) + "/64"
 
 
-def _api_key(told: _Told) -> str:
-    scheme, _, key = _once(told, _AUTHORIZATION).decode("latin-1").partition(" ")
+def _api_key(sent: _Sent) -> str:
+    scheme, _, key = _once(sent, _AUTHORIZATION).decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    return _once(told, _API_KEY).decode("latin-1").strip()
+    return _once(sent, _API_KEY).decode("latin-1").strip()
 
 
-def _certified(told: _Told, peer: Peer, certificates: CertificateSettings | None) -> str | None:
+def _certified(sent: _Sent, peer: Peer, certificates: CertificateSettings | None) -> str | None:
     if certificates is None:
         return None
-    return certificates.tenant(peer.certificate, _once(told, _XFCC) if certificates.set_by else b"")
+    return certificates.tenant(peer.certificate, _once(sent, _XFCC) if certificates.set_by else b"")
 
 
-def _named(told: _Told, names: Sequence[bytes]) -> str:
+def _named(sent: _Sent, names: Sequence[bytes]) -> str:
     """Return the tenant in the trusted headers; "": they name none.
 
     A hop may join two headers with a comma (RFC 9110, 5.3), so one with a comma counts as two.
     """
     tenant = ""
     for name in names:  # all of them: none may occur twice
-        value = _once(told, name).strip()
+        value = _once(sent, name).strip()
         if b"," in value:
             text = name.decode()
             raise BadRequestError(
@@ -282,10 +282,10 @@ def _named(told: _Told, names: Sequence[bytes]) -> str:
     return tenant
 
 
-def _terms(told: _Told, names: frozenset[bytes]) -> Terms:
+def _terms(sent: _Sent, names: frozenset[bytes]) -> Terms:
     def value(name: str) -> bytes:
         key = name.encode()
-        return _once(told, key).strip() if key in names else b""
+        return _once(sent, key).strip() if key in names else b""
 
     def milliseconds(name: str, least: int) -> int | None:
         return _milliseconds(value(name), name, least)
@@ -337,8 +337,8 @@ def _class_name(value: str) -> str:
     return value if fits else _OWN
 
 
-def _request_id(told: _Told) -> str:
+def _request_id(sent: _Sent) -> str:
     """Return the caller's id of its request if it can be sent back, else ""."""
-    value = told.get(_REQUEST_ID, (b"",))[0].decode("latin-1")
+    value = sent.get(_REQUEST_ID, (b"",))[0].decode("latin-1")
     fits = value.isascii() and value.isprintable() and len(value) <= _REQUEST_ID_CHARS_MAX
     return value if fits else ""
