@@ -212,10 +212,8 @@ def idle_walk(pair: Differential, rnd: random.Random, step: int) -> None:
         pair.both("set_options", answers_max=rnd.choice((0, 2)))
 
 
-@pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "dlpm", "lcf"])
-# In the first, a flow's stored answer outlives what its outputs taught.
-@pytest.mark.parametrize("seed", [5_084_638_471_181, *fresh(1)])
-def test_core_and_twin_forget_the_same_tenants(seed: int, policy: str) -> None:
+def forgotten_in_walk(seed: int, policy: str) -> int:
+    """Compare core and twin after each event of a walk; return how many tenants they forgot."""
     pair, rnd = pair_of(seed, policy)
     change_rules(pair, rnd)
     for step in range(300):
@@ -225,9 +223,17 @@ def test_core_and_twin_forget_the_same_tenants(seed: int, policy: str) -> None:
             pair.now_ns += rnd.choice((0, HOUR - 10 * SECOND, HOUR))
         pair.poll()
         pair.compare()
-    if policy == "vtc":
-        assert pair.twin.tenants.forgotten > 3
     pair.drain()
+    return int(pair.twin.tenants.forgotten)
+
+
+@pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "dlpm", "lcf"])
+def test_core_and_twin_forget_the_same_tenants(policy: str) -> None:
+    # In the first walk a flow's stored answer outlives what its outputs taught. One walk in twenty
+    # forgets hardly anybody, so the walks are counted together.
+    found = [forgotten_in_walk(seed, policy) for seed in (5_084_638_471_181, *fresh(1))]
+    if policy == "vtc":
+        assert sum(found) > 3, found
 
 
 @st.composite
