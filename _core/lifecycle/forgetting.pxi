@@ -170,7 +170,7 @@ cdef int forget_tenant(Core core, int32_t base) except -1:
         if flows.changed.on:
             core.gone_rows.append(FLOW_ROW + flow_name(core, flow))
             core.gone_rows.append(LENGTHS_ROW + flow_name(core, flow))
-        core.granted_by_forgotten[flows.items[flow].cls] += flows.items[flow].granted
+        core.granted_apart[flows.items[flow].cls] += flows.items[flow].granted
         leave_pools(flows, flow)
         core.predictor.forget_flow(flow)
         core.dry_run_counts.pop(flow, None)

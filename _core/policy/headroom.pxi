@@ -82,10 +82,13 @@ cdef void note_light(Pool* p, int64_t now_ns, int64_t blocks) noexcept:
     cdef int64_t windows
     if blocks > p.capacity_blocks // KEPT_PART:
         return  # the part that is kept would have no room for such a request
-    if p.light_since_ns < 0:
-        p.light_since_ns = now_ns
     windows = (now_ns - p.light_since_ns) // LIGHT_WINDOW_NS
-    if windows:
+    if p.light_since_ns < 0 or windows >= LIGHT_WINDOWS:
+        # Nothing is kept, so the windows begin here, as those of a core that has started anew.
+        p.light_since_ns = now_ns
+        p.kept_milli = 0
+        p.light_milli = 0
+    elif windows:
         p.kept_milli = faded(p, windows)
         p.light_milli = 0
         p.light_since_ns += windows * LIGHT_WINDOW_NS

@@ -289,7 +289,7 @@ cdef list class_rows(Core core):
         granted[c] += core.flows.items[i].granted
     for i in range(core.classes.count):
         c = core.classes.order[i]
-        granted[c] += core.granted_by_forgotten[c]
+        granted[c] += core.granted_apart[c]
         if core.classes.items[c].gone and not queued[c] and not live[c]:
             continue
         rows.append({

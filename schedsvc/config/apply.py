@@ -283,7 +283,9 @@ def _classes(core: Configurable, config: Config, before: Config | None) -> dict[
     if DEFAULT_CLASS in old:
         entries.setdefault(DEFAULT_CLASS, Class(name=DEFAULT_CLASS))
     found = {DEFAULT_CLASS: 0}
-    for name, entry in entries.items():
+    # A class that returns comes before a new one, which would take its place.
+    for name in sorted(entries, key=lambda name: core.class_index(name.encode()) < 0):
+        entry = entries[name]
         found[name] = core.set_class(
             name.encode(),
             entry.rank or 0,

@@ -167,6 +167,11 @@ def test_class_that_takes_a_place_begins_at_0() -> None:
     for flow in (0, -1):
         assert count(s, "queue_wait", flow, "new") == 0
         assert "old" not in [r["request_class"] for r in s.histograms(flow)]
+    assert {row["name"]: row["granted"] for row in s.stats(0)["classes"]} == {
+        "default": 0, "new": 0,
+    }  # fmt: skip
+    grant(s, 0, "r2", flow=0, request_class=b"new")
+    assert s.stats(0)["classes"][1]["granted"] == 1
 
 
 def test_unknown_flow_has_no_histograms() -> None:

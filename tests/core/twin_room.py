@@ -170,4 +170,9 @@ class Room(Prefixes):
     def note_light(self, pool: int, blocks: int) -> None:
         p = self.pools[pool]
         if blocks <= p.capacity_blocks // 8:
+            if p.light:
+                start_ns, last_ns = p.light[0][0], p.light[-1][0]
+                window_ns = last_ns - (last_ns - start_ns) % WINDOW_NS
+                if self.now_ns - window_ns >= 64 * WINDOW_NS:
+                    p.light = []  # the windows begin anew
             p.light.append((self.now_ns, blocks * p.block_size))
