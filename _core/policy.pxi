@@ -1,5 +1,6 @@
 # Policy decides which request goes first, where and when, and which is refused; it grants nothing.
 
+include "policy/session_keys.pxi"       # the counters by which sessions of a tenant are ordered
 include "policy/tree_lines.pxi"         # the lines of queues in the tree of shares
 include "policy/local_position.pxi"     # where flows stand in each of several pools
 include "policy/lead.pxi"               # service in all pools, and how far it may lead

@@ -75,7 +75,7 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
                     heap = free_line(core.flows, pool).heap(c)
                 else:
                     heap = line.heap(c)
-                head = first_head(core.flows, heap, pool)
+                head = least_served(core.flows, first_head(core.flows, heap, pool), pool)
                 if target or core.ledger.can_hold(pool, &core.requests.items[head]):
                     i, due_ns, aged[0] = head, line.due_ns(c), True
     return i

@@ -7,43 +7,57 @@
 # gets a strand is lifted to the level of the line less the credit, as flows are. The chain keeps
 # the order of arrival or of deadlines for all, so what looks for places and work in it reads on.
 #
+# With one pool a session competes with all others of its flow, whether their requests name the
+# pool or not. So the lines of a flow then have one level, and of their heads the pool takes the one
+# whose session was served least. With several pools each line stands alone: a counter holds service
+# in all pools, and one of a slow pool would else stay before all of a quick one.
+#
 # A lift leaves the strands of the same session in other queues with a key of before, until
 # settle_strands() gives them their places. Such a key is too small.
 
-cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
-    return flows.agents.items[s].vtc // flows.grain if flows.order == ORDER_COUNTER else 0
-
-
-cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
-    """The session by whose counter a request goes: its own, or the rest of its flow; -1: the flow
-    has none. O(1)."""
-    cdef int32_t n = flows.items[r.flow].agents, s
-    if n == 0:
-        return NONE
-    s = flows.requests.rare_of(r).session
-    if s != NONE and flows.agents.items[s].has_node:
-        return s
-    return flows.agents.of_flows[n].rest
+cdef int64_t level_of_lines(Flows flows, int32_t flow) noexcept:
+    """The level of all lines of a flow, which have one, as their least counter is now.
+    O(targets)."""
+    cdef int32_t q = flows.items[flow].first_queue
+    cdef int64_t level = 0, least = NONE
+    cdef SessionLine line
+    while q != NONE:
+        if flows.queues[q].line:
+            line = flows.agents.line(flows.queues[q].line)
+            level, least = max(level, line.level), first_key(<void*>line.heap, least)
+        q = flows.queues[q].next_queue
+    return max(level, least * flows.grain) if flows.lifts else level
 
 
 cdef inline int64_t level_of_line(Flows flows, SessionLine line) noexcept:
-    """The level of a line as its least counter is now. O(1)."""
+    """The level of a line that stands alone, as its least counter is now. O(1)."""
     if line.heap.count and flows.order == ORDER_COUNTER and flows.lifts:
         return max(line.level, line.heap.nodes[0].key * flows.grain)
     return line.level
 
 
-cdef int64_t raise_session_level(Flows flows, SessionLine line) noexcept:
-    """Let the level of a line follow its least counter. It never falls. O(1)."""
-    line.level = level_of_line(flows, line)
+cdef int64_t raise_session_level(Flows flows, int32_t q) noexcept:
+    """Let the level of the line of a queue follow the least counter, with those lines that have one
+    level with it. It never falls. O(targets)."""
+    cdef int32_t flow = flows.queues[q].flow
+    cdef SessionLine line = flows.agents.line(flows.queues[q].line)
+    if not has_one_order(flows, flow):
+        line.level = level_of_line(flows, line)
+        return line.level
+    line.level = level_of_lines(flows, flow)
+    q = flows.items[flow].first_queue
+    while q != NONE:
+        if flows.queues[q].line:
+            flows.agents.line(flows.queues[q].line).level = line.level
+        q = flows.queues[q].next_queue
     return line.level
 
 
 cdef inline int raise_level_of_queue(Flows flows, const Request* r) except -1:
     """Before a grant: let the level of the line of its queue, if it has one, follow. O(targets)."""
-    cdef int32_t line = flows.queues[flows.find_queue(r.flow, r.target + 1)].line
-    if line:
-        raise_session_level(flows, flows.agents.line(line))
+    cdef int32_t q = flows.find_queue(r.flow, r.target + 1)
+    if flows.queues[q].line:
+        raise_session_level(flows, q)
     return 0
 
 
@@ -63,7 +77,7 @@ cdef int join_strand(Flows flows, int32_t q, int32_t i) except -1:
         depth = flows.items[r.flow].depth
         if flows.lifts:
             agents.items[s].vtc = max(
-                agents.items[s].vtc, raise_session_level(flows, line) - flows.credit(depth)
+                agents.items[s].vtc, raise_session_level(flows, q) - flows.credit(depth)
             )
             note_counter(flows, s)
         t = agents.add_strand(s, q)
@@ -112,21 +126,45 @@ cdef int leave_strand(Flows flows, int32_t q, int32_t i) except -1:
 
 cdef int enter_line(Flows flows, int32_t q, int32_t i) except -1:
     """A request has come into the chain of a queue: put it into its strand, if the queue has any.
-    The first request with a session makes the line: O(queued there * log n) once, else
-    O(log n)."""
-    cdef Queue* queue = &flows.queues[q]
-    cdef int32_t other = queue.chain.head
-    if queue.line:
+    The first request with a session makes the line, and those that have one level with it:
+    O(queued there * log n) once, else O(targets + log n)."""
+    cdef int32_t flow = flows.queues[q].flow, other
+    cdef bint has_session = (
+        flows.requests.rare_of(&flows.requests.items[i]).session != NONE
+    )
+    if flows.queues[q].line:
         return join_strand(flows, q, i)
-    if flows.requests.rare_of(&flows.requests.items[i]).session == NONE:
+    if not has_one_order(flows, flow):
+        return make_line(flows, q) if has_session else 0
+    if not has_session and not has_line(flows, flow):
         return 0
+    other = flows.items[flow].first_queue
+    while other != NONE:  # what waits in them was there before
+        if other != q and flows.queues[other].chain.count and not flows.queues[other].line:
+            make_line(flows, other)
+        other = flows.queues[other].next_queue
+    return make_line(flows, q)
+
+
+cdef inline bint has_line(Flows flows, int32_t flow) noexcept:
+    """Whether a queue of a flow has a line. O(targets)."""
+    cdef int32_t q = flows.items[flow].first_queue
+    while q != NONE and flows.queues[q].line == 0:
+        q = flows.queues[q].next_queue
+    return q != NONE
+
+
+cdef int make_line(Flows flows, int32_t q) except -1:
+    """Put all requests of a queue into strands. O(queued there * log n)."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef int32_t i = queue.chain.head
     queue.line = new_line(flows.agents)
     flows.agents.line(queue.line).level = flows.agents.of_flows[
         flows.items[queue.flow].agents
     ].level
-    while other != NONE:
-        join_strand(flows, q, other)
-        other = flows.requests.items[other].next
+    while i != NONE:
+        join_strand(flows, q, i)
+        i = flows.requests.items[i].next
     return 0
 
 
@@ -220,6 +258,8 @@ cdef int64_t level_to_save(Flows flows, int32_t flow) noexcept:
     the least counter that waits. So no session gains by a restart. O(targets)."""
     cdef int64_t level = flows.agents.of_flows[flows.items[flow].agents].level
     cdef int32_t q = flows.items[flow].first_queue
+    if has_one_order(flows, flow):
+        return max(level, level_of_lines(flows, flow))
     while q != NONE:
         if flows.queues[q].line:
             level = max(level, level_of_line(flows, flows.agents.line(flows.queues[q].line)))

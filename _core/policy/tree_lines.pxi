@@ -340,6 +340,26 @@ cdef int32_t first_head(Flows flows, Heap line, int32_t pool) noexcept:
     return flows.queues[q].head
 
 
+cdef int32_t least_served(Flows flows, int32_t i, int32_t pool) noexcept:
+    """Of the head that is the first of its flow in a pool, and the flow's other head there: the one
+    whose session was served least, ties by arrival. O(targets)."""
+    cdef const Request* r = &flows.requests.items[i]
+    cdef const Request* other
+    cdef int32_t q
+    cdef int64_t less_by
+    if not has_one_order(flows, r.flow):
+        return i
+    q = flows.find_queue(r.flow, pool + 1 if r.target == NONE else 0)
+    if q == NONE or not has_place(flows, q):
+        return i
+    other = &flows.requests.items[flows.queues[q].head]
+    less_by = session_key(flows, counted_session(flows, r))
+    less_by -= session_key(flows, counted_session(flows, other))
+    if less_by > 0 or (less_by == 0 and other.seq < r.seq):
+        return flows.queues[q].head
+    return i
+
+
 cdef int32_t first_of_two(
     Flows flows, int32_t node, int32_t cls, int32_t pool, int64_t shift
 ) noexcept:
@@ -355,7 +375,7 @@ cdef int32_t first_of_two(
             q = queue_at(flows, node, pool + 1, own.nodes[0].id)
         node = flows.queues[q].flow
         if not is_node(flows, node):
-            return flows.queues[q].head
+            return least_served(flows, flows.queues[q].head, pool)
         own, free = own_heap(flows, node, cls, pool), free_heap(flows, node, cls, pool)
     return NONE
 
@@ -381,13 +401,15 @@ cdef int32_t next_heads(
             watch(flows, child)  # behind it another may come into sight
         if taken == LOOKAHEAD:
             return taken
-        if not is_node(flows, child):
-            found[taken] = flows.queues[q].head
-            taken += 1
-            continue
         for m in range(k):
             if seen[m] == child:  # it stands in both lines
                 break
         else:
-            taken = next_heads(flows, child, cls, pool, shift, found, taken)
+            m = k
+        if is_node(flows, child):
+            if m == k:
+                taken = next_heads(flows, child, cls, pool, shift, found, taken)
+        elif m == k or not has_one_order(flows, child):
+            found[taken] = least_served(flows, flows.queues[q].head, pool)
+            taken += 1
     return taken

@@ -136,7 +136,8 @@ cdef int check_holds(Core core, int32_t s) except -1:
 
 
 cdef int check_session_lines(Core core) except -1:
-    """That the head of each queue is of the session with the least counter."""
+    """That the head of each queue is of the session with the least counter, and that those that
+    compete have lines."""
     cdef Flows flows = core.flows
     cdef AgentSessions agents = flows.agents
     cdef int32_t q, i, t, k, count
@@ -148,6 +149,11 @@ cdef int check_session_lines(Core core) except -1:
             check_invariant(
                 core, is_node(flows, queue.flow) or queue.head == queue.chain.head,
                 "without sessions the first of a queue is its head",
+            )
+            check_invariant(
+                core, queue.chain.count == 0 or not has_one_order(flows, queue.flow)
+                or not has_line(flows, queue.flow),
+                "with one pool all queues of a flow have lines, or none",
             )
             continue
         line = agents.line(queue.line)

@@ -5,10 +5,11 @@
     python -m tests.core.session_histories --count 10000 --killed
 
 Of each tenant the request that is granted is the first of the session with the least counter, ties
-by arrival; requests without a session are one session together. In any interval in which a session
-waits all the time for a target, no other of its tenant is served more than the bound of VTC and the
-credit more there. With a cap each request is granted in the end, and every invariant holds. A
-scheduler that is killed goes on with the counters: all is asked again, and leases are replayed.
+by arrival; requests without a session are one session together. With one pool that holds whether or
+not requests name it: in any interval in which a session waits all the time, no other of its tenant
+is served more than the bound of VTC and the credit more. With a cap each request is granted in the
+end, and every invariant holds. A scheduler that is killed goes on with the counters: all is asked
+again, and leases are replayed.
 """
 
 import random
@@ -38,7 +39,7 @@ class Session:
 
     name: bytes
     vtc: int = 0
-    queued: dict[int, set[int]] = field(default_factory=dict)  # arrivals by target
+    queued: dict[int, set[int]] = field(default_factory=dict)  # arrivals by line
     running: int = 0
     had_turn: bool = False
 
@@ -49,7 +50,10 @@ class Session:
 
 @dataclass(eq=False)
 class Tenant:
-    """Sessions of a tenant, and the levels of its lines by target: a line begins with a session."""
+    """Sessions of a tenant, and the levels of its lines: a line begins with a session.
+
+    With several pools each target has its line, with one pool all targets have one line together.
+    """
 
     flow: int
     weight: int
@@ -63,21 +67,21 @@ class Tenant:
     def is_at_rest(self) -> bool:
         return not any(session.is_open for session in self.sessions.values())
 
-    def waiting(self, target: int) -> list[tuple[int, int, Session]]:
-        """(counter, first arrival, session) of all that wait for a target."""
+    def waiting(self, line: int) -> list[tuple[int, int, Session]]:
+        """(counter, first arrival, session) of all that wait in a line."""
         found = [
-            (session.vtc, min(session.queued[target]), session)
+            (session.vtc, min(session.queued[line]), session)
             for session in self.sessions.values()
-            if session.queued.get(target)
+            if session.queued.get(line)
         ]
         return sorted(found, key=lambda entry: entry[:2])
 
-    def level_of(self, target: int) -> int:
-        return max([self.levels[target], *(vtc for vtc, _, _ in self.waiting(target)[:1])])
+    def level_of(self, line: int) -> int:
+        return max([self.levels[line], *(vtc for vtc, _, _ in self.waiting(line)[:1])])
 
-    def raise_level(self, target: int) -> int:
-        self.levels[target] = self.level_of(target)
-        return self.levels[target]
+    def raise_level(self, line: int) -> int:
+        self.levels[line] = self.level_of(line)
+        return self.levels[line]
 
     def lift(self, session: Session, level: int) -> None:
         session.vtc = max(session.vtc, level)
@@ -212,20 +216,24 @@ class SessionHistory:
             self.now_ns, tenant.flow, b"%d" % self.serial, prompt, output, target,
             reports_progress=True, session=name,
         )  # fmt: skip
-        session = tenant.sessions.setdefault(name, Session(name))
-        if name and target not in tenant.levels:
-            tenant.levels[target] = tenant.saved_level
-            for _, _, other in tenant.waiting(target):  # the rest, which has waited without a line
+        session, line = tenant.sessions.setdefault(name, Session(name)), self._line(target)
+        if name and line not in tenant.levels:
+            tenant.levels[line] = tenant.saved_level
+            for _, _, other in tenant.waiting(line):  # the rest, which has waited without a line
                 tenant.lift(other, tenant.saved_level - self.credit)
-        if target in tenant.levels and not session.queued.get(target):
-            tenant.lift(session, tenant.raise_level(target) - self.credit)
-        session.queued.setdefault(target, set()).add(self.serial)
+        if line in tenant.levels and not session.queued.get(line):
+            tenant.lift(session, tenant.raise_level(line) - self.credit)
+        session.queued.setdefault(line, set()).add(self.serial)
         self.asked[handle] = tenant, session, target, prompt, output, self.serial
+
+    def _line(self, target: int) -> int:
+        """In which line of its tenant a request waits."""
+        return ANY if len(self.pools) == 1 else target
 
     def _cancel(self, handle: int) -> None:
         self.core.cancel(self.now_ns, handle)
         tenant, session, target, *_, seq = self.asked.pop(handle)
-        session.queued[target].remove(seq)
+        session.queued[self._line(target)].remove(seq)
         self._rest(tenant, session)
 
     def _rest(self, tenant: Tenant, session: Session) -> None:
@@ -233,8 +241,8 @@ class SessionHistory:
         Without any that had a turn, the tenant is as if none had come."""
         if not session.name or session.is_open or session.had_turn or not tenant.is_at_rest:
             return
-        for target in tenant.levels:
-            tenant.levels[target] = max(tenant.levels[target], tenant.highest + self.credit)
+        for line in tenant.levels:
+            tenant.levels[line] = max(tenant.levels[line], tenant.highest + self.credit)
         if tenant.saved_level:
             tenant.saved_level = max(tenant.saved_level, tenant.highest + self.credit)
         if not any(other.had_turn for other in tenant.sessions.values() if other.name):
@@ -248,13 +256,14 @@ class SessionHistory:
             if d.handle not in self.asked:
                 continue
             tenant, session, target, prompt, output, seq = self.asked.pop(d.handle)
-            if not self.capped and target in tenant.levels:
-                _, first, picked = tenant.waiting(target)[0]
+            line = self._line(target)
+            if not self.capped and line in tenant.levels:
+                _, first, picked = tenant.waiting(line)[0]
                 if picked is not session or seq != first:
                     raise BrokenError(f"request {seq} of {session.name!r} was granted out of turn")
-                tenant.raise_level(target)
+                tenant.raise_level(line)
             self.granted += 1
-            session.queued[target].remove(seq)
+            session.queued[line].remove(seq)
             session.running += 1
             lease = [tenant, session, target, prompt, self.random.randint(1, output), 0, 0]
             lease += [output, d.reserved_tokens, d.pool]
@@ -283,16 +292,16 @@ class SessionHistory:
         session.vtc += after - before
         tenant.highest = max(tenant.highest, session.vtc)
         if not self.capped:
-            self._hold(tenant, session, target, after - before)
+            self._hold(tenant, session, self._line(target), after - before)
 
-    def _hold(self, tenant: Tenant, session: Session, target: int, more: int) -> None:
-        """Compare a session that is served with those that wait for the same target."""
-        waits = {id(other) for _, _, other in tenant.waiting(target)}
+    def _hold(self, tenant: Tenant, session: Session, line: int, more: int) -> None:
+        """Compare a session that is served with those that wait in the same line."""
+        waits = {id(other) for _, _, other in tenant.waiting(line)}
         bound = 2 * max(PROMPT_MAX * INPUT, CAPACITY * len(self.pools) * OUTPUT) * 1000
         bound = bound // tenant.weight + self.credit
         self.served[id(session)] += more
         for other in tenant.sessions.values():
-            place = id(session), id(other), target
+            place = id(session), id(other), line
             if id(other) not in waits or other is session:
                 self.since.pop(place, None)
                 continue

@@ -128,11 +128,57 @@ def test_a_session_that_returns_is_not_paid_for_its_absence() -> None:
 
 def test_a_session_lifted_at_one_target_yields_at_the_other() -> None:
     s = one_by_one()
+    s.set_pool(0, b"small", 1, 1, 1)  # with several pools each target has a level of its own
     names = {turn(s, 0, f"{n}{k}", n): n for n in ("x", "y") for k in range(4)}
     serve(s, 0, names, 8)  # the line for any pool has a level now
     names = {turn(s, 1, f"{n}-p", n, pool=0): n for n in ("a", "b")}
     names[turn(s, 1, "a-any", "a")] = "a"  # lifted to that level
     assert serve(s, 1, names, 3) == ["b", "a", "a"]
+
+
+@pytest.mark.parametrize("first", ["names the pool", "names none"])
+def test_sessions_take_turns_whether_they_name_the_pool_or_not(first: str) -> None:
+    s = one_by_one()
+    targets = {"names the pool": 0, "names none": -1}
+    second = next(name for name in targets if name != first)
+    names = {turn(s, 0, f"f{k}", first, pool=targets[first]): first for k in range(6)}
+    names |= {turn(s, 0, f"s{k}", second, pool=targets[second]): second for k in range(6)}
+    assert serve(s, 0, names, 12) == [first, second] * 6
+
+
+def test_requests_without_a_session_or_pool_take_turns_with_sessions_of_a_pool() -> None:
+    s = one_by_one()
+    names = {turn(s, 0, f"early{k}", "early", pool=0): "early" for k in range(5)}
+    serve(s, 0, names, 4)
+    names |= {admit(s, 0, f"plain{k}"): "plain" for k in range(4)}
+    names |= {turn(s, 0, f"late{k}", "late", pool=0): "late" for k in range(4)}
+    names |= {turn(s, 0, f"more{k}", "early", pool=0): "early" for k in range(3)}
+    assert Counter(serve(s, 0, names, 12)) == {"early": 4, "plain": 4, "late": 4}
+
+
+def test_a_session_that_names_the_pool_begins_no_lower_than_those_that_wait() -> None:
+    s = one_by_one()
+    names = {turn(s, 0, f"w{k}", "waits"): "waits" for k in range(20)}
+    serve(s, 0, names, 10)
+    names |= {turn(s, 0, f"n{k}", "new", pool=0): "new" for k in range(10)}
+    assert serve(s, 0, names, 10) == ["waits", "new"] * 5
+
+
+def test_with_several_pools_a_session_of_a_slow_one_holds_back_none_of_a_quick_one() -> None:
+    """A session that waits for either pool was served less, and leaves the other one its turns."""
+    s = one_by_one()
+    s.set_pool(0, b"slow", 1, 20, 1)
+    names = {turn(s, 0, f"q{k}", "quick", pool=0): "quick" for k in range(30)}
+    serve(s, 0, names, 20)
+    names |= {turn(s, 0, f"e{k}", "either"): "either" for k in range(30)}
+    granted: list[str] = []  # in the quick one; the slow one is still busy with its first
+    while len(granted) < 10:
+        for d in s.poll(0):
+            if d.pool == 0:
+                granted.append(names[d.handle])
+                s.complete(0, d.lease_id, 1, output_tokens=10)
+    assert granted == ["quick"] * 10
+    s.check()
 
 
 def test_a_withdrawn_request_may_make_another_session_the_next() -> None:

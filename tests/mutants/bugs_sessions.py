@@ -32,6 +32,32 @@ SESSION_BUGS = (
         tests=(f"{TESTS}test_a_session_that_returns_is_not_paid_for_its_absence",),
     ),
     Mutant(
+        "session-by-target",
+        "sessions whose requests name the pool and those that name none go by arrival",
+        (
+            (
+                "policy/tree_lines.pxi",
+                "    q = flows.find_queue(r.flow, pool + 1 if r.target == NONE else 0)\n",
+                "    if BUG:\n        return i\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_sessions_take_turns_whether_they_name_the_pool_or_not",),
+    ),
+    Mutant(
+        "session-level-by-target",
+        "a session that names the pool begins below those that wait and name none",
+        (
+            (
+                "policy/session_order.pxi",
+                "    line.level = level_of_lines(flows, flow)\n",
+                "    if BUG:\n        return level_of_line(flows, line)\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_a_session_that_names_the_pool_begins_no_lower_than_those_that_wait",),
+    ),
+    Mutant(
         "session-cap-without-turns",
         "a session that waits for the cap waits until another pauses, however long",
         (

@@ -7,11 +7,10 @@ _Session = tuple[str, str]
 
 
 class SessionFairness:
-    """Service of sessions of one flow, compared while one of them waits for a target.
+    """Service of sessions of one flow, compared while one of them waits.
 
-    Each target has a line of sessions, and a session's counter holds its service through all. So of
-    another one, what it is served through this target is compared with all that the waiting one is
-    served. A session that waits for a cap is in no line: with a cap nothing is compared.
+    In one pool they all compete, whether their requests name the pool or not. A session that waits
+    for a cap does not: with a cap nothing is compared.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -22,25 +21,25 @@ class SessionFairness:
             and not terms.limits.sessions_max_tokens
         )
         self._served: dict[_Session, int] = {}
-        self._through: dict[tuple[_Session, str], int] = {}  # by target
-        self._waiting: dict[tuple[_Session, str], int] = {}
-        self._least: dict[tuple[_Session, _Session, str], int] = {}  # since the second one waits
+        self._asked: dict[_Session, int] = {}  # of these, for requests that waited in this process
+        self._waiting: dict[_Session, int] = {}
+        self._least: dict[tuple[_Session, _Session], int] = {}  # since the second one waits
 
     def arrived(self, r: Request) -> None:
         """Count a request that waits from now on. O(1)."""
         if self._is_on and r.ask:
-            place = (r.flow, r.session), r.ask.pool
-            self._waiting[place] = self._waiting.get(place, 0) + 1
+            session = r.flow, r.session
+            self._waiting[session] = self._waiting.get(session, 0) + 1
 
     def left(self, r: Request) -> None:
         """Count a request that waits no more. O(1), and O(pairs) for the last of a session."""
         if not (self._is_on and r.ask):
             return
-        place = (r.flow, r.session), r.ask.pool
-        self._waiting[place] -= 1
-        if not self._waiting[place]:
-            del self._waiting[place]
-            self._least = {key: lead for key, lead in self._least.items() if key[1:] != place}
+        session = r.flow, r.session
+        self._waiting[session] -= 1
+        if not self._waiting[session]:
+            del self._waiting[session]
+            self._least = {pair: lead for pair, lead in self._least.items() if pair[1] != session}
 
     def charge(self, r: Request, more: int) -> None:
         """Count service; negative: a refund. O(1)."""
@@ -48,22 +47,21 @@ class SessionFairness:
             return
         session = r.flow, r.session
         self._served[session] = self._served.get(session, 0) + more
-        if r.ask:  # else it was asked for in an earlier process
-            place = session, r.ask.pool
-            self._through[place] = self._through.get(place, 0) + more
+        if r.ask:
+            self._asked[session] = self._asked.get(session, 0) + more
 
     def check(self, most: int, slack: dict[str, int]) -> None:
         """Hold each session to its bound beside the others of its flow. O(pairs).
 
         `most`: the bound and the credit; `slack`: what a flow may be charged at once in the end.
         """
-        for waits, target in self._waiting:
-            for (other, through), served in self._through.items():
-                if through != target or other == waits or other[0] != waits[0]:
+        for waits in self._waiting:
+            for other, served in self._asked.items():
+                if other == waits or other[0] != waits[0]:
                     continue
                 lead = served - self._served.get(waits, 0)
-                least = min(lead, self._least.get((other, waits, target), lead))
-                self._least[other, waits, target] = least
+                least = min(lead, self._least.get((other, waits), lead))
+                self._least[other, waits] = least
                 require(
                     lead - least <= most + 2 * slack.get(waits[0], 0),
                     "a session that waited all the time was served too little beside another",
