@@ -2,6 +2,7 @@
 
 cdef enum:
     CHARGES_AVERAGED = 32  # the moving average of charges forgets at this pace
+    LARGEST_FADES = 256  # the largest charge falls by this part of each smaller one
 
 
 cdef void note_grant(Flows flows, int32_t flow, int64_t now_ns) noexcept:
@@ -26,19 +27,24 @@ cdef void note_output(Flows flows, int32_t flow, int64_t output_tokens) noexcept
 
 
 cdef void note_charge(Flows flows, const Request* r, int64_t price_in, int64_t price_out) noexcept:
-    """Average what requests are charged in total, each at most what it asked for. O(1)."""
+    """Average what requests are charged in total, each at most what it asked for, and keep the
+    largest. O(levels)."""
     cdef const Flow* f = &flows.items[r.flow]
     cdef int64_t most = r.prompt_tokens * price_in
     most += <int64_t>r.output_max_tokens * r.sequences * price_out
     most = min(r.lease.charged, most * 1000 // r.lease.weight_milli)
-    average_charge(flows, f.depth, most)
+    learn_charge(flows, f.depth, most)
     while f.parent != NONE:
         f = &flows.items[f.parent]
-        average_charge(flows, f.depth, reweighed(most, r.lease.weight_milli, f.weight_milli))
+        learn_charge(flows, f.depth, reweighed(most, r.lease.weight_milli, f.weight_milli))
 
 
-cdef inline void average_charge(Flows flows, int32_t depth, int64_t charge) noexcept:
+cdef inline void learn_charge(Flows flows, int32_t depth, int64_t charge) noexcept:
+    # The largest one fades by service, not by requests: between two requests of a large tenant,
+    # others may have any number of small ones. It is gone when 256 times as much was charged.
     cdef int64_t* average = &flows.average_charge[depth]
+    cdef int64_t* largest = &flows.largest_charge[depth]
+    largest[0] = max(charge, largest[0] - charge // LARGEST_FADES)
     if average[0]:
         average[0] += charge // CHARGES_AVERAGED - average[0] // CHARGES_AVERAGED
     else:
@@ -67,6 +73,7 @@ cdef int forget_flows(Flows flows) except -1:
             flows.positions.forget(i, pools)
     memset(flows.positions.pace, 0, pools * sizeof(int64_t))
     memset(flows.average_charge, 0, sizeof(flows.average_charge))
+    memset(flows.largest_charge, 0, sizeof(flows.largest_charge))
     for i in range(<int32_t>len(flows.families)):
         if (<Family>flows.families[i]).active.count == 0:
             (<Family>flows.families[i]).level = 0

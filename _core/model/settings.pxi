@@ -33,7 +33,7 @@ cdef enum:  # order of the heads
 
 cdef enum:
     CREDIT_AUTO = -1  # the credit is what one request is charged, on average
-    LEAD_AUTO = -1  # the lead is two of these, and what the pool serves in a second
+    LEAD_AUTO = -1  # the lead is two of the largest, and what the pool serves in a second
 
 cdef enum:  # where service counts, by the number of `fairness_domain`
     DOMAIN_ALL = 0

@@ -16,10 +16,14 @@
 cdef inline int64_t lead_of(Flows flows, int32_t pool, int32_t depth) noexcept:
     """How far ahead of the others in a pool service elsewhere may keep a flow with `depth` nodes
     above it: beside the lead, as far as passing a head may bring it there (see backfill.pxi). Else
-    a flow that passes in each of several pools would be forgiven in each what it led by."""
+    a flow that passes in each of several pools would be forgiven in each what it led by.
+
+    While a large request waits for room, service elsewhere goes on for the others. An automatic
+    lead goes by the largest charge, so that they are not forgiven that. With the
+    average one, a flow of small requests would be forgiven most of what it gets elsewhere."""
     cdef int64_t lead = flows.positions.lead_max
     if lead == LEAD_AUTO:
-        lead = 2 * flows.average_charge[depth] + flows.positions.pace[pool]
+        lead = 2 * flows.largest_charge[depth] + flows.positions.pace[pool]
     return lead + flows.lead_given_max
 
 

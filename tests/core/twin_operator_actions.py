@@ -61,7 +61,7 @@ class OperatorActions(Serve):
             if not self._active_counters(cls):
                 del self.levels[cls]
         self.positions.forget()
-        self.average_charge = 0
+        self.average_charge = self.largest_charge = 0
         self.quotas.fill_up()
 
     def revoke(self, now_ns: int, lease_id: int) -> int:

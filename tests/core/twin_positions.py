@@ -172,7 +172,7 @@ class Positions:
 
     def _lead(self, pool: int) -> int:
         most = self.state.limits["lead_max_micro"]
-        lead = most if most != -1 else 2 * self.state.average_charge + self.pace[pool]
+        lead = most if most != -1 else 2 * self.state.largest_charge + self.pace[pool]
         return lead + self.state.lead_given
 
     def wait(self, flow: int) -> None:

@@ -57,7 +57,7 @@ class State:
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = self.prompt_seen = self.lead_given = 0
         self.levels: Counter[int] = Counter()  # by class
-        self.average_charge = 0
+        self.average_charge = self.largest_charge = 0
         self.lease_next, self.draining = 1, False
         self.closed = False  # an operator drains all pools
         self.sweeps = False  # something was drained since the last poll
@@ -391,6 +391,7 @@ class State:
         prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
         most = r.prompt_tokens * prices[0] + r.output_max_tokens * r.sequences * prices[1]
         charge = min(r.charged, most * 1000 // r.weight_milli)
+        self.largest_charge = max(charge, self.largest_charge - charge // 256)
         known = self.average_charge
         self.average_charge = known - known // 32 + charge // 32 if known else charge
 
