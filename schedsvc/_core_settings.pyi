@@ -21,7 +21,7 @@ class Settings(TypedDict, total=False):
     output_price_micro: int  # 2_000_000: The price of an output token
     cached_price_ppm: int  # 100_000: Input from the prefix cache costs this part of the input price
     credit_max_micro: int  # -1: A tenant that becomes backlogged precedes the others for at most this service, at weight 1; auto: the average cost of a request; 0: none, as in the VTC paper
-    lead_max_micro: int  # -1: Service in other pools keeps a tenant behind the others in a pool by at most this; auto: two average requests and one second of what the pool serves
+    lead_max_micro: int  # -1: Service in other pools keeps a tenant behind the others in a pool by at most this; auto: four of the largest requests of late, over its weight, and one second of what the pool serves
     quantum_tokens: int  # 10_000: Under `dlpm` this service of weight 1 is ordered by prefix
     sign_of_life_ns: int  # 0: If a second engine claims a pool, the first one has this time to answer; otherwise the second one gets the pool
     saturation_band_ppm: int  # 50_000: Shares of tenants bind from `saturation` on, until the load is lower than that by this part

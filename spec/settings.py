@@ -125,7 +125,8 @@ _EXPERT = (
             " large value stalls the other tenants."),
     Setting("lead_max", SERVICE, "auto", 0, TOKENS_MAX, page="pools.md",
             help="Service in other pools keeps a tenant behind the others in a pool by at most"
-            " this; auto: two average requests and one second of what the pool serves."),
+            " this; auto: four of the largest requests of late, over its weight, and one second of"
+            " what the pool serves."),
     Setting("quantum_tokens", TOKENS, 10_000, 1, TOKENS_MAX, page="locality.md",
             source="arXiv 2501.14312",
             help="Under `dlpm` this service of weight 1 is ordered by prefix. A larger quantum"

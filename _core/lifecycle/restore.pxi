@@ -173,7 +173,7 @@ cdef int take_places(Core core, list stood) except -1:
 
 
 cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
-    cdef int64_t v[22]  # fields 2 to 23
+    cdef int64_t v[17]  # fields 2 to 18
     cdef int64_t levels[CLASSES_MAX]
     cdef int64_t tag, level = 0
     cdef SavedLengths lengths
@@ -192,7 +192,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
             cls = read_of_class(core, read_message(c), "level", &level)
             if cls != NONE:
                 levels[cls] = level
-        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 23:
+        elif tag & 7 == VARINT and 2 <= tag >> 3 <= 18:
             v[(tag >> 3) - 2] = <int64_t>read_varint(c)
         else:
             skip(c, tag)
@@ -205,15 +205,13 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     for cls in range(1, TREE_LEVELS):
         check_range("average_charge", v[9 + cls], 0, VTC_MAX)
     check_range("lead_given_max", v[15], 0, VTC_MAX)
-    for cls in range(TREE_LEVELS):
-        check_range("largest_charge", v[16 + cls], 0, VTC_MAX)
+    check_range("largest_charge", v[16], 0, VTC_MAX)
     if not applies:
         return 0
     core.flows.average_charge[0] = v[8]
     for cls in range(1, TREE_LEVELS):
         core.flows.average_charge[cls] = v[9 + cls]
-    for cls in range(TREE_LEVELS):
-        core.flows.largest_charge[cls] = v[16 + cls]
+    core.flows.largest_charge = v[16]
     for cls in range(CLASSES_MAX):
         core.flows.level[cls] = levels[cls]
     place_lengths(p, &p.overall, &lengths)

@@ -24,7 +24,7 @@
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
 #              prompt, 9 an operator drains everything, 10 average charge, 11 levels (repeated:
 #              1 level, 2 class), 12 to 16 average charges below one node, two and so on, 17 the
-#              lead that passes were given, 18 to 23 the largest charges, as the averages
+#              lead that passes were given, 18 the largest charge of late
 #
 # A flow is named by the length of its class's name in two bytes (0: the default), that, and tenant.
 # Lengths are 1 count, 2 level, 3 when they were learned, 4 those that wait for a sketch (packed),
@@ -250,8 +250,7 @@ cdef bytes overall_value(Core core):
     cdef Writer w = core.writer
     cdef Predictor p = core.predictor
     cdef int32_t c
-    for c in range(TREE_LEVELS - 1, -1, -1):
-        w.varint(18 + c, core.flows.largest_charge[c])
+    w.varint(18, core.flows.largest_charge)
     w.varint(17, core.flows.lead_given_max)
     for c in range(TREE_LEVELS - 1, 0, -1):
         w.varint(11 + c, core.flows.average_charge[c])

@@ -33,18 +33,21 @@ cdef void note_charge(Flows flows, const Request* r, int64_t price_in, int64_t p
     cdef int64_t most = r.prompt_tokens * price_in
     most += <int64_t>r.output_max_tokens * r.sequences * price_out
     most = min(r.lease.charged, most * 1000 // r.lease.weight_milli)
-    learn_charge(flows, f.depth, most)
+    note_largest(flows, <int64_t>(<wide>most * r.lease.weight_milli // 1000))
+    average_charge(flows, f.depth, most)
     while f.parent != NONE:
         f = &flows.items[f.parent]
-        learn_charge(flows, f.depth, reweighed(most, r.lease.weight_milli, f.weight_milli))
+        average_charge(flows, f.depth, reweighed(most, r.lease.weight_milli, f.weight_milli))
 
 
-cdef inline void learn_charge(Flows flows, int32_t depth, int64_t charge) noexcept:
-    # The largest one fades by service, not by requests: between two requests of a large tenant,
-    # others may have any number of small ones. It is gone when 256 times as much was charged.
+cdef inline void note_largest(Flows flows, int64_t charge) noexcept:
+    # It fades by service, not by requests: between two requests of a large tenant, others may have
+    # any number of small ones. It is gone when 256 times as much was charged.
+    flows.largest_charge = max(charge, flows.largest_charge - charge // LARGEST_FADES)
+
+
+cdef inline void average_charge(Flows flows, int32_t depth, int64_t charge) noexcept:
     cdef int64_t* average = &flows.average_charge[depth]
-    cdef int64_t* largest = &flows.largest_charge[depth]
-    largest[0] = max(charge, largest[0] - charge // LARGEST_FADES)
     if average[0]:
         average[0] += charge // CHARGES_AVERAGED - average[0] // CHARGES_AVERAGED
     else:
@@ -73,7 +76,7 @@ cdef int forget_flows(Flows flows) except -1:
             flows.positions.forget(i, pools)
     memset(flows.positions.pace, 0, pools * sizeof(int64_t))
     memset(flows.average_charge, 0, sizeof(flows.average_charge))
-    memset(flows.largest_charge, 0, sizeof(flows.largest_charge))
+    flows.largest_charge = 0
     for i in range(<int32_t>len(flows.families)):
         if (<Family>flows.families[i]).active.count == 0:
             (<Family>flows.families[i]).level = 0

@@ -42,7 +42,7 @@ cdef class Flows:
     cdef int64_t level[CLASSES_MAX]  # of each class, where flows are lifted to it
     cdef int64_t credit_max  # how far below the level a flow may begin, in micro; CREDIT_AUTO
     cdef int64_t average_charge[TREE_LEVELS]  # moving average of what requests were charged
-    cdef int64_t largest_charge[TREE_LEVELS]  # the largest of late, see flow_averages.pxi
+    cdef int64_t largest_charge  # of late, at weight 1, see flow_averages.pxi
     cdef int64_t lead_given_max  # of all that passed a head, in weighted micro-tokens
     cdef int64_t now_ns
     cdef int64_t recent_weight  # of the root's flows that are active or were lately

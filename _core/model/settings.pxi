@@ -33,7 +33,10 @@ cdef enum:  # order of the heads
 
 cdef enum:
     CREDIT_AUTO = -1  # the credit is what one request is charged, on average
-    LEAD_AUTO = -1  # the lead is two of the largest, and what the pool serves in a second
+    LEAD_AUTO = -1  # the lead is LEAD_CHARGES of the largest, and what the pool serves in a second
+    LEAD_CHARGES = 4
+
+cdef int64_t LEAD_MOST = 134_217_728_000_000  # that charges make of it, as of a figure that is set
 
 cdef enum:  # where service counts, by the number of `fairness_domain`
     DOMAIN_ALL = 0

@@ -52,7 +52,7 @@ cdef inline bint may_be_ahead(
     if flows.one_line:
         return True  # the shift is part of the keys
     return p.key - least_beside(flows, f, above, p.pool) * flows.grain > (
-        lead_of(flows, p.pool, f.depth)
+        lead_of(flows, p.pool, f)
     )
 
 
@@ -88,7 +88,7 @@ cdef int64_t too_far_ahead(Flows flows, const Position* p) noexcept:
     if child_at(flows, f.parent, first.id) == p.flow:
         return 0
     return min(
-        p.key - first.key * flows.grain - lead_of(flows, p.pool, f.depth), p.foreign
+        p.key - first.key * flows.grain - lead_of(flows, p.pool, f), p.foreign
     )
 
 

@@ -13,17 +13,20 @@
 # pool while a child is; it is lifted when the first of them becomes so.
 
 
-cdef inline int64_t lead_of(Flows flows, int32_t pool, int32_t depth) noexcept:
-    """How far ahead of the others in a pool service elsewhere may keep a flow with `depth` nodes
-    above it: beside the lead, as far as passing a head may bring it there (see backfill.pxi). Else
-    a flow that passes in each of several pools would be forgiven in each what it led by.
+cdef inline int64_t lead_of(Flows flows, int32_t pool, const Flow* f) noexcept:
+    """How far ahead of the others in a pool service elsewhere may keep a flow, or a node: beside
+    the lead, as far as passing a head may bring it there (see backfill.pxi). Else a flow that
+    passes in each of several pools would be forgiven in each what it led by.
 
-    While a large request waits for room, service elsewhere goes on for the others. An automatic
-    lead goes by the largest charge, so that they are not forgiven that. With the
-    average one, a flow of small requests would be forgiven most of what it gets elsewhere."""
+    While large requests of another flow wait and run, this one is served elsewhere, and their flow
+    catches up with that later. So an automatic lead goes by the largest charge: by the average one,
+    a flow of small requests would be forgiven most of it. It goes by the flow's own weight: by
+    others' weights, one of a small weight would let all fall far behind."""
     cdef int64_t lead = flows.positions.lead_max
     if lead == LEAD_AUTO:
-        lead = 2 * flows.largest_charge[depth] + flows.positions.pace[pool]
+        lead = flows.positions.pace[pool] + <int64_t>min(
+            <wide>LEAD_MOST, <wide>LEAD_CHARGES * flows.largest_charge * 1000 // f.weight_milli
+        )
     return lead + flows.lead_given_max
 
 
@@ -157,6 +160,7 @@ cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
     """The shift of a pool for keys of the line for any pool, in their grain. O(1)."""
     cdef Heap own, free
     cdef int64_t key, here
+    cdef const Flow* f
     if not flows.one_line or flows.order != ORDER_COUNTER or not flows.lifts:
         return 0
     own = (<Line>flows.candidates[pool + 1]).heap(cls)
@@ -166,7 +170,8 @@ cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
     key = free.nodes[0].key
     here = key + flows.positions.shift(cls, pool)[0] // flows.grain
     if own.count and flows.queues[own.nodes[0].id].flow != flows.queues[free.nodes[0].id].flow:
-        here = min(here, own.nodes[0].key + lead_of(flows, pool, 0) // flows.grain)
+        f = &flows.items[flows.queues[free.nodes[0].id].flow]
+        here = min(here, own.nodes[0].key + lead_of(flows, pool, f) // flows.grain)
     here = max(here, (flows.positions.level(cls, pool)[0] - flows.credit(0)) // flows.grain)
     return here - key
 

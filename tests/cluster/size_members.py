@@ -92,6 +92,7 @@ class Found:
     gap_of_bound: float
     broken: str
     remote_micro: int  # service elsewhere that members were charged, in micro-tokens
+    at_first: Sequence[float]  # weighted service of each tenant at the first member
 
 
 def shared(profile: str, mix: Mix, layout: str, *, joins: bool = True) -> Found:
@@ -118,12 +119,13 @@ def shared(profile: str, mix: Mix, layout: str, *, joins: bool = True) -> Found:
         for run, tenants in zip(members.runs, LAYOUTS[layout], strict=True):
             need_queue(run, tenants)
         remote = sum(member.sharing.charged_micro for member in members.members)
-    each = [
-        sum(service(run, tenant, _FROM_S, seconds) for run in members.runs) / weights[tenant]
-        for tenant in (0, 1)
+    served = [
+        [service(run, tenant, _FROM_S, seconds) / weights[tenant] for tenant in (0, 1)]
+        for run in members.runs
     ]
+    each = [sum(of_one) for of_one in zip(*served, strict=True)]
     broken = books[0].gaps.broken or next(filter(None, (b.stats_broken for b in books)), "")
-    return Found(max(each) / min(each), books[0].gaps.of_bound, broken, remote)
+    return Found(max(each) / min(each), books[0].gaps.of_bound, broken, remote, served[0])
 
 
 @click.command()

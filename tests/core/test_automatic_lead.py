@@ -8,12 +8,8 @@ from .support import admit
 from .test_restart import saved
 
 TOKEN = 10**6  # of input, in micro-tokens
-LARGE, MIDDLE, SMALL, HUGE = (
-    900,
-    100,
-    9,
-    1_000_000,
-)  # input tokens; each request generates one, which costs two
+# Tokens of input. Each request generates one token of output, which costs two.
+LARGE, MIDDLE, SMALL, HUGE = 900, 100, 9, 1_000_000
 AS_MANY = (LARGE + 2) // (SMALL + 2)  # small ones cost what a large one costs
 FADES = 256  # the largest charge falls by this part of each smaller one
 TENANTS = (b"a", b"b")
@@ -56,14 +52,14 @@ def lead(s: core.Scheduler, group_weight: int) -> int:
     return (served["a"] - served["b"]) * 1_000 // group_weight - s.forgiven_micro()
 
 
-def two_of(charge: int, smaller: int, weight: int = 1_000) -> int:
-    """Return twice the largest charge, after smaller charges in all."""
-    return round(2 * (charge - smaller / FADES) * TOKEN * 1_000 / weight)
+def four_of(charge: int, smaller: int, weight: int = 1_000) -> int:
+    """Return four times the largest charge, after smaller charges in all."""
+    return round(4 * (charge - smaller / FADES) * TOKEN * 1_000 / weight)
 
 
 @pytest.mark.parametrize("groups", [("", ""), ("x", "x"), ("x", "y")])
 @pytest.mark.parametrize("weight", [1_000, 4_000])
-def test_it_is_two_of_the_largest_charge_however_many_small_ones_there_are(
+def test_it_is_four_of_the_largest_charge_however_many_small_ones_there_are(
     groups: tuple[str, str], weight: int
 ) -> None:
     s = bare(groups, weight)
@@ -71,8 +67,18 @@ def test_it_is_two_of_the_largest_charge_however_many_small_ones_there_are(
     serve(s, "large", 1, LARGE)
     serve(s, "small", 0, SMALL, AS_MANY)
     apart = groups[0] != groups[1]
-    expected = two_of(LARGE + 2, LARGE + 2, 1_000 if groups == ("x", "x") else weight)
-    assert lead(s, weight if apart else 1_000) == pytest.approx(expected, abs=200)
+    expected = four_of(LARGE + 2, LARGE + 2, 1_000 if groups == ("x", "x") else weight)
+    assert lead(s, weight if apart else 1_000) == pytest.approx(
+        expected, abs=4 * AS_MANY
+    )  # rounding
+
+
+def test_a_tenant_of_a_small_weight_makes_it_no_larger_for_others() -> None:
+    s = bare(("", ""), 1_000)
+    light = s.set_flow(b"c", 1)
+    offer(s)
+    serve(s, "large", light, LARGE)
+    assert lead(s, 1_000) == four_of(LARGE + 2, 0)
 
 
 def test_a_large_charge_fades_with_the_service_after_it() -> None:
@@ -80,7 +86,7 @@ def test_a_large_charge_fades_with_the_service_after_it() -> None:
     offer(s)
     serve(s, "large", 1, LARGE)
     serve(s, "middle", 0, MIDDLE, FADES * (LARGE + 2) // (MIDDLE + 2))
-    assert lead(s, 1_000) == two_of(MIDDLE + 2, 0)
+    assert lead(s, 1_000) == four_of(MIDDLE + 2, 0)
 
 
 def test_the_largest_charge_outlives_the_process() -> None:
@@ -91,7 +97,7 @@ def test_the_largest_charge_outlives_the_process() -> None:
     again = bare(("x", "y"), 4_000)
     again.set_saved(0, [(key, value, 0) for key, value in saved(s, 0).items()])
     offer(again)
-    assert lead(again, 4_000) == lead(s, 4_000) > two_of(SMALL + 2, 0, 4_000)
+    assert lead(again, 4_000) == lead(s, 4_000) > four_of(SMALL + 2, 0, 4_000)
 
 
 def test_it_forgets_what_earlier_requests_taught() -> None:

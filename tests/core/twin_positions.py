@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .twin_state import State
 
 ALL, MODEL, POOL = range(3)  # the domains in which service counts together
+LEAD_MOST = 134_217_728_000_000
 
 
 @dataclass
@@ -165,15 +166,17 @@ class Positions:
             first = self.heads(cls, pool)[0]
             if first.flow != flow:
                 least = self.state.rank(first, pool)[0] * self.state.grain
-                less = max(0, min(p.key - least - self._lead(pool), p.foreign))
+                less = max(0, min(p.key - least - self._lead(flow, pool), p.foreign))
                 p.key -= less
                 self.forgiven += less
             p.foreign = 0
 
-    def _lead(self, pool: int) -> int:
+    def _lead(self, flow: int, pool: int) -> int:
         most = self.state.limits["lead_max_micro"]
-        lead = most if most != -1 else 2 * self.state.largest_charge + self.pace[pool]
-        return lead + self.state.lead_given
+        weight = self.state.flows[flow].weight_milli
+        charges = min(4 * self.state.largest_charge * 1000 // weight, LEAD_MOST)
+        auto = charges + self.pace[pool]
+        return (auto if most == -1 else most) + self.state.lead_given
 
     def wait(self, flow: int) -> None:
         """A flow waits for a quota, or is held: note in which pools all of it does."""

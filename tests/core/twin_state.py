@@ -391,7 +391,8 @@ class State:
         prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
         most = r.prompt_tokens * prices[0] + r.output_max_tokens * r.sequences * prices[1]
         charge = min(r.charged, most * 1000 // r.weight_milli)
-        self.largest_charge = max(charge, self.largest_charge - charge // 256)
+        unweighted = charge * r.weight_milli // 1000
+        self.largest_charge = max(unweighted, self.largest_charge - unweighted // 256)
         known = self.average_charge
         self.average_charge = known - known // 32 + charge // 32 if known else charge
 

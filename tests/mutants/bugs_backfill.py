@@ -38,6 +38,16 @@ BACKFILL_BUGS = (
         "test_what_passes_is_held_to_the_lead_over_the_next_of_its_own_group_too",
     ),
     _mutant(
+        "lead-of-the-average",
+        "how far service elsewhere keeps a flow back in a pool goes by the average charge",
+        "    cdef int64_t lead = flows.positions.lead_max\n",
+        "    if BUG and lead == LEAD_AUTO:\n"
+        "        return 2 * flows.average_charge[f.depth] + flows.positions.pace[pool]\n",
+        "test_it_is_four_of_the_largest_charge_however_many_small_ones_there_are",
+        "policy/local_position.pxi",
+        "tests/core/test_automatic_lead.py",
+    ),
+    _mutant(
         "lead-without-passes",
         "several pools forgive what passing a head brought a flow ahead in each",
         "    return lead + flows.lead_given_max\n",
