@@ -40,7 +40,7 @@ BACKFILL_BUGS = (
     _mutant(
         "lead-of-the-average",
         "how far service elsewhere keeps a flow back in a pool goes by the average charge",
-        "    cdef int64_t lead = flows.positions.lead_max\n",
+        "    if lead == LEAD_AUTO:\n",
         "    if BUG and lead == LEAD_AUTO:\n"
         "        return 2 * flows.average_charge[f.depth] + flows.positions.pace[pool]\n",
         "test_it_is_four_of_the_largest_charge_however_many_small_ones_there_are",
