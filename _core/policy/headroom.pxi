@@ -84,7 +84,7 @@ cdef void note_light(Pool* p, int64_t now_ns, int64_t blocks) noexcept:
         return  # the part that is kept would have no room for such a request
     windows = (now_ns - p.light_since_ns) // LIGHT_WINDOW_NS
     if p.light_since_ns < 0 or windows >= LIGHT_WINDOWS:
-        # Nothing is kept, so the windows begin here, as those of a core that has started anew.
+        # Nothing is kept, so the first window begins here, as after a restart.
         p.light_since_ns = now_ns
         p.kept_milli = 0
         p.light_milli = 0

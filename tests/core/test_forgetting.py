@@ -230,7 +230,7 @@ def forgotten_in_walk(seed: int, policy: str) -> int:
 @pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "dlpm", "lcf"])
 def test_core_and_twin_forget_the_same_tenants(policy: str) -> None:
     # In the first walk a flow's stored answer outlives what its outputs taught. One walk in twenty
-    # forgets hardly anybody, so the walks are counted together.
+    # forgets three tenants at most, so the test adds up the walks.
     found = [forgotten_in_walk(seed, policy) for seed in (5_084_638_471_181, *fresh(1))]
     if policy == "vtc":
         assert sum(found) > 3, found

@@ -445,8 +445,7 @@ def mutated(rnd: random.Random, value: bytes) -> bytes:
     )
 
 
-# In the first, the part kept free for light flows counted from windows of before the restart.
-@pytest.mark.parametrize("seed", [10_227_429_564_796, *fresh(3)])
+@pytest.mark.parametrize("seed", [10_227_429_564_796, *fresh(3)])  # first: windows of light flows
 def test_a_drained_scheduler_decides_as_if_it_had_never_stopped(seed: int) -> None:
     """Saved and restored between two bursts: the second is decided alike, to the token."""
     rnd = random.Random(seed)

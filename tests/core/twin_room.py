@@ -174,5 +174,5 @@ class Room(Prefixes):
                 start_ns, last_ns = p.light[0][0], p.light[-1][0]
                 window_ns = last_ns - (last_ns - start_ns) % WINDOW_NS
                 if self.now_ns - window_ns >= 64 * WINDOW_NS:
-                    p.light = []  # the windows begin anew
+                    p.light = []  # the next window is the first
             p.light.append((self.now_ns, blocks * p.block_size))
