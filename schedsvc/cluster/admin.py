@@ -6,22 +6,16 @@ from typing import Any
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.library import (
     acl_rules,
-    escrow_source,
-    functions_source,
     info_problem,
     is_replica,
     keys_of,
-    limits_source,
-    settings_source,
-    terms_source,
+    sources,
 )
 from schedsvc.cluster.set_status import SetSeen, sets_of
 from schedsvc.cluster.store import Address, connect, open_checked
 from schedsvc.cluster.terms import check_terms_version
 
 __all__ = ["MemberSeen", "Prepared", "StoreStatus", "init_store", "status_of"]
-
-_SOURCES = (functions_source, terms_source, escrow_source, limits_source, settings_source)
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,8 @@ async def init_store(
         if problem := info_problem(info):
             raise StoreRefusedError(f"store {address.text} {problem}")
         follows = is_replica(info)
-        for source in () if follows else _SOURCES:
-            await connection.command("FUNCTION", "LOAD", "REPLACE", source())
+        for source in () if follows else sources():
+            await connection.command("FUNCTION", "LOAD", "REPLACE", source)
         if user is None:
             return Prepared(follows, keeps_user=True)
         rules = ["reset", "on", *acl_rules(cluster), *([f">{password}"] if password else [])]

@@ -23,6 +23,7 @@ __all__ = [
     "settings_keys_of",
     "settings_source",
     "slot_keys_of",
+    "sources",
     "term_keys_of",
     "terms_source",
 ]
@@ -47,6 +48,13 @@ _COMMANDS = (
     "pttl", "set", "time",
     "zadd", "zcard", "zpopmin", "zrange", "zrem",
 )  # fmt: skip
+
+
+def sources() -> list[str]:
+    """Return the libraries of the store, as FUNCTION LOAD takes them."""
+    return [
+        functions_source(), terms_source(), escrow_source(), limits_source(), settings_source()
+    ]  # fmt: skip
 
 
 def functions_source() -> str:

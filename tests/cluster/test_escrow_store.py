@@ -11,7 +11,7 @@ from schedsvc.cluster.escrow_store import CHUNK_MS, WRAP, Answer, Ask, Part, Sta
 from tests.seeds import fresh
 
 from .store_server import StoreServer
-from .virtual_store import VirtualStore
+from .timed_store import TimedStore
 
 NONE = (0, 0, 0, 0)
 MINUTE_MS = 60_000
@@ -20,10 +20,10 @@ MINUTE_MS = 60_000
 @pytest.fixture
 async def virtual(
     store: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[VirtualStore]:
+) -> AsyncIterator[TimedStore]:
     # On a busy machine one of thousands of calls may take longer than a member would wait.
     monkeypatch.setattr("schedsvc.cluster.store.CALL_S", 60)
-    found = await VirtualStore.on(store)
+    found = await TimedStore.on(store)
     yield found
     await found.link.close()
 
@@ -36,7 +36,7 @@ def requests(count: int) -> tuple[int, int, int, int]:
 class Holder:
     """A member's books of buckets of requests, as the rules of escrow.lua want them."""
 
-    virtual: VirtualStore
+    virtual: TimedStore
     name: str
     limits: dict[str, int]
     drawn: dict[str, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Holder:
         return await self.exchange(buckets=(bucket,))
 
 
-async def test_members_draw_no_more_than_one_bucket(virtual: VirtualStore) -> None:
+async def test_members_draw_no_more_than_one_bucket(virtual: TimedStore) -> None:
     a, b = (Holder(virtual, name, {"q": 10}) for name in "ab")
     assert await a.ask("q", 6) == 0
     assert await b.ask("q", 5) == 6_000
@@ -121,7 +121,7 @@ async def test_members_draw_no_more_than_one_bucket(virtual: VirtualStore) -> No
     assert await a.ask("q", 1) == 0
 
 
-async def test_a_large_ask_gets_the_chunks_of_others_back(virtual: VirtualStore) -> None:
+async def test_a_large_ask_gets_the_chunks_of_others_back(virtual: TimedStore) -> None:
     members = [Holder(virtual, name, {"q": 10_000}) for name in "abcd"]
     for member in members:
         assert await member.ask("q", 2_500) == 0
@@ -136,7 +136,7 @@ async def test_a_large_ask_gets_the_chunks_of_others_back(virtual: VirtualStore)
     assert a.has("q") == 8_000
 
 
-async def test_asks_are_served_in_their_order(virtual: VirtualStore) -> None:
+async def test_asks_are_served_in_their_order(virtual: TimedStore) -> None:
     a, b, c = (Holder(virtual, name, {"q": 600}) for name in "abc")
     assert await a.ask("q", 600) == 0
     await a.spend("q")
@@ -148,7 +148,7 @@ async def test_asks_are_served_in_their_order(virtual: VirtualStore) -> None:
     assert await c.ask("q", 1) == 0
 
 
-async def test_an_ask_that_is_not_repeated_holds_nobody_up(virtual: VirtualStore) -> None:
+async def test_an_ask_that_is_not_repeated_holds_nobody_up(virtual: TimedStore) -> None:
     a, b, c = (Holder(virtual, name, {"q": 600}) for name in "abc")
     assert await a.ask("q", 600) == 0
     await a.spend("q")
@@ -159,7 +159,7 @@ async def test_an_ask_that_is_not_repeated_holds_nobody_up(virtual: VirtualStore
     assert await c.ask("q", 1) == 0
 
 
-async def test_a_path_is_served_whole_or_not_at_all(virtual: VirtualStore) -> None:
+async def test_a_path_is_served_whole_or_not_at_all(virtual: TimedStore) -> None:
     limits = {"tenant": 10, "group": 20}
     a, b = (Holder(virtual, name, limits) for name in "ab")
     assert await b.ask("group", 15) == 0
@@ -174,7 +174,7 @@ async def test_a_path_is_served_whole_or_not_at_all(virtual: VirtualStore) -> No
     assert (a.has("tenant"), a.has("group")) == (6, 6)
 
 
-async def test_a_path_waits_for_one_bucket_alone(virtual: VirtualStore) -> None:
+async def test_a_path_waits_for_one_bucket_alone(virtual: TimedStore) -> None:
     """A tenant whose own limit is spent does not hold up others of its group."""
     limits = {"t1": 10, "t2": 10, "group": 20}
     a, b = (Holder(virtual, name, limits) for name in "ab")
@@ -184,7 +184,7 @@ async def test_a_path_waits_for_one_bucket_alone(virtual: VirtualStore) -> None:
     assert (await b.exchange({"x": {"t2": (1, 1), "group": (1, 1)}})).waits_ms[0] == 0
 
 
-async def test_a_chunk_without_a_word_of_its_member_is_over(virtual: VirtualStore) -> None:
+async def test_a_chunk_without_a_word_of_its_member_is_over(virtual: TimedStore) -> None:
     a, b = (Holder(virtual, name, {"q": 60}) for name in "ab")
     assert await a.ask("q", 60) == 0
     await virtual.set_ms(virtual.now_ms + CHUNK_MS - 1)
@@ -196,7 +196,7 @@ async def test_a_chunk_without_a_word_of_its_member_is_over(virtual: VirtualStor
     assert await b.ask("q", 1) == 0
 
 
-async def test_a_lost_answer_costs_nothing(virtual: VirtualStore) -> None:
+async def test_a_lost_answer_costs_nothing(virtual: TimedStore) -> None:
     a, b = (Holder(virtual, name, {"q": 10}) for name in "ab")
     await a.exchange({"x": {"q": (7, 7)}}, lost=True)
     assert await b.ask("q", 4) > 0
@@ -209,7 +209,7 @@ async def test_a_lost_answer_costs_nothing(virtual: VirtualStore) -> None:
     assert a.has("q") == 0
 
 
-async def test_a_call_that_comes_late_changes_nothing(virtual: VirtualStore) -> None:
+async def test_a_call_that_comes_late_changes_nothing(virtual: TimedStore) -> None:
     a = Holder(virtual, "a", {"q": 10})
     assert await a.ask("q", 4) == 0
     old = Stated(b"q", requests(10), NONE, NONE)
@@ -217,7 +217,7 @@ async def test_a_call_that_comes_late_changes_nothing(virtual: VirtualStore) -> 
     assert (await a.exchange(buckets=("q",))).left[b"q"][0] == 6
 
 
-async def test_a_clock_that_jumps_gives_one_bucket(virtual: VirtualStore) -> None:
+async def test_a_clock_that_jumps_gives_one_bucket(virtual: TimedStore) -> None:
     a = Holder(virtual, "a", {"q": 10})
     assert await a.ask("q", 10) == 0
     await a.spend("q")
@@ -235,7 +235,7 @@ async def test_a_clock_that_jumps_gives_one_bucket(virtual: VirtualStore) -> Non
     assert await a.ask("q", 1) == 0
 
 
-async def test_the_largest_amounts_are_exact(virtual: VirtualStore) -> None:
+async def test_the_largest_amounts_are_exact(virtual: TimedStore) -> None:
     """Of the largest limit, whose product with a minute's milliseconds is beyond 2^53."""
     limit = 10**12
     a = Holder(virtual, "a", {"q": limit}, {"q": WRAP - 5})
@@ -257,7 +257,7 @@ async def test_the_largest_amounts_are_exact(virtual: VirtualStore) -> None:
     assert answer.left[b"odd"][0] == (limit - 1) * 59_999 // 60_000
 
 
-async def test_another_limit_keeps_what_is_spent(virtual: VirtualStore) -> None:
+async def test_another_limit_keeps_what_is_spent(virtual: TimedStore) -> None:
     a = Holder(virtual, "a", {"q": 10})
     assert await a.ask("q", 8) == 0
     a.limits = {"q": 30}
@@ -270,14 +270,9 @@ async def test_another_limit_keeps_what_is_spent(virtual: VirtualStore) -> None:
 QUIET_MS = 1_500
 
 
-async def flush(virtual: VirtualStore) -> None:
-    await virtual.link.command("FLUSHALL")
-    await virtual.set_ms(virtual.now_ms)
-
-
 @pytest.mark.parametrize("order", ["ab", "ba"])
 async def test_a_flushed_bucket_restarts_at_what_members_know(
-    virtual: VirtualStore, order: str
+    virtual: TimedStore, order: str
 ) -> None:
     a, b = members = [Holder(virtual, name, {"q": 60}) for name in "ab"]
     assert await a.ask("q", 20) == 0
@@ -285,7 +280,7 @@ async def test_a_flushed_bucket_restarts_at_what_members_know(
     assert await b.ask("q", 10) == 0
     b.held["q"], a.held["q"] = 2, 1  # spent, and not reported yet
     await virtual.set_ms(virtual.now_ms + 2_000)
-    await flush(virtual)
+    await virtual.flush()
     for name in order:
         holder = members["ab".index(name)]
         assert await holder.ask("q", 2) > 0  # it waits for what the others know
@@ -296,17 +291,17 @@ async def test_a_flushed_bucket_restarts_at_what_members_know(
     assert await b.ask("q", 33) == 0
 
 
-async def test_a_flushed_bucket_that_nobody_knows_is_full(virtual: VirtualStore) -> None:
+async def test_a_flushed_bucket_that_nobody_knows_is_full(virtual: TimedStore) -> None:
     a, b = (Holder(virtual, name, {"q": 60}) for name in "ab")
     assert await a.ask("q", 60) == 0
     await a.spend("q")
-    await flush(virtual)
+    await virtual.flush()
     assert await b.ask("q", 40) == 0
     # The member that knows it comes later: what was granted meanwhile is owed.
     assert (await a.exchange(buckets=("q",))).left[b"q"][0] == -40
 
 
-async def test_an_older_state_of_a_bucket_is_not_believed(virtual: VirtualStore) -> None:
+async def test_an_older_state_of_a_bucket_is_not_believed(virtual: TimedStore) -> None:
     a, b = (Holder(virtual, name, {"q": 60}) for name in "ab")
     key = "{schedsvc:prod}:bucket:q"
     assert await a.ask("q", 10) == 0
@@ -334,7 +329,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 async def test_a_bucket_of_another_program_counts_as_lost(
-    virtual: VirtualStore, garbage: bytes
+    virtual: TimedStore, garbage: bytes
 ) -> None:
     a = Holder(virtual, "a", {"q": 60})
     assert await a.ask("q", 50) == 0
@@ -359,7 +354,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("seed", fresh(8))
-async def test_random_members_spend_no_more_than_one(virtual: VirtualStore, seed: int) -> None:
+async def test_random_members_spend_no_more_than_one(virtual: TimedStore, seed: int) -> None:
     """Asks, spending, returns, lost answers, deaths and ends of chunks, in any order."""
     rng = random.Random(seed)
     limits = {"t1": 60, "t2": 1_000, "group": 1_200}

@@ -5,14 +5,10 @@ from typing import Any
 
 import pytest
 
-from schedsvc.cluster.admin import init_store
-from schedsvc.cluster.library import limits_source
 from schedsvc.cluster.slots import SET_MS, SlotAnswer, SlotRow, ask_slots
-from schedsvc.cluster.store import StoreConnection, connect
 
-from .settings_members import admin_of
 from .store_server import StoreServer
-from .virtual_store import CLOCK, TIME
+from .timed_store import TimedStore
 
 CAP = b"tt"
 
@@ -20,13 +16,11 @@ CAP = b"tt"
 class Caps:
     """Holders of one cap, in the time of the test."""
 
-    def __init__(self, link: StoreConnection, limit: int = 4) -> None:
-        self.link, self.limit = link, limit
+    def __init__(self, store: TimedStore, limit: int = 4) -> None:
+        self.link, self.limit = store.link, limit
+        self.at = store.set_ms
         self.calls: dict[str, int] = {}
         self.told: dict[bytes, int] = {}
-
-    async def at(self, now_ms: int) -> None:
-        await self.link.command("SET", CLOCK, now_ms)
 
     async def say(
         self,
@@ -55,16 +49,9 @@ class Caps:
 
 @pytest.fixture
 async def caps(store: StoreServer) -> AsyncIterator[Caps]:
-    await init_store(admin_of(store), "prod", None, None)
-    link = await connect(admin_of(store))
-    source = limits_source()
-    assert source.count(TIME) == 1
-    source = source.replace(TIME, f"    return tonumber(redis.call('GET', '{CLOCK}'))\n")
-    await link.command("FUNCTION", "LOAD", "REPLACE", source)
-    found = Caps(link)
-    await found.at(1_000_000)
-    yield found
-    await link.close()
+    timed = await TimedStore.on(store)
+    yield Caps(timed)
+    await timed.close()
 
 
 async def test_slots_are_never_more_than_the_cap(caps: Caps) -> None:

@@ -13,14 +13,12 @@ async def test_a_dead_members_name_is_free_soon(store: StoreServer) -> None:
     timed = await TimedStore.on(store)
 
     async def join(member: str, life: int) -> bytes:
-        words = ("FCALL", "schedsvc_join", len(KEYS), *KEYS, member, f"{life:016x}", "f", 3_000)
-        return bytes((await timed.command(words))[0])
+        words = member, f"{life:016x}", "f", 3_000
+        return bytes((await timed.link.call("schedsvc_join", KEYS, *words))[0])
 
     async def sync(member: str, life: int, call: int) -> list[bytes]:
         words = (member, f"{life:016x}", "f", 3_000, call, "life", 0, 500, f"{member}/{life:016x}/")
-        answer: list[bytes] = await timed.command(
-            ("FCALL", "schedsvc_sync", len(KEYS), *KEYS, *words)
-        )
+        answer: list[bytes] = await timed.link.call("schedsvc_sync", KEYS, *words)
         return answer
 
     await timed.set_ms(2 * HOUR_MS)

@@ -331,7 +331,7 @@ ROOMS: dict[str, Room] = {
         "schedsvc._core schedsvc.driver.clock schedsvc.cluster schedsvc.config schedsvc.driver"
         " schedsvc.server schedsvc.service schedsvc.records.state schedsvc_lab.faults"
         " schedsvc_lab.faults.auditor schedsvc_client.v1",
-        "grpc redis structlog",
+        "grpc lupa msgpack redis structlog",
         clock=NO_CLOCK,
         seeded=True,
     ),

@@ -1,36 +1,19 @@
-"""The store of a world: its functions, its wall clock, and what a crash or a failover takes."""
+"""The store of a world: the real functions over its keys, its wall clock, what a failover takes."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import redis.exceptions
 
-from schedsvc.cluster.library import (
-    ESCROW_VERSION,
-    FUNCTIONS_VERSION,
-    LIMITS_VERSION,
-    SETTINGS_VERSION,
-    TERMS_VERSION,
-)
-from schedsvc_lab.faults.cluster.keyspace import Keyspace
-from schedsvc_lab.faults.cluster.store_escrow import ESCROW_FUNCTIONS
-from schedsvc_lab.faults.cluster.store_limits import LIMITS_FUNCTIONS, SETTINGS_FUNCTIONS
-from schedsvc_lab.faults.cluster.store_totals import TERM_FUNCTIONS, TOTALS_FUNCTIONS
+from schedsvc.cluster.library import sources
+from schedsvc_lab.faults.cluster.keyspace import WRITES, Keyspace, ServerError
+from schedsvc_lab.faults.cluster.scripts import Scripts
 
 __all__ = ["ACL", "REFUSALS", "VirtualStore"]
 
 _INFO = (
     b"redis_version:7.2.4\r\nrole:master\r\nmaxmemory_policy:noeviction\r\ncluster_enabled:0\r\n"
-)
-_VERSIONS = {
-    "schedsvc_version": FUNCTIONS_VERSION,
-    "schedsvc_escrow_version": ESCROW_VERSION,
-    "schedsvc_limits_version": LIMITS_VERSION,
-    "schedsvc_settings_version": SETTINGS_VERSION,
-    "schedsvc_terms_version": TERMS_VERSION,
-}
-_FUNCTIONS = (
-    TOTALS_FUNCTIONS | TERM_FUNCTIONS | ESCROW_FUNCTIONS | LIMITS_FUNCTIONS | SETTINGS_FUNCTIONS
 )
 ACL = redis.exceptions.ResponseError(
     "ACL failure in script: User m has no permissions to run the 'set' command script: on"
@@ -50,11 +33,18 @@ class VirtualStore:
     """A server. Its data outlive its process."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._data = Keyspace(now_ms)
+        self.data = Keyspace(now_ms)
         #: Its answer to each write; None: it takes them.
         self.refusal: redis.exceptions.ResponseError | None = None
+        #: Whether the function that runs says that it writes nothing.
+        self._only_reads: bool | None = None
         #: The data of a replica or a file, which `fail_over()` takes.
-        self._kept = self._data.copy()
+        self._kept = self.data.copy()
+        # Weakly: see Scripts.
+        called = weakref.WeakMethod(self._called)
+        self._scripts = Scripts(lambda name, args: called()(name, args))  # type: ignore[misc]
+        for source in sources():
+            self._scripts.load(source)
 
     def command(self, words: tuple[str | bytes | int, ...]) -> Any:
         """Answer a command, with texts as bytes. Raises ResponseError as the client's parser."""
@@ -69,35 +59,34 @@ class VirtualStore:
         if name != b"FCALL":
             raise redis.exceptions.ResponseError(f"unknown command {name!r}")
         function, count = rest[0].decode(), int(rest[1])
-        if function in _VERSIONS:
-            return _VERSIONS[function].encode()
-        if function not in _FUNCTIONS:
+        self._only_reads = self._scripts.only_reads(function)
+        if self._only_reads is None:
             raise redis.exceptions.ResponseError("Function not found")
-        keys, args = rest[2 : 2 + count], rest[2 + count :]
-        if self.refusal is not None and not self._only_reads(function, keys, args):
+        # A server looks at a function's flags, and at permissions only when a command is called.
+        if not (self._only_reads or self.refusal is None or self.refusal is ACL):
             raise self.refusal
-        self._data.forget_expired()
-        return _FUNCTIONS[function](self._data, keys, args)
+        self.data.forget_expired()
+        try:
+            return self._scripts.run(function, rest[2 : 2 + count], rest[2 + count :])
+        except ServerError as error:
+            raise redis.exceptions.ResponseError(str(error).removeprefix("ERR ")) from None
 
-    def _only_reads(self, function: str, keys: list[bytes], args: list[bytes]) -> bool:
-        """Whether a call succeeds while writes are refused.
-
-        A server looks at a function's flags, and at permissions only when a command is called.
-        """
-        if self.refusal is not ACL:
-            return False
-        is_look = function == "schedsvc_term_look" and not args[1]
-        return is_look or (function == "schedsvc_escrow" and len(keys) == 1)
+    def _called(self, name: str, args: list[bytes]) -> Any:
+        if name in WRITES and self._only_reads:
+            raise ServerError("ERR Write commands are not allowed from read-only scripts.")
+        if name in WRITES and self.refusal is ACL:
+            raise ServerError(f"ERR {ACL}")
+        return self.data.command(name, args)
 
     def keep(self) -> None:
         """Let a replica or a file have everything up to now. O(fields)."""
-        self._kept = self._data.copy()
+        self._kept = self.data.copy()
 
     def fail_over(self) -> None:
         """Go on with what was kept last. O(fields)."""
-        self._data = self._kept.copy()
+        self.data = self._kept.copy()
 
     def flush(self) -> None:
         """Lose everything. O(1)."""
-        self._data = Keyspace(self._data.now_ms)
-        self._kept = self._data.copy()
+        self.data = Keyspace(self.data.now_ms)
+        self._kept = self.data.copy()

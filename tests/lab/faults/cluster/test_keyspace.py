@@ -1,44 +1,30 @@
-"""The keyspace of the simulator's store reads sorted sets in their order, without a full scan."""
+"""Sorted sets of the simulator's store are read in their order; its commands wait in a line."""
 
 import random
 
-from schedsvc_lab.faults.cluster.keyspace import Keyspace
+from schedsvc_lab.faults.cluster.keyspace import Scores
 from schedsvc_lab.faults.cluster.store_link import StoreHost
 from schedsvc_lab.faults.event_queue import EventQueue
 
 
-def by_scan(table: dict[bytes, int], upto: int) -> list[tuple[int, bytes]]:
-    return sorted((score, name) for name, score in table.items() if score <= upto)
-
-
 def test_scored_members_are_those_of_a_full_scan() -> None:
-    rnd, data = random.Random(5), Keyspace(lambda: 0)
-    for step in range(2_000):
+    rnd, scores = random.Random(5), Scores()
+    known: dict[bytes, float] = {}
+    for step in range(5_000):
         # Scores mostly grow, and fall when a clock is set back.
         score = step // 20 - (30 if rnd.random() < 0.05 else 0)
-        data.put_scored(b"set", b"%d" % rnd.randrange(300), score)
-        upto = step // 20 - rnd.randrange(15)
-        found = data.scored(b"set", upto)
-        assert found == by_scan(data.table(b"set"), upto)
-        for _, name in found[:3]:
-            data.drop(b"set", name)
+        member = b"%d" % rnd.randrange(300)
+        if rnd.random() < 0.2:
+            assert scores.remove(member) == (known.pop(member, None) is not None)
+        else:
+            assert scores.add(member, score) == (member not in known)
+            known[member] = score
+        low, high, is_above = score - rnd.randrange(15), score, rnd.random() < 0.5
+        by_scan = sorted((n, name) for name, n in known.items() if low + is_above <= n <= high)
+        found = scores.between(low, high, is_above=is_above)
+        assert [(n, name) for name, n in found] == by_scan
         if rnd.random() < 0.01:
-            data = data.copy()
-        if rnd.random() < 0.005:
-            data.delete(b"set")
-
-
-def test_first_members_are_those_with_the_least_scores() -> None:
-    rnd, data, number = random.Random(6), Keyspace(lambda: 0), 0
-    for _ in range(500):
-        number += rnd.randrange(3)
-        for _ in range(rnd.randrange(9)):
-            data.put_last(b"inbox", b"%d" % rnd.randrange(60), number)
-        count = 1 + rnd.randrange(12)
-        names = data.first(b"inbox", count)
-        assert names == [name for _, name in by_scan(data.table(b"inbox"), number)[:count]]
-        for name in names[::2]:
-            data.drop(b"inbox", name)
+            scores = scores.copy()
 
 
 class Quiet:

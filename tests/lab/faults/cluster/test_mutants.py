@@ -1,32 +1,36 @@
 """Known bugs of the cluster's code, switched on: the auditor over the sum catches each.
 
-A bug replaces a text that the source of a method has exactly once; so a bug whose place has gone
-fails. Bugs of the core that runs of a cluster catch are in tests/mutants.
+A bug replaces a text that the source of a method, or of the store's functions, has exactly once.
+So a bug whose place has gone fails. Bugs of the core that runs of a cluster catch are in
+tests/mutants.
 """
 
 import inspect
 import sys
 import textwrap
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.leading import Campaign
+from schedsvc.cluster.library import sources
 from schedsvc.cluster.terms import Terms
 from schedsvc.cluster.totals import SeenTotals
 from schedsvc.driver.calls import Records
+from schedsvc_lab.faults.cluster import store
 from schedsvc_lab.faults.cluster.options import draw_cluster
-from schedsvc_lab.faults.cluster.store_escrow import Bucket
 from schedsvc_lab.faults.cluster_options import CLUSTER, CLUSTER_REFUSES, ENDED, REFUSING, SETS
 from schedsvc_lab.faults.run import Case, run_case
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A method with another text in it, the promise that it breaks, and the kind of run."""
+    """Code with another text in it, the promise that it breaks, and the kind of run."""
 
-    owner: type
+    #: None: the functions of the store.
+    owner: type | None
     method: str
     right: str
     wrong: str
@@ -82,7 +86,7 @@ BUGS = {
         "a leader that hands over does not name the next one", "is_set", ENDED,
     ),
     "escrow-grants-twice": Bug(
-        Bucket, "draw", "self.level[k] -= amount", "pass",
+        None, "", "row.level[k] = row.level[k] - amount", "",
         "more was granted than a shared quota allows", "has_quotas",
     ),
     "refused-writes-are-no-outage": Bug(
@@ -100,14 +104,20 @@ BUGS = {
 SEEDS = 24
 
 
-def wrong(bug: Bug) -> object:
-    """Return the method with the bug in it."""
-    found = inspect.getattr_static(bug.owner, bug.method)
-    source = textwrap.dedent(inspect.getsource(found))
+def changed(bug: Bug, source: str) -> str:
     assert source.count(bug.right) == 1, f"{bug.method} has not exactly one {bug.right!r}"
+    return source.replace(bug.right, bug.wrong)
+
+
+def wrong(bug: Bug) -> Any:
+    """Return the method with the bug in it, or what returns the store's functions."""
+    if bug.owner is None:
+        whole = changed(bug, "\0".join(sources())).split("\0")
+        return lambda: whole
+    found = inspect.getattr_static(bug.owner, bug.method)
     scope: dict[str, object] = {}
-    module = sys.modules[found.__module__]
-    exec(source.replace(bug.right, bug.wrong), vars(module), scope)
+    text = changed(bug, textwrap.dedent(inspect.getsource(found)))
+    exec(text, vars(sys.modules[found.__module__]), scope)
     return scope[bug.method]
 
 
@@ -126,7 +136,8 @@ def seeds(kind: str, first: int) -> list[int]:
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = BUGS[name]
-    monkeypatch.setattr(bug.owner, bug.method, wrong(bug))
+    place = (store, "sources") if bug.owner is None else (bug.owner, bug.method)
+    monkeypatch.setattr(*place, wrong(bug))
     seen = set()
     for seed in seeds(bug.kind, bug.first):
         seen.add(run_case(Case(seed, only=bug.only)).violation.partition(":")[0])
