@@ -73,6 +73,8 @@ def init(config_file: Path, admin_user: str | None, admin_password_file: Path | 
         done = await init_store(admin, settings.name, address.user, address.password)
         text = "a replica, which has the functions of its primary"
         text = f"store {address.text}: {text if done.is_replica else 'functions loaded'}"
+        if done.before:
+            text += f" in place of version {done.before} (now upgrade the schedulers that need it)"
         if address.user is not None:
             text += f", user {address.user} may use the keys of cluster {settings.name}"
         forgets = "; the store forgets the user at its restart: set aclfile"

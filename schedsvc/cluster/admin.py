@@ -5,15 +5,16 @@ from typing import Any
 
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.library import (
+    LIBRARY,
+    LIBRARY_VERSION,
     acl_rules,
     info_problem,
     is_replica,
     keys_of,
-    sources,
+    library_source,
 )
 from schedsvc.cluster.set_status import SetSeen, sets_of
-from schedsvc.cluster.store import Address, connect, open_checked
-from schedsvc.cluster.terms import check_terms_version
+from schedsvc.cluster.store import Address, StoreConnection, connect, open_checked, version_of
 
 __all__ = ["MemberSeen", "Prepared", "StoreStatus", "init_store", "status_of"]
 
@@ -37,6 +38,8 @@ class Prepared:
     is_replica: bool
     #: Whether the server still knows the user after its restart.
     keeps_user: bool
+    #: The version of the functions that it had until now; empty: none, or this one.
+    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,9 @@ async def init_store(
         if problem := info_problem(info):
             raise StoreRefusedError(f"store {address.text} {problem}")
         follows = is_replica(info)
-        for source in () if follows else sources():
-            await connection.command("FUNCTION", "LOAD", "REPLACE", source)
+        before = "" if follows else await _load(connection)
         if user is None:
-            return Prepared(follows, keeps_user=True)
+            return Prepared(follows, keeps_user=True, before=before)
         rules = ["reset", "on", *acl_rules(cluster), *([f">{password}"] if password else [])]
         await connection.command("ACL", "SETUSER", user, *rules)
         try:
@@ -73,10 +75,31 @@ async def init_store(
         except StoreRefusedError:
             raise
         except StoreError:
-            return Prepared(follows, keeps_user=False)  # it was started without an ACL file
-        return Prepared(follows, keeps_user=True)
+            return Prepared(
+                follows, keeps_user=False, before=before
+            )  # it was started without an ACL file
+        return Prepared(follows, keeps_user=True, before=before)
     finally:
         await connection.close()
+
+
+async def _load(connection: StoreConnection) -> str:
+    """Load the functions over those of an earlier version, which it returns; "" if none were there.
+
+    Raises StoreRefusedError if the store has functions of a later version.
+    """
+    before = ""
+    if await connection.command("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY):
+        before = await version_of(connection)
+    if before.isdecimal() and int(before) > int(LIBRARY_VERSION):
+        raise StoreRefusedError(
+            f"store {connection.address.text} has functions of version {before}, and this schedsvc"
+            f" has version {LIBRARY_VERSION}: run `schedsvc cluster init` of the later schedsvc; to"
+            f" go back, stop its schedulers, run `FUNCTION DELETE {LIBRARY}` at the store, and then"
+            " this command again"
+        )
+    await connection.command("FUNCTION", "LOAD", "REPLACE", library_source())
+    return "" if before == LIBRARY_VERSION else before
 
 
 async def status_of(
@@ -89,7 +112,6 @@ async def status_of(
     """
     connection = await open_checked(address)
     try:
-        await check_terms_version(connection)
         found: list[Any] = await connection.call("schedsvc_status", keys_of(cluster))
         sets = await sets_of(connection, cluster, own_set, secret)
     finally:

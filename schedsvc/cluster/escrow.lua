@@ -1,7 +1,4 @@
-#!lua name=schedsvc_escrow
--- The functions of the store that hold the buckets of quotas, from which members draw chunks.
--- `schedsvc cluster init` loads them; a member refuses a store whose functions have another version
--- than ESCROW_VERSION in library.py.
+-- Part of the library: the buckets of quotas, from which members draw chunks.
 --
 -- Rules:
 -- - Level and held amounts of a bucket are at most its limit together. So what all members spend in
@@ -23,7 +20,6 @@
 -- KEYS: the members whose chunks are recalled and for which buckets (one key for each member, the
 -- caller's is named), the name of the store's data (`life`), then one key for each bucket of the call.
 
-local VERSION = '2'
 local CHUNK_MS = 3000
 local ASK_MS = 1500  -- an ask that is not repeated within it is dropped
 local QUIET_MS = 1500  -- longer than members are silent
@@ -34,15 +30,6 @@ local WRAP = 4503599627370496
 local KINDS = 4
 local FIRST = 2  -- keys before those of the buckets
 local STATED = 5 * KINDS + 2  -- arguments for each bucket
-
-local function version()
-    return VERSION
-end
-
-local function now_ms()
-    local time = redis.call('TIME')
-    return time[1] * 1000 + math.floor(time[2] / 1000)
-end
 
 local function numbers(args, from)
     local out = {}
@@ -296,11 +283,7 @@ local function recall(row, key, id, mine, least)
     for other, holder in pairs(row.holders) do
         for k = 1, KINDS do
             if other ~= id and least[k] > row.level[k] and holder.held[k] > 0 then
-                local put = redis.pcall('HSET', prefix .. other, key, '')
-                if type(put) == 'table' then  -- another program's key of another type
-                    redis.call('DEL', prefix .. other)
-                    redis.call('HSET', prefix .. other, key, '')
-                end
+                put(prefix .. other, key, '')
                 redis.call('PEXPIRE', prefix .. other, CHUNK_MS)
                 break
             end
@@ -439,6 +422,4 @@ local function exchange(keys, args)
     return {out, waits, names, life, births}
 end
 
-redis.register_function{
-    function_name = 'schedsvc_escrow_version', callback = version, flags = {'no-writes'}}
 redis.register_function('schedsvc_escrow', exchange)

@@ -37,13 +37,12 @@ from schedsvc.cluster.escrow_store import (
     Part,
     Stated,
     ask_store,
-    check_escrow_version,
 )
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.library import LIMITS_VERSION, bucket_keys_of
+from schedsvc.cluster.library import bucket_keys_of
 from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.slots import Slots
-from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, check_writes, open_any
+from schedsvc.cluster.store import CALL_S, StoreConnection, check_writes, open_any
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Broken, Driver, EscrowWatch, Sharing
 from schedsvc.driver.clock import boot_ns
@@ -75,13 +74,6 @@ class _Wanted:
     path: list[tuple[bytes, Amounts, Amounts]]
     due_ns: int
     waits_at: bytes | None = None
-
-
-async def _check_versions(link: StoreConnection) -> None:
-    """Raise StoreRefusedError if the store has other functions for limits than this schedsvc."""
-    await check_escrow_version(link)
-    what = "functions for concurrency and budgets"
-    await check_version(link, "schedsvc_limits_version", what, LIMITS_VERSION)
 
 
 class Escrow:
@@ -399,7 +391,7 @@ class Escrow:
 
     async def _connect(self) -> StoreConnection:
         self._link = await open_any(
-            self._settings, self._resolve, _check_versions, self._servers, self.outage.refused
+            self._settings, self._resolve, self._servers, self.outage.refused
         )
         return self._link
 

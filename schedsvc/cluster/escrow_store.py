@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schedsvc.cluster.errors import StoreError
-from schedsvc.cluster.library import ESCROW_VERSION, escrow_keys_of
-from schedsvc.cluster.store import StoreConnection, check_version
+from schedsvc.cluster.library import escrow_keys_of
+from schedsvc.cluster.store import StoreConnection
 
 __all__ = [
     "CHUNK_MS",
@@ -22,7 +22,6 @@ __all__ = [
     "Part",
     "Stated",
     "ask_store",
-    "check_escrow_version",
 ]
 
 KINDS = 4
@@ -90,11 +89,6 @@ class Answer:
     waits_at: list[bytes | None] = field(default_factory=list)
     #: Other members wait for these buckets: return what is not used.
     recalled: list[bytes] = field(default_factory=list)
-
-
-async def check_escrow_version(link: StoreConnection) -> None:
-    """Raise StoreRefusedError if the store has other functions for quotas than this schedsvc."""
-    await check_version(link, "schedsvc_escrow_version", "functions for quotas", ESCROW_VERSION)
 
 
 async def ask_store(

@@ -26,7 +26,7 @@ from schedsvc.cluster.joining import Identity
 from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.store import StoreConnection, open_any
 from schedsvc.cluster.term_file import TermFile
-from schedsvc.cluster.terms import TERM_MS, Term, Terms, check_terms_version, term_end_ns
+from schedsvc.cluster.terms import TERM_MS, Term, Terms, term_end_ns
 from schedsvc.config.cluster import Cluster
 from schedsvc.config.files import read_file
 from schedsvc.driver import Leading
@@ -289,11 +289,7 @@ class Campaign:
         if self._link is not None:
             return self._link
         self._link = await open_any(
-            self._settings,
-            self._resolve,
-            check_terms_version,
-            self._servers,
-            self._outage.refused,
+            self._settings, self._resolve, self._servers, self._outage.refused
         )
         self._unsure_ns = boot_ns() + _TERM_NS
         return self._link

@@ -3,43 +3,30 @@
 from importlib.resources import files
 
 __all__ = [
-    "ESCROW_VERSION",
-    "FUNCTIONS_VERSION",
-    "LIMITS_VERSION",
-    "SETTINGS_VERSION",
-    "TERMS_VERSION",
+    "LIBRARY",
+    "LIBRARY_VERSION",
     "acl_rules",
     "bucket_keys_of",
     "budget_key_of",
     "escrow_keys_of",
-    "escrow_source",
-    "functions_source",
     "info_problem",
     "is_replica",
     "keys_of",
-    "limits_source",
+    "library_source",
     "notes_key_of",
     "probe_key_of",
     "settings_keys_of",
-    "settings_source",
     "slot_keys_of",
-    "sources",
     "term_keys_of",
-    "terms_source",
 ]
 
-#: As in functions.lua; a change of what a function takes or returns raises both.
-FUNCTIONS_VERSION = "3"
-#: As in terms.lua.
-TERMS_VERSION = "2"
-#: As in escrow.lua.
-ESCROW_VERSION = "2"
-#: As in limits.lua.
-LIMITS_VERSION = "1"
-#: As in settings.lua.
-SETTINGS_VERSION = "1"
+#: A change of what a function takes or returns raises it.
+LIBRARY_VERSION = "4"
+LIBRARY = "schedsvc"
+#: Each part but the first is a block of its own.
+_PARTS = ("common.lua", "totals.lua", "terms.lua", "escrow.lua", "limits.lua", "settings.lua")
 _VERSION_MIN = (7, 0)
-#: Keys of functions.lua, in its order.
+#: Keys of totals.lua, in its order.
 _KEYS = ("number", "life", "index", "rows", "members", "origins", "inbox:")
 #: Commands that a member sends, and commands that the functions call for it.
 _COMMANDS = (
@@ -50,31 +37,11 @@ _COMMANDS = (
 )  # fmt: skip
 
 
-def sources() -> list[str]:
-    """Return the libraries of the store, as FUNCTION LOAD takes them."""
-    return [
-        functions_source(), terms_source(), escrow_source(), limits_source(), settings_source()
-    ]  # fmt: skip
-
-
-def functions_source() -> str:
-    """Return the source of the functions, as FUNCTION LOAD takes it."""
-    return (files("schedsvc.cluster") / "functions.lua").read_text()
-
-
-def terms_source() -> str:
-    """Return the source of the functions that decide who leads, as FUNCTION LOAD takes it."""
-    return (files("schedsvc.cluster") / "terms.lua").read_text()
-
-
-def escrow_source() -> str:
-    """Return the source of the functions that hold quotas' buckets, as FUNCTION LOAD takes it."""
-    return (files("schedsvc.cluster") / "escrow.lua").read_text()
-
-
-def limits_source() -> str:
-    """Return the source of the functions for concurrency and budgets, as FUNCTION LOAD takes it."""
-    return (files("schedsvc.cluster") / "limits.lua").read_text()
+def library_source(version: str = LIBRARY_VERSION) -> str:
+    """Return the functions of the store as one library, as FUNCTION LOAD takes it."""
+    common, *parts = ((files("schedsvc.cluster") / name).read_text() for name in _PARTS)
+    head = f"#!lua name={LIBRARY}\nlocal VERSION = '{version}'\n"
+    return head + common + "".join(f"do\n{part}end\n" for part in parts)
 
 
 def slot_keys_of(cluster: str, holder: bytes, caps: list[bytes]) -> list[bytes]:
@@ -86,11 +53,6 @@ def slot_keys_of(cluster: str, holder: bytes, caps: list[bytes]) -> list[bytes]:
 def budget_key_of(cluster: str, name: bytes, period: bytes) -> bytes:
     """Return the key of schedsvc_budgets for a budget in one period."""
     return f"{{schedsvc:{cluster}}}:budget:".encode() + period + b":" + name
-
-
-def settings_source() -> str:
-    """Return the source of the function for operators' settings, as FUNCTION LOAD takes it."""
-    return (files("schedsvc.cluster") / "settings.lua").read_text()
 
 
 def settings_keys_of(cluster: str) -> list[str]:

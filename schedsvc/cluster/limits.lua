@@ -1,7 +1,4 @@
-#!lua name=schedsvc_limits
--- The functions of the store for caps on concurrent requests, and for budgets of a day or month.
--- `schedsvc cluster init` loads them; a member refuses a store whose functions have another version
--- than LIMITS_VERSION in library.py.
+-- Part of the library: caps on concurrent requests, and budgets of a day or month.
 --
 -- A cap is divided into slots. Rules:
 -- - A set of pools holds slots, or a member without a set. Whoever leads the set next takes them over.
@@ -17,7 +14,6 @@
 -- one key for each cap. KEYS of schedsvc_budgets: one key for each budget and period. KEYS of
 -- schedsvc_forgive: one key for each bucket.
 
-local VERSION = '1'
 local SET_MS = 60000
 local ASK_MS = 1500  -- an ask that is not repeated within it is dropped
 local TOLD_MS = 3000
@@ -25,15 +21,6 @@ local KEPT_MS = 120000  -- a cap without calls has no holder by then
 local STEP_MS = 5000  -- a clock that fell by more was set, and is followed
 local MOST = 4503599627370496  -- 2^52
 local BUDGET_MS = 3456000000  -- 40 days: longer than a month
-
-local function version()
-    return VERSION
-end
-
-local function now_ms()
-    local time = redis.call('TIME')
-    return time[1] * 1000 + math.floor(time[2] / 1000)
-end
 
 -- Read a table; nil if the key is absent, or holds something else.
 local function read(key)
@@ -65,15 +52,6 @@ local function is_sound(row)
         end
     end
     return row.at == row.at
-end
-
--- Set a field of a table, also if another program has put a key of another type there.
-local function put(key, field, value)
-    local done = redis.pcall('HSET', key, field, value)
-    if type(done) == 'table' then
-        redis.call('DEL', key)
-        redis.call('HSET', key, field, value)
-    end
 end
 
 -- Read a cap, without holders and asks that are over.
@@ -222,7 +200,7 @@ local function budgets(keys, args)
                 sum = sum + math.max(0, tonumber(all[k + 1]) or 0)
             end
         end
-        out[i] = string.format('%.0f', sum)
+        out[i] = whole(sum)
     end
     return out
 end
@@ -245,8 +223,6 @@ local function forgive(keys)
     return found
 end
 
-redis.register_function{
-    function_name = 'schedsvc_limits_version', callback = version, flags = {'no-writes'}}
 redis.register_function('schedsvc_slots', slots)
 redis.register_function('schedsvc_budgets', budgets)
 redis.register_function('schedsvc_forgive', forgive)

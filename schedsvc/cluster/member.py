@@ -154,9 +154,9 @@ class Member:
         link = await open_any(
             self._settings,
             self._resolve,
-            lambda link: join(link, self._who, self._fingerprint, self._ttl_ms),
             self._servers,
             self._outage.refused,
+            lambda link: join(link, self._who, self._fingerprint, self._ttl_ms),
         )
         self._link = link
         self._number = self._call = 0

@@ -1,7 +1,4 @@
-#!lua name=schedsvc_settings
--- The function of the store that keeps what operators have set: tenants, API keys, modes.
--- `schedsvc cluster init` loads it; a member shares no settings through a store whose function has
--- another version than SETTINGS_VERSION in library.py.
+-- Part of the library: what operators have set, which is tenants, API keys and modes.
 --
 -- The function compares rows and never reads them: a member seals and checks what a row says (see
 -- signing.py). A row is replaced by whoever names it, so no row of a program without the secret
@@ -13,11 +10,6 @@
 --   3 settings:index   sorted set: the places by the number of their last change
 --   4 settings:rows    hash: the row of each place
 
-local VERSION = '1'
-
-local function version()
-    return VERSION
-end
 
 -- Write rows, and read those that changed after a number.
 -- ARGV: the number read up to, the most rows to read, a random life, then for each row to write its
@@ -49,11 +41,9 @@ local function exchange(keys, args)
         rows[#rows + 1] = redis.call('HGET', keys[4], found[i]) or ''
     end
     if #found == 2 * limit then
-        upto = string.format('%.0f', tonumber(found[#found]))
+        upto = whole(tonumber(found[#found]))
     end
     return {number, redis.call('GET', keys[2]), upto, rows, kept}
 end
 
-redis.register_function{
-    function_name = 'schedsvc_settings_version', callback = version, flags = {'no-writes'}}
 redis.register_function('schedsvc_settings', exchange)

@@ -28,15 +28,15 @@ import structlog
 
 from schedsvc.cluster.errors import StoreError
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.library import SETTINGS_VERSION, settings_keys_of
+from schedsvc.cluster.library import settings_keys_of
 from schedsvc.cluster.outage import Outage
 from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
-from schedsvc.cluster.store import CALL_S, StoreConnection, check_version, open_any
+from schedsvc.cluster.store import CALL_S, StoreConnection, open_any
 from schedsvc.config.cluster import Cluster
 from schedsvc.driver import Broken, SettingsShared
 from schedsvc.driver.clock import boot_ns
 
-__all__ = ["Settings", "SettingsSync", "check_settings_version"]
+__all__ = ["Settings", "SettingsSync"]
 
 _log = structlog.get_logger("schedsvc.cluster")
 
@@ -68,12 +68,6 @@ class Settings(Protocol):
 
     def forget_gone(self) -> list[bytes]:
         """Forget what was deleted long ago; return the places. O(deleted)."""
-
-
-async def check_settings_version(link: StoreConnection) -> None:
-    """Raise StoreRefusedError if the store has another function of settings than this."""
-    what = "functions for settings"
-    await check_version(link, "schedsvc_settings_version", what, SETTINGS_VERSION)
 
 
 def _sha1(row: bytes) -> bytes:
@@ -154,9 +148,7 @@ class SettingsSync:
         self.state.rows = len(self._versions)
 
     async def _connect(self) -> StoreConnection:
-        link = await open_any(
-            self._cluster, self._resolve, check_settings_version, refused=self._outage.refused
-        )
+        link = await open_any(self._cluster, self._resolve, refused=self._outage.refused)
         self._link = link
         self._read_again()
         return link

@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from schedsvc.cluster.errors import StoreError, StoreRefusedError, Words, WritesRefusedError
-from schedsvc.cluster.library import FUNCTIONS_VERSION, info_problem, is_replica, probe_key_of
+from schedsvc.cluster.library import LIBRARY_VERSION, info_problem, is_replica, probe_key_of
 from schedsvc.config.cluster import Cluster, ClusterStore
 from schedsvc.config.files import read_file
 
@@ -26,11 +26,11 @@ __all__ = [
     "CALL_S",
     "Address",
     "StoreConnection",
-    "check_version",
     "check_writes",
     "connect",
     "open_any",
     "open_checked",
+    "version_of",
 ]
 
 #: A connection is made, and a call answered, within this time, or it failed.
@@ -206,21 +206,22 @@ async def open_checked(address: Address) -> StoreConnection:
             raise WritesRefusedError(f"store {address.text} {_REPLICA}")
         if problem := info_problem(info):
             raise StoreRefusedError(f"store {address.text} {problem}")
-        await check_version(connection, "schedsvc_version", "functions", FUNCTIONS_VERSION)
+        found = await version_of(connection)
+        if found != LIBRARY_VERSION:
+            raise StoreRefusedError(
+                f"store {address.text} has functions of version {found}, and this schedsvc needs"
+                f" version {LIBRARY_VERSION}; {_INIT} of this schedsvc"
+            )
     except BaseException:
         await connection.close()
         raise
     return connection
 
 
-async def check_version(link: StoreConnection, function: str, what: str, needed: str) -> None:
-    """Raise StoreRefusedError if the store has other functions than this schedsvc needs."""
-    found = (await link.call(function, [])).decode(errors="replace")
-    if found != needed:
-        raise StoreRefusedError(
-            f"store {link.address.text} has {what} of version {found}, and this schedsvc needs"
-            f" version {needed}; {_INIT} of this schedsvc"
-        )
+async def version_of(link: StoreConnection) -> str:
+    """Return the version of the functions that the store has. Raises StoreRefusedError if none."""
+    found: bytes = await link.call("schedsvc_version", [])
+    return found.decode(errors="replace")
 
 
 async def check_writes(link: StoreConnection, cluster: str, refused: Words = ()) -> None:
@@ -250,9 +251,9 @@ async def _open_written(address: Address, cluster: str, refused: Words) -> Store
 async def open_any(
     cluster: Cluster,
     resolve: Callable[[str], Path],
-    prepare: Callable[[StoreConnection], Awaitable[object]],
     order: list[str] | None = None,
     refused: Words = (),
+    prepare: Callable[[StoreConnection], Awaitable[object]] | None = None,
 ) -> StoreConnection:
     """Return a connection to the first server of a list that answers writes, prepared.
 
@@ -275,7 +276,8 @@ async def open_any(
             problems[url] = error
             continue
         try:
-            await prepare(link)
+            if prepare is not None:
+                await prepare(link)
         except BaseException:
             await link.close()
             raise

@@ -1,6 +1,4 @@
-#!lua name=schedsvc_terms
--- The functions of the store that say which member leads a set. `schedsvc cluster init` loads them;
--- a member refuses a store whose functions have another version than TERMS_VERSION in library.py.
+-- Part of the library: which member leads a set.
 --
 -- The functions compare rows and never read them: a member seals and checks what a row says (see
 -- signing.py). A row counts until another one replaces it, so a member that finds a forged row
@@ -12,18 +10,8 @@
 --               row, which does not expire, and `ended:` the last one that its leader released
 --   3 standbys  hash: members that may take the next term, and until when they count
 
-local VERSION = '2'
 local TERM_MS = 2000
 local NOTE_KEPT_MS = 604800000  -- a week
-
-local function now_ms()
-    local time = redis.call('TIME')
-    return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local function version()
-    return VERSION
-end
 
 -- ARGV: set, member that may take the next term ('' for none), and for how many ms it counts.
 -- Returns {hold, counter, last row of the set}, '' for what is missing, and 1 if the member did not
@@ -31,7 +19,7 @@ end
 local function look(keys, args)
     local is_new = 0
     if args[2] ~= '' then
-        is_new = redis.call('HSET', keys[3], args[2], string.format('%.0f', now_ms() + args[3]))
+        is_new = redis.call('HSET', keys[3], args[2], whole(now_ms() + args[3]))
     end
     if redis.call('PTTL', keys[1]) > TERM_MS then
         redis.call('PEXPIRE', keys[1], TERM_MS)  -- the clock was set back since
@@ -100,7 +88,7 @@ end
 -- KEYS: hash of the notes that the members of a set leave. ARGV: member, and its note.
 local function note(keys, args)
     local now = now_ms()
-    redis.call('HSET', keys[1], args[1], string.format('%.0f', now) .. ' ' .. args[2])
+    redis.call('HSET', keys[1], args[1], whole(now) .. ' ' .. args[2])
     local all = redis.call('HGETALL', keys[1])
     for i = 1, #all, 2 do
         local left = tonumber(string.match(all[i + 1], '^(%d+) '))
@@ -115,7 +103,7 @@ end
 -- ('' for what is missing), then member and note by turns.
 local function show(keys, args)
     local out = {
-        string.format('%.0f', now_ms()), redis.call('GET', keys[1]) or '',
+        whole(now_ms()), redis.call('GET', keys[1]) or '',
         redis.call('HGET', keys[2], 'set:' .. args[1]) or '',
     }
     for _, part in ipairs(redis.call('HGETALL', keys[4])) do
@@ -133,8 +121,6 @@ local function sets(keys)
     return out
 end
 
-redis.register_function{
-    function_name = 'schedsvc_terms_version', callback = version, flags = {'no-writes'}}
 redis.register_function('schedsvc_term_look', look)
 redis.register_function('schedsvc_term_take', take)
 redis.register_function('schedsvc_term_renew', renew)

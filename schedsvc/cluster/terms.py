@@ -16,12 +16,12 @@ import structlog
 
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
 from schedsvc.cluster.joining import Identity
-from schedsvc.cluster.library import TERMS_VERSION, notes_key_of, term_keys_of
+from schedsvc.cluster.library import notes_key_of, term_keys_of
 from schedsvc.cluster.signing import ForgedRowError, open_row, seal_row
-from schedsvc.cluster.store import StoreConnection, check_version
+from schedsvc.cluster.store import StoreConnection
 from schedsvc.driver.clock import boot_ns
 
-__all__ = ["JUMP_MAX", "TERM_MS", "Term", "Terms", "check_terms_version", "term_end_ns"]
+__all__ = ["JUMP_MAX", "TERM_MS", "Term", "Terms", "term_end_ns"]
 
 _log = structlog.get_logger("schedsvc.cluster")
 
@@ -50,11 +50,6 @@ def term_end_ns(began_ns: int) -> int:
     """Return when a term ends that was taken or renewed by a call begun then, by boot_ns()."""
     lasts_ns = TERM_MS * 1_000_000
     return began_ns + lasts_ns - lasts_ns // _MARGIN
-
-
-async def check_terms_version(link: StoreConnection) -> None:
-    """Raise StoreRefusedError if the store has other functions of terms than these."""
-    await check_version(link, "schedsvc_terms_version", "functions of terms", TERMS_VERSION)
 
 
 class Terms:

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schedsvc.cli import main
+from schedsvc.cluster.library import library_source
 
 from .store_server import ADMIN_PASSWORD, StoreServer
 
@@ -51,6 +52,11 @@ def test_init_makes_a_store_ready(config_file: Path, store: StoreServer) -> None
         "members": [],
         "sets": [],
     }
+
+
+def test_init_says_which_version_it_replaces(config_file: Path, store: StoreServer) -> None:
+    assert b"schedsvc" in store.ask("FUNCTION", "LOAD", library_source("3"))
+    assert "functions loaded in place of version 3 (now upgrade" in init(config_file).output
 
 
 def test_init_needs_an_operator(config_file: Path) -> None:

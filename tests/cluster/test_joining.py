@@ -7,9 +7,9 @@ import pytest
 
 from schedsvc.cluster.admin import Prepared, init_store, status_of
 from schedsvc.cluster.errors import StoreError, StoreRefusedError
-from schedsvc.cluster.escrow_store import Ask, Part, Stated, ask_store, check_escrow_version
+from schedsvc.cluster.escrow_store import Ask, Part, Stated, ask_store
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
-from schedsvc.cluster.library import escrow_source, info_problem, keys_of
+from schedsvc.cluster.library import info_problem, keys_of, library_source
 from schedsvc.cluster.store import Address, StoreConnection, connect, open_checked
 from tests.server.conftest import config_of
 from tests.waiting import until
@@ -49,12 +49,29 @@ async def test_a_store_without_functions_is_refused(store: StoreServer) -> None:
 
 
 async def test_functions_of_another_version_are_refused(
-    store: StoreServer, monkeypatch: pytest.MonkeyPatch
+    store: StoreServer,
 ) -> None:
-    await init_store(admin_of(store), "prod", None, None)
-    monkeypatch.setattr("schedsvc.cluster.store.FUNCTIONS_VERSION", "4")
+    assert b"schedsvc" in store.ask("FUNCTION", "LOAD", library_source("3"))
     problem = await refusal_of(admin_of(store))
     assert "functions of version 3, and this schedsvc needs version 4" in problem
+
+
+async def test_init_replaces_functions_of_an_earlier_version(store: StoreServer) -> None:
+    assert b"schedsvc" in store.ask("FUNCTION", "LOAD", library_source("3"))
+    assert (await init_store(admin_of(store), "prod", None, None)).before == "3"
+    assert (await init_store(admin_of(store), "prod", None, None)).before == ""
+    await (await open_checked(admin_of(store))).close()
+
+
+async def test_init_leaves_functions_of_a_later_version(store: StoreServer) -> None:
+    """Members of the later version use them."""
+    assert b"schedsvc" in store.ask("FUNCTION", "LOAD", library_source("11"))
+    with pytest.raises(StoreRefusedError, match="of version 11, and this schedsvc has version 4"):
+        await init_store(admin_of(store), "prod", None, None)
+    assert b"11" in store.ask("FCALL", "schedsvc_version", "0")
+    assert store.ask("FUNCTION", "DELETE", "schedsvc") == b"+OK\r\n"
+    await init_store(admin_of(store), "prod", None, None)
+    await (await open_checked(admin_of(store))).close()
 
 
 async def test_an_evicting_store_is_refused(store: StoreServer) -> None:
@@ -151,7 +168,6 @@ async def test_the_user_reaches_only_its_cluster(store: StoreServer, link: Store
 
 async def test_the_user_can_draw_from_quotas(store: StoreServer, link: StoreConnection) -> None:
     """Also if that asks another member to return its chunk, whose key the call does not name."""
-    await check_escrow_version(link)
     stated, full = Stated(b"q", (9, 0, 0, 0), (0,) * 4, (0,) * 4), (9, 0, 0, 0)
     ask = Ask(b"x", [Part(b"q", full, full)])
     assert await ask_store(link, "prod", b"a/1", 1, [stated], [ask]) is not None
@@ -161,15 +177,6 @@ async def test_the_user_can_draw_from_quotas(store: StoreServer, link: StoreConn
     answer = await ask_store(link, "prod", b"a/1", 2, [])
     assert answer is not None
     assert answer.recalled == [b"q"]
-
-
-async def test_other_functions_for_quotas_are_refused(
-    store: StoreServer, link: StoreConnection
-) -> None:
-    changed = escrow_source().replace("VERSION = '2'", "VERSION = '0'")
-    assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", changed)
-    with pytest.raises(StoreRefusedError, match="for quotas of version 0, and this schedsvc needs"):
-        await check_escrow_version(link)
 
 
 async def test_the_status_shows_the_members(store: StoreServer, link: StoreConnection) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schedsvc.cluster.errors import StoreError
-from schedsvc.cluster.library import functions_source
+from schedsvc.cluster.library import library_source
 from schedsvc.cluster.member import interval_s
 from tests.waiting import until
 
@@ -206,7 +206,7 @@ async def test_totals_are_pruned_an_hour_after_their_last_change(store: StoreSer
 async def test_an_unknown_answer_is_an_error(store: StoreServer, answer: str) -> None:
     async with cluster(store, "a") as (a,):
         await rounds(a)
-        changed = functions_source().replace(
+        changed = library_source().replace(
             "    return {whole(number), ", f"    do return {answer} end return {{"
         )
         assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", changed)

@@ -9,9 +9,8 @@ from structlog.testing import capture_logs
 
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.errors import WritesRefusedError
-from schedsvc.cluster.escrow_store import check_escrow_version
-from schedsvc.cluster.library import limits_source, probe_key_of
-from schedsvc.cluster.store import Address, StoreConnection, open_any
+from schedsvc.cluster.library import library_source, probe_key_of
+from schedsvc.cluster.store import Address, open_any
 from schedsvc.config.cluster import Cluster
 from tests.waiting import until
 
@@ -151,13 +150,11 @@ async def test_an_idle_member_notices_that_writes_are_refused(store: StoreServer
         assert member.member.escrow._books == {}
 
 
-async def test_limits_of_another_version_are_no_store_that_is_back(store: StoreServer) -> None:
-    """Buckets could be drawn, and slots not: the members' parts stay in force."""
+async def test_a_store_with_functions_of_another_version_is_not_back(store: StoreServer) -> None:
     grants = Grants()
     async with sharing(store, 2, tenants=TENANTS) as members:
         await both_known(members)
-        changed = limits_source().replace("VERSION = '1'", "VERSION = '0'")
-        assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", changed)
+        assert b"schedsvc" in store.ask("FUNCTION", "LOAD", "REPLACE", library_source("0"))
         store.ask("CLIENT", "KILL", "TYPE", "normal")
         for each in members:
             await until(lambda each=each: each.member.escrow._share == 2, "it spends its part")
@@ -178,22 +175,16 @@ async def prepared(store: StoreServer) -> Cluster:
     return Cluster.model_validate({"name": "prod", "member": "a", "store": reached})
 
 
-async def opened(cluster: Cluster) -> StoreConnection:
-    async def nothing(_: StoreConnection) -> None: ...
-
-    return await open_any(cluster, Path, nothing)
-
-
 @pytest.mark.parametrize("command", ["set", "incr", "del", "hdel", "hsetnx", "zrem", "zpopmin"])
 async def test_a_store_that_refuses_one_command_is_not_used(
     store: StoreServer, command: str
 ) -> None:
     cluster = await prepared(store)
-    await (await opened(cluster)).close()
+    await (await open_any(cluster, Path)).close()
     assert store.ask("EXISTS", probe_key_of("prod")) == b":0\r\n"
     assert store.ask("ACL", "SETUSER", "default", f"-{command}") == b"+OK\r\n"
     with pytest.raises(WritesRefusedError, match="gives user default no write permission"):
-        await opened(cluster)
+        await open_any(cluster, Path)
 
 
 @every_refusal
@@ -207,7 +198,7 @@ async def test_a_server_that_refuses_writes_is_passed_over(
         both = cluster.store.model_copy(update={"urls": [store.url, second.url]})
         cluster = cluster.model_copy(update={"store": both})
         await asyncio.to_thread(refusal.begin, store)
-        link = await opened(cluster)
+        link = await open_any(cluster, Path)
         assert link.address.port == second.port
         await link.close()
         await asyncio.to_thread(refusal.begin, second)
@@ -215,7 +206,7 @@ async def test_a_server_that_refuses_writes_is_passed_over(
         order = list(both.urls)
         for _ in range(2):
             with pytest.raises(WritesRefusedError) as caught:
-                await open_any(cluster, Path, check_escrow_version, order)
+                await open_any(cluster, Path, order)
             found.add(str(caught.value))
             order.reverse()
         assert len(found) == 1, found

@@ -16,7 +16,7 @@ from schedsvc.cluster.library import term_keys_of
 from schedsvc.cluster.signing import seal_row
 from schedsvc.cluster.store import Address, StoreConnection, open_checked
 from schedsvc.cluster.term_file import TermFile
-from schedsvc.cluster.terms import JUMP_MAX, TERM_MS, Term, Terms, check_terms_version, term_end_ns
+from schedsvc.cluster.terms import JUMP_MAX, TERM_MS, Term, Terms, term_end_ns
 from schedsvc.driver.clock import boot_ns
 
 from .store_server import ADMIN_PASSWORD, StoreServer
@@ -335,15 +335,6 @@ async def test_a_reported_term_is_a_hint(link: StoreConnection) -> None:
     assert b.hint(100)
     await a.release(link)
     assert (await led(b, link)).number == 101
-
-
-async def test_functions_of_terms_have_a_version(
-    link: StoreConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await check_terms_version(link)
-    monkeypatch.setattr("schedsvc.cluster.terms.TERMS_VERSION", "0")
-    with pytest.raises(StoreRefusedError, match="functions of terms of version 2, and this"):
-        await check_terms_version(link)
 
 
 async def test_a_term_expires_in_the_store(link: StoreConnection) -> None:

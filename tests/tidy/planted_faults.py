@@ -102,7 +102,7 @@ FAULTS = (
     ),
     Fault(
         "schedsvc/cluster, its functions in the store",
-        "schedsvc/cluster/functions.lua",
+        "schedsvc/cluster/totals.lua",
         "if due == nil or tonumber(due) <= now then",
         "if due == nil or tonumber(due) > now then",
         "tests/cluster/test_joining.py",

@@ -29,7 +29,9 @@ class Scripts:
     def __init__(self, command: Command) -> None:
         def called(name: object = None, *args: object) -> Any:
             try:
-                return command(_word(name).decode().upper(), [*map(_word, args)])
+                return command(_word(name).decode().upper(), [
+                    arg if type(arg) is bytes else _word(arg) for arg in args
+                ])  # fmt: skip
             except ServerError as error:
                 return True, str(error).encode()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis.exceptions
 
-from schedsvc.cluster.library import sources
+from schedsvc.cluster.library import library_source
 from schedsvc_lab.faults.cluster.keyspace import WRITES, Keyspace, ServerError
 from schedsvc_lab.faults.cluster.scripts import Scripts
 
@@ -43,8 +43,7 @@ class VirtualStore:
         # Weakly: see Scripts.
         called = weakref.WeakMethod(self._called)
         self._scripts = Scripts(lambda name, args: called()(name, args))  # type: ignore[misc]
-        for source in sources():
-            self._scripts.load(source)
+        self._scripts.load(library_source())
 
     def command(self, words: tuple[str | bytes | int, ...]) -> Any:
         """Answer a command, with texts as bytes. Raises ResponseError as the client's parser."""

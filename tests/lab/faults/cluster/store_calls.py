@@ -21,7 +21,6 @@ _HOLDERS = (b"set:main", b"member:a", b"member:b")
 _CAPS = {b"t1": 3, b"t2": 10, b"g": 1}
 _PLACES = ("modes", "tenant:a", "tenant:b")
 _BUCKETS = {"t1": (10, 0, 0, 0), "t2": (60_000, 90_001, 0, 7), "g": (12, 10**6, 3, 0)}
-_VERSIONS = ("", "escrow_", "limits_", "settings_", "terms_")
 _STEPS_MS = (0, 1, 40, 250, 999, 1_500, 2_000, 3_001, 70_000, 130_000, 4_000_000, -400, -9_000)
 #: Values that another program may leave where the functions have a key.
 _ALIEN = (
@@ -46,7 +45,7 @@ class Calls:
         self._settings: dict[str, bytes] = {}
         self._kinds = {
             self._join: 7, self._leave: 3, self._probe: 3, self._sync: 27, self._terms: 20,
-            self._people: 20, self._escrow: 40, self._slots: 30, self._budgets: 6,
+            self._people: 10, self._escrow: 40, self._slots: 30, self._budgets: 6,
             self._forgiven: 10, self._exchange: 10,
         }  # fmt: skip
 
@@ -117,7 +116,7 @@ class Calls:
         keys, notes = term_keys_of("prod", "main"), notes_key_of("prod", "main")
         member = self.rnd.choice(_MEMBERS)
         return self.rnd.choice((
-            (f"schedsvc_{self.rnd.choice(_VERSIONS)}version", [], ()),
+            ("schedsvc_version", [], ()),
             ("schedsvc_status", keys_of("prod"), ()),
             ("schedsvc_set_note", [notes], (member, f"note {self.rnd.randrange(99)}")),
             ("schedsvc_set_show", [*keys, notes], ("main",)),

@@ -15,7 +15,7 @@ import pytest
 
 from schedsvc.cluster.escrow import Escrow
 from schedsvc.cluster.leading import Campaign
-from schedsvc.cluster.library import sources
+from schedsvc.cluster.library import library_source
 from schedsvc.cluster.terms import Terms
 from schedsvc.cluster.totals import SeenTotals
 from schedsvc.driver.calls import Records
@@ -112,8 +112,8 @@ def changed(bug: Bug, source: str) -> str:
 def wrong(bug: Bug) -> Any:
     """Return the method with the bug in it, or what returns the store's functions."""
     if bug.owner is None:
-        whole = changed(bug, "\0".join(sources())).split("\0")
-        return lambda: whole
+        source = changed(bug, library_source())
+        return lambda: source
     found = inspect.getattr_static(bug.owner, bug.method)
     scope: dict[str, object] = {}
     text = changed(bug, textwrap.dedent(inspect.getsource(found)))
@@ -136,7 +136,7 @@ def seeds(kind: str, first: int) -> list[int]:
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = BUGS[name]
-    place = (store, "sources") if bug.owner is None else (bug.owner, bug.method)
+    place = (store, "library_source") if bug.owner is None else (bug.owner, bug.method)
     monkeypatch.setattr(*place, wrong(bug))
     seen = set()
     for seed in seeds(bug.kind, bug.first):

@@ -13,7 +13,7 @@ import pytest
 import redis.exceptions
 
 from schedsvc.cluster.errors import StoreError
-from schedsvc.cluster.library import sources
+from schedsvc.cluster.library import library_source
 from schedsvc_lab.faults.cluster.store import ACL, VirtualStore
 from tests.cluster.store_server import StoreServer, running_store, store_program
 from tests.cluster.timed_store import TimedStore
@@ -98,7 +98,7 @@ async def test_each_function_does_as_in_a_real_server(server: StoreServer) -> No
             assert read(virtual.data.contents()) == read(await real.contents()), seed
     finally:
         await real.close()
-    assert set(kinds) == set(re.findall(r"'(schedsvc_\w+)'", "".join(sources())))
+    assert set(kinds) == set(re.findall(r"'(schedsvc_\w+)'", library_source()))
     assert min(kinds.values()) > 20
     assert min(errors["WRONGTYPE"], errors["failed"]) > 20
 

@@ -1,9 +1,7 @@
-#!lua name=schedsvc
--- The functions of the store. `schedsvc cluster init` loads them; a member refuses a store whose
--- functions have another version than FUNCTIONS_VERSION in library.py.
+-- Part of the library: the members, and the totals of what they have served.
 --
--- Numbers in Lua are doubles: 2^53 + 1 comes back as 2^53. So nothing here calculates with totals;
--- they are texts that members add up. Change numbers and times stay far below 2^53.
+-- Nothing here calculates with totals, which may be above 2^53: they are texts that members add up.
+-- Change numbers and times stay far below 2^53.
 --
 -- KEYS of every function, all with the hash tag of the cluster:
 --   1 number   the change number, which grows with each call of schedsvc_sync
@@ -22,48 +20,14 @@
 -- An answer empties the inbox. A member that loses an answer, or its connection, writes all its
 -- totals again with ARGV 7 set, and so reads all rows of others again.
 
-local VERSION = '3'
 local ROW_MINUTES = 60  -- so long a total is kept after its last change
 local KEPT_MS = 7200000  -- and all of them, once no member is left
 local PRUNED_MAX = 400
-local PROBE_MS = 1000
 local PUT_MAX = 2000  -- arguments of one ZADD, an even number
 local TTL_MAX_MS = 18000  -- as no member asks for more
 -- A value of `members`: the time (ms) at which the member counts as gone, its incarnation, the
 -- number of its last call, the fingerprint of its configuration.
 local MEMBER = '^(%d+) (%x+) (%d+) (%x*)$'
-
-local function now_ms()
-    local time = redis.call('TIME')
-    return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local function whole(number)
-    return string.format('%.0f', number)
-end
-
-local function version()
-    return VERSION
-end
-
--- Write by each command with which the functions of all libraries write, and leave nothing. A member
--- calls it on each new connection: the store may answer, and refuse all writes or some.
--- KEYS: a key that no other function uses.
-local function probe(keys)
-    local key = keys[1]
-    redis.call('DEL', key)
-    redis.call('SET', key, '0', 'PX', PROBE_MS)
-    redis.call('INCR', key)
-    redis.call('PEXPIRE', key, PROBE_MS)
-    redis.call('DEL', key)
-    redis.call('HSET', key, 'field', '')
-    redis.call('HSETNX', key, 'field', '')
-    redis.call('HDEL', key, 'field')
-    redis.call('ZADD', key, 0, 'a', 0, 'b')
-    redis.call('ZREM', key, 'a')
-    redis.call('ZPOPMIN', key)
-    return 'written'
-end
 
 -- Members and what they said last, by turns. What is due later than anything can be was written
 -- before the clock was set back: it counts from now.
@@ -313,9 +277,6 @@ local function status(keys)
     return out
 end
 
-redis.register_function{
-    function_name = 'schedsvc_version', callback = version, flags = {'no-writes'}}
-redis.register_function('schedsvc_probe', probe)
 redis.register_function('schedsvc_join', join)
 redis.register_function('schedsvc_leave', leave)
 redis.register_function('schedsvc_sync', sync)
