@@ -57,7 +57,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml 
 		{ echo 'schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) pip setuptools cython
-	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e lab \
+	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e 'lab[cluster]' \
 		-e '.[dev]'
 	touch $@
 

@@ -203,8 +203,11 @@ def _cluster_seed(seed: int | None, minutes: float | None) -> int:
 
     A small `seed` counts from the first of all.
     """
-    if find_spec("redis") is None:
-        raise click.UsageError("--cluster needs the package redis: pip install 'schedsvc[cluster]'")
+    for package in ("redis", "lupa", "msgpack"):
+        if find_spec(package) is None:
+            raise click.UsageError(
+                f"--cluster needs the package {package}: pip install 'schedsvc-lab[cluster]'"
+            )
     if seed is None:
         return REFUSING + (0 if minutes is None else secrets.randbelow(CLUSTER))
     return seed if seed >= CLUSTER else CLUSTER + seed

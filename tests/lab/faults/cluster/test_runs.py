@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
+from schedsvc_lab.faults import cli
 from schedsvc_lab.faults.cluster.options import draw_cluster
 from schedsvc_lab.faults.cluster_options import (
     CLUSTER,
@@ -110,6 +111,13 @@ def test_the_command_counts_from_the_first_and_goes_on(tmp_path: Path) -> None:
     assert json.loads(Path(file).read_text())["next_seed"] == CLUSTER + 6
     report = json.loads(CliRunner().invoke(main, [*command, "2"]).stdout)
     assert (report["seeds"], report["violations"]) == (2, 0)
+
+
+def test_the_command_names_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "lupa" else name)
+    result = CliRunner().invoke(main, ["simtest", "--cluster", "--seeds", "1"])
+    assert result.exit_code == 2
+    assert "needs the package lupa: pip install 'schedsvc-lab[cluster]'" in result.output
 
 
 def test_cluster_goes_with_seeds_only() -> None:
