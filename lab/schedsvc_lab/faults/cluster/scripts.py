@@ -64,6 +64,8 @@ class Scripts:
         """Return a function's answer, with texts as bytes. Raises ServerError."""
         table = self._lua.table_from
         done, found = self._run(function.encode(), table(keys), table(args))
+        if isinstance(found, Exception):
+            raise found
         if not done:
             raise ServerError(found.decode(errors="replace"))
         return found

@@ -57,7 +57,7 @@ local function readonly()
 end
 
 local GLOBALS = setmetatable({
-    redis = redis, server = redis, cmsgpack = cmsgpack, struct = struct,
+    redis = redis, cmsgpack = cmsgpack, struct = struct,
     string = string, table = table, math = math, error = error, ipairs = ipairs, next = next,
     pairs = pairs, pcall = pcall, select = select, tonumber = tonumber, tostring = tostring,
     type = type, unpack = unpack,
@@ -102,7 +102,8 @@ local function reads(name)
     return functions[name] and functions[name]['no-writes'] or functions[name] and false
 end
 
--- Call a function. Returns true and its answer, or false and the text of an error.
+-- Call a function. Returns true and its answer, or false and the text of an error, or an exception of
+-- Python, which is a bug of the simulator.
 local function run(name, keys, args)
     local done, found = pcall(functions[name].callback, keys, args)
     if done then
@@ -111,7 +112,8 @@ local function run(name, keys, args)
     if done then
         return true, found
     end
-    return false, type(found) == 'table' and found.err or 'ERR ' .. tostring(found)
+    return false, type(found) == 'userdata' and found
+        or type(found) == 'table' and found.err or 'ERR ' .. tostring(found)
 end
 
 return load, reads, run

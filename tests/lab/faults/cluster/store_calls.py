@@ -112,7 +112,7 @@ class Calls:
         return "schedsvc_term_release", keys, ("main", mine[0])
 
     def _people(self) -> Words:
-        """What people ask, and what members leave for them."""
+        """A question of people, or a note that a member leaves for them."""
         keys, notes = term_keys_of("prod", "main"), notes_key_of("prod", "main")
         member = self.rnd.choice(_MEMBERS)
         return self.rnd.choice((

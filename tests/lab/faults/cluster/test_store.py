@@ -113,6 +113,13 @@ def test_a_store_is_gone_when_nobody_holds_it() -> None:
     assert seen() is None
 
 
+def test_a_bug_of_the_simulator_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = VirtualStore(lambda: 0)
+    monkeypatch.setattr(store.data, "command", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        store.command(("FCALL", "schedsvc_probe", 1, "key"))
+
+
 def test_a_store_without_permission_to_write_answers_what_only_reads() -> None:
     store = VirtualStore(lambda: 0)
     store.refusal = ACL
