@@ -69,7 +69,7 @@ BUGS = {
     ),
     "repeated-term-goes-on": Bug(
         Terms, "renew", "term.number >= self.led[0]", "term.number > self.led[0]",
-        "without faults, not one member leads", "is_set", CLUSTER + 2_000_070,
+        "without faults, not one member leads", "is_set", CLUSTER + 2_100_160,
         frozenset({"store-fails-over", "store-link-cut", "member-killed"}),
     ),
     "another-set-deposes": Bug(
