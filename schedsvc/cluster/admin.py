@@ -74,10 +74,8 @@ async def init_store(
             await connection.command("ACL", "SAVE")
         except StoreRefusedError:
             raise
-        except StoreError:
-            return Prepared(
-                follows, keeps_user=False, before=before
-            )  # it was started without an ACL file
+        except StoreError:  # it was started without an ACL file
+            return Prepared(follows, keeps_user=False, before=before)
         return Prepared(follows, keeps_user=True, before=before)
     finally:
         await connection.close()
