@@ -258,7 +258,7 @@ class Scheduler(ClusterApi):
         output, for the policy vtc-oracle (0: nothing). `request_class` names its class (empty: the
         tenant's); an unknown one, or one that the tenant may not name, raises CallerError.
         After `deadline_ns` (0: none) its first token is of no use: with `early_refusal` it can get
-        REJECTED_DEADLINE, or EVICTED_DEADLINE in its turn (docs/operations.md).
+        REJECTED_DEADLINE, or EVICTED_DEADLINE in its turn (docs/operate/operations.md).
         `prefix_block_hashes` are chained 64-bit hashes of the prompt's full blocks; of these the
         first 512 count. With `whole_answer` no count is known before the end, so the input is
         posted at the grant. `session` names the conversation of an agent that it is a turn of.

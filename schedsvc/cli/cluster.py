@@ -123,7 +123,9 @@ def status(config_file: Path, as_json: bool) -> None:
 def _settings(config_file: Path) -> tuple[Config, Cluster]:
     config, _ = read_config(config_file, None, "")
     if config.cluster is None:
-        raise click.ClickException(f"{config_file} has no section `cluster`; see docs/cluster.md")
+        raise click.ClickException(
+            f"{config_file} has no section `cluster`; see docs/operate/cluster.md"
+        )
     return config, config.cluster
 
 

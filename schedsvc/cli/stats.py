@@ -149,7 +149,9 @@ def _print(
 def _print_cluster(scheduler: Scheduler, as_json: bool) -> None:
     snapshot = scheduler.stats((), 1)
     if not snapshot.HasField("cluster"):
-        raise click.ClickException("this scheduler is no member of a cluster; see docs/cluster.md")
+        raise click.ClickException(
+            "this scheduler is no member of a cluster; see docs/operate/cluster.md"
+        )
     if as_json:
         click.echo(json.dumps(plain(snapshot.cluster)))
         return

@@ -35,7 +35,8 @@ Example:
   schedsvc usage export --config schedsvc.yaml --format focus --out focus.csv
   schedsvc usage export --config a.yaml --ledger copy-of-b.db
 
-It reads the file of usage.path, also while the scheduler writes it. Times are in UTC. docs/usage.md
+It reads the file of usage.path, also while the scheduler writes it. Times are in UTC.
+Guide: docs/operate/usage.md
 """
 _DEFAULT_BY = "tenant,model,class"
 _NO_PRICES = "no price of usage.prices fits {count} charges: their costs are empty, quantities only"
@@ -73,7 +74,8 @@ _BACKUP_EPILOG = """\b
 Example:
   schedsvc usage backup --config schedsvc.yaml usage-2026-12-01.db
 
-A backup is a ledger: `usage export --ledger` reads it. docs/usage.md has the steps to restore it.
+A backup is a ledger: `usage export --ledger` reads it. docs/operate/usage.md has the
+steps to restore it.
 """
 
 

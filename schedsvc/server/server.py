@@ -417,7 +417,7 @@ class Server:
         """Log how many leases had a report limited since the last look, if any. O(pools)."""
         total = self.driver.stats(0, pools=False)["totals"]["reports_limited"]
         if total > self._limited:
-            effect = "the scheduler cut the excess; see docs/operations.md"
+            effect = "the scheduler cut the excess; see docs/operate/operations.md"
             _log.warning("reports_limited", leases=total - self._limited, effect=effect)
         self._limited = total
 

@@ -3,7 +3,8 @@
 There is one hash for each full block, chained over all blocks before it. It hashes token ids if the
 body has them, else the text that a chat template would get, in its order. The scheduler's key and
 the body's `cache_salt` enter each hash, as in vLLM: so a tenant can neither name nor guess the
-blocks that another tenant salts. O(prompt), of at most BLOCKS_MAX blocks; see docs/locality.md.
+blocks that another tenant salts. O(prompt), of at most BLOCKS_MAX blocks; see
+docs/understand/locality.md.
 """
 
 from __future__ import annotations

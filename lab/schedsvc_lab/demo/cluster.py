@@ -40,7 +40,7 @@ LOOPS = {
 }  # fmt: skip
 FAIR = 0.8
 WITHIN = 0.02
-#: docs/cluster.md: a call waits for the store for 1 s at most, and calls are 0.25 s apart.
+#: docs/operate/cluster.md: a call waits for the store for 1 s at most, and calls are 0.25 s apart.
 BACK_S_MAX = 2.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 50, 20
 WATCH_PERIOD_S = 0.2

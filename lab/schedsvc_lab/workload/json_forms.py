@@ -276,7 +276,7 @@ JSON_FORMS = (
         "conversations",
         _sharegpt,
     ),
-    JsonForm("schedsvc", "the project's own form, docs/workloads.md", (), "arrival_s", _own),
+    JsonForm("schedsvc", "the project's own form, docs/use/workloads.md", (), "arrival_s", _own),
 )
 
 

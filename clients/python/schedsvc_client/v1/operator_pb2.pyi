@@ -5,7 +5,8 @@ An operator's calls to a running scheduler. Conventions: see scheduler.proto.
 
 Allowed only to callers that the configuration lets operate (`operator` in auth.principals, and
 `operate` of a listener); others get PERMISSION_DENIED, which says what to configure. NOT_FOUND
-names the field whose pool, tenant or client is not known. How to use them: docs/operations.md.
+names the field whose pool, tenant or client is not known. How to use them:
+docs/operate/operations.md.
 """
 
 from collections import abc as _abc

@@ -18,7 +18,7 @@ _SETTLED_NS = 2_000 * _MS
 
 
 class RefusedWrites:
-    """Lets the store refuse writes, and holds members to what docs/cluster.md states."""
+    """Lets the store refuse writes, and holds members to what docs/operate/cluster.md states."""
 
     def __init__(self, world: World) -> None:
         self._world, self._queue = world, world.queue

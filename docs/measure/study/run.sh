@@ -1,11 +1,11 @@
 #!/bin/sh
-# The figures of docs/study/README.md. Needs the public traces beside the repository.
-#   docs/study/run.sh out/study
+# The figures of docs/measure/study/README.md. Needs the public traces beside the repository.
+#   docs/measure/study/run.sh out/study
 set -eu
-out=${1:?usage: docs/study/run.sh FOLDER}
+out=${1:?usage: docs/measure/study/run.sh FOLDER}
 here=$(dirname "$0")
-traces=$here/../../../shared/data/traces
-schedsvc=$here/../../.venv/bin/schedsvc
+traces=$here/../../../../shared/data/traces
+schedsvc=$here/../../../.venv/bin/schedsvc
 mkdir -p "$out"
 sweep() {
     name=$1
