@@ -49,7 +49,7 @@ def core_rows() -> Iterator[tuple[Section, Setting, str]]:
 
 
 def is_text(setting: Setting) -> bool:
-    """Whether the core gets a text."""
+    """Return whether the core gets a text."""
     return bool(setting.choices) and not setting.numbered
 
 

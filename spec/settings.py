@@ -24,7 +24,8 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit: how the file writes it, and how code names whole numbers of its last decimal."""
+    """A unit says how the file writes a value, and how code names whole numbers of its last
+    decimal."""
 
     text: str = ""
     decimals: int = 0
@@ -38,7 +39,7 @@ SERVICE = Unit("tokens", 6, "_micro")  # of the counters
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. With the default `auto` a number is allowed too."""
+    """A setting is one row of the tables below. With the default `auto` a number is allowed too."""
 
     name: str
     unit: Unit
@@ -59,7 +60,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """A mapping of the file; `model` is the class that holds it."""
+    """Describe a mapping of the file; `model` is the class that holds it."""
 
     path: str
     model: str

@@ -32,7 +32,7 @@ cdef object as_ended(const Lease* had, bint repeated):
 
 
 cdef list take_verdicts(Core core):
-    """The verdicts that belong to no session. O(work_max)."""
+    """Return the verdicts that belong to no session. O(work_max)."""
     cdef int32_t i, first = core.verdict_taken
     # More than timers and grants can make: only evict_queued() leaves a rest for later.
     cdef int32_t last = <int32_t>min(core.verdict_count, first + 4 * core.settings.work_max)

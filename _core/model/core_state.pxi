@@ -22,7 +22,7 @@ cdef void add_counters(FlowCounters* sums, const Flow* f) noexcept:
 
 
 cdef class Core:
-    """The state of one scheduler. The layers above define its events."""
+    """Holds the state of one scheduler. The layers above define its events."""
 
     cdef Settings settings  # as they are now
     cdef bint backfills, by_prefix

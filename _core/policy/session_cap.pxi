@@ -6,14 +6,14 @@
 # its requests are in no queue, so that no other request waits behind them. The turns of active
 # sessions go on.
 #
-# Of those that wait in a pool the best class is first, or the one that has aged. In a class the
-# flow is first whose active sessions hold the least for its weight, and of a flow the session that
-# came first. After SESSION_ACTIVE_NS, or half of the queue TTL if that is less, the next one begins
-# in any case. The sessions that have been active for longest then give up their places, and their
-# next turns wait behind those that wait already. So no session waits without end.
+# The best class that waits in a pool is first, or the one that has aged. In a class the flow is
+# first whose active sessions hold the least for its weight, and in a flow the session that came
+# first. After SESSION_ACTIVE_NS, or half of the queue TTL if that is less, the next one begins in
+# any case. The sessions that have been active for longest then give up their places, and their next
+# turns wait behind those that wait already. So no session waits without end.
 
 cdef inline int64_t turn_wait_ns(Core core) noexcept:
-    """How long the first that waits for a cap waits at most."""
+    """Return how long the first that waits for a cap waits at most."""
     return min(SESSION_ACTIVE_NS, core.settings.queue_ttl_ns // 2)
 
 
@@ -26,14 +26,14 @@ cdef inline Line cap_line(Core core, int32_t pool):
 
 
 cdef inline bint waits_for_cap(Core core, int32_t pool):
-    """Whether a session waits for the cap of a pool."""
+    """Return whether a session waits for the cap of a pool."""
     cdef list lines = core.flows.agents.cap_lines
     return pool < <int32_t>len(lines) and (<Line>lines[pool]).count > 0
 
 
 cdef int64_t turn_tokens(Core core, int32_t i) noexcept:
-    """The footprint that a request is expected to leave: its prompts, and its output as promised.
-    O(1)."""
+    """Return the footprint that a request is expected to leave: its prompts, and its output as
+    promised. O(1)."""
     cdef const Request* r = &core.requests.items[i]
     cdef Asked asked
     cdef uint8_t evidence
@@ -242,8 +242,8 @@ cdef int line_up(Core core, int32_t i) except -1:
 
 
 cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
-    """The pool whose cap makes a request wait; -1: none does, and its session begins if it is not
-    active. Of several it waits for the one with the most room. O(pools)."""
+    """Return the pool whose cap makes a request wait; -1: none does, and its session begins if it
+    is not active. If several do, it is the one with the most room. O(pools)."""
     cdef AgentSessions agents = core.flows.agents
     cdef const Request* r = &core.requests.items[i]
     cdef int32_t s = core.requests.rare_of(r).session

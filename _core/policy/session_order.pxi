@@ -15,8 +15,8 @@ cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
 
 
 cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
-    """The session by whose counter a request goes: its own, or the rest of its flow; -1: the flow
-    has none. O(1)."""
+    """Return the session whose counter orders a request: its own, or the rest of its flow; -1: the
+    flow has none. O(1)."""
     cdef int32_t n = flows.items[r.flow].agents, s
     if n == 0:
         return NONE
@@ -27,7 +27,7 @@ cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
 
 
 cdef inline int64_t level_of_line(Flows flows, SessionLine line) noexcept:
-    """The level of a line as its least counter is now. O(1)."""
+    """Return the level of a line as its least counter is now. O(1)."""
     if line.heap.count and flows.order == ORDER_COUNTER and flows.lifts:
         return max(line.level, line.heap.nodes[0].key * flows.grain)
     return line.level
@@ -40,7 +40,7 @@ cdef int64_t raise_session_level(Flows flows, SessionLine line) noexcept:
 
 
 cdef inline int raise_level_of_queue(Flows flows, const Request* r) except -1:
-    """Before a grant: let the level of the line of its queue, if it has one, follow. O(targets)."""
+    """Let the level of the line of its queue, if it has one, follow before a grant. O(targets)."""
     cdef int32_t line = flows.queues[flows.find_queue(r.flow, r.target + 1)].line
     if line:
         raise_session_level(flows, flows.agents.line(line))
@@ -48,7 +48,7 @@ cdef inline int raise_level_of_queue(Flows flows, const Request* r) except -1:
 
 
 cdef int32_t first_of_strand(Flows flows, int32_t t) noexcept:
-    """The request that is first in a strand. O(log n) expected."""
+    """Return the request that is first in a strand. O(log n) expected."""
     return flows.agents.treaps.first(flows.agents.strands[t].root)
 
 
@@ -140,7 +140,8 @@ cdef int32_t new_line(AgentSessions agents) except -1:
 
 
 cdef int32_t next_head(Flows flows, int32_t q) noexcept:
-    """The request that has to be the head of a queue; -1: it is empty. O(log n) amortised."""
+    """Return the request that has to be the head of a queue; -1: it is empty. O(log n)
+    amortised."""
     cdef Queue* queue = &flows.queues[q]
     cdef SessionLine line
     cdef int32_t t
@@ -197,7 +198,7 @@ cdef int raise_to_highest(Flows flows, int32_t flow) noexcept:
 
 
 cdef bint is_newcomer(Flows flows, int32_t s) noexcept:
-    """Whether a session's counter is at a newcomer's or below in each line of its flow.
+    """Return whether a session's counter is at a newcomer's or below in each line of its flow.
     O(targets)."""
     cdef const AgentSession* a = &flows.agents.items[s]
     cdef int32_t q = flows.items[a.flow].first_queue
@@ -216,8 +217,8 @@ cdef bint is_newcomer(Flows flows, int32_t s) noexcept:
 
 
 cdef int64_t level_to_save(Flows flows, int32_t flow) noexcept:
-    """The level with which the lines of a flow begin after a restart: the highest of them, and of
-    the least counter that waits. So no session gains by a restart. O(targets)."""
+    """Return the level with which the lines of a flow begin after a restart: the highest of them,
+    and of the least counter that waits. So no session gains by a restart. O(targets)."""
     cdef int64_t level = flows.agents.of_flows[flows.items[flow].agents].level
     cdef int32_t q = flows.items[flow].first_queue
     while q != NONE:
