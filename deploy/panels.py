@@ -32,7 +32,7 @@ _LEGEND_MAX = 9
 
 
 class Line(NamedTuple):
-    """One series: its legend, times in s since 1970, and values."""
+    """Describes one series: its legend, times in s since 1970, and values."""
 
     legend: str
     times: list[float]

@@ -51,7 +51,7 @@ def page(descriptors: FileDescriptorSet) -> str:
 
 
 class _Comments:
-    """The comments of one file, by the place of what they are about."""
+    """Keeps the comments of one file, by the place of what they are about."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self.lines = {}

@@ -1,2 +1,1 @@
-"""Declare the facts of the product once; `python -m spec.generate` writes what follows from
-them."""
+"""Declare the facts of the product once; `make spec` writes what follows from them."""

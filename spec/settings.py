@@ -24,8 +24,7 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit says how the file writes a value, and how code names whole numbers of its last
-    decimal."""
+    """A unit says how the file writes a value, and how code names its last decimal."""
 
     text: str = ""
     decimals: int = 0

@@ -47,7 +47,7 @@ cdef inline int32_t doubled(int32_t size, int32_t number, int32_t first) noexcep
 
 
 cdef void* extend(void* old, size_t count, size_t size) except NULL:
-    """Like `grow()`, but what is new holds anything, and is not touched."""
+    """Grow as `grow()` does, but leave new items as they are: they hold anything."""
     cdef void* new = realloc(old, count * size)
     if new == NULL:
         raise MemoryError()

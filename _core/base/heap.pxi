@@ -157,7 +157,7 @@ cdef class Heap:
 
 
 cdef inline int64_t earlier(int64_t a, int64_t b) noexcept nogil:
-    """The earlier of two times, where -1 stands for none."""
+    """Return the earlier of two times; -1 stands for none."""
     if a < 0 or b < 0:
         return max(a, b)
     return min(a, b)

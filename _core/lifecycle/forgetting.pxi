@@ -138,7 +138,8 @@ cdef bint has_nothing_open(Core core, int32_t flow) except -1:
 
 
 cdef bint is_new_again(Core core, int32_t flow) except -1:
-    """Whether a flow stands in no line behind a newcomer, and is predicted as one. O(pools)."""
+    """Return whether a flow stands in no line behind a newcomer, and is predicted as one.
+    O(pools)."""
     cdef Flows flows = core.flows
     cdef const Flow* f = &flows.items[flow]
     cdef int32_t n = f.first_position

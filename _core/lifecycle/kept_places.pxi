@@ -73,7 +73,7 @@ cdef int begin_term(Core core, list rows, bint cold) except -1:
 
 
 cdef list told_places(Core core, int64_t rows_max):
-    """Rows of the places that changed since the last call. O(changes)."""
+    """Return rows of the places that changed since the last call. O(changes)."""
     cdef list rows = []
     cdef int32_t i
     while len(rows) < rows_max:

@@ -55,7 +55,7 @@ cdef void watch_first(Core core, int32_t pool) noexcept:
 
 
 cdef int64_t next_wait_ns(Core core, const Pool* p) noexcept:
-    """When the wait of a pool's next request changes the level of load, or ends. O(1)."""
+    """Return when the wait of a pool's next request changes the level of load, or ends. O(1)."""
     cdef const Request* r = &core.requests.items[p.next]
     cdef int64_t lined_ns = r.head_state.lined_ns, until_ns = r.due_ns
     if lined_ns + core.settings.queue_target_ns >= core.now_ns:

@@ -145,7 +145,7 @@ cdef int count_refusal(Core core, int32_t flow, int outcome) except -1:
 
 
 cdef bint is_only_named(Core core) noexcept:
-    """Whether pools are connected, and each takes only requests that name it. O(pools)."""
+    """Return whether pools are connected, and each takes only requests that name it. O(pools)."""
     cdef int32_t pool
     cdef bint some = False
     for pool in range(core.ledger.count):

@@ -104,7 +104,7 @@ cdef class SessionLine:
 
 @cython.final
 cdef class AgentSessions:
-    """The records. The caller links them."""
+    """Holds the records; the caller links them."""
 
     cdef AgentSession* items
     cdef Strand* strands

@@ -18,7 +18,7 @@ cdef inline int64_t lora_tokens(Adapters adapters, int32_t adapter, int64_t usua
 
 
 cdef int lora_enter(Loras* loras, Adapters adapters, int32_t adapter, int64_t usual) except -1:
-    """One lease more runs with it. O(1) amortised."""
+    """Count one lease more that runs with it. O(1) amortised."""
     cdef int32_t size
     if adapter == NONE:
         return 0

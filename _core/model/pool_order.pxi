@@ -66,7 +66,7 @@ cdef class PoolOrder:
         return self.resting.put(pool, rests_until_ns) if rests_until_ns != NONE else 0
 
     cdef inline bint is_asleep(self, int32_t pool) noexcept:
-        """Whether a pool rests, and was not looked at in this round. O(1)."""
+        """Return whether a pool rests, and was not looked at in this round. O(1)."""
         return self.resting.has(pool) and not set_has(&self.served, pool)
 
     cdef inline bint is_open(self, int32_t pool) noexcept:

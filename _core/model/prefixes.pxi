@@ -25,7 +25,7 @@ ctypedef struct Block:
 
 @cython.final
 cdef class PrefixIndex:
-    """The blocks that one pool was given lately."""
+    """Holds the blocks that one pool was given lately."""
 
     cdef Table places
     cdef Block* blocks
@@ -190,7 +190,7 @@ cdef class Prefixes:
 
 
 cdef void read_hashes(Prefixes prefixes, Kept* kept, Cursor c, uint64_t adapter) noexcept:
-    """The hashes of a checked AdmitRequest, the first that there is place for. O(bytes)."""
+    """Read the hashes of a checked AdmitRequest, the first that there is place for. O(bytes)."""
     cdef Cursor packed
     cdef int64_t tag
     cdef int32_t k = 0

@@ -178,7 +178,7 @@ cdef class Requests:
         return lease
 
     cdef inline const RareFields* rare_of(self, const Request* r) noexcept:
-        """The rare fields of a request, to be read. It moves when another one gets some."""
+        """Return the rare fields of a request, to be read. It moves when another one gets some."""
         return &self.rare[r.rare]
 
     cdef RareFields* own_rare(self, int32_t i) except NULL:

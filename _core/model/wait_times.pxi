@@ -7,7 +7,7 @@
 # Each reason has one time that grows, so a record has one size however long the wait is.
 
 cdef WaitTimes* wait_times_of(Requests requests, int32_t i) except NULL:
-    """The record of a request that is, or was, the first of its queue. O(1)."""
+    """Return the record of a request that is, or was, the first of its queue. O(1)."""
     cdef Request* r = &requests.items[i]
     cdef WaitTimes* w = r.head_state.wait_times
     if w == NULL:

@@ -395,7 +395,7 @@ cdef dict share_row(Core core, int64_t now_ns, int32_t flow):
 
 
 cdef int fill_quotas(Core core) except -1:
-    """All quotas and shares as new, less what open bills took. O(nodes + requests)."""
+    """Reset all quotas and shares, less what open bills took. O(nodes + requests)."""
     cdef Guarantee* n
     cdef int32_t node, i
     cdef Bill* b

@@ -141,8 +141,8 @@ cdef inline int64_t counter_of_head(Core core, int32_t i, int32_t pool) noexcept
 
 
 cdef int64_t counter_in_pool(Core core, int32_t flow, int32_t target, int32_t pool) noexcept:
-    """The counter that a flow, or a node above it, stands with in a pool for its requests for a
-    target. O(pools)."""
+    """Return the counter that a flow, or a node above it, stands with in a pool for its requests
+    for a target. O(pools)."""
     cdef const Flow* f = &core.flows.items[flow]
     if target == NONE and core.flows.one_line:
         return f.vtc + shift_of(core.flows, f.cls, pool) * core.flows.grain

@@ -49,8 +49,8 @@ cdef bint has_throttled(Flows flows, int32_t pool) noexcept:
 
 
 cdef bint is_out(Flows flows, int32_t flow) noexcept:
-    """Whether a flow that waits for a quota, or is held, has no queue that is in the line or asks.
-    O(targets)."""
+    """Return whether a flow that waits for a quota, or is held, has no queue that is in the line or
+    asks. O(targets)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t q = f.first_queue
     if f.waits_at == NONE and not f.throttled:

@@ -15,7 +15,7 @@ cdef int64_t RETRY_SLOT_LATE_NS = 16_000_000_000
 
 
 cdef inline int64_t slots_kept(int64_t most) noexcept nogil:
-    """The number of places that a queue keeps for retries."""
+    """Return the number of places that a queue keeps for retries."""
     return most // RETRY_SLOTS_PART
 
 

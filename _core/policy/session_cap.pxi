@@ -18,7 +18,7 @@ cdef inline int64_t turn_wait_ns(Core core) noexcept:
 
 
 cdef inline Line cap_line(Core core, int32_t pool):
-    """The shares that wait for the cap of a pool. O(1) amortised."""
+    """Return the shares that wait for the cap of a pool. O(1) amortised."""
     cdef list lines = core.flows.agents.cap_lines
     while <int32_t>len(lines) <= pool:
         lines.append(Line(core.classes))
@@ -380,8 +380,8 @@ cdef int leave_hold(Core core, int32_t n, bint only_any, list waited) except -1:
 
 
 cdef int let_unnamed_out(Core core, int32_t pool) except -1:
-    """A pool takes only requests that name it from now on: let the others wait for its cap no more.
-    O(sessions + those * log n)."""
+    """Let requests that do not name a pool wait for its cap no more: it takes only those that name
+    it from now on. O(sessions + those * log n)."""
     cdef AgentSessions agents = core.flows.agents
     cdef int32_t n, i
     cdef list waited = []
@@ -394,7 +394,7 @@ cdef int let_unnamed_out(Core core, int32_t pool) except -1:
 
 
 cdef int note_opened(Core core, int32_t pool) except -1:
-    """A pool takes requests that name none: those of its active sessions wait for no cap.
+    """Let requests of active sessions wait for no cap in a pool that takes requests that name none.
     O(active sessions of the pool)."""
     cdef int32_t s = core.ledger.pools[pool].oldest_session
     while s != NONE:

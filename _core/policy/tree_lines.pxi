@@ -17,7 +17,7 @@ cdef inline bint stands_in_one(Flows flows) noexcept:
 
 
 cdef inline Line free_line(Flows flows, int32_t pool):
-    """The line, in the order of a pool, of the queues whose requests may run in any pool."""
+    """Return the line, in the order of a pool, of the queues whose requests may run in any pool."""
     if not flows.may_take(pool, NONE):
         return flows.no_line
     return <Line>(flows.candidates[0] if stands_in_one(flows) else flows.anywhere[pool])

@@ -112,9 +112,9 @@ cdef dict idle_group(Core core, int32_t node):
 
 
 cdef dict group_ahead(Core core, int32_t i, int32_t head, int32_t pool):
-    """Where the paths of a request and of one that precedes it in a pool part: the level, 1 at the
-    root, the two groups (empty: a tenant), and by how much service; {}: no group is above either.
-    O(levels * pools)."""
+    """Find where the paths of a request and of one that precedes it in a pool part: the level, 1 at
+    the root, the two groups (empty: a tenant), and by how much service; {}: no group is above
+    either. O(levels * pools)."""
     cdef Flows flows = core.flows
     cdef int32_t mine = core.requests.items[i].flow, its = core.requests.items[head].flow
     if mine == its or flows.items[mine].parent == flows.items[its].parent == NONE:

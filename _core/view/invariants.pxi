@@ -194,7 +194,7 @@ cdef int check_vouchers(Core core) except -1:
 
 
 cdef int check_backlog(Core core) except -1:
-    """Tokens and work in the queues: of flows, of classes, of all."""
+    """Check tokens and work in the queues: of flows, of classes, of all."""
     cdef Flows flows = core.flows
     cdef int64_t all_tokens = 0, exempt_tokens = 0, all_work = 0
     cdef int32_t f, i, cls

@@ -207,8 +207,8 @@ cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
 
 
 cdef list quota_stats(Core core, int64_t now_ns):
-    """Groups, models and the pool of all shares: what each has left itself, and who waits for it.
-    O(quotas + flows * levels + pools)."""
+    """Return groups, models and the pool of all shares: what each has left itself, and who waits
+    for it. O(quotas + flows * levels + pools)."""
     cdef int32_t flow, pool, node
     cdef Flow* f
     cdef Pool* p

@@ -18,7 +18,7 @@ cdef bint stands_by(Flows flows, int32_t q, const Node* entry, int64_t key, int6
 
 
 cdef int check_node(Core core, int32_t node) except -1:
-    """That a node stands, is active and counts as its children say. O(family * targets)."""
+    """Check that a node stands, is active and counts as its children say. O(family * targets)."""
     cdef Flows flows = core.flows
     cdef const Flow* f = &flows.items[node]
     cdef Family family = flows.family_of(node)

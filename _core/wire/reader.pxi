@@ -35,7 +35,7 @@ cdef inline bytes slice_bytes(Slice* s):
 
 
 cdef inline int64_t shortest(int64_t a, int64_t b) noexcept nogil:
-    """The smaller of two times, where 0 means none."""
+    """Return the smaller of two times; 0 means none."""
     if a == 0 or b == 0:
         return a + b
     return min(a, b)

@@ -1,4 +1,4 @@
-"""`schedsvc cluster`: make the store of a cluster ready, and look at it."""
+"""Makes the store of a cluster ready, and looks at it: `schedsvc cluster`."""
 
 import asyncio
 import dataclasses

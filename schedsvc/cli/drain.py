@@ -1,4 +1,4 @@
-"""`schedsvc drain`: nothing new for a pool, or for the whole service."""
+"""Lets nothing new into a pool, or into the whole service: `schedsvc drain`."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""`schedsvc state`: backs the state file up, with the terms of a member of a cluster."""
+"""Backs the state file up, with the terms of a member of a cluster: `schedsvc state`."""
 
 import shutil
 from pathlib import Path

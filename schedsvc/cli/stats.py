@@ -1,4 +1,4 @@
-"""`schedsvc stats`: what a running scheduler does."""
+"""Prints what a running scheduler does: `schedsvc stats`."""
 
 import json
 import time
@@ -263,7 +263,7 @@ def _config(config: Any) -> Iterator[str]:
 
 
 def is_abandoned(pool: Any) -> bool:
-    """Whether nothing is left of a pool: no shim or owner, no lease or request, no drain."""
+    """Return whether nothing is left of a pool: no shim or owner, no lease or request, no drain."""
     return not (pool.attached or pool.owned_ms or pool.live_leases or pool.queued or pool.draining)
 
 

@@ -1,4 +1,4 @@
-"""`schedsvc usage`: exports the usage ledger, and backs it up."""
+"""Exports the usage ledger, and backs it up: `schedsvc usage`."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ _NO_PRICES = "no price of usage.prices fits {count} charges: their costs are emp
 
 
 class _Moment(click.ParamType[int]):
-    """A date, or a date and time; without an offset it is UTC."""
+    """Reads a date, or a date and time; without an offset it is UTC."""
 
     name = "time"
 

@@ -2,7 +2,7 @@
 -- The functions of the store. `schedsvc cluster init` loads them; a member refuses a store whose
 -- functions have another version than FUNCTIONS_VERSION in library.py.
 --
--- Numbers in Lua are doubles: 2^53 + 1 comes back as 2^53. So nothing here calculates with totals;
+-- Numbers in Lua are doubles: 2^53 + 1 is read as 2^53. So nothing here calculates with totals;
 -- they are texts that members add up. Change numbers and times stay far below 2^53.
 --
 -- KEYS of every function, all with the hash tag of the cluster:
@@ -23,7 +23,7 @@
 -- totals again with ARGV 7 set, and so reads all rows of others again.
 
 local VERSION = '3'
-local ROW_MINUTES = 60  -- so long a total is kept after its last change
+local ROW_MINUTES = 60  -- a total is kept for it after its last change
 local KEPT_MS = 7200000  -- and all of them, once no member is left
 local PRUNED_MAX = 400
 local PROBE_MS = 1000
@@ -65,8 +65,8 @@ local function probe(keys)
     return 'written'
 end
 
--- Members and what they said last, by turns. What is due later than anything can be was written
--- before the clock was set back: it counts from now.
+-- Members and what they said last, by turns. A member whose end is later than any can be wrote
+-- before the clock was set back: its time counts from now.
 local function entries(keys, now)
     local all = redis.call('HGETALL', keys[5])
     for i = 1, #all, 2 do

@@ -1,4 +1,4 @@
-"""A second scheduler on the same engine, as far as files on this machine show it."""
+"""Finds a second scheduler on the same engine, as far as files on this machine show it."""
 
 from collections.abc import Iterator
 from pathlib import Path as FilePath

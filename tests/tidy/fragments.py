@@ -2,7 +2,7 @@
 
 `python -m tests.tidy.fragments [PATH...]` lists each one, also in rooms of `UNREAD`. The first
 check is prose.py. The word lists are of this project: a docstring that begins with a good verb, and
-is listed all the same, adds that verb to `IMPERATIVES`.
+is listed all the same, adds that verb to verbs.txt.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from .prose import BANS, SUFFIXES, Ban, Sentence, ban, sentences
@@ -23,41 +24,16 @@ FRAGMENTS = (
     ban("of", r"^Of\b", "begin with the subject", 0),
     ban("by", r"^By\b", "begin with the subject, or with a verb", 0),
     ban("since", r"^(?:Since when|For which|By which|Of which)\b", "name what began, and when", 0),
-    ban("how", r"(?:[:—]) (?:how (?:many|much|long|far|often)|since when|whether)\b[^,;?]*\.?$",
+    ban("how", r"^(?!X:).*[:—] (?:how (?:many|much|long|far|often)|since when|whether)\b[^,;?]*$",
         "return the number, or say that it is one"),
     ban("place", r"\b(?:in place of|takes? place|took place)\b", "instead of, or happens"),
 )  # fmt: skip
 
-IMPERATIVES = frozenset(
-    """
-    abort accept acknowledge act adapt add admit allocate allow analyse announce answer append apply arm
-    ask assert assign attach attack audit average await be begin bind bisect block bound break bring
-    build buy call cancel cap carry cast change charge check choose claim clear close collect
-    combine compare compile complete compress compute configure connect consider continue convert
-    copy correct count cover create cut damage deal decide declare decode delay delete deliver
-    derive describe detach disable discard dispatch divide do download draft drain draw drive drop
-    empty enable encode end enforce enqueue enter escape estimate evict exchange expect expire explain
-    export express extend fail feed fetch fill find finish fit fix flood follow foresee forget
-    forgive fork format free gather generate get give go grant greet group grow guarantee guess hand
-    handle hang hash have hear hedge hide hold identify ignore import include insert install
-    interrupt join judge keep kill know lay lead learn leave lend let lift limit link list listen
-    load lock log look lose lower make map mark match measure meet merge move name note notice offer
-    open order park parse pass pay pick place plan plant play poll pop post pour predict prepare
-    print probe produce promise prove publish push put queue raise rank reach read rebuild receive
-    record recover refill refine refund refuse register reject release reload remember remove rename
-    render renew repeat replace replay report require reserve reset resolve restart restore resume
-    retire retry return reverse revoke rewrite round run sample save say scan schedule scrape search
-    see seek select send serialise serve set settle share shorten show shut sign simulate skip sleep
-    sort spend split stand start state step stir stop store stream submit subtract sum summarise
-    swap take teach throttle tick time touch trace train transcribe translate trim truncate try turn
-    undo unlink unlock unpack unpark update use validate verify void wait wake walk warn watch weigh
-    withdraw work wrap write yield
-    """.split()
-)
+IMPERATIVES = frozenset(Path(__file__).with_name("verbs.txt").read_text().split())
 _VERBS = (
     "is are was were has have had does do did can cannot may might must shall will would should"
-    " could reads read writes write sent"
-).split()
+    " could sent"
+)
 _IRREGULAR = {"go": "goes", "do": "does", "have": "has", "be": "is"}
 
 
@@ -71,19 +47,22 @@ def _third(verb: str) -> str:
 
 #: Verbs with the class, the module or the command as the subject that the reader sees above.
 THIRD = frozenset(map(_third, IMPERATIVES))
-#: Verbs that no imperative of ours is, and that make a clause.
-OTHERS = frozenset(
-    """
-    agrees arrives becomes belongs comes contains costs depends differs dies equals exceeds exists
-    falls gets happens knows lacks lasts lies lives looks means needs occurs owes owns precedes
-    remains rests rules sees stays survives vanishes varies
-    """.split()
+#: Other verbs that make a clause.
+_OTHERS = (
+    "agrees arrives becomes belongs comes contains costs depends differs dies equals exceeds"
+    " exists falls gets happens knows lacks lasts lies lives looks means needs occurs owes"
+    " owns precedes remains rests rules sees stays survives vanishes varies"
 )
-_CLAUSE = re.compile(
-    r",?\s*\b(?:that|which|who|whose|whom|where|when|if|as|while|until|because|before|after|since|"
-    r"than|unless|how|whether|why|what)\b[^,;:]*[,;:]?",
-    re.IGNORECASE,
+_MAIN = {*THIRD, *_VERBS.split(), *_OTHERS.split()}
+_OPENERS = (
+    "that which who whose whom where when if as while until because unless how whether why what"
 )
+#: A word behind one of these is a noun, such as the parts of a file.
+_BEFORE_NOUNS = (
+    "the a an of its their this these those all each every no in on to for by and or with from one"
+    " two other same new own such more"
+)
+_OPENS, _IS_BEFORE_NOUN = {*_OPENERS.split()}, {*_BEFORE_NOUNS.split()}
 _LED_IN = re.compile(
     r"(?:When|If|Until|Before|After|While|As|With|At|In|Where|Unless|On|For|From|Under)\b[^,]*, "
 )
@@ -109,8 +88,12 @@ class Head:
             return False
         if first in THIRD and not self.is_function and not is_noun:
             return False
-        main = re.findall(r"[\w'-]+", _CLAUSE.sub(" ", re.split("[:;]", text)[0]))[1:]
-        return not any(word in THIRD | OTHERS or word in _VERBS for word in main)
+        words = [word.lower() for word in re.findall(r"[\w'-]+", re.split("[:;]", text)[0])]
+        pairs = list(pairwise(words))
+        verbs = sum(word in _MAIN and before not in _IS_BEFORE_NOUN for before, word in pairs)
+        verbs += sum(before in {"that", "which"} and word in IMPERATIVES for before, word in pairs)
+        # Each clause has a verb of its own; the sentence needs one more.
+        return verbs <= sum(word in _OPENS for word in words)
 
 
 def heads(path: Path, text: str) -> Iterator[Head]:
@@ -139,7 +122,7 @@ def _head(path: Path, line: int, text: str, is_function: bool) -> Head:
     return Head(relative(path), line, first, is_function)
 
 
-def test_names(path: Path, text: str) -> Iterator[Sentence]:
+def names_of_tests(path: Path, text: str) -> Iterator[Sentence]:
     """Yield the names of a file's tests as sentences. O(file)."""
     for match in re.finditer(r"^ *(?:async )?def test_(\w+)", text, re.MULTILINE):
         line = text.count("\n", 0, match.start()) + 1
@@ -155,7 +138,7 @@ def faults(*rooms: str) -> Iterator[str]:
         text = path.read_text()
         for sentence in sentences(path, text):
             yield from _said(sentence, FRAGMENTS)
-        for sentence in test_names(path, text) if path.suffix == ".py" else ():
+        for sentence in names_of_tests(path, text) if path.suffix == ".py" else ():
             yield from _said(sentence, (*BANS, *FRAGMENTS))
         for head in heads(path, text):
             if head.is_fragment():

@@ -23,7 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ClusterStats(_message.Message):
-    """Of a member that stands by, `member` and `set` alone."""
+    """A member that stands by states `member` and `set` alone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -222,7 +222,7 @@ class SetStats(_message.Message):
     problem: _builtins.str
     """Why the store cannot be asked for terms; empty while it can."""
     places: _builtins.int
-    """Of a standby: requests that wait at the leader, and would keep their places here."""
+    """Requests that wait at the leader, and would keep their places here; stated by a standby."""
     @_builtins.property
     def leadership(self) -> _leader_pb2.Leadership:
         """The highest term that is known, and the leader; its name is empty while none is known."""

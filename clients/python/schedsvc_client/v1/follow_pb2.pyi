@@ -35,11 +35,11 @@ class FollowRequest(_message.Message):
     member: _builtins.str
     """Its name in the cluster."""
     fingerprint: _builtins.str
-    """Of what leader and standby have to have in common."""
+    """A digest of the settings that leader and standby have to have in common."""
     may_lead: _builtins.bool
     """It takes a term if the set has no leader."""
     asked_ns: _builtins.int
-    """Of the response that this answers."""
+    """The time in the response that this answers."""
     promises: _builtins.bool
     """It does not reach the store, and promises to start no term for 2 s after it received
     `asked_ns`.
