@@ -277,8 +277,8 @@ cdef inline bint has_all_answers(Core core, int32_t principal) noexcept:
 
 cdef void fetch_oldest(Core core) noexcept:
     # Answers are forgotten in the order of this chain, long after they were last touched. So this
-    # prefetches the next one's places in the tables, what the second one holds and its flow, and
-    # the record of the third.
+    # prefetches three answers ahead: the places of the next one in the tables, the fields and the
+    # flow of the second, and the record of the third.
     cdef int32_t i = core.answers.head
     cdef Request* r
     if i == NONE:

@@ -148,7 +148,8 @@ class Leading:
     heard_ns: int = 0
     #: This member leads, and knows nothing of the leases of the leader before.
     is_cold: bool = False
-    #: Requests that waited at the last leader at the end of its term: keys of the core, and ns.
+    #: Requests that waited at the last leader when its term ended: their keys in the core, and how
+    #: long they had waited, in ns.
     places: list[tuple[bytes, int]] = field(default_factory=list)
     #: Gets a term that a client reported; returns whether the store has to be asked about it.
     on_report: Callable[[int], bool] = lambda term: False

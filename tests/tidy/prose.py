@@ -1,13 +1,12 @@
 """Reads the project's sentences: Markdown, comments, docstrings, help texts.
 
 `python -m tests.tidy.prose` lists each banned construction with what to write instead, and
-sentences above 35 words. `--sample 40 --seed 1 _core docs` prints sentences to read aloud.
+sentences above 35 words.
 """
 
 import argparse
 import ast
 import io
-import random
 import re
 import tokenize
 from collections.abc import Iterator
@@ -154,19 +153,10 @@ def read(*rooms: str) -> Iterator[Sentence]:
 
 
 def main() -> None:
-    """List faults and long sentences, or a sample to read."""
+    """List faults and long sentences."""
     parser = argparse.ArgumentParser(prog="python -m tests.tidy.prose", description=__doc__)
     parser.add_argument("paths", nargs="*", help="what the paths begin with; default: all")
-    parser.add_argument("--sample", type=int, metavar="N", help="print N sentences of each path")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (1)")
     given = parser.parse_args()
-    if given.sample:
-        for path in given.paths or [""]:
-            found = [s for s in read(path) if s.text.count(" ") > 3]
-            chosen = random.Random(given.seed).sample(found, min(given.sample, len(found)))
-            for s in sorted(chosen, key=lambda s: (s.path, s.line)):
-                print(f"{s.path}:{s.line}: {s.text}")
-        return
     for s in read(*given.paths):
         for ban in s.faults():
             print(f"{s.path}:{s.line}: {ban.name} ({ban.instead}): {s.text}")

@@ -24,6 +24,7 @@ _FIGURES = (
     re.compile(r"\d\.\d+ \[\d\.\d+, \d\.\d+\]"),  # with its interval
     re.compile(rf"\b(?:took|has taken) {_TIME}"),
     re.compile(r"\d\.\d+ ?(?:ns|µs|us)\b"),
+    re.compile(rf"\bin (?:about|some) {_TIME}"),
     re.compile(r"\b(?:[Oo]n|of) (?:this machine|(?:two )?shared cores|a quiet machine)\b"),
     re.compile(r"\d\.\d+\b[^.]* on (?:a10g|tiny-cpu|cpu-tiny)"),
     re.compile(r"\b(?:at|of|by the bench of) commit [0-9a-f]{7,}"),

@@ -34,7 +34,7 @@ _HEADS = ("tools", "documents", "instructions", "system")
 _FORMS = ("cache_salt", "chat_template", "chat_template_kwargs")
 # The server keeps the conversation that it continues, so the prompt's beginning is unknown here.
 _CONTINUED = ("previous_response_id",)
-# Moves on with each turn of a conversation, and is nothing that a template writes.
+# Fields that no template writes, and that move with each turn of a conversation.
 _MARKS = frozenset({"cache_control"})
 
 

@@ -55,7 +55,7 @@ OPERATIONS = {
 
 
 class Parent(NamedTuple):
-    """Names the span of the caller, as its `traceparent` says it."""
+    """Identifies the caller's span, which its `traceparent` names."""
 
     trace_id: int
     span_id: int

@@ -62,7 +62,7 @@ class Times:
 
     @property
     def windows(self) -> dict[str, tuple[float, float]]:
-        """The parts of the run, by name."""
+        """Return the parts of the run, by name."""
         return {
             "before": (self.warm_s, self.killed_s),
             "away": (self.killed_s, self.back_s),

@@ -58,7 +58,7 @@ class Failed:
 
     @property
     def takeover_s(self) -> float | None:
-        """Seconds from the kill to the next leader's first grant; None: it granted nothing."""
+        """Return the seconds from the kill to the next leader's first grant; None: no grant."""
         return next(
             (seen.at_s - self.kill_s for seen in self.members[1].seen if seen.granted), None
         )

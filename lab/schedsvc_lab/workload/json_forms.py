@@ -281,5 +281,5 @@ JSON_FORMS = (
 
 
 def is_own(keys: Iterable[str]) -> bool:
-    """Whether an object with these keys looks like the project's own form."""
+    """Return whether an object with these keys looks like the project's own form."""
     return not _OWN_SIGNS.isdisjoint(keys)

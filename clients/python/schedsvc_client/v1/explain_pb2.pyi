@@ -219,9 +219,9 @@ class ExplainResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStory]:
-        """One for each tenant that has used the id; then the last 16 whose clients use it, the latest
-        first. The scheduler remembers the last 65,536 such ids of clients. None: the id is unknown, or
-        the caller may not see it.
+        """One story for each tenant that has used the id as a request id; then the last 16 requests whose
+        clients chose it, the latest first. The scheduler remembers the last 65,536 such ids of
+        clients. None: the id is unknown, or the caller may not see it.
         """
 
     def __init__(

@@ -80,7 +80,7 @@ class VirtualStore:
         return _FUNCTIONS[function](self._data, keys, args)
 
     def _only_reads(self, function: str, keys: list[bytes], args: list[bytes]) -> bool:
-        """Whether a call succeeds while writes are refused.
+        """Return whether a call succeeds while writes are refused.
 
         A server looks at a function's flags, and at permissions only when a command is called.
         """
