@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # How the core is compiled, for all but wheels and measurements (_core/flags.toml).
 DEVELOPMENT := SCHEDSVC_CORE=development
 STUBS := clients/python
-REFERENCE := docs/contract.md
+REFERENCE := docs/reference/contract.md
 # Their .proto files have messages only.
 NO_RPCS := cluster leader mode pool quota tenants usage
 VLLM_VENV := .venv-vllm
@@ -67,7 +67,7 @@ build: $(STAMP) ## Rebuild the core after a change in _core/, for development: n
 build-release: $(STAMP) ## Rebuild the core as wheels have it, for what measures its speed.
 	SCHEDSVC_CORE=release $(BIN)/python setup.py --quiet build_ext --inplace
 
-proto: $(STAMP) ## Generate the stubs of proto/, and docs/contract.md.
+proto: $(STAMP) ## Generate the stubs of proto/, and docs/reference/contract.md.
 	rm -rf build/stubs && mkdir -p build/stubs
 	$(BIN)/python -m grpc_tools.protoc -Iproto \
 		--plugin=$(BIN)/protoc-gen-mypy --plugin=$(BIN)/protoc-gen-mypy_grpc \
@@ -127,7 +127,7 @@ $(FRONTS_VENV)/.installed: tests/fronts/requirements.txt
 	$(FRONTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-test-faults: build ## Every seed that has failed once, and 700 fresh ones (docs/faults.md).
+test-faults: build ## Each seed that failed once, and 700 fresh ones (docs/understand/faults.md).
 	$(BIN)/schedsvc simtest --regressions
 	$(BIN)/schedsvc simtest --seed $(FRESH_SEED) --seeds 550
 	$(BIN)/schedsvc simtest --seed $(HOSTILE_SEED) --seeds 150

@@ -4,7 +4,7 @@
 # cython: cdivision=True
 # cython: initializedcheck=False
 # cython: embedsignature=True
-"""The scheduling core, one compiled unit out of the files beside this one.
+"""Decide who runs next: the scheduling core, one compiled unit out of the files beside this one.
 
 Order matters: each file uses only those above it. `schedsvc/_core.pyi` documents the interface.
 """

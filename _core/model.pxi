@@ -16,7 +16,7 @@ include "model/escrow.pxi"         # Escrow: buckets that all members of a clust
 include "model/quotas.pxi"         # Quota, Quotas, Bill: limits of tenants, groups and models
 include "model/tenant_rules.pxi"   # TenantRule: what tenants get that nothing lists
 include "model/rates.pxi"          # Rate, ShedAccuracy: averages and rates over time
-include "model/histograms.pxi"     # TimeHistogram, FlowTimes: how long requests waited
+include "model/histograms.pxi"     # TimeHistogram, FlowTimes: times that requests waited
 include "model/prefixes.pxi"       # PrefixIndex, Prefixes: which prompts a pool's cache may hold
 include "model/settings.pxi"       # Ask, policies, orders, checked(): what a scheduler is made with
 include "model/positions.pxi"      # Position, Positions: where flows stand in each of several pools

@@ -121,7 +121,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def growth_mb_max(case: Case, process: str, limits: Limits | None = None) -> float:
-    """Return by how much a process may grow, in MB: its bound (docs/faults.md), less its base."""
+    """Return how many MB a process may grow: its bound in docs/measure/overload.md."""
     most = limits or Limits()
     call_kb = CALL_KB + BUFFERED * http2.WINDOW / 1e3
     edge_max: int = Edge.model_fields["calls_max"].default

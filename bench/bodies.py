@@ -66,7 +66,7 @@ class Cost:
 
     @property
     def allowed_ms(self) -> float:
-        """The most that the gate may add."""
+        """Return the most that the gate may add."""
         return max(ADDED_MS, self.parse_ms / 4)
 
 

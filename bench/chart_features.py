@@ -40,7 +40,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def _panel(axes: Axes, found: list[Rung]) -> None:
-    """One bar each from 1 on a logarithmic axis, its interval, and the time that it stands for."""
+    """Draw a bar for each from 1 on a logarithmic axis, its interval, and its time."""
     least = min(0.8, *(each["ratio_ci95"][0] for each in found))
     widest = max(each["ratio_ci95"][1] for each in found)
     for at, each in enumerate(found):

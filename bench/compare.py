@@ -27,7 +27,7 @@ class Comparison:
 
     @property
     def contains_one(self) -> bool:
-        """Whether the two may be the same, as two slices of one thing have to be."""
+        """Return whether the two may be the same, as two slices of one thing have to be."""
         return self.low <= 1.0 <= self.high
 
 

@@ -47,18 +47,18 @@ class Frame:
 
     @property
     def ends(self) -> bool:
-        """Whether its stream is over: an answer, or a reset."""
+        """Return whether its stream is over: an answer, or a reset."""
         ended = self.kind in (Kind.DATA, Kind.HEADERS) and self.flags & END_STREAM
         return bool(ended) or self.kind == Kind.RST_STREAM
 
     @property
     def increment(self) -> int:
-        """By how much a WINDOW_UPDATE raises the window, in bytes."""
+        """Return the bytes by which a WINDOW_UPDATE raises the window."""
         return int(struct.unpack(">I", self.payload)[0])
 
     @property
     def initial_window(self) -> int:
-        """The window of a new stream that a SETTINGS frame allows, in bytes."""
+        """Return the window of a new stream that a SETTINGS frame allows, in bytes."""
         settings = dict(struct.iter_unpack(">HI", self.payload))
         return int(settings.get(_INITIAL_WINDOW_SIZE, WINDOW))
 

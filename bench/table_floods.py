@@ -67,7 +67,7 @@ def _complete(number: int) -> _Event:
 
 
 def _each(*events: Callable[[int], _Event]) -> Callable[[int], list[_Event]]:
-    """For each number one event of each kind."""
+    """Return a function that makes one event of each kind for a number."""
     return lambda number: [event(number) for event in events]
 
 

@@ -18,7 +18,7 @@ class Limit:
     least: float | None = None
 
     def holds(self, rung: Rung) -> bool:
-        """Whether the rung keeps it."""
+        """Return whether the rung keeps it."""
         value = float(rung[self.figure])
         return (self.most is None or value <= self.most) and (
             self.least is None or value >= self.least
@@ -43,7 +43,7 @@ class Target:
     must: tuple[Limit, ...] = ()
 
     def applies(self, rung: Rung) -> bool:
-        """Whether it is meant for the rung."""
+        """Return whether it is meant for the rung."""
         sizes: Mapping[str, int] = rung["sizes"]
         is_same = all(sizes.get(name) == size for name, size in self.sizes.items())
         return bool(rung["name"] == self.rung) and is_same
@@ -98,7 +98,7 @@ _LINEAR_SPARE = 1.25
 
 
 def judge_growth(growth: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Say of each pair of sizes by how much a cost may grow, and whether it keeps to that.
+    """Return by how much a cost may grow for each pair of sizes, and whether it keeps to that.
 
     With flows and queued requests no worse than O(log n), with running ones no worse than O(n).
     """

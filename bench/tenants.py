@@ -35,7 +35,7 @@ LIMITS: dict[str, Any] = {
 
 
 def message(number: int, own: bool) -> bytes:
-    """Request of the next tenant."""
+    """Return request of the next tenant."""
     tenant = f"tenant-{number if own else number % LISTED:07}"
     return pb.AdmitRequest(
         request_id=f"r{number}",

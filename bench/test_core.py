@@ -14,7 +14,7 @@ _RUNNING_FLOWS = 1_000
 
 @pytest.mark.parametrize("flows", SIZES.admit_flows)
 def test_admit(record: Recorder, flows: int) -> None:
-    """One Admit decision while the queue is long."""
+    """Measure one Admit decision while the queue is long."""
     world = Overload(flows, SIZES.queued, SIZES.answers)
 
     def setup() -> tuple[int, int, bytes]:
@@ -29,7 +29,7 @@ def test_admit(record: Recorder, flows: int) -> None:
 
 
 def test_admit_by_flows(record: Recorder) -> None:
-    """The same with many flows beside few, and with itself."""
+    """Measure the same with many flows beside few, and with itself."""
     flows = SIZES.admit_flows[0], SIZES.admit_flows[-1]
     few, many = (Overload(n, SIZES.queued, SIZES.answers) for n in flows)
     steps, rounds = SIZES.slice_steps, SIZES.rounds
@@ -51,7 +51,7 @@ def test_admit_by_flows(record: Recorder) -> None:
 
 
 def test_complete(record: Recorder) -> None:
-    """One Complete; it makes room for another request, whose grant `poll()` brings."""
+    """Measure one Complete; it makes room for another request, whose grant `poll()` brings."""
     world = Overload(SIZES.admit_flows[-1], SIZES.queued, SIZES.answers)
 
     def setup() -> tuple[int, int]:
@@ -84,7 +84,7 @@ def test_pair(record: Recorder) -> None:
 
 
 def test_progress(record: Recorder) -> None:
-    """One Progress of a lease: renewed, charged, its blocks posted."""
+    """Measure one Progress of a lease: renewed, charged, its blocks posted."""
     world = Running(_RUNNING_FLOWS, SIZES.answers)
     figures = record.steps(world.progress, world.next_report, SIZES.steps)
     world.core.check()

@@ -60,7 +60,7 @@ def _compared(one: Slice, other: Slice) -> Comparison:
 
 @pytest.mark.parametrize("feature", [DEFAULT, *FEATURES, ALL], ids=lambda each: each.name)
 def test_feature(record: Recorder, default: _States, feature: Feature) -> None:
-    """Beside the default policies in the same state; and at its largest beside smaller ones."""
+    """Measure a feature beside the default policies, and at its largest beside smaller ones."""
     states = _States(feature)
     flows, queued = (
         (SIZES.admit_flows[0], SIZES.admit_flows[-1]),

@@ -31,7 +31,7 @@ def _figures(took_ns: list[int]) -> dict[str, float]:
 
 @pytest.mark.parametrize("flows", SIZES.admit_flows)
 def test_admit(record: Recorder, core: Any, flows: int) -> None:
-    """One Admit decision while the queue is long; as many leases have ended before."""
+    """Measure one Admit decision while the queue is long; as many leases have ended before."""
     world = Overload(flows, SIZES.queued, SIZES.answers, core.Scheduler)
     took_ns: list[int] = []
     steps = SIZES.slice_steps

@@ -36,7 +36,7 @@ def steady(ours: Peer, pump: Pump) -> None:
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("events", SIZES.slice_messages)
 def test_stream(record: Recorder, ours: Peer, theirs: Peer, pump: Pump, events: int) -> None:
-    """One stream that is never short of messages; the server has one core."""
+    """Measure one stream that is never short of messages; the server has one core."""
     messages, rounds = SIZES.slice_messages[events], SIZES.rounds
     with ExitStack() as stack:
 

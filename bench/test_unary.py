@@ -16,7 +16,7 @@ _TRANSPORTS = {"unix": "Unix socket", "tcp": "TCP"}
 
 @pytest.mark.parametrize("transport", _TRANSPORTS)
 def test_unary(record: Recorder, ours: Peer, theirs: Peer, transport: str) -> None:
-    """One caller, one call at a time, granted at once."""
+    """Measure one caller, one call at a time, granted at once."""
     target, rounds, calls = attrgetter(transport), SIZES.rounds, SIZES.slice_calls
     name = _TRANSPORTS[transport]
     with (

@@ -9,7 +9,7 @@ from bench.sizes import SIZES
 
 
 def test_admit_wire(record: Recorder) -> None:
-    """A serialised AdmitRequest, granted at once."""
+    """Measure a serialised AdmitRequest, granted at once."""
     world = Wire()
     world.store_answers(SIZES.answers)
     figures = record.steps(world.admit, world.next_admit, SIZES.steps)

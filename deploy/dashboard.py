@@ -11,7 +11,7 @@ DASHBOARD = Path(__file__).parent / "grafana" / "schedsvc.json"
 
 
 class Panel(NamedTuple):
-    """A panel: its title, the unit as Grafana names it, and its queries with a legend each."""
+    """Describes a panel: its title, its unit in Grafana's words, and its queries with legends."""
 
     title: str
     unit: str

@@ -32,7 +32,7 @@ _LEGEND_MAX = 9
 
 
 class Line(NamedTuple):
-    """One series: its legend, times in s since 1970, and values."""
+    """Describes one series: its legend, times in s since 1970, and values."""
 
     legend: str
     times: list[float]
@@ -123,7 +123,7 @@ def _value(value: float, unit: str) -> str:
 @click.command()
 @click.argument("url")
 @click.option("--seconds", default=300.0, show_default=True, help="Draw the last SECONDS.")
-@click.option("--out", default="docs/dashboard.png", show_default=True, type=click.Path())
+@click.option("--out", default="docs/operate/dashboard.png", show_default=True, type=click.Path())
 def main(url: str, seconds: float, out: str) -> None:
     """Draw all panels from the Prometheus at URL."""
     check_file(Path(out))

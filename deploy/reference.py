@@ -1,4 +1,4 @@
-"""Writes docs/contract.md, the reference of the contract, from the descriptors of the .proto files.
+"""Writes docs/reference/contract.md from the descriptors of the .proto files.
 
 `make proto` runs `python -m deploy.reference DESCRIPTORS PAGE`. The texts are the comments of the
 files, so a change of a text belongs there.
@@ -21,8 +21,8 @@ from google.protobuf.descriptor_pb2 import (
 _HEAD = """\
 # Reference of the contract
 
-`make proto` writes this page from the [.proto files](../proto/schedsvc/v1/). The rules that a
-client has to keep are in [proto/README.md](../proto/README.md). A field that is not set has the
+`make proto` writes this page from the [.proto files](../../proto/schedsvc/v1/). The rules that a
+client has to keep are in [proto/README.md](../../proto/README.md). A field that is not set has the
 default value of proto3: 0, an empty text, the first value of an enum. All names are in the package
 `schedsvc.v1`. A text about several fields is beside the first of them.
 """
@@ -51,7 +51,7 @@ def page(descriptors: FileDescriptorSet) -> str:
 
 
 class _Comments:
-    """The comments of one file, by the place of what they are about."""
+    """Keeps the comments of one file, by the place of what they are about."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self.lines = {}
@@ -143,7 +143,7 @@ def _link(name: str) -> str:
 
 
 def _file_link(file: FileDescriptorProto) -> str:
-    return f"[{_short(file)}](../proto/{file.name})"
+    return f"[{_short(file)}](../../proto/{file.name})"
 
 
 def _cell(comment: str) -> str:

@@ -27,7 +27,7 @@ PROJECTS = {
     "schedsvc-lab": ROOT / "lab",
 }
 #: The page that shows users which version to install.
-PAGE = "docs/install.md"
+PAGE = "docs/use/install.md"
 CHART = "deploy/chart/schedsvc"
 #: Other files that state the version: image, chart, Kustomize, compose, and pages that show them.
 OTHERS = (
@@ -37,7 +37,7 @@ OTHERS = (
     "deploy/kustomize/gate/kustomization.yaml",
     "deploy/kustomize/example/kustomization.yaml",
     "deploy/compose.yaml",
-    "docs/vllm.md",
+    "docs/use/vllm.md",
 )
 _FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
 _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')

@@ -1,1 +1,1 @@
-"""Fair, token-aware admission for shared LLM servers: a gRPC scheduler with a compiled core."""
+"""Admits requests to shared LLM servers, fair by tokens: a gRPC scheduler with a compiled core."""

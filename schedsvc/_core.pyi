@@ -1,4 +1,4 @@
-"""The scheduling core: decides who runs, and keeps the books. Sans-IO.
+"""Decides who runs, and keeps the books: the scheduling core. Sans-IO.
 
 It reads no clock, no random source, no socket and no log. Every event carries `now_ns` (monotonic
 nanoseconds); one that goes back raises CallerError. Events go in, decisions come out of `poll()`
@@ -67,7 +67,7 @@ class InvariantError(RuntimeError):
     """The books do not balance: a defect of ours. The scheduler grants nothing any more."""
 
 class Decision(NamedTuple):
-    """The verdict on one request, or the expiry of one lease."""
+    """States the verdict on one request, or the expiry of one lease."""
 
     handle: int
     tag: int
@@ -87,7 +87,7 @@ class Decision(NamedTuple):
     engine_priority: int  # suggested, lower runs first; the rank of its class
 
 class Ended(NamedTuple):
-    """The books of a lease after its end."""
+    """Holds the books of a lease after its end."""
 
     outcome: int
     input_tokens: int
@@ -96,7 +96,7 @@ class Ended(NamedTuple):
     repeated: bool
 
 class Session:
-    """Server side of one Session stream: bytes in, bytes out; a state machine without a socket.
+    """Serves one Session stream, bytes in and bytes out: a state machine without a socket.
 
     `receive()` applies one serialised SessionRequest; `take()` gives the next serialised
     SessionResponse, or None. A wrong event makes a SessionFault in the next response; a stream
@@ -190,7 +190,7 @@ class Scheduler(ClusterApi):
         tenants: list[bytes] | None = None, classes: list[bytes] | None = None,
         share_ppm: int = 1_000_000, sees_all: bool = False,
     ) -> None:  # fmt: skip
-        """Grant a principal (0 to 65,536) names and places, in place of what it had.
+        """Grant a principal (0 to 65,536) names and places, and take back what it had.
 
         A number without grants may do everything. Lists hold patterns (* is any text); None: all.
         Pools it may register, replay into and report of; tenants it may vouch for; classes its
@@ -225,7 +225,7 @@ class Scheduler(ClusterApi):
     def set_key(self, api_key_sha256: bytes, flow: int) -> None:
         """Let this key hash (32 bytes) stand for the flow."""
     def flow_index(self, name: bytes) -> int:
-        """Index of a tenant's flow in the default class, or -1."""
+        """Return the index of a tenant's flow in the default class, or -1."""
     def flow_indices(self, name: bytes) -> list[int]:
         """Return the indices of a tenant's flows, one for each class it has used. O(classes)."""
     def set_pool(
@@ -258,7 +258,7 @@ class Scheduler(ClusterApi):
         output, for the policy vtc-oracle (0: nothing). `request_class` names its class (empty: the
         tenant's); an unknown one, or one that the tenant may not name, raises CallerError.
         After `deadline_ns` (0: none) its first token is of no use: with `early_refusal` it can get
-        REJECTED_DEADLINE, or EVICTED_DEADLINE in its turn (docs/operations.md).
+        REJECTED_DEADLINE, or EVICTED_DEADLINE in its turn (docs/operate/operations.md).
         `prefix_block_hashes` are chained 64-bit hashes of the prompt's full blocks; of these the
         first 512 count. With `whole_answer` no count is known before the end, so the input is
         posted at the grant. `session` names the conversation of an agent that it is a turn of.
@@ -267,7 +267,7 @@ class Scheduler(ClusterApi):
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
     ) -> int | bytes:
-        """`admit()` for a serialised AdmitRequest, and dispatch.
+        """Call `admit()` for a serialised AdmitRequest, and dispatch.
 
         Returns the serialised AdmitResponse where the verdict has fallen at once (also a refusal,
         also the stored answer of a repeat), else the handle, whose verdict `poll()` brings.
@@ -351,7 +351,7 @@ class Scheduler(ClusterApi):
         in which they fell. O(work_max * log n).
         """
     def next_deadline(self) -> int:
-        """When `poll()` has to be called next (ns), -1: not before the next event. O(1)."""
+        """Return when `poll()` has to be called next (ns), -1: not before the next event. O(1)."""
 
     # Sessions.
     def open_session(self, principal: int = 0) -> Session:
@@ -359,10 +359,10 @@ class Scheduler(ClusterApi):
     def take_notes(self) -> list[tuple[str, bytes, int, str]]:
         """Take what belongs into a log: event, pool, count, reason. At most 64 are kept."""
     def ready(self) -> list[int]:
-        """Owners of sessions that have something to `take()`; empties the list."""
+        """Return owners of sessions that have something to `take()`, and empty the list."""
 
     def pool_index(self, name: bytes) -> int:
-        """Index of a pool, or -1."""
+        """Return the index of a pool, or -1."""
     def pool_name(self, pool: int) -> bytes: ...
     def stats(
         self, now_ns: int, flow_limit: int = 1_000, principal: int = -1, pools: bool = True
@@ -404,8 +404,8 @@ class Scheduler(ClusterApi):
         """Return counters, quotas and predictions that changed since the last call, as rows.
 
         At most about `rows_max` rows of a key and a value, at first of everything; an empty list
-        says that all is saved. A later row replaces the one of its key; None in place of a value
-        deletes it. Changes nothing that is decided. O(rows).
+        says that all is saved. A later row replaces the one of its key; a value of None deletes it.
+        Changes nothing that is decided. O(rows).
         """
     def save_all(self) -> None:
         """Let the next calls of `save()` return everything again. O(1), those O(rows)."""
@@ -419,7 +419,7 @@ class Scheduler(ClusterApi):
         left out. Returns how many found their place. O(rows * log n).
         """
     def digest(self) -> int:
-        """64-bit digest of all decisions so far."""
+        """Return a 64-bit digest of all decisions so far."""
     def describe(self, now_ns: int) -> str:
         """Show the state as text, for a person and for the log when an invariant breaks."""
     def reset_learned(self) -> None:

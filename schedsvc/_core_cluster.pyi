@@ -1,4 +1,4 @@
-"""Methods of the core's Scheduler for a member of a cluster.
+"""Declares the methods of the core's Scheduler for a member of a cluster.
 
 Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
 """
@@ -18,7 +18,7 @@ GrantRow = tuple[bytes, FourKinds, FourKinds, FourKinds, int]
 WantedPart = tuple[bytes, FourKinds, FourKinds]
 
 class ClusterApi(UsageApi):
-    """Service and quotas that members of a cluster share."""
+    """Shares service and quotas with members of a cluster."""
 
     def set_shared(self, now_ns: int) -> None:
         """Count what flows are served, for `take_served()`. Call it before the first pool.
@@ -57,7 +57,7 @@ class ClusterApi(UsageApi):
         Raises CallerError, and grants nothing, if a row is malformed. O(rows + waiting flows).
         """
     def escrow_is_wanted(self) -> bool:
-        """Whether a flow began to wait for a chunk since the last `escrow_wants()`. O(1)."""
+        """Return whether a flow began to wait for a chunk since the last `escrow_wants()`. O(1)."""
     def escrow_wants(self) -> list[tuple[bytes, list[WantedPart]]]:
         """Return what the first flow that waits at each node needs, for its whole path.
 

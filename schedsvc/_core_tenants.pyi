@@ -1,4 +1,4 @@
-"""The methods of the core's Scheduler for tenants that the configuration does not list.
+"""Declares the core's methods for tenants that the configuration does not list.
 
 Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
 """
@@ -6,7 +6,7 @@ Type checkers read this beside `_core.pyi`; at run time the class is part of `sc
 from typing import Any
 
 class TenantsApi:
-    """Unknown tenants: refused, in one flow, or in flows of their own."""
+    """Refuses unknown tenants, puts them into one flow, or gives them flows of their own."""
 
     def set_unknown(self, flow: int, refused: bool = False, own: bool = False) -> None:
         """Serve unknown tenants in this flow; -1 (the default) refuses them.
@@ -36,16 +36,16 @@ class TenantsApi:
         Without `own` in `set_unknown()` their names are unknown from then on.
         """
     def may_see_tenant(self, principal: int, name: bytes) -> bool:
-        """Whether a principal may vouch for this tenant. O(patterns)."""
+        """Return whether a principal may vouch for this tenant. O(patterns)."""
     def may_see_pool(self, principal: int, name: bytes) -> bool:
-        """Whether a principal may know how full a pool of this name is. O(patterns)."""
+        """Return whether a principal may know how full a pool of this name is. O(patterns)."""
     def flow_keys(
         self, first: int, end: int, principal: int = -1
     ) -> tuple[int, list[tuple[bool, int, int]]]:
         """Return what `stats()` chooses flows by: it waits, its service, and its negated number.
 
-        Of the flows from `first` to before `end` that the principal may see; before them `end`, or
-        0 if there are no more flows. O(end - first).
+        It covers the flows from `first` to before `end` that the principal may see; before them
+        `end`, or 0 if there are no more flows. O(end - first).
         """
     def unlisted_stats(self) -> dict[str, Any]:
         """Sum up tenants at first sight, keyed as `flow_stats()`; counters never fall. O(flows)."""
@@ -58,7 +58,7 @@ class TenantsApi:
     def set_key_gone(self, api_key_sha256: bytes) -> None:
         """Let this key hash stand for no flow. O(1)."""
     def is_known(self, name: bytes) -> bool:
-        """Whether a name stands for a flow, listed or at first sight. O(1)."""
+        """Return whether a name stands for a flow, listed or at first sight. O(1)."""
     def class_index(self, name: bytes) -> int:
         """Return the index of a class, -1 if there is none. O(classes)."""
     def quota_index(self, name: bytes) -> int:

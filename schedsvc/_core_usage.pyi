@@ -1,4 +1,4 @@
-"""The part of the core's Scheduler for quotas, budgets, and the usage of ended leases.
+"""Declares the core's methods for quotas, budgets, and the usage of ended leases.
 
 Type checkers read this beside `_core.pyi`; at run time the class is part of `schedsvc._core`.
 """
@@ -11,7 +11,7 @@ from schedsvc._core_tenants import TenantsApi
 UsageRow = tuple[int, bytes, bytes, bytes, bytes, bool, int, int, int, bool]
 
 class UsageApi(TenantsApi):
-    """Quotas and budgets; the usage of ended leases, in rows that are numbered from 1."""
+    """Keeps quotas and budgets, and the usage of ended leases in rows that are numbered from 1."""
 
     def set_quota(
         self, now_ns: int, name: bytes, parent: int = -1, requests: int = 0,
@@ -43,14 +43,14 @@ class UsageApi(TenantsApi):
         what they took. A request larger than a bucket gets REJECTED_QUOTA_SIZE.
 
         `share`: tokens a minute that it can count on while the pools are saturated (0: none, it is
-        never held). Of what it leaves unused others may borrow up to `lends` a minute (-1: all);
+        never held). Others may borrow what it leaves unused, up to `lends` a minute (-1: all);
         beyond it the flow borrows at most `borrows` (-1: what there is). Members of the nearest
         group above with a share lend to each other, and the group as a whole to those beside it;
         the rest lend to each other. Below saturation no flow is held to a share. If shares bind, a
-        flow beyond its share with nothing to borrow waits. Its next request is granted once its
-        own share or a pool of unused ones holds something (requests may overdraw it), or the load
-        is below saturation again. A request's charge is as above, settled at its end.
-        O(targets * log n), and O(flows * log n) at the next `poll()`.
+        flow beyond its share with nothing to borrow waits. Its next request is granted once its own
+        share or a pool of unused ones holds something (requests may overdraw it), or the load is
+        below saturation again. A request's charge is as above, settled at its end. O(targets * log
+        n), and O(flows * log n) at the next `poll()`.
         """
     def set_budget_period(
         self, now_ns: int, name: bytes, which: int, period: int, ends_ns: int, spent: int = 0

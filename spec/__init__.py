@@ -1,1 +1,1 @@
-"""The facts of the product, each declared once; `python -m spec.generate` writes what follows."""
+"""Declare the facts of the product once; `make spec` writes what follows from them."""

@@ -4,6 +4,7 @@ The sample of the configuration also has a hand-written part, spec/sample.yaml.
 """
 
 import argparse
+import re
 import textwrap
 from collections.abc import Iterator
 from decimal import Decimal
@@ -48,7 +49,7 @@ def core_rows() -> Iterator[tuple[Section, Setting, str]]:
 
 
 def is_text(setting: Setting) -> bool:
-    """Whether the core gets a text."""
+    """Return whether the core gets a text."""
     return bool(setting.choices) and not setting.numbered
 
 
@@ -241,11 +242,11 @@ def reference() -> str:
         "Each key of the configuration with a number or a choice. The sample file,",
         "[schedsvc.yaml](../../schedsvc/data/schedsvc.yaml), shows them beside the keys that name",
         "things, such as listeners, callers, tenants and groups. `schedsvc check FILE` checks a",
-        "file. A [reload](../operations.md#reload) changes a setting, unless the column *change*",
-        "says that it needs a restart.",
+        "file. A [reload](../operate/operations.md#reload) changes a setting, unless the column",
+        "*change* says that it needs a restart.",
     ]
     for section in SECTIONS:
-        lines += ["", f"## {section.path}", "", section.help.replace(" (docs/pools.md)", ""), ""]
+        lines += ["", f"## {section.path}", "", re.sub(r" \(docs/\S+\)", "", section.help), ""]
         lines += ["| key | default | allowed | change | about |", "| --- | --- | --- | --- | --- |"]
         lines += [_reference_row(setting) for setting in section.settings]
     return "\n".join(lines) + "\n"
@@ -255,7 +256,7 @@ def _reference_row(setting: Setting) -> str:
     unit = f" {setting.unit.text}" if setting.unit.text else ""
     about = sentences(setting)
     if setting.page:
-        about += f" See [{setting.page.removesuffix('.md')}](../{setting.page})."
+        about += f" See [{Path(setting.page).stem}](../{setting.page})."
     if setting.source:
         about += f" Source: {setting.source}."
     change = "reload" if setting.live else "restart"

@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit: how the file writes it, and how code names whole numbers of its last decimal."""
+    """A unit says how the file writes a value, and how code names its last decimal."""
 
     text: str = ""
     decimals: int = 0
@@ -38,7 +38,7 @@ SERVICE = Unit("tokens", 6, "_micro")  # of the counters
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. With the default `auto` a number is allowed too."""
+    """A setting is one row of the tables below. With the default `auto` a number is allowed too."""
 
     name: str
     unit: Unit
@@ -59,7 +59,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """A mapping of the file; `model` is the class that holds it."""
+    """Describe a mapping of the file; `model` is the class that holds it."""
 
     path: str
     model: str
@@ -72,17 +72,17 @@ class Section:
 # A row of the tables stands in few lines.
 # fmt: off
 _SCHEDULER = (
-    Setting("policy", COUNT, "vtc", 0, 0, source="arXiv 2401.00588", page="locality.md",
+    Setting("policy", COUNT, "vtc", 0, 0, source="arXiv 2401.00588", page="understand/locality.md",
             help="The policy orders the requests of different tenants.", choices=(
                 ("vtc", "weighted fair sharing by tokens"),
                 ("dlpm", "fair by quanta, and the longest cached prefix first within a quantum"),
                 ("fcfs", "first come, first served"))),
-    Setting("fairness_domain", COUNT, "model", 0, 0, numbered=True, page="pools.md",
+    Setting("fairness_domain", COUNT, "model", 0, 0, numbered=True, page="understand/pools.md",
             help="A tenant's service counts in all pools of this domain.", choices=(
                 ("all", "all pools"),
                 ("model", "the pools of a model, or all if there are no models"),
                 ("pool", "each pool alone"))),
-    Setting("flow_order", COUNT, "arrival", 0, 0, page="queues.md",
+    Setting("flow_order", COUNT, "arrival", 0, 0, page="understand/queues.md",
             help="The order of one tenant's requests in a class.", choices=(
                 ("arrival", "first come, first served"),
                 ("deadline", "requests with a deadline or a queue TTL by urgency, then the others"
@@ -106,7 +106,7 @@ _SCHEDULER = (
     Setting("queue_tokens_max", TOKENS, 0, 0, 10**12,
             help="The queued requests of all tenants together have at most this input; 0: no"
             " limit."),
-    Setting("early_refusal", COUNT, False, 0, 1, page="queues.md",
+    Setting("early_refusal", COUNT, False, 0, 1, page="understand/queues.md",
             help="If on, a request that cannot have its first token by its deadline is refused at"
             " once, or at its turn, once such estimates have proved right."),
     Setting("saturation", PART, 0.8, 0.01, 1, core_least=1,
@@ -114,7 +114,7 @@ _SCHEDULER = (
             " waits for room."),
     Setting("leases_max", COUNT, 65_536, 1, 1_000_000,
             help="At most this number of requests run at once, in all pools together."),
-    Setting("headroom", PART, 0.02, 0, 0.9, live=False, page="pools.md",
+    Setting("headroom", PART, 0.02, 0, 0.9, live=False, page="understand/pools.md",
             help="This part of each pool is not promised, at the start; it grows when the engine"
             " preempts, and shrinks slowly while its cache stays unfilled."),
 )
@@ -123,18 +123,18 @@ _EXPERT = (
             help="A tenant that becomes backlogged precedes the others for at most this service,"
             " at weight 1; auto: the average cost of a request; 0: none, as in the VTC paper. A"
             " large value stalls the other tenants."),
-    Setting("lead_max", SERVICE, "auto", 0, TOKENS_MAX, page="pools.md",
+    Setting("lead_max", SERVICE, "auto", 0, TOKENS_MAX, page="understand/pools.md",
             help="Service in other pools keeps a tenant behind the others in a pool by at most"
             " this; auto: four of the largest requests of late, over its weight, and one second of"
             " what the pool serves."),
-    Setting("quantum_tokens", TOKENS, 10_000, 1, TOKENS_MAX, page="locality.md",
+    Setting("quantum_tokens", TOKENS, 10_000, 1, TOKENS_MAX, page="understand/locality.md",
             source="arXiv 2501.14312",
             help="Under `dlpm` this service of weight 1 is ordered by prefix. A larger quantum"
             " finds more in the caches, and lets shares differ for longer."),
     Setting("sign_of_life_ms", MS, 3_000, 1, 4_000, core_default=0, core_least=0,
             help="If a second engine claims a pool, the first one has this time to answer;"
             " otherwise the second one gets the pool. Clients wait for their Welcome for 5 s."),
-    Setting("saturation_band", PART, 0.05, 0, 1, page="tenants.md",
+    Setting("saturation_band", PART, 0.05, 0, 1, page="use/tenants.md",
             help="Shares of tenants bind from `saturation` on, until the load is lower than that"
             " by this part."),
     Setting("queue_target_ms", MS, 2_000, 1, HOUR_MS,
@@ -142,7 +142,7 @@ _EXPERT = (
             " the engine preempts."),
     Setting("overload_hold_ms", MS, 5_000, 1, HOUR_MS,
             help="An overloaded pool counts as such until it has been calm for this time."),
-    Setting("flows_max", COUNT, 200_000, 1, 10_000_000, page="tenants.md",
+    Setting("flows_max", COUNT, 200_000, 1, 10_000_000, page="use/tenants.md",
             help="At most this number of tenants have flows; beyond it, new unlisted tenants"
             " share one."),
     Setting("adapters_max", COUNT, 1_024, 1, ADAPTERS_MAX, live=False,
@@ -151,46 +151,46 @@ _EXPERT = (
             help="At most this number of verdicts are kept for repeated calls."),
     Setting("answer_ttl_ms", MS, 300_000, 1, 24 * HOUR_MS,
             help="A verdict is kept for repeated calls for this time."),
-    Setting("ledger", COUNT, "peak", 0, 0, live=False, page="pools.md",
+    Setting("ledger", COUNT, "peak", 0, 0, live=False, page="understand/pools.md",
             help="The ledger counts what running requests may need.", choices=(
                 ("peak", "the most that they need together, because they end at different times"),
                 ("sum", "the most that each of them needs"))),
-    Setting("dispatch", COUNT, "backfill", 0, 0, live=False, page="pools.md",
+    Setting("dispatch", COUNT, "backfill", 0, 0, live=False, page="understand/pools.md",
             source="EASY backfill",
             help="The rule for a request that fits while the next one does not.", choices=(
                 ("backfill", "it may pass if its tenant would come next after that one, and if it"
                  " does not delay that one's start"),
                 ("strict", "it waits"))),
-    Setting("bypass_max", COUNT, 32, 0, 1_000_000, live=False, page="pools.md",
+    Setting("bypass_max", COUNT, 32, 0, 1_000_000, live=False, page="understand/pools.md",
             help="A tenant below its share with one request queued may delay the next request of"
             " a tenant above its share this number of times."),
-    Setting("bypass_ms", MS, 5_000, 0, HOUR_MS, live=False, page="pools.md",
+    Setting("bypass_ms", MS, 5_000, 0, HOUR_MS, live=False, page="understand/pools.md",
             help="The delays of one request end this time after the first of them."),
-    Setting("backfill_surplus", PART, 0, 0, 0.9, live=False, page="pools.md",
+    Setting("backfill_surplus", PART, 0, 0, 0.9, live=False, page="understand/pools.md",
             help="Above 0, requests that pass are charged 1 minus this part of their work, for"
             " more tokens per second at the cost of equal shares. So one tenant may get up to 1 /"
             " (1 - this) of another's service, and lower classes may pass with this part of what"
             " is granted."),
-    Setting("headroom_min", PART, -0.3, -0.9, 0.9, live=False, page="pools.md",
+    Setting("headroom_min", PART, -0.3, -0.9, 0.9, live=False, page="understand/pools.md",
             help="The headroom shrinks to this; below 0 the scheduler promises more than the pool"
             " has."),
-    Setting("headroom_max", PART, 0.3, 0, 0.9, live=False, page="pools.md",
+    Setting("headroom_max", PART, 0.3, 0, 0.9, live=False, page="understand/pools.md",
             help="The headroom grows to this. If all three are equal, the headroom is fixed."),
     Setting("quantile", PART, 0.9, 0.5, 0.999, live=False, core_least=1, core_greatest=1_000_000,
             help="A grant reserves this quantile of the tenant's output lengths."),
     Setting("samples_min", COUNT, 10, 1, 1_000, live=False,
             help="A tenant's own output lengths count after this number of completed requests."),
-    Setting("adapter_affinity", PART, 0.1, 0, 1, page="pools.md",
+    Setting("adapter_affinity", PART, 0.1, 0, 1, page="understand/pools.md",
             help="A request prefers a pool in which its LoRA adapter is active, if that is fuller"
             " by at most this part of a pool."),
-    Setting("prefix_affinity", PART, 0.1, 0, 1, page="locality.md",
+    Setting("prefix_affinity", PART, 0.1, 0, 1, page="understand/locality.md",
             help="A request prefers the pool that has most of its prompt, if that is fuller by at"
             " most this part of a pool, and if callers send hashes of its blocks."),
     Setting("prefix_blocks_max", COUNT, 65_536, 0, PREFIX_BLOCKS_MAX,
-            page="locality.md",
+            page="understand/locality.md",
             help="The estimate of each pool's cache has at most this number of blocks; 0: hashes"
             " do not matter."),
-    Setting("delay_factor", FACTOR, 0, 0, 10, page="pools.md", source="vLLM",
+    Setting("delay_factor", FACTOR, 0, 0, 10, page="understand/pools.md", source="vLLM",
             help="While requests run in a pool, new ones are held for this multiple of its last"
             " prefill, so that prefills batch; 0: not at all."),
 )
@@ -284,7 +284,8 @@ SECTIONS = (
     Section(
         "scheduler.each_pool",
         "EachPool",
-        "Limits of each pool, whichever caller registers it; 0: no limit (docs/pools.md).",
+        "Limits of each pool, whichever caller registers it; 0: no limit"
+        " (docs/understand/pools.md).",
         _EACH_POOL,
     ),
     Section(

@@ -27,9 +27,9 @@ cdef enum:
 
 
 cdef inline int32_t larger(int32_t size, int32_t number) noexcept nogil:
-    """How large an array becomes that has no place for a number. Only small ones are ever copied:
-    what an array does not use yet is memory that was never touched, and costs nothing. Beyond
-    SIZE_AT_ONCE the C library maps the pages elsewhere."""
+    """Return how large an array becomes that has no place for a number. Only small ones are ever
+    copied: what an array does not use yet is memory that was never touched, and costs nothing.
+    Beyond SIZE_AT_ONCE the C library maps the pages elsewhere."""
     cdef int64_t wanted = max(<int64_t>SIZE_FIRST, max(2 * <int64_t>size, <int64_t>number + 1))
     if GROWS_BY_ONE:
         return max(size, number) + 1
@@ -39,14 +39,15 @@ cdef inline int32_t larger(int32_t size, int32_t number) noexcept nogil:
 
 
 cdef inline int32_t doubled(int32_t size, int32_t number, int32_t first) noexcept nogil:
-    """The same of an array that is zeroed as it grows: room that is not used would take memory."""
+    """Return the same for an array that is zeroed as it grows. Room that is not used would take
+    memory."""
     if GROWS_BY_ONE:
         return max(size, number) + 1
     return max(first, max(2 * size, number + 1))
 
 
 cdef void* extend(void* old, size_t count, size_t size) except NULL:
-    """Like `grow()`, but what is new holds anything, and is not touched."""
+    """Grow as `grow()` does, but leave new items as they are: they hold anything."""
     cdef void* new = realloc(old, count * size)
     if new == NULL:
         raise MemoryError()

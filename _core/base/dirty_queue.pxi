@@ -44,7 +44,7 @@ cdef class DirtyQueue:
             self.mark(k)
 
     cdef int32_t take(self) noexcept:
-        """The one that has been queued for longest; -1: none is. O(1)."""
+        """Return the number that has been queued for longest; -1: none is. O(1)."""
         cdef int32_t number
         if self.taken == self.count:
             return NONE

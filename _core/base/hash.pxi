@@ -65,7 +65,7 @@ cdef Hash128 sip128(uint64_t k0, uint64_t k1, const uint8_t* data, size_t n) noe
 
 
 cdef inline uint64_t sip64(uint64_t k0, uint64_t k1, uint64_t hi, uint64_t lo) noexcept nogil:
-    """SipHash-1-3 of 16 bytes, for places in a hash table: callers never see the value."""
+    """Return SipHash-1-3 of 16 bytes, for places in a hash table: callers never see the value."""
     cdef Sip s
     cdef int j
     s.v0 = k0 ^ <uint64_t>0x736F6D6570736575

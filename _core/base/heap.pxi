@@ -21,7 +21,7 @@ cdef inline bint is_greater(int64_t key, int64_t tie, const Node* b) noexcept no
 
 
 cdef inline bint less_by(Node* a, Node* b, int64_t shift) noexcept nogil:
-    """Whether a is less with a shift added to its key."""
+    """Return whether a is less with a shift added to its key."""
     return a.key + shift < b.key or (a.key + shift == b.key and a.tie < b.tie)
 
 
@@ -41,11 +41,11 @@ cdef class Heap:
         return id < self.ids_max and self.places[id] != 0
 
     cdef inline int64_t key_of(self, int32_t id) noexcept:
-        """The key of an id that it has. O(1)."""
+        """Return the key of an id that it has. O(1)."""
         return self.nodes[self.places[id] - 1].key
 
     cdef inline const Node* entry(self, int32_t id) noexcept:
-        """The entry of an id that it has. O(1)."""
+        """Return the entry of an id that it has. O(1)."""
         return &self.nodes[self.places[id] - 1]
 
     cdef inline void prefetch(self, int32_t id) noexcept:
@@ -146,7 +146,7 @@ cdef class Heap:
         self._set(at, id, key, tie)
 
     cdef bint valid(self) noexcept:
-        """Whether order and places hold. O(n)."""
+        """Return whether order and places hold. O(n)."""
         cdef int32_t i
         for i in range(self.count):
             if i > 0 and less(&self.nodes[i], &self.nodes[(i - 1) >> 2]):
@@ -157,15 +157,15 @@ cdef class Heap:
 
 
 cdef inline int64_t earlier(int64_t a, int64_t b) noexcept nogil:
-    """The earlier of two times, where -1 stands for none."""
+    """Return the earlier of two times; -1 stands for none."""
     if a < 0 or b < 0:
         return max(a, b)
     return min(a, b)
 
 
 cdef inline int64_t first_key(void* heap, int64_t other) noexcept:
-    """The lesser of a Heap's least key and another one, where -1 stands for none. The Heap is
-    borrowed: counting references costs more than the rest."""
+    """Return the lesser of a Heap's least key and another one, of which -1 stands for none. The
+    Heap is borrowed: counting references costs more than the rest."""
     if (<Heap>heap).count == 0 or 0 <= other <= (<Heap>heap).nodes[0].key:
         return other
     return (<Heap>heap).nodes[0].key
@@ -178,8 +178,8 @@ cdef enum:
 cdef int32_t best_first(
     Heap own, Heap free, int64_t shift, int32_t* found, bint* found_free, int32_t taken
 ) noexcept:
-    """The first ids of two heaps together, with a shift added to the keys of the second, and which
-    are of the second, behind those that were taken, LOOKAHEAD at most with them.
+    """Find the first ids of two heaps together, with a shift added to the keys of the second, and
+    which are of the second: those behind the ones that were taken, LOOKAHEAD at most with them.
     O(LOOKAHEAD^2)."""
     cdef Node* open[4 * LOOKAHEAD + 2]  # candidates for the next place
     cdef bint is_free[4 * LOOKAHEAD + 2]

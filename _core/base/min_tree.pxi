@@ -19,7 +19,7 @@ cdef class MinTree:
         return number < self.size and self.keys[number] != ABSENT
 
     cdef inline int32_t first(self) noexcept:
-        """The number of the least key; -1: there is none. O(1)."""
+        """Return the number of the least key; -1: there is none. O(1)."""
         if self.size == 0 or self.keys[self.winners[1]] == ABSENT:
             return NONE
         return self.winners[1]
@@ -74,7 +74,7 @@ cdef class MinTree:
         self.winners[node] = left if self.keys[left] <= self.keys[right] else right
 
     cdef bint valid(self) noexcept:
-        """Whether each node names the lesser of its two. O(n)."""
+        """Return whether each node names the lesser of its two. O(n)."""
         cdef int32_t k, left, right
         for k in range(1, self.size):
             left = 2 * k - self.size if 2 * k >= self.size else self.winners[2 * k]

@@ -64,8 +64,8 @@ cdef inline void prefetch_record(const void* record, size_t size) noexcept nogil
 
 
 cdef inline object new_row(type cls, Py_ssize_t fields):
-    """A named tuple, every field of which `put_item()` has to fill: without its own Python frame,
-    and without another tuple before it."""
+    """Return a named tuple, every field of which `put_item()` has to fill. It is made without a
+    Python frame of its own, and without another tuple before it."""
     return PyType_GenericAlloc(cls, fields)
 
 

@@ -93,7 +93,7 @@ cdef void sketch_add(Sketch* s, int64_t length) noexcept nogil:
 
 
 cdef int64_t sketch_beyond(const Sketch* s, int64_t produced) noexcept nogil:
-    """The ledger's quantile of lengths above `produced`; -1 without any. O(BUCKETS)."""
+    """Return the ledger's quantile of lengths above `produced`; -1 without any. O(BUCKETS)."""
     cdef int32_t first = bucket_of(produced) + 1
     cdef int32_t i
     cdef int64_t mass = 0, seen = 0, want

@@ -26,7 +26,7 @@ cdef class SlabAllocator:
         prefetch_line(self.first_free)
 
     cdef void* alloc(self) except NULL:
-        """A zeroed record. O(1), also where there is none yet."""
+        """Return a zeroed record. O(1), also where there is none yet."""
         cdef void* record = self.first_free
         if record != NULL:
             self.first_free = (<void**>record)[0]

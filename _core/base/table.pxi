@@ -99,7 +99,8 @@ cdef class Table:
         return NULL
 
     cdef inline int32_t get(self, uint64_t hi, uint64_t lo) noexcept:
-        """Value, or -1. Of the lower half of the key 32 bits count. Expected O(1)."""
+        """Return the value of a key, or -1. Only 32 bits of the lower half of the key count.
+        Expected O(1)."""
         cdef int32_t held = self.slots[self._find(hi, <uint32_t>lo)].held
         cdef Entry* entry
         if held == 0 and self.former != NULL:

@@ -84,13 +84,13 @@ cdef class Treaps:
         return root
 
     cdef int32_t first(self, int32_t root) noexcept:
-        """The first of a tree that is not empty. O(log n) expected."""
+        """Return the first of a tree that is not empty. O(log n) expected."""
         while self.items[root].left != NONE:
             root = self.items[root].left
         return root
 
     cdef int32_t before(self, int32_t i) noexcept:
-        """The request that is next before i; -1: none. O(log n) expected."""
+        """Return the request that is next before i; -1: none. O(log n) expected."""
         cdef int32_t at = self.items[i].left
         if at != NONE:
             while self.items[at].right != NONE:
@@ -101,7 +101,7 @@ cdef class Treaps:
         return self.items[i].up
 
     cdef int32_t place(self, int32_t i) noexcept:
-        """How many are before i. O(log n) expected."""
+        """Return how many are before i. O(log n) expected."""
         cdef int32_t count = self._count(self.items[i].left), up = self.items[i].up
         while up != NONE:
             if self.items[up].right == i:
@@ -110,7 +110,7 @@ cdef class Treaps:
         return count
 
     cdef int64_t work_until(self, int32_t root, int64_t key) noexcept:
-        """Work of all whose deadline is this or before. O(log n) expected."""
+        """Return the work of all whose deadline is this one or earlier. O(log n) expected."""
         cdef int64_t work = 0
         while root != NONE:
             if self.items[root].key > key:
@@ -123,7 +123,7 @@ cdef class Treaps:
         return work
 
     cdef int64_t work_before(self, int32_t i) noexcept:
-        """Work of all before i. O(log n) expected."""
+        """Return the work of all before i. O(log n) expected."""
         cdef int32_t up = self.items[i].up
         cdef int64_t work = self._work(self.items[i].left)
         while up != NONE:

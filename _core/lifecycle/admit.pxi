@@ -80,7 +80,7 @@ cdef void identify(
 
 
 cdef bint lacks_place(Core core, int32_t principal, int32_t prompt_tokens) noexcept:
-    """Whether a principal's share of the places has none for one request more. O(1)."""
+    """Return whether a principal's share of the places has none for one request more. O(1)."""
     cdef const Principal* p
     cdef int64_t tokens_max = core.settings.queue_tokens_max
     if not core.principals.is_limited(principal):
@@ -96,8 +96,8 @@ cdef bint lacks_place(Core core, int32_t principal, int32_t prompt_tokens) noexc
 
 
 cdef bint lacks_lease(Core core, int32_t principal, int64_t queued) noexcept:
-    """Whether a principal's share of the leases is used up by its leases and its queued requests.
-    O(1)."""
+    """Return whether a principal's share of the leases is used up by its leases and its queued
+    requests. O(1)."""
     cdef const Principal* p
     if not core.principals.is_limited(principal):
         return False
@@ -108,7 +108,7 @@ cdef bint lacks_lease(Core core, int32_t principal, int64_t queued) noexcept:
 
 
 cdef bint may_name_class(Core core, int32_t flow, int32_t cls) noexcept:
-    """Whether requests of a tenant may name a class. O(1)."""
+    """Return whether requests of a tenant may name a class. O(1)."""
     cdef const Flow* f = &core.flows.items[flow]
     return cls == f.default_class or (f.named_classes >> cls) & 1
 
@@ -130,15 +130,15 @@ cdef int take_class(Core core, Ask* ask, const uint8_t* name, int64_t size) exce
 
 
 cdef bint grants_class(Core core, int32_t principal, int32_t cls) except -1:
-    """Whether a principal may name a class. O(1), the first time O(name)."""
+    """Return whether a principal may name a class. O(1), the first time O(name)."""
     if not core.principals.is_limited(principal):
         return True
     return core.principals.may_name_class(principal, cls, core.classes.names[cls])
 
 
 cdef bint grants_tenant(Core core, int32_t principal, int32_t flow, const Slice* name) except -1:
-    """Whether a principal may vouch for a tenant. `flow`: the tenant's; -1: it is refused; the
-    unknown tenants' stands for a tenant of that `name`. O(1), the first time O(name)."""
+    """Return whether a principal may vouch for a tenant. `flow`: the tenant's; -1: it is refused;
+    the unknown tenants' stands for a tenant of that `name`. O(1), the first time O(name)."""
     cdef bytes known
     if not core.principals.is_limited(principal):
         return True
@@ -201,7 +201,7 @@ cdef uint64_t tenant_salt(Core core, int32_t flow, Slice* tenant, Slice* key) no
 
 
 cdef int32_t record_of(Core core, Ask* ask) except -1:
-    """A record of what is asked, in no queue yet. O(1)."""
+    """Make a record of an ask, which is in no queue yet. O(1)."""
     cdef int32_t i = core.requests.allocate()
     cdef Request* r = &core.requests.items[i]
     r.flow = ask.flow
@@ -233,7 +233,7 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
 
 
 cdef int64_t admit_request(Core core, Ask* ask) except? -1:
-    """A handle, or the negated outcome of a refusal. O(log n)."""
+    """Return a handle, or the negated outcome of a refusal. O(log n)."""
     cdef Flow* f = &core.flows.items[ask.flow]
     cdef Request* r
     cdef bint lacks_adapter
@@ -315,7 +315,7 @@ cdef int64_t answer_repeat(Core core, int32_t i, Ask* ask) except? -1:
 
 
 cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
-    """The outcome that refuses a request at its arrival, or 0. O(pools).
+    """Return the outcome that refuses a request at its arrival, or 0. O(pools).
 
     `lacks_adapter`: no place is left for its adapter, so `can_hold` leaves out what that takes."""
     cdef int64_t queued = core.flows.exempt_queued, tokens = core.flows.exempt_tokens
@@ -351,8 +351,8 @@ cdef int reason_to_refuse(Core core, Request* r, bint lacks_adapter) except -1:
 
 
 cdef bint is_full_to(Core core, const Request* r) noexcept:
-    """Whether the queue of its tenant has no place for a request: the queue is full, by requests or
-    by tokens, and the request's principal has its part of these. O(1)."""
+    """Return whether the queue of its tenant has no place for a request: the queue is full, by
+    requests or by tokens, and the request's principal has its part of these. O(1)."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t places = slots_open_to(
         &f.refusals.retry_slots, core.settings.flow_queue_max, core.now_ns
@@ -462,7 +462,7 @@ cdef int32_t flow_of(Core core, Slice* tenant, Slice* key) except? -1:
 
 
 cdef inline bint is_born(Core core, int32_t flow, const Slice* tenant, int64_t proof) noexcept:
-    """Whether a name that stands for this flow gets one of its own."""
+    """Return whether a name that stands for this flow gets one of its own."""
     return core.unknown_own and flow == core.unknown_flow and tenant.size > 0 and proof > 0
 
 

@@ -19,9 +19,9 @@ cdef int set_grants(
     Core core, int64_t number, bytes name, list pools, list tenants, list classes,
     int64_t share_ppm, bint sees_all,
 ) except -1:
-    """Give a principal grants in place of what it had; None: all names of a kind.
-    O(1); O(requests + sessions + flows) for a number beyond all that have grants; for others than
-    before what settle_grants() says."""
+    """Replace the grants of a principal; None: all names of a kind. O(1); O(requests + sessions +
+    flows) for a number beyond all that have grants; for others than before what settle_grants()
+    says."""
     cdef int32_t i, first = core.principals.count
     cdef Request* r
     check_range("number", number, 0, PRINCIPALS_MAX)
@@ -147,7 +147,7 @@ cdef str owner_text(Core core, bytes name, const Pool* p):
 
 
 cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) except -1:
-    """A stream that offered a pool has ended; `for_good`: after a Goodbye. O(1)."""
+    """Note that a stream that offered a pool has ended; `for_good`: after a Goodbye. O(1)."""
     cdef Pool* p = &core.ledger.pools[pool]
     p.attached -= 1
     core.ledger.order.touch(pool)
@@ -185,8 +185,8 @@ cdef void await_replays(Core core, int32_t pool) noexcept:
 
 
 cdef void lead_cold(Core core) noexcept:
-    """Leases of an earlier leader run, of which nothing is known: also pools of the configuration
-    wait for a stream that replays. O(pools)."""
+    """Begin with leases of an earlier leader of which nothing is known. Pools of the configuration
+    wait for a stream that replays, too. O(pools)."""
     cdef int32_t pool
     core.is_cold = True
     core.digest_value = mix(core.digest_value, 1)
@@ -282,8 +282,8 @@ cdef int check_pool_share(Core core, int32_t principal) except -1:
 
 
 cdef bint may_report(Core core, int32_t pool, int32_t principal) except -1:
-    """Whether a principal may report how full an engine is: the one that offers the pool, or one
-    that may offer it while it has no owner. O(patterns)."""
+    """Return whether a principal may report how full an engine is: the one that offers the pool, or
+    one that may offer it while it has no owner. O(patterns)."""
     cdef int32_t owner = core.ledger.pools[pool].principal
     if owner != NONE:
         return owner == principal

@@ -127,7 +127,7 @@ cdef int dispatch(Core core) except -1:
 
 
 cdef int32_t next_pool(Core core) except -2:
-    """The emptiest of the pools that have to be looked at; -1: none is left. O(log pools)
+    """Return the emptiest of the pools that have to be looked at; -1: none is left. O(log pools)
     amortised."""
     cdef PoolOrder order = core.ledger.order
     cdef int32_t pool
@@ -155,8 +155,8 @@ cdef int open_pools(Core core) except -1:
 
 
 cdef bint is_calm(Core core, int32_t pool) noexcept:
-    """Whether another look at a pool, which grants nothing, changes nothing until it is touched.
-    O(1)."""
+    """Return whether another look at a pool, which grants nothing, changes nothing until it is
+    touched. O(1)."""
     cdef const Pool* p = &core.ledger.pools[pool]
     if p.next != NONE or p.reason not in (WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING):
         return False

@@ -36,7 +36,8 @@ cdef int drain_some(Core core, bytes name, bint draining) except -1:
 
 
 cdef int forgive_tenant(Core core, bytes name) except -1:
-    """Let a tenant's own quota owe nothing: how many of its buckets did. O(1)."""
+    """Let a tenant's own quota owe nothing, and return how many of its buckets owed something.
+    O(1)."""
     cdef int32_t flow, node
     cdef Quota* n
     cdef int k, found = 0
@@ -125,7 +126,7 @@ cdef bint may_be_stranded(Core core, int32_t target) noexcept:
 
 
 cdef bint is_stranded(Core core, const Request* r) noexcept:
-    """Whether every pool that can hold a queued request is drained. O(pools)."""
+    """Return whether every pool that can hold a queued request is drained. O(pools)."""
     cdef int32_t p
     cdef bint some = False
     if core.ledger.closed or r.target != NONE:
@@ -182,8 +183,8 @@ cdef tuple lease_page(
     Core core, int64_t now_ns, int32_t start, int32_t scan_max, int32_t rows_max,
     const LeaseFilter* f, bytes client_id,
 ):
-    """Rows of leases from a place in the slab on, and the next place (0: that was all). A lease
-    keeps its place while it lives. O(scan_max)."""
+    """Return the rows of leases from a place in the slab on, and the next place (0: that was all).
+    A lease keeps its place while it lives. O(scan_max)."""
     cdef int32_t i = start, last
     cdef list rows = []
     check_range("start", start, 0, (<int64_t>1 << 31) - 1)
@@ -213,7 +214,7 @@ cdef bint is_meant(Core core, const Request* r, const LeaseFilter* f) noexcept:
 
 
 cdef bytes client_of(Core core, const Request* r):
-    """Name of the shim on whose stream a lease is; b"": on none."""
+    """Return the name of the shim on whose stream a lease is; b"": on none."""
     cdef SessionState session
     if r.owner <= 0:
         return b""

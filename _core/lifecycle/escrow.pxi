@@ -61,7 +61,7 @@ cdef int put_escrow(Core core, int64_t share) except -1:
 
 
 cdef int32_t escrow_node(Core core, bytes key) except? -2:
-    """The node of a key of `escrow_wants()` that only chunks fill; -1: there is none."""
+    """Return the node of a key of `escrow_wants()` that only chunks fill; -1: there is none."""
     cdef int32_t node = node_of(core, key[:1], key[1:])
     return node if node != NONE and is_held(core.quotas.nodes[node].escrow) else NONE
 
@@ -114,14 +114,14 @@ cdef tuple grant_chunk(Core core, bytes key, amounts, dues_ns, left, int64_t end
 
 
 cdef tuple units_held(const Quota* n):
-    """The units of each limit that a node holds; below 0: it owes."""
+    """Return the units of each limit that a node holds; below 0: it owes."""
     return tuple([n.level[k] // MICRO if n.rate[k] else 0 for k in range(RATES)])
 
 
 cdef list escrow_wants(Core core):
-    """For each node in escrow that flows wait for, the buckets that the first one needs: the node's
-    key, and for each bucket of its path its key, what it lacks, and what the flow's queue can use.
-    O(waiting nodes * levels)."""
+    """Return a row for each node in escrow that flows wait for, with the buckets that the first one
+    needs: the node's key, and for each bucket of its path its key, what it lacks, and what the
+    flow's queue can use. O(waiting nodes * levels)."""
     cdef DirtyQueue wanting = core.quotas.wanting
     cdef int32_t left = wanting.count - wanting.taken, node, cls
     cdef Line line
@@ -142,8 +142,8 @@ cdef list escrow_wants(Core core):
 
 
 cdef list wanted_path(Core core, int32_t flow):
-    """The buckets of a flow's path that lack something for its head, and those above and below.
-    Empty: none lacks anything. O(levels)."""
+    """Return the buckets of a flow's path that lack something for its head, and those above and
+    below. Empty: none lacks anything. O(levels)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef Take t = take_for(core, f.wait_head)
     cdef int64_t each, need, behind = max(0, f.queued - 1)
@@ -169,7 +169,8 @@ cdef list wanted_path(Core core, int32_t flow):
 
 
 cdef list escrow_drawn(Core core, int64_t rows_max):
-    """Keys of nodes that were drawn from since the last call, at most `rows_max`. O(rows)."""
+    """Return the keys of nodes that were drawn from since the last call, at most `rows_max`.
+    O(rows)."""
     cdef int32_t node
     found = []
     while len(found) < rows_max:
@@ -182,7 +183,8 @@ cdef list escrow_drawn(Core core, int64_t rows_max):
 
 
 cdef list escrow_levels(Core core, list keys):
-    """For each key its limits, and what is held of each; None: it is not in escrow. O(keys)."""
+    """Return the limits of each key, and what is held of each; None: it is not in escrow.
+    O(keys)."""
     cdef int32_t node
     cdef Quota* n
     cdef int k
@@ -226,8 +228,8 @@ cdef int put_slots(Core core, bytes key, int64_t slots, int64_t left, int64_t en
 
 
 cdef list slot_wants(Core core):
-    """Keys of nodes in escrow that lack a slot for the first flow that waits at one of its path's
-    nodes, and how many requests could use one. O(waiting nodes * levels)."""
+    """Return the keys of nodes in escrow that lack a slot for the first flow that waits at one of
+    their paths' nodes, and how many requests could use one. O(waiting nodes * levels)."""
     cdef DirtyQueue wanting = core.quotas.wanting
     cdef int32_t k, node, waits_at
     cdef int64_t waiting
@@ -251,7 +253,8 @@ cdef list slot_wants(Core core):
 
 
 cdef list slot_rows(Core core, list keys):
-    """For each key its cap, what runs, and how many may; None: it has no cap in escrow. O(keys)."""
+    """Return the cap of each key, what runs, and how many may run; None: it has no cap in escrow.
+    O(keys)."""
     cdef int32_t node
     cdef Quota* n
     found = []

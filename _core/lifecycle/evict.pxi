@@ -72,7 +72,7 @@ cdef int evict_unholdable(Core core, int32_t pool) except -1:
 
 
 cdef bint is_unholdable(Core core, int32_t i, int32_t pool) noexcept:
-    """Whether no pool can hold a request, this one the least. O(1), else O(pools)."""
+    """Return whether no pool can hold a request, this one the least. O(1), else O(pools)."""
     cdef int32_t p
     if core.ledger.can_hold(pool, &core.requests.items[i]):
         return False

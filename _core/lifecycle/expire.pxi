@@ -1,7 +1,7 @@
 # Timers: evicts queued requests and expires leases whose time is over.
 
 cdef int64_t next_due_ns(Core core) except -2:
-    """When something has to be done at the latest; -1: never. O(1 + contests)."""
+    """Return when something has to be done at the latest; -1: never. O(1 + contests)."""
     cdef int64_t first = first_key(<void*>core.deadlines, NONE)
     first = first_key(<void*>core.quotas.guarantees.dues, first)
     if core.has_more or core.verdict_count:

@@ -13,7 +13,7 @@ cdef bytes OTHER_TENANTS = b"other"  # the series of the metrics for tenants tha
 
 
 cdef TenantRule any_rule(bint dry_runs):
-    """The settings of a tenant whose name fits no rule: weight 1 and no limits."""
+    """Return the settings of a tenant whose name fits no rule: weight 1 and no limits."""
     cdef TenantRule rule = TenantRule()
     rule.pattern, rule.named_classes = b"*", ()
     rule.weight_milli, rule.default_class = BORN_WEIGHT_MILLI, 0
@@ -24,9 +24,9 @@ cdef TenantRule any_rule(bint dry_runs):
 
 
 cdef int32_t flow_at_sight(Core core, Slice* name, int32_t principal) except -1:
-    """The flow of a tenant with a proved name that stands for no flow, made if there is none. With
-    as many tenants as there may be, in all or of this principal: that of the unknown tenants; -1
-    stands for no principal. O(rules * name + classes)."""
+    """Return the flow of a tenant with a proved name that stands for no flow; make it if there is
+    none. With as many tenants as there may be, in all or of this principal: that of the unknown
+    tenants; -1 stands for no principal. O(rules * name + classes)."""
     cdef bytes text = slice_bytes(name)
     cdef int32_t flow, only
     cdef bint is_new = False
@@ -59,7 +59,8 @@ cdef int32_t flow_at_sight(Core core, Slice* name, int32_t principal) except -1:
 
 
 cdef inline bint has_all_tenants(Core core, int32_t principal):
-    """Whether a principal has made its share of the flows that listed tenants leave. O(1)."""
+    """Return whether a principal has made its share of the flows that listed tenants leave.
+    O(1)."""
     cdef int64_t listed = len(core.flow_names) - core.born_count
     return core.principals.is_limited(principal) and (
         core.principals.items[principal].tenants

@@ -22,7 +22,7 @@ cdef int64_t FADE_NS = 3_600_000_000_000
 
 
 cdef inline bint is_stale(Core core, int32_t flow) noexcept:
-    """Whether an idle flow had its last grant too long ago for what it taught. O(1)."""
+    """Return whether an idle flow had its last grant too long ago for what it taught. O(1)."""
     cdef const Flow* f = &core.flows.items[flow]
     return (
         f.queued == 0 and f.live == 0
@@ -31,7 +31,7 @@ cdef inline bint is_stale(Core core, int32_t flow) noexcept:
 
 
 cdef inline bint has_faded(Core core, int32_t flow) noexcept:
-    """Whether what a flow's outputs taught counts no more. O(1)."""
+    """Return whether what a flow's outputs taught counts no more. O(1)."""
     return core.flows.items[core.flows.items[flow].base].born and is_stale(core, flow)
 
 
@@ -44,8 +44,8 @@ cdef inline void fade(Core core, int32_t flow) noexcept:
 
 
 cdef int32_t reclaim_flow(Core core, int32_t maker) except -2:
-    """The flow of a tenant that has been forgotten for this; -1: among the next flows no tenant can
-    be. Of tenants that a principal was the first to name; -1: of any.
+    """Forget a tenant for this, and return its flow; -1: among the next flows no tenant can be
+    forgotten. Only tenants that the principal was the first to name count; -1: all count.
     O(FORGET_LOOKS * (classes * pools + levels))."""
     cdef int32_t flow
     cdef int k
@@ -72,7 +72,7 @@ cdef int retire_tenant(Core core, bytes name) except -1:
 
 
 cdef int32_t reclaim_retired(Core core) except -2:
-    """The flow of a deleted tenant that has been forgotten for this; -1: none can be.
+    """Forget a deleted tenant for this, and return its flow; -1: none can be forgotten.
     O(FORGET_LOOKS * (classes * pools + levels))."""
     cdef int32_t flow
     cdef int k
@@ -88,7 +88,7 @@ cdef int32_t reclaim_retired(Core core) except -2:
 
 
 cdef bint is_named(Core core, int32_t flow) except -1:
-    """Whether the name of a flow's tenant stands for the flow. O(1)."""
+    """Return whether the name of a flow's tenant stands for the flow. O(1)."""
     cdef bytes name = <bytes>core.flow_list[flow]
     cdef Hash128 h = sip128(
         core.k0, core.k1 ^ NAME_SALT, <const uint8_t*><const char*>name, len(name)
@@ -97,8 +97,8 @@ cdef bint is_named(Core core, int32_t flow) except -1:
 
 
 cdef bint may_forget(Core core, int32_t flow, bint is_deleted) except -1:
-    """Whether a tenant has nothing that it would lose, or gain; of a deleted one nothing that it
-    would lose. O(classes * pools)."""
+    """Return whether a tenant has nothing that it would lose, or gain; a deleted one, nothing that
+    it would lose. O(classes * pools)."""
     cdef Quota* n
     cdef int32_t own = core.flows.items[flow].own_quota
     cdef int k
@@ -138,7 +138,8 @@ cdef bint has_nothing_open(Core core, int32_t flow) except -1:
 
 
 cdef bint is_new_again(Core core, int32_t flow) except -1:
-    """Whether a flow stands in no line behind a newcomer, and is predicted as one. O(pools)."""
+    """Return whether a flow stands in no line behind a newcomer, and is predicted as one.
+    O(pools)."""
     cdef Flows flows = core.flows
     cdef const Flow* f = &flows.items[flow]
     cdef int32_t n = f.first_position

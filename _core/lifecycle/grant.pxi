@@ -16,8 +16,9 @@ cdef int seed_lease_ids(Core core, str seed) except -1:
 
 
 cdef int64_t lease_id_ahead(Core core) noexcept:
-    """The lease id that is next, if it is free: the next number, or with a seed a random one, which
-    other ids do not reveal. A number is drawn from once, however often it is asked for. O(1)."""
+    """Return the lease id that is next, if it is free: the next number, or with a seed a random
+    one, which other ids do not reveal. A number is drawn from once, however often it is asked for.
+    O(1)."""
     cdef Hash128 drawn
     cdef uint64_t number = <uint64_t>core.lease_next
     if not core.draws_lease_ids:
@@ -109,7 +110,7 @@ cdef int grant(
 
 
 cdef int32_t output_ahead(Core core, const Request* r) noexcept:
-    """Output that is charged at the grant, of each sequence (section 1). O(1)."""
+    """Return the output that is charged at the grant, of each sequence (section 1). O(1)."""
     cdef int64_t tokens = 0
     cdef Asked asked
     if core.ahead == AHEAD_AVERAGE:

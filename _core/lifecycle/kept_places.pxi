@@ -30,7 +30,7 @@ cdef void find_place(
 
 
 cdef inline int64_t left_of(int64_t limit_ns, int64_t waited_ns) noexcept nogil:
-    """The part of a limit that a wait has left; 0: there is no limit."""
+    """Return the part of a limit that a wait has left; 0: there is no limit."""
     return max(<int64_t>1, limit_ns - waited_ns) if limit_ns else 0
 
 
@@ -73,7 +73,7 @@ cdef int begin_term(Core core, list rows, bint cold) except -1:
 
 
 cdef list told_places(Core core, int64_t rows_max):
-    """Rows of the places that changed since the last call. O(changes)."""
+    """Return rows of the places that changed since the last call. O(changes)."""
     cdef list rows = []
     cdef int32_t i
     while len(rows) < rows_max:

@@ -107,8 +107,8 @@ cdef int account(Core core, int32_t i, Usage* reported, bint is_final) except -1
 cdef int recharge(
     Core core, int32_t i, int64_t input_tokens, int64_t cached_tokens, int64_t output_tokens
 ) except -1:
-    """Let the flow's counter carry exactly this service for the request; what it carried before
-    is refunded. Of totals, so that rounding does not add up. O(log n)."""
+    """Let the flow's counter carry exactly this service for the request; what it carried before is
+    refunded. The charge is of totals, so that rounding does not add up. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef const Settings* s = &core.settings
     cdef int64_t micro = (
@@ -130,7 +130,7 @@ cdef int recharge(
 
 
 cdef int32_t input_by_now(Core core, const Request* r) noexcept:
-    """The most input of a lease that its engine has computed by now. O(RATES_KEPT).
+    """Return the most input of a lease that its engine has computed by now. O(RATES_KEPT).
 
     That is the time since the grant times the greatest rate of the last judged prefills. While the
     rate is not known, or the time of the grant, it is the whole prompt.
@@ -171,7 +171,7 @@ cdef int estimate_output(Core core, int32_t i) noexcept:
 
 
 cdef int64_t final_input(Core core, Request* r, int outcome) noexcept:
-    """The input of a lease that ends: as reported, else what its outcome says of it.
+    """Return the input of a lease that ends: as reported, else what its outcome says of it.
     O(RATES_KEPT)."""
     cdef Flow* f = &core.flows.items[r.flow]
     if r.lease.input_tokens < 0:
@@ -267,7 +267,8 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
 
 
 cdef inline bint has_all_answers(Core core, int32_t principal) noexcept:
-    """Whether the stored answers of a principal exceed its share: it cannot push out others'."""
+    """Return whether the stored answers of a principal exceed its share: it cannot push out
+    others'."""
     return core.principals.is_limited(principal) and (
         core.principals.items[principal].requests[ENDED]
         > core.principals.places(principal, core.settings.answers_max)
@@ -276,8 +277,8 @@ cdef inline bint has_all_answers(Core core, int32_t principal) noexcept:
 
 cdef void fetch_oldest(Core core) noexcept:
     # Answers are forgotten in the order of this chain, long after they were last touched. So this
-    # prefetches the next one's places in the tables, what the second one holds and its flow, and
-    # the record of the third.
+    # prefetches three answers ahead: the places of the next one in the tables, the fields and the
+    # flow of the second, and the record of the third.
     cdef int32_t i = core.answers.head
     cdef Request* r
     if i == NONE:
@@ -332,8 +333,9 @@ cdef int void_lease(Core core, int32_t i) except -1:
 
 
 cdef int void_leases(Core core, int32_t pool) except -1:
-    """The engine restarted: what its leases held is gone. They stay live, without reservation,
-    until their holder ends them or their TTL passes. How many there are. O(leases of the pool)."""
+    """Void the leases of a pool whose engine restarted: what they held is gone. They stay live,
+    without reservation, until their holder ends them or their TTL passes. How many there are.
+    O(leases of the pool)."""
     cdef int32_t i = core.ledger.pools[pool].first_lease, after
     cdef int count = 0
     while i != NONE:

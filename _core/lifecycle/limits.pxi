@@ -27,8 +27,8 @@ cdef int add_budgets(QuotaLimits* limits, int64_t day_tokens, int64_t month_toke
 
 
 cdef int64_t height(Core core, int32_t node) noexcept:
-    """Levels from a node to the top, its own included. In a circle: QUOTA_DEPTH, which is more
-    than any tree has."""
+    """Return the number of levels from a node to the top, its own included. In a circle:
+    QUOTA_DEPTH, which is more than any tree has."""
     cdef int levels = 0
     while node != NONE and levels < QUOTA_DEPTH:
         levels += 1
@@ -158,7 +158,7 @@ cdef int turn_budget(
 
 
 cdef int32_t budget_node(Core core, bytes name, int which) except -1:
-    """The node of a tenant's or a group's budget. O(1)."""
+    """Return the node of a tenant's or a group's budget. O(1)."""
     cdef int32_t flow, node = NONE
     check_range("which", which, 0, BUDGETS - 1)
     if name.startswith(b"tenant:"):
@@ -220,8 +220,8 @@ cdef void charge_budgets(Core core, int32_t flow, int64_t tokens) noexcept:
 
 
 cdef int budget_refusal(Core core, int32_t i, int outcome) except -1:
-    """The outcome of a request at its arrival, as its budgets leave it: a spent budget refuses at
-    once, because nothing waits in a queue for the next day. O(levels)."""
+    """Return the outcome of a request at its arrival, as its budgets leave it: a spent budget
+    refuses at once, because nothing waits in a queue for the next day. O(levels)."""
     cdef Take t = take_for(core, i)
     cdef int32_t node = core.flows.items[core.requests.items[i].flow].quota
     cdef int64_t due_ns

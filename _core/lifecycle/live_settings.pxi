@@ -44,7 +44,7 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
 
 
 cdef int forget_learned(Core core) except -1:
-    """Everything that earlier requests have taught, and the digest, as new."""
+    """Reset everything that earlier requests have taught, and the digest."""
     cdef int32_t pool
     end_resume(core)
     core.predictor.forget()

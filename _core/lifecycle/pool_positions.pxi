@@ -59,7 +59,7 @@ cdef int stand_in_pool(Core core, int32_t pool) except -1:
 
 
 cdef bint is_named_only(Core core, int32_t pool) except -1:
-    """Whether a pool has to take only requests that name it. O(principals * patterns)."""
+    """Return whether a pool has to take only requests that name it. O(principals * patterns)."""
     name = core.pool_list[pool]
     if core.ledger.pools[pool].configured or name in core.listed_pools:
         return False

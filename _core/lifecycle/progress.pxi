@@ -1,7 +1,7 @@
 # Progress: posts what a lease reports.
 
 cdef inline bint shows_first(const Request* r) noexcept nogil:
-    """Whether a report with output says when the first token came. O(1).
+    """Return whether a report with output says when the first token came. O(1).
 
     An answer in one piece is reported once it is there: so only if it has no second token.
     """
@@ -70,7 +70,8 @@ cdef int grow_lease(Core core, int32_t i) except -1:
 
 cdef int progress_lease(Core core, int64_t lease_id, int64_t epoch, Usage* u, int32_t principal
 ) except -1:
-    """One report: a LEASE_* state. O(log n); O(BUCKETS) where a prediction is outgrown."""
+    """Apply one report, and return a LEASE_* state. O(log n); O(BUCKETS) where a prediction is
+    outgrown."""
     cdef int32_t i = find_lease(core, lease_id, principal)
     cdef Request* r
     if i == NONE:

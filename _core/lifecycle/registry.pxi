@@ -1,7 +1,7 @@
 # Registry: gives names, flows of classes, and pools their numbers.
 
 cdef void set_born(Core core, int32_t flow, bint born) noexcept:
-    """Whether a tenant is known at first sight, not by the configuration. O(classes)."""
+    """Note whether a tenant is known at first sight, not by the configuration. O(classes)."""
     cdef int32_t sibling = flow
     while core.flows.items[flow].born and not born and sibling != NONE:
         add_counters(&core.carried, &core.flows.items[sibling])
@@ -37,7 +37,7 @@ cdef int known_class(Core core, int32_t c) except -1:
 
 
 cdef int set_classes_of(Core core, int32_t flow, int32_t default_class, tuple named) except -1:
-    """Which class a tenant's requests are of, and which they may name. O(named)."""
+    """Set which class a tenant's requests are of, and which they may name. O(named)."""
     cdef uint32_t bits = 0
     cdef int32_t c
     known_class(core, default_class)
@@ -79,8 +79,8 @@ cdef inline bint is_owned(Core core, const Pool* p) noexcept:
 
 
 cdef int32_t free_place(Core core, int32_t principal) noexcept:
-    """The place of a pool without engine, leases or requests, which no other principal owns; -1:
-    none. O(pools)."""
+    """Return the place of a pool without engine, leases or requests, which no other principal owns;
+    -1: none. O(pools)."""
     cdef int32_t pool
     cdef const Pool* p
     for pool in range(core.ledger.count):

@@ -20,7 +20,7 @@ cdef int share_service(Core core) except -1:
 
 
 cdef inline int64_t weigh(int64_t micro, int64_t weight_milli) noexcept:
-    """Service, 0 or more, over a weight; at most REMOTE_MAX. O(1)."""
+    """Divide service of 0 or more by a weight; the result is at most REMOTE_MAX. O(1)."""
     cdef int64_t whole = micro // weight_milli
     if whole >= REMOTE_MAX // 1000:
         return REMOTE_MAX
@@ -28,7 +28,8 @@ cdef inline int64_t weigh(int64_t micro, int64_t weight_milli) noexcept:
 
 
 cdef int32_t flow_in_class(Core core, bytes tenant, bytes cls) except -2:
-    """The flow of a tenant in a class; -1: it has not asked for anything there. O(classes)."""
+    """Return the flow of a tenant in a class; -1: it has not asked for anything there.
+    O(classes)."""
     cdef int32_t flow = core.flow_names.get(tenant, NONE), c = core.classes.find(cls)
     while flow != NONE and (c == NONE or core.flows.items[flow].cls != c):
         flow = core.flows.items[flow].sibling
@@ -36,7 +37,7 @@ cdef int32_t flow_in_class(Core core, bytes tenant, bytes cls) except -2:
 
 
 cdef int32_t domain_of(Core core, bytes name) except -2:
-    """The number that stands for all pools of a domain; -1: there are none."""
+    """Return the number that stands for all pools of a domain; -1: there are none."""
     if core.flows.positions.domain == DOMAIN_POOL or core.ledger.count == 0:
         return NONE
     if not name:

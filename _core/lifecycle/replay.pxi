@@ -77,7 +77,8 @@ cdef int replay_lease(
 
 
 cdef bint exceeds_grants(Core core, Ask* ask, int64_t reserved_tokens) except -1:
-    """Whether a pool's replays, with one more, reserve more than could have been granted. O(1)."""
+    """Return whether a pool's replays, with one more, reserve more than could have been granted.
+    O(1)."""
     cdef Pool* p = &core.ledger.pools[ask.target]
     cdef int64_t sequences = p.replayed_sequences + ask.sequences
     cdef int64_t most = p.engine_tokens, left = sequences - 1

@@ -7,21 +7,21 @@
 cdef Hash128 tenant_key(
     Core core, int32_t flow, uint64_t tenant, const uint8_t* request_id, size_t size
 ) noexcept:
-    """The key of an id of a tenant; `tenant` separates those that share a flow."""
+    """Return the key of an id of a tenant; `tenant` separates those that share a flow."""
     if core.flows.has_salts:  # else the hash need not wait until the flow is in the cache
         tenant ^= core.flows.items[flow].salt
     return sip128(core.k0, core.k1 ^ <uint64_t>flow ^ tenant, request_id, size)
 
 
 cdef Hash128 own_key(Core core, const Hash128* key, int32_t principal) noexcept:
-    """The key of the same id that only this principal has."""
+    """Return the key of the same id that only this principal has."""
     cdef uint64_t words[3]
     words[0], words[1], words[2] = key.hi, key.lo, <uint64_t>principal
     return sip128(core.k0, core.k1 ^ OWN_ID_SALT, <const uint8_t*>words, sizeof(words))
 
 
 cdef Hash128 client_key(Core core, const uint8_t* id, size_t size) noexcept:
-    """The key of an id that a client has chosen, of any tenant and principal."""
+    """Return the key of an id that a client has chosen, of any tenant and principal."""
     return sip128(core.k0, core.k1 ^ CLIENT_ID_SALT, id, size)
 
 
@@ -36,7 +36,7 @@ cdef int note_client_id(Core core, const Ask* ask, const Slice* id) except -1:
 
 
 cdef int32_t find_request(Core core, Ask* ask) noexcept:
-    """Index of the request that has the id of an ask, or -1. O(1).
+    """Return the index of the request that has the id of an ask, or -1. O(1).
 
     If the principal has a key of its own for the id, or needs one, the ask gets it.
     """

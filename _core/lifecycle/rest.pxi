@@ -1,17 +1,18 @@
-# Rest: how long a pool that grants nothing may be left out of dispatches.
+# A pool that grants nothing rests: dispatches leave it out for a time that this file finds.
 #
 # Another look at such a pool depends on its ledger, on the line and what outputs taught, and on the
-# time. Whatever changes the ledger touches the pool. Whatever changes the line stirs all pools. Of
-# charges only those of watched flows do: of the next request of a pool, of the first of each class,
-# and of all that were considered behind these if there were more. A charge of another flow puts its
-# requests further back, and they could not pass before. The times at which a look would find
-# something else are known.
+# time. Whatever changes the ledger touches the pool. Whatever changes the line stirs all pools. A
+# charge stirs them only if its flow is watched: the flow of the next request of a pool, of the
+# first of each class, and of all that were considered behind these if there were more. A charge of
+# another flow puts its requests further back, and they could not pass before. The times at which a
+# look would find something else are known.
 #
 # Some reasons to wait depend on more than that: quotas, the state of a round, a pace, deadlines.
 # A pool that waits for one of these does not rest.
 
 cdef int64_t rests_until_ns(Core core, int32_t pool) except -2:
-    """Until when a pool that has granted what it can may rest; -1: it does not. O(classes)."""
+    """Return until when a pool that has granted what it can may rest; -1: it does not.
+    O(classes)."""
     cdef const Pool* p = &core.ledger.pools[pool]
     cdef int64_t until_ns = NEVER
     if (
@@ -54,7 +55,7 @@ cdef void watch_first(Core core, int32_t pool) noexcept:
 
 
 cdef int64_t next_wait_ns(Core core, const Pool* p) noexcept:
-    """When the wait of a pool's next request changes the level of load, or ends. O(1)."""
+    """Return when the wait of a pool's next request changes the level of load, or ends. O(1)."""
     cdef const Request* r = &core.requests.items[p.next]
     cdef int64_t lined_ns = r.head_state.lined_ns, until_ns = r.due_ns
     if lined_ns + core.settings.queue_target_ns >= core.now_ns:
@@ -65,7 +66,8 @@ cdef int64_t next_wait_ns(Core core, const Pool* p) noexcept:
 
 
 cdef int64_t next_ageing_ns(Core core, int32_t pool) noexcept:
-    """When ageing may bring another class forward in a pool; NEVER: not to come. O(classes)."""
+    """Return when ageing may bring another class forward in a pool; NEVER: not to come.
+    O(classes)."""
     cdef int64_t until_ns
     if core.classes.count == 1:
         return NEVER
@@ -76,7 +78,7 @@ cdef int64_t next_ageing_ns(Core core, int32_t pool) noexcept:
 
 
 cdef int64_t next_due_in(Core core, Line line) noexcept:
-    """When the next class of a line will have waited for its ageing time; NEVER: none.
+    """Return when the next class of a line will have waited for its ageing time; NEVER: none.
     O(classes)."""
     cdef int64_t until_ns = NEVER
     cdef int32_t c
@@ -87,7 +89,8 @@ cdef int64_t next_due_in(Core core, Line line) noexcept:
 
 
 cdef int64_t next_fading_ns(Core core, const Pool* p) noexcept:
-    """When a pool may keep less free for flows below their share; NEVER: it keeps nothing. O(1)."""
+    """Return when a pool may keep less free for flows below their share; NEVER: it keeps nothing.
+    O(1)."""
     cdef int64_t windows
     if p.light_since_ns < 0 or not (p.kept_milli or p.light_milli):
         return NEVER
@@ -98,8 +101,8 @@ cdef int64_t next_fading_ns(Core core, const Pool* p) noexcept:
 
 
 cdef inline bint may_choose(Core core) noexcept:
-    """Whether what waits may prefer a pool to the emptiest, see placement.pxi. The order in which
-    pools are looked at then depends on all of them."""
+    """Return whether a waiting request may prefer a pool to the emptiest, see placement.pxi. The
+    order in which pools are looked at then depends on all of them."""
     return (<Line>core.flows.candidates[0]).count and (
         (core.settings.adapter_affinity_ppm and core.adapters.count)
         or (core.settings.prefix_affinity_ppm and core.prefixes.queued)

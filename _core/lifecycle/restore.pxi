@@ -330,8 +330,8 @@ cdef int read_passes(Core core, bytes pool, Cursor* c, bint applies) except -1:
 
 
 cdef int32_t absent_pool(Core core, bytes name) except -1:
-    """A place for a pool of before the restart that drains and that no stream offers yet, so that
-    Stats shows it. O(pools)."""
+    """Give a pool of before the restart that drains, and that no stream offers yet, a place, so
+    that Stats shows it. O(pools)."""
     cdef int32_t pool = new_pool(core, name, NONE)
     core.ledger.size(pool, 1, 1, 0, 0)
     settle_pool(core, pool)

@@ -50,7 +50,7 @@ cdef int restore_lengths(Core core, bytes name, Cursor* c, bint applies) except 
 
 
 cdef int check_sums(int64_t* v) except -1:
-    # Of promises: judged, covered, and tokens reserved and used.
+    # The sums of promises: judged, covered, and tokens reserved and used.
     check_range("judged", v[0], 0, 1 << 40)
     check_range("covered", v[1], 0, v[0])
     check_range("reserved_tokens", v[2], 0, SUM_MAX)

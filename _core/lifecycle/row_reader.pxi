@@ -1,7 +1,7 @@
 # The common parts of rows in the state file.
 
 cdef int read_numbers(Cursor* c, int64_t* values, int count) except -1:
-    """Fields 1 to `count` that are numbers; others are skipped. The bytes have to be whole."""
+    """Read fields 1 to `count` that are numbers, and skip others. The bytes have to be whole."""
     cdef int64_t tag
     memset(values, 0, count * sizeof(int64_t))
     while True:

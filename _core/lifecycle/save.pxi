@@ -31,8 +31,8 @@
 # 5 the sketch as pairs of steps between buckets and counts (packed), 6 the adapter's hash.
 
 cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
-    """At most `count` rows, and behind the last change those of all flows and of pools. A row
-    without a value is to be deleted. The first call gives all rows. O(rows)."""
+    """Return at most `count` rows, and behind the last change those of all flows and of pools. A
+    row without a value is to be deleted. The first call gives all rows. O(rows)."""
     cdef list rows = []
     cdef int32_t n
     check_range("rows_max", rows_max, 1, 1 << 20)
@@ -210,8 +210,9 @@ cdef bytes pool_value(Core core, int32_t pool):
 
 
 cdef dict passes_in(Core core, int32_t pool):
-    """The leases of a pool that passed a head, and their discounts, with those of before a restart
-    that were not replayed yet. O(leases of the pool) if any lease has a discount, else O(1)."""
+    """Return the leases of a pool that passed a head, and their discounts, with those of before a
+    restart that were not replayed yet. O(leases of the pool) if any lease has a discount, else
+    O(1)."""
     cdef dict found = dict(core.saved_passes.get(core.pool_list[pool], ()))
     cdef int32_t i = core.ledger.pools[pool].first_lease
     cdef const Lease* lease

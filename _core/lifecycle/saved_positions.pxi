@@ -34,7 +34,7 @@ cdef int write_position(
 
 
 cdef list levels_in(Core core, bytes name):
-    """Class and level of each class that has one in a pool. O(classes)."""
+    """Return class and level of each class that has one in a pool. O(classes)."""
     cdef int32_t cls, pool
     if name in core.saved_levels:  # it is not registered again, or still alone
         return core.saved_levels[name]

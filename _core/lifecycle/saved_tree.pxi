@@ -2,7 +2,7 @@
 # or has no weight any more, is left out.
 
 cdef bytes node_value(Core core, int32_t node):
-    """The value of a node's row."""
+    """Return the value of a node's row."""
     cdef Writer w = core.writer
     write_positions(core, w, node)
     w.varint(2, core.flows.family_of(node).level)

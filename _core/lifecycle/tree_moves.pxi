@@ -5,7 +5,7 @@
 # neither forgives what it was served nor gives it any credit.
 
 cdef bint has_weights(Core core) noexcept:
-    """Whether a group has a weight. O(quotas)."""
+    """Return whether a group has a weight. O(quotas)."""
     cdef int32_t node
     for node in range(core.quotas.count):
         if core.quotas.nodes[node].weight_milli:
@@ -14,13 +14,13 @@ cdef bint has_weights(Core core) noexcept:
 
 
 cdef int64_t pools_allowed(Core core) noexcept:
-    """How many pools there may be at once. O(quotas)."""
+    """Return how many pools there may be at once. O(quotas)."""
     cdef int64_t most = core.settings.pools_max
     return min(most, <int64_t>POOLS_ORDERED) if has_weights(core) else most
 
 
 cdef int32_t new_node(Core core, int32_t group) except -1:
-    """The flow of a group in the default class. O(1) amortised."""
+    """Return the flow of a group in the default class. O(1) amortised."""
     cdef int32_t node = core.flows.add(core.quotas.nodes[group].weight_milli)
     core.flow_list.append((<bytes>core.quota_keys[group])[1:])
     core.flows.items[node].group = group
@@ -36,8 +36,8 @@ cdef int add_family(Flows flows, int32_t node) except -1:
 
 
 cdef int32_t node_in_class(Core core, int32_t group, int32_t cls) except -2:
-    """The node of the nearest group with a weight, from this one up, in a class, made when it is
-    first needed; -1: none has a weight. O(levels + classes)."""
+    """Return the node of the nearest group with a weight, from this one up, in a class; make it
+    when it is first needed; -1: none has a weight. O(levels + classes)."""
     cdef int32_t node, base
     while group != NONE and core.quotas.nodes[group].weight_milli == 0:
         group = core.quotas.nodes[group].parent
@@ -56,8 +56,8 @@ cdef int32_t node_in_class(Core core, int32_t group, int32_t cls) except -2:
 
 
 cdef int32_t wanted_parent(Core core, int32_t flow) except -2:
-    """The node below which the configuration wants a flow; -1: it stands at the root, as all
-    do under orders without counters."""
+    """Return the node below which the configuration wants a flow; -1: it is at the root, as all are
+    under orders without counters."""
     cdef int32_t group = core.flows.items[flow].group
     if core.flows.order != ORDER_COUNTER:
         return NONE
@@ -127,8 +127,8 @@ cdef Stood detach(Flows flows, int32_t flow) except *:
 
 
 cdef void detach_positions(Flows flows, int32_t flow) noexcept:
-    """Leave of each position what it is ahead of its siblings' level, until `attach()`; -VTC_MAX:
-    it is where a newcomer begins. O(pools * levels)."""
+    """Leave in each position how far it is ahead of its siblings' level, until `attach()`;
+    -VTC_MAX: it is at a newcomer's place. O(pools * levels)."""
     cdef int32_t n = flows.items[flow].first_position
     cdef bint is_newcomer
     cdef Position* p
@@ -180,7 +180,7 @@ cdef int attach(Flows flows, int32_t flow, int32_t parent, const Stood* stood) e
 
 
 cdef int settle_depth(Flows flows, int32_t flow) except -1:
-    # Of a flow and all below it.
+    # Set the depth of a flow and of all below it.
     cdef Flow* f = &flows.items[flow]
     cdef Family family
     cdef int32_t place

@@ -1,7 +1,7 @@
 # The usage of a lease becomes a row for the ledger when the lease ends.
 
 cdef inline bint was_restored(const Request* r) noexcept nogil:
-    """Whether an earlier process granted a lease: its holder has replayed it. O(1)."""
+    """Return whether an earlier process granted a lease: its holder has replayed it. O(1)."""
     return r.payload == 0
 
 

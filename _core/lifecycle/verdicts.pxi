@@ -32,7 +32,7 @@ cdef object as_ended(const Lease* had, bint repeated):
 
 
 cdef list take_verdicts(Core core):
-    """The verdicts that belong to no session. O(work_max)."""
+    """Return the verdicts that belong to no session. O(work_max)."""
     cdef int32_t i, first = core.verdict_taken
     # More than timers and grants can make: only evict_queued() leaves a rest for later.
     cdef int32_t last = <int32_t>min(core.verdict_count, first + 4 * core.settings.work_max)
@@ -145,7 +145,7 @@ cdef int count_refusal(Core core, int32_t flow, int outcome) except -1:
 
 
 cdef bint is_only_named(Core core) noexcept:
-    """Whether pools are connected, and each takes only requests that name it. O(pools)."""
+    """Return whether pools are connected, and each takes only requests that name it. O(pools)."""
     cdef int32_t pool
     cdef bint some = False
     for pool in range(core.ledger.count):

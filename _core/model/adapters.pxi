@@ -34,11 +34,11 @@ cdef class Adapters:
         free(self.items)
 
     cdef inline int32_t find(self, Hash128* name) noexcept:
-        """Index of a name that has one, or -1. O(1)."""
+        """Return the index of a name that has one, or -1. O(1)."""
         return self.index.get(name.hi, name.lo)
 
     cdef inline bint has_room(self, Hash128* name, int32_t principal) noexcept:
-        """Whether `hold` would find an index for a principal's name. O(1)."""
+        """Return whether `hold` would find an index for a principal's name. O(1)."""
         cdef int32_t i = self.find(name)
         if i != NONE and self.items[i].users:
             return True
@@ -49,8 +49,8 @@ cdef class Adapters:
         return self.count < self.size_max or self.idle_head != NONE or i != NONE
 
     cdef int32_t hold(self, Hash128* name, Slice* text, int32_t principal) except -2:
-        """Index of the name, for one request more of a principal; -1 if there is no place.
-        O(1) amortised."""
+        """Return the index of the name, for one request more of a principal; -1 if there is no
+        place. O(1) amortised."""
         cdef int32_t i = self.find(name), size
         cdef Adapter* a
         if not self.has_room(name, principal):

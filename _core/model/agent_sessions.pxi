@@ -68,7 +68,7 @@ ctypedef struct FlowSessions:
 
 @cython.final
 cdef class SessionLine:
-    """The strands of one queue, by the counters of their sessions."""
+    """Keeps the strands of one queue in the order of the counters of their sessions."""
 
     cdef Heap heap
     cdef int32_t* strands  # at each place; below -1: a free one, as in Family
@@ -104,7 +104,7 @@ cdef class SessionLine:
 
 @cython.final
 cdef class AgentSessions:
-    """The records. The caller links them."""
+    """Holds the records; the caller links them."""
 
     cdef AgentSession* items
     cdef Strand* strands
@@ -144,7 +144,7 @@ cdef class AgentSessions:
         free(self.of_flows)
 
     cdef int32_t add(self, int32_t flow) except -1:
-        """A new record. O(1) amortised."""
+        """Make a new record. O(1) amortised."""
         cdef int32_t s = self.first_free
         if s != NONE:
             self.first_free = self.items[s].next
@@ -169,7 +169,7 @@ cdef class AgentSessions:
         self.count -= 1
 
     cdef int32_t add_flow(self) except -1:
-        """Room for the sessions of a flow. O(1) amortised."""
+        """Make room for the sessions of a flow. O(1) amortised."""
         cdef int32_t n = self.first_free_flow
         if n != NONE:
             self.first_free_flow = self.of_flows[n].rest
@@ -190,7 +190,7 @@ cdef class AgentSessions:
         self.first_free_flow = n
 
     cdef int32_t add_strand(self, int32_t s, int32_t q) except -1:
-        """A strand of a session in a queue, without requests. O(1) amortised."""
+        """Make a strand of a session in a queue, without requests. O(1) amortised."""
         cdef int32_t t = self.first_free_strand
         if t != NONE:
             self.first_free_strand = self.strands[t].next_strand
@@ -219,15 +219,15 @@ cdef class AgentSessions:
         self.first_free_strand = t
 
     cdef int32_t find_strand(self, int32_t s, int32_t q) noexcept:
-        """The strand of a session in a queue; -1: none. O(targets of the session)."""
+        """Return the strand of a session in a queue; -1: none. O(targets of the session)."""
         cdef int32_t t = self.items[s].first_strand
         while t != NONE and self.strands[t].queue != q:
             t = self.strands[t].next_strand
         return t
 
     cdef int32_t add_hold(self, int32_t s, int32_t share) except -1:
-        """A record of what waits of a session for the cap of a share's pool, without requests; the
-        last one of the share. O(1) amortised."""
+        """Make a record of what waits of a session for the cap of a share's pool, without requests;
+        it is the last one of the share. O(1) amortised."""
         cdef int32_t n = self.first_free_hold
         cdef SessionHold* hold
         cdef SessionShare* h = &self.shares[share]
@@ -280,15 +280,15 @@ cdef class AgentSessions:
         self.first_free_hold = n
 
     cdef int32_t find_hold(self, int32_t s, int32_t pool) noexcept:
-        """The hold of a session for the cap of a pool; -1: none.
-        O(pools for which the session waits)."""
+        """Return the hold of a session for the cap of a pool; -1: none. O(pools for which the
+        session waits)."""
         cdef int32_t n = self.items[s].first_hold
         while n != NONE and self.shares[self.holds[n].share].pool != pool:
             n = self.holds[n].next_hold
         return n
 
     cdef int32_t share_of(self, int32_t flow, int32_t pool) except -1:
-        """The record of a flow in a pool, made if there is none. Expected O(1)."""
+        """Return the record of a flow in a pool; make it if there is none. Expected O(1)."""
         cdef int32_t n = self.share_index.get(<uint64_t>flow, <uint64_t>pool)
         if n != NONE:
             return n

@@ -19,7 +19,7 @@ ctypedef struct Budget:
 
 
 cdef inline int64_t budget_due_ns(const Budget* b, int64_t tokens, int64_t now_ns) noexcept nogil:
-    """When the tokens fit: 0 if they do now, else the end of the period. O(1)."""
+    """Return when the tokens fit: 0 if they do now, else the end of the period. O(1)."""
     if b.limit == 0 or b.spent + b.elsewhere + min(tokens, b.limit) <= b.limit:
         return 0
     # The driver reports the next period a moment after its begin.

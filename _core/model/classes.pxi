@@ -68,7 +68,7 @@ cdef class Classes:
         return self.count - 1
 
     cdef void _sort(self) noexcept:
-        # By insertion; ties go by number.
+        # Insertion sort; ties go by number.
         cdef int32_t c, k
         for c in range(self.count):
             k = c
@@ -80,11 +80,11 @@ cdef class Classes:
             self.place[self.order[k]] = k
 
     cdef int32_t find(self, bytes name) except -2:
-        """Index of a name, -1: there is no such class. O(classes)."""
+        """Return the index of a name, -1: there is no such class. O(classes)."""
         return <int32_t>self.names.index(name) if name in self.names else NONE
 
     cdef int32_t find_slice(self, const uint8_t* at, int64_t size) noexcept:
-        """The same for bytes of a message; a class that is gone is not found."""
+        """Return the same for bytes of a message; a class that is gone is not found."""
         cdef int32_t c
         cdef bytes name
         for c in range(self.count):
@@ -95,14 +95,14 @@ cdef class Classes:
         return NONE
 
     cdef inline int32_t priority(self, int32_t c) noexcept:
-        """The priority for an engine that has priorities: less runs first."""
+        """Return the priority for an engine that has priorities: less runs first."""
         return EXEMPT_PRIORITY if self.items[c].exempt else self.items[c].rank
 
     cdef inline bint goes_before(self, int32_t a, int32_t b) noexcept:
         return self.place[a] < self.place[b]
 
     cdef int32_t best_priority(self) noexcept:
-        """The priority of the best class that is not exempt. O(classes)."""
+        """Return the priority of the best class that is not exempt. O(classes)."""
         cdef int32_t k
         for k in range(self.count):
             if not self.items[self.order[k]].exempt:
@@ -112,7 +112,8 @@ cdef class Classes:
 
 @cython.final
 cdef class Line:
-    """Entries that wait for the same thing, a heap for each class. Ids are numbered by class."""
+    """Holds entries that wait for the same thing, in a heap for each class. Ids are numbered by
+    class."""
 
     cdef Classes classes
     cdef list heaps  # keeps them
@@ -150,11 +151,11 @@ cdef class Line:
         heap.remove(id)
 
     cdef inline int64_t due_ns(self, int32_t c) noexcept:
-        """When a class that is here overtakes better ones."""
+        """Return when a class that is here overtakes better ones."""
         return self.since_ns[c] + self.classes.items[c].ageing_ns
 
     cdef int32_t best(self) noexcept:
-        """The best class that is here; -1: none is. O(classes)."""
+        """Return the best class that is here; -1: none is. O(classes)."""
         cdef int32_t k
         for k in range(self.classes.count):
             if (<Heap>self.heap_at[self.classes.order[k]]).count:
@@ -162,7 +163,7 @@ cdef class Line:
         return NONE
 
     cdef int32_t first(self, int64_t now_ns) noexcept:
-        """The class that is served next; -1: the line is empty. O(classes)."""
+        """Return the class that is served next; -1: the line is empty. O(classes)."""
         cdef int32_t k, c, best = self.best(), first = best
         cdef int64_t due_ns = now_ns + 1
         if (
@@ -179,7 +180,7 @@ cdef class Line:
         return first
 
     cdef bint holds_up(self, int32_t cls, int64_t now_ns) noexcept:
-        """Whether an entry of a class that is not here would wait for others. O(classes)."""
+        """Return whether an entry of a class that is not here would wait for others. O(classes)."""
         cdef int32_t c
         for c in range(self.classes.count):
             if (<Heap>self.heap_at[c]).count:
@@ -192,8 +193,8 @@ cdef class Line:
         return False
 
     cdef int64_t next_due_ns(self, int32_t first, int64_t now_ns) noexcept:
-        """When another class than the first may become it because of its age; -1: not to come.
-        O(classes)."""
+        """Return when another class than the first may become it because of its age; -1: not to
+        come. O(classes)."""
         cdef int32_t c
         cdef int64_t next_ns = NONE
         if (<Heap>self.heap_at[first]).count == self.count:

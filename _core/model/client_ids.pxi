@@ -28,7 +28,7 @@ cdef class ClientIds:
         free(self.items)
 
     cdef int note(self, const Hash128* id, const Hash128* key, int32_t principal) except -1:
-        """Keep an id of a request in place of the oldest, unless it is the last of that id. O(1)
+        """Replace the oldest id by that of a request, unless it is the last of that id. O(1)
         amortised."""
         cdef const ClientId* last = self.last(id)
         cdef ClientId* item
@@ -51,12 +51,12 @@ cdef class ClientIds:
         return 0
 
     cdef const ClientId* last(self, const Hash128* id) noexcept:
-        """The last request of an id, or NULL. O(1)."""
+        """Return the last request of an id, or NULL. O(1)."""
         cdef int32_t place = self.places.get(id.hi, id.lo)
         return NULL if place == NONE else &self.items[place]
 
     cdef const ClientId* before(self, const ClientId* item) noexcept:
-        """The one before it of the same id, or NULL. O(1)."""
+        """Return the request before this one of the same id, or NULL. O(1)."""
         if item.former <= max(<int64_t>0, self.noted - CLIENT_IDS_MAX):
             return NULL
         return &self.items[(item.former - 1) % CLIENT_IDS_MAX]

@@ -22,7 +22,7 @@ cdef void add_counters(FlowCounters* sums, const Flow* f) noexcept:
 
 
 cdef class Core:
-    """The state of one scheduler. The layers above define its events."""
+    """Holds the state of one scheduler. The layers above define its events."""
 
     cdef Settings settings  # as they are now
     cdef bint backfills, by_prefix
@@ -67,7 +67,7 @@ cdef class Core:
     cdef bytes leadership  # the message that names term and leader; empty without a term
     cdef int64_t replays_refused
     cdef int64_t reports_limited  # leases of which a report was cut, see limit_usage()
-    cdef int64_t rounds  # of looking at all pools, ever
+    cdef int64_t rounds  # times that all pools were looked at, since the start
     cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max

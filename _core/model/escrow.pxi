@@ -20,19 +20,20 @@ ctypedef struct Escrow:
 
 
 cdef inline bint is_held(const Escrow* e) noexcept nogil:
-    """Whether only chunks fill the buckets."""
+    """Return whether only chunks fill the buckets."""
     return e != NULL and e.share == 0
 
 
 cdef inline int64_t most_of(const Escrow* e, int64_t rate) noexcept nogil:
-    """How much a bucket can hold, in millionths."""
+    """Return how much a bucket can hold, in millionths."""
     if e == NULL or e.share == 0:
         return rate * MICRO
     return rate * MICRO // e.share
 
 
 cdef inline int64_t slots_of(const Escrow* e, int64_t concurrency, int64_t now_ns) noexcept nogil:
-    """How many requests a node lets run at once here: its cap, or this member's part of it."""
+    """Return how many requests a node lets run at once here: its cap, or this member's part of
+    it."""
     if e == NULL:
         return concurrency
     if e.share:
@@ -43,22 +44,22 @@ cdef inline int64_t slots_of(const Escrow* e, int64_t concurrency, int64_t now_n
 cdef inline bint may_get_slot(
     const Escrow* e, int64_t concurrency, int64_t live, int64_t now_ns
 ) noexcept nogil:
-    """Whether the store may have a slot, as far as its last answer says, and that is new enough."""
+    """Return whether the store may have a slot: its last answer says so, and is new enough."""
     if live >= concurrency:
         return False
     return e.slots_left > 0 or now_ns - e.slots_told_ns >= ESCROW_ASK_NS
 
 
 cdef inline int64_t tick_of(const Escrow* e) noexcept nogil:
-    """How long a bucket takes to gain its rate."""
+    """Return how long a bucket takes to gain its rate."""
     return QUOTA_TICK_NS if e == NULL else QUOTA_TICK_NS * e.share
 
 
 cdef inline int64_t could_hold(
     const Escrow* e, int which, int64_t rate, int64_t level, int64_t now_ns
 ) noexcept nogil:
-    """The most that a member could take by now, in millionths: its chunk, the level of the store at
-    its last answer, and the growth since then. O(1)."""
+    """Return the most that a member could take by now, in millionths: its chunk, the level of the
+    store at its last answer, and the growth since then. O(1)."""
     cdef int64_t ticks = min((now_ns - e.told_ns) // QUOTA_TICK_NS, MICRO)  # a minute fills it
     cdef int64_t stored = min(e.left[which] * MICRO + max(<int64_t>0, ticks) * rate, rate * MICRO)
     return min(max(<int64_t>0, level) + stored, rate * MICRO)
@@ -67,7 +68,7 @@ cdef inline int64_t could_hold(
 cdef inline int64_t escrow_due_ns(
     const Escrow* e, int which, int64_t at_ns, int64_t ticks, int64_t now_ns
 ) noexcept nogil:
-    """When a bucket that lacks this number of ticks will have them, at the earliest."""
+    """Return when a bucket that lacks this number of ticks will have them, at the earliest."""
     if e.share:
         return at_ns + ticks * tick_of(e)
     return max(e.due_ns[which], now_ns + ESCROW_ASK_NS)

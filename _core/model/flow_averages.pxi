@@ -55,7 +55,7 @@ cdef inline void average_charge(Flows flows, int32_t depth, int64_t charge) noex
 
 
 cdef int forget_flows(Flows flows) except -1:
-    """Counters and rates as new. Only while nothing is active does order stay the same."""
+    """Reset counters and rates. Only while nothing is active does order stay the same."""
     cdef int32_t i, pools = <int32_t>len(flows.anywhere)
     flows.next_retry_at_ns, flows.retry_slots.count = LONG_AGO_NS, 0
     flows.changed.mark_all(flows.count)

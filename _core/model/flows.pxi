@@ -138,7 +138,7 @@ cdef class Flows:
         f[0] = new
 
     cdef int32_t add_sibling(self, int32_t base, int32_t cls) except -1:
-        """A flow of the tenant in another class, with the same weight, quotas and mode."""
+        """Make a flow of the tenant in another class, with the same weight, quotas and mode."""
         cdef int32_t flow = self.add(self.items[base].weight_milli)
         cdef Flow* f = &self.items[flow]
         f.base, f.cls = base, cls
@@ -173,7 +173,8 @@ cdef class Flows:
                 memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
 
     cdef inline bint may_take(self, int32_t pool, int32_t target) noexcept:
-        """Whether a pool takes requests for a target: it is that pool, or they name none (-1).
+        """Return whether a pool takes requests for a target: it is that pool, or they name none
+        (-1).
 
         A pool that is named only takes none of the latter. O(1).
         """
@@ -183,13 +184,13 @@ cdef class Flows:
         return <Family>self.families[self.items[node].family]
 
     cdef inline Heap active(self, int32_t flow):
-        """The active ones among a flow and its siblings in its class."""
+        """Return the heap of the active ones among a flow and its siblings in its class."""
         if self.items[flow].parent == NONE:
             return <Heap>self.active_at[self.items[flow].cls]
         return self.family_of(self.items[flow].parent).active
 
     cdef inline int32_t place_of(self, int32_t flow) noexcept:
-        """The number of a flow among these."""
+        """Return the number of a flow among its siblings."""
         return flow if self.items[flow].parent == NONE else self.items[flow].place
 
     cdef inline bint is_active(self, int32_t flow) noexcept:
@@ -203,9 +204,9 @@ cdef class Flows:
         return self.active(flow).put(self.place_of(flow), self.items[flow].vtc, flow)
 
     cdef int64_t least_active(self, int32_t flow) noexcept:
-        """The least counter among a flow and its siblings, of which one is active. Counters grow,
-        so entries have the ones of before, and the first is brought up to date here; a refund moves
-        its entry at once. O(log n) amortised."""
+        """Return the least counter among a flow and its siblings, of which one is active. Counters
+        grow, so entries have the ones of before, and the first is brought up to date here; a refund
+        moves its entry at once. O(log n) amortised."""
         cdef Heap active = self.active(flow)
         cdef int64_t vtc = self.items[<int32_t>active.nodes[0].tie].vtc
         while vtc > active.nodes[0].key:
@@ -279,7 +280,7 @@ cdef class Flows:
         return q
 
     cdef int64_t key_of(self, int32_t q) noexcept:
-        """The key by which heads are ordered; ties go by arrival. O(1)."""
+        """Return the key by which heads are ordered; ties go by arrival. O(1)."""
         if self.order == ORDER_COUNTER:
             return self.counter_in(q) // self.grain
         if self.order == ORDER_INPUT and self.queues[q].head != NONE:  # a node has no requests
@@ -287,7 +288,7 @@ cdef class Flows:
         return 0
 
     cdef inline int64_t counter_in(self, int32_t q) noexcept:
-        """The counter that orders a queue: of several pools, that in its own."""
+        """Return the counter that orders a queue: with several pools, the one in its own."""
         cdef Queue* queue = &self.queues[q]
         if queue.target == 0 or not self.local or not self.lifts:
             return self.items[queue.flow].vtc
@@ -296,7 +297,8 @@ cdef class Flows:
         return self.positions.items[queue.position].key
 
     cdef inline int64_t counter_at(self, int32_t flow, int32_t pool) noexcept:
-        """The counter of a flow as a pool sees it, a newcomer's if it has none there. O(pools)."""
+        """Return the counter of a flow as a pool sees it, a newcomer's if it has none there.
+        O(pools)."""
         cdef int32_t n
         if not self.local or not self.lifts or pool == NONE:
             return self.items[flow].vtc
@@ -309,20 +311,20 @@ cdef class Flows:
         )
 
     cdef inline int64_t* level_in(self, int32_t flow, int32_t pool) noexcept:
-        """The level among a flow and its siblings in a pool."""
+        """Return the level among a flow and its siblings in a pool."""
         if self.items[flow].parent == NONE:
             return self.positions.level(self.items[flow].cls, pool)
         return &self.family_of(self.items[flow].parent).levels[pool]
 
     cdef inline int32_t find_position(self, int32_t flow, int32_t pool) noexcept:
-        """Where a flow stands in a pool; -1: it never queued anything there. O(pools), of a node
-        O(1)."""
+        """Return where a flow stands in a pool; -1: it never queued anything there. O(pools), of a
+        node O(1)."""
         if self.items[flow].family != NONE and pool < POOLS_ORDERED:
             return self.family_of(flow).positions[pool]
         return self.positions.find(self.items[flow].first_position, pool)
 
     cdef inline bint is_billed(self, Queue* queue) noexcept:
-        """Whether the head of a queue has what its quotas ask."""
+        """Return whether the head of a queue has what its quotas ask."""
         return (
             self.items[queue.flow].quota == NONE
             or self.requests.items[queue.head].bill != 0
@@ -347,7 +349,7 @@ cdef class Flows:
         return self.join(flow, True)
 
     cdef inline int64_t* level_of(self, int32_t flow) noexcept:
-        """The level among a flow and its siblings."""
+        """Return the level among a flow and its siblings."""
         if self.items[flow].parent == NONE:
             return &self.level[self.items[flow].cls]
         return &self.family_of(self.items[flow].parent).level
@@ -361,13 +363,13 @@ cdef class Flows:
         return level[0]
 
     cdef void raise_levels(self, int32_t flow) noexcept:
-        """The same for a flow and the nodes above it. O(levels)."""
+        """Raise the levels of a flow and of the nodes above it. O(levels)."""
         while flow != NONE:
             self.raise_level(flow)
             flow = self.items[flow].parent
 
     cdef inline int64_t credit(self, int32_t depth) noexcept:
-        """How far below its level a flow with `depth` nodes above it may begin, in weighted
+        """Return how far below its level a flow with `depth` nodes above it may begin, in weighted
         micro-tokens."""
         return self.average_charge[depth] if self.credit_max == CREDIT_AUTO else self.credit_max
 
@@ -423,25 +425,25 @@ cdef class Flows:
         self.count_recent(flow, -1)
 
     cdef inline int64_t* recent_weight_of(self, int32_t flow) noexcept:
-        """The weight of a flow and its siblings that are active or were lately."""
+        """Return the weight of a flow and its siblings that are active or were lately."""
         if self.items[flow].parent == NONE:
             return &self.recent_weight
         return &self.family_of(self.items[flow].parent).recent_weight
 
     cdef inline int64_t* queued_weight_of(self, int32_t flow) noexcept:
-        """The weight of a flow and its siblings that have something queued."""
+        """Return the weight of a flow and its siblings that have something queued."""
         if self.items[flow].parent == NONE:
             return &self.queued_weight[self.items[flow].cls]
         return &self.family_of(self.items[flow].parent).queued_weight
 
     cdef inline int64_t* deep_weight_of(self, int32_t flow) noexcept:
-        """The weight of a flow and its siblings that have more than one request queued."""
+        """Return the weight of a flow and its siblings that have more than one request queued."""
         if self.items[flow].parent == NONE:
             return &self.deep_weight[self.items[flow].cls]
         return &self.family_of(self.items[flow].parent).deep_weight
 
     cdef inline bint is_recent(self, int32_t flow) noexcept:
-        """Whether a flow is active or was lately; a node if a child of it is."""
+        """Return whether a flow is active or was lately; a node, if a child of it is."""
         cdef const Flow* f = &self.items[flow]
         if f.family != NONE:
             return self.family_of(flow).recent_count > 0

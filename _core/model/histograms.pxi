@@ -37,7 +37,7 @@ ctypedef struct TimeHistogram:
     int64_t counts[TIME_BUCKETS]  # of each bucket alone
     uint64_t sum_us  # each time rounded down; lasts 584,000 years of waiting
 
-# Of one flow, or of all that share them.
+# The times of one flow, or of all that share them.
 ctypedef struct FlowTimes:
     TimeHistogram waited  # from the admission to the grant
     TimeHistogram evicted  # from the admission to the eviction
@@ -59,7 +59,7 @@ cdef inline void observe(TimeHistogram* h, int64_t ns) noexcept nogil:
 
 
 cdef inline int64_t counted(const TimeHistogram* h) noexcept:
-    """How many times a histogram holds. O(TIME_BUCKETS)."""
+    """Return how many times a histogram holds. O(TIME_BUCKETS)."""
     cdef int64_t count = 0
     cdef int k
     for k in range(TIME_BUCKETS):

@@ -13,7 +13,7 @@ cdef class Ledger:
     cdef int64_t headroom_ppm
     cdef bint by_peak
     cdef bint closed  # an operator lets nothing into any pool any more
-    cdef list claims  # of each pool: how many streams offer it at each epoch
+    cdef list claims  # streams that offer each pool, by epoch
     cdef Requests requests
     cdef Flows flows
     cdef Adapters adapters
@@ -58,7 +58,7 @@ cdef class Ledger:
         return 0
 
     cdef bint is_claimed(self, int32_t pool):
-        """Whether a stream offers a pool at the epoch that it has. O(1)."""
+        """Return whether a stream offers a pool at the epoch that it has. O(1)."""
         cdef dict claims = self.claims[pool]
         return self.pools[pool].epoch in claims
 
@@ -101,7 +101,7 @@ cdef class Ledger:
             self.order.touch(pool)
 
     cdef void forget(self) noexcept:
-        """Headroom and what is kept as new. O(pools)."""
+        """Reset the headroom, and what is kept. O(pools)."""
         cdef int32_t pool
         for pool in range(self.count):
             self.learn_anew(pool)
@@ -147,12 +147,12 @@ cdef class Ledger:
             prefetch_line(&self.pools[pool].held[flow])
 
     cdef inline bint serves(self, int32_t pool) noexcept:
-        """Whether the pool may grant anything."""
+        """Return whether the pool may grant anything."""
         cdef const Pool* p = &self.pools[pool]
         return p.attached and not p.draining and not self.closed
 
     cdef bint can_hold(self, int32_t pool, const Request* r) noexcept:
-        """Whether the request could ever run in the pool, all its output counted."""
+        """Return whether the request could ever run in the pool, all its output counted."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t tokens, room
         if p.max_model_tokens and r.prompt_max_tokens + r.output_max_tokens > p.max_model_tokens:
@@ -172,8 +172,8 @@ cdef class Ledger:
         return tokens + self.lora_more(pool, r, True) <= room
 
     cdef int64_t lora_more(self, int32_t pool, const Request* r, bint alone) noexcept:
-        """Tokens that the request's adapter takes in the pool beside those that are active there;
-        `alone`: if none were. O(1)."""
+        """Return the tokens that the request's adapter takes in the pool beside those that are
+        active there; `alone`: if none were. O(1)."""
         cdef const Pool* p = &self.pools[pool]
         cdef int32_t adapter = self.requests.rare_of(r).adapter
         if adapter == NONE or (lora_is_active(&p.loras, adapter) and not alone):
@@ -181,17 +181,18 @@ cdef class Ledger:
         return lora_tokens(self.adapters, adapter, p.limits.adapter_tokens)
 
     cdef int64_t need(self, int32_t pool, const Request* r, int64_t output_tokens) noexcept:
-        """Blocks for so much output of each sequence, and a copy of its prompt for each."""
+        """Return the blocks for this much output of each sequence, and for a copy of its prompt for
+        each."""
         return blocks_for(&self.pools[pool], sized_tokens(r, output_tokens), r.sequences)
 
     cdef int64_t load(self, int32_t pool, const GrowingLease* one_more) noexcept:
-        """Tokens that the pool has to hold at worst, with one more lease where it is given.
+        """Return the tokens that the pool has to hold at worst, with one more lease if it is given.
         O(1), in the peak form O(leases of the pool)."""
         return self.load_above(pool, one_more, -1)
 
     cdef int64_t load_above(self, int32_t pool, const GrowingLease* new, int64_t enough) noexcept:
-        """The same, but for what is no more than `enough`: there the sum of the reservations will
-        do, which is O(1) and no peak is above."""
+        """Return the same load; while the sum of the reservations is no more than `enough`, that
+        sum, in O(1): no peak exceeds it."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t beside = p.loras.tokens + unaccounted_tokens(p)
         cdef int64_t load = p.promised_blocks * p.block_size
@@ -204,7 +205,8 @@ cdef class Ledger:
         return load + beside
 
     cdef int64_t allowance(self, int32_t pool) noexcept:
-        """The load that the pool's test allows once it is there: what exceeds it, overdraws."""
+        """Return the load that the pool's test allows once it is there; a greater load overdraws
+        the pool."""
         cdef const Pool* p = &self.pools[pool]
         return (p.capacity_blocks - min(<int64_t>0, p.headroom_blocks)) * p.block_size
 
@@ -246,8 +248,8 @@ cdef class Ledger:
     cdef int verdict(
         self, int32_t pool, const Request* r, int64_t blocks, int64_t output, int64_t kept_tokens
     ) noexcept:
-        """Why a request that the pool is not shut to cannot be granted now beside the tokens kept
-        for others; WAIT_NONE if it can. O(1), in the peak form O(leases of the pool)."""
+        """Return why a request that the pool is not shut to cannot be granted now beside the tokens
+        kept for others; WAIT_NONE if it can. O(1), in the peak form O(leases of the pool)."""
         cdef const Pool* p = &self.pools[pool]
         cdef int64_t load, more, room, allowance = self.allowance(pool)
         cdef int32_t adapter
@@ -328,7 +330,7 @@ cdef class Ledger:
         ) + PREFILL_MAX_NS
 
     cdef int64_t round_tokens(self, int32_t pool, int64_t now_ns) noexcept:
-        """The round as it is now; nothing changes. O(those that would leave it)."""
+        """Return the round as it is now; nothing changes. O(those that would leave it)."""
         cdef int64_t tokens = self.pools[pool].prefill_budget.tokens
         cdef int32_t i = self.pools[pool].prefill_budget.chain.head
         while i != NONE and granted_at_ns(&self.requests.items[i]) + PREFILL_MAX_NS <= now_ns:

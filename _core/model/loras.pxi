@@ -13,12 +13,12 @@ cdef inline bint lora_is_active(const Loras* loras, int32_t adapter) noexcept no
 
 
 cdef inline int64_t lora_tokens(Adapters adapters, int32_t adapter, int64_t usual) noexcept:
-    """Tokens that an adapter takes of a pool, by the usual figure of the pool. O(1)."""
+    """Return the tokens that an adapter takes of a pool, by the usual figure of the pool. O(1)."""
     return adapters.items[adapter].tokens if adapters.items[adapter].tokens >= 0 else usual
 
 
 cdef int lora_enter(Loras* loras, Adapters adapters, int32_t adapter, int64_t usual) except -1:
-    """One lease more runs with it. O(1) amortised."""
+    """Count one lease more that runs with it. O(1) amortised."""
     cdef int32_t size
     if adapter == NONE:
         return 0
@@ -44,7 +44,7 @@ cdef void lora_leave(Loras* loras, Adapters adapters, int32_t adapter, int64_t u
 
 
 cdef void lora_weigh(Loras* loras, Adapters adapters, int64_t usual) noexcept:
-    """Adapters take something else than they did. O(adapters)."""
+    """Apply other sizes of adapters. O(adapters)."""
     cdef int32_t i
     loras.tokens = 0
     for i in range(loras.size):

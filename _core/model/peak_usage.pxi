@@ -24,7 +24,7 @@ ctypedef struct GrowingLease:
     int64_t blocks  # that its sequences have begun
     int64_t width  # sequences
     int64_t whole  # its reservation, in tokens
-    int32_t part  # of PARTS: how far its sequences have used up their last blocks
+    int32_t part  # used part of its sequences' last blocks, of PARTS
     int32_t from_part  # which of those with it begin a block more while the rest of `left` is made
     int32_t id  # of its request
 
@@ -106,7 +106,7 @@ cdef void set_growth(GrowingLease* run, int64_t each_tokens, int64_t block_token
 
 
 cdef inline int64_t beginning(const Histogram* seen, int32_t from_part) noexcept nogil:
-    """How many sequences are at that part or beyond. O(GROUPS + GROUP)."""
+    """Return how many sequences are at that part or beyond. O(GROUPS + GROUP)."""
     cdef int32_t group = from_part // GROUP, k
     cdef int64_t count = 0
     for k in range(group + 1, GROUPS):
@@ -133,7 +133,7 @@ cdef inline void peak_with(
 cdef int64_t growing_peak(
     GrowingLeases* runs, Requests requests, const GrowingLease* one_more, int64_t block_tokens
 ) noexcept:
-    """The greatest load to come, in tokens, with one more lease where it is given. O(leases);
+    """Return the greatest load to come, in tokens, with one more lease if it is given. O(leases);
     without one O(1) while nothing moves."""
     cdef Histogram seen
     cdef int64_t blocks = 0, width = 0, most = 0
@@ -164,9 +164,9 @@ cdef int64_t growing_peak(
 cdef int64_t load_from(
     const GrowingLeases* runs, int64_t start, const GrowingLease* head, bint by_peak, int64_t room
 ) noexcept:
-    """The greatest load, in tokens, of the leases that have more left than `start`, in their order,
-    and of a head that begins then. Each is taken to reach its whole reservation. If that is more
-    than `room`, any load above it. O(leases)."""
+    """Return the greatest load, in tokens, of the leases that have more left than `start`, in their
+    order, and of a head that begins then. Each is taken to reach its whole reservation. If that is
+    more than `room`, any load above it. O(leases)."""
     cdef int64_t held = 0, width = 0, most = 0, fixed = runs.fixed_tokens
     cdef int64_t ends = start + head.tokens_left
     cdef bint is_in = head.width == 0 or not by_peak
@@ -200,8 +200,8 @@ cdef int64_t growing_project(
     GrowingLeases* runs, Requests requests, const GrowingLease* head, int64_t room, bint by_peak,
     int64_t* spare_tokens,
 ) noexcept:
-    """After how many tokens of every sequence a head fits into `room` beside the leases that still
-    run, and what of it is spare then. NEVER: it does not while those that report nothing run.
+    """Return after how many tokens of every sequence a head fits into `room` beside the leases that
+    still run, and what of it is spare then. NEVER: it does not while those that report nothing run.
     O(leases log leases)."""
     cdef int32_t low = 0, high = runs.count, middle
     cdef int64_t start = 0, load, found

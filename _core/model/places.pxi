@@ -13,7 +13,7 @@ cdef enum:
 
 cdef int64_t WAITED_MAX_NS = <int64_t>1 << 50  # so that PLACES_SHIFT times its us fits a number
 
-# Of a queued request, while it waits and until followers know that it does not any more.
+# A queued request has one while it waits, and until followers know that it waits no more.
 ctypedef struct Place:
     Hash128 key
     int64_t since_ns  # when it arrived, here or at a leader before
@@ -65,8 +65,8 @@ cdef class Places:
             self.changed.mark(i)
 
     cdef object row(self, int32_t i, bint is_queued, int64_t now_ns):
-        """The row of request i for followers: number, key (b"": it waits no more), and its wait;
-        None: they need none. O(1)."""
+        """Return the row of request i for followers: number, key (b"": it waits no more), and its
+        wait; None: they need none. O(1)."""
         cdef Place* p = &self.items[i]
         cdef int32_t number = p.number
         if not is_queued:
@@ -103,8 +103,8 @@ cdef class Places:
         return 0
 
     cdef inline int64_t waited_ns(self, const Hash128* key, int64_t now_ns) noexcept:
-        """For how long a request has waited since it arrived at the earlier leader; 0: it keeps no
-        place. O(1)."""
+        """Return for how long a request has waited since it arrived at the earlier leader; 0: it
+        keeps no place. O(1)."""
         cdef int32_t k
         if self.former_count == 0 or now_ns >= self.until_ns:
             return 0

@@ -91,7 +91,8 @@ cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences)
 
 
 cdef inline int64_t sized_tokens(const Request* r, int64_t output_tokens) noexcept nogil:
-    """Tokens of so much output of each sequence, and of a copy of its prompt for each."""
+    """Return the tokens of this much output of each sequence, and of a copy of its prompt for
+    each."""
     return <int64_t>r.prompt_tokens * r.n + output_tokens * r.sequences
 
 
@@ -101,12 +102,12 @@ cdef inline bint is_above(int64_t limit, int64_t value) noexcept nogil:
 
 
 cdef inline bint is_below_engine(const Pool* p) noexcept nogil:
-    """Whether the pool may hold less than its engine can."""
+    """Return whether the pool may hold less than its engine can."""
     return p.capacity_blocks < p.engine_tokens // p.block_size
 
 
 cdef inline bint is_computed(const Request* r) noexcept nogil:
-    """Whether all input of a lease is known to be in the cache."""
+    """Return whether all input of a lease is known to be in the cache."""
     return r.lease.output_tokens > 0 or r.lease.input_tokens >= r.prompt_tokens
 
 

@@ -36,7 +36,7 @@ cdef class PoolOrder:
             self.touched_count += 1
 
     cdef inline int32_t ahead(self) noexcept:
-        """The pool that is probably looked at next; -1: none is. O(1)."""
+        """Return the pool that is probably looked at next; -1: none is. O(1)."""
         if self.touched_count:
             return self.touched_list[self.touched_count - 1]
         return self.open.first()
@@ -66,16 +66,16 @@ cdef class PoolOrder:
         return self.resting.put(pool, rests_until_ns) if rests_until_ns != NONE else 0
 
     cdef inline bint is_asleep(self, int32_t pool) noexcept:
-        """Whether a pool rests, and was not looked at in this round. O(1)."""
+        """Return whether a pool rests, and was not looked at in this round. O(1)."""
         return self.resting.has(pool) and not set_has(&self.served, pool)
 
     cdef inline bint is_open(self, int32_t pool) noexcept:
-        """Whether the dispatch has not served a pool in vain yet. O(1)."""
+        """Return whether the dispatch has not served a pool in vain yet. O(1)."""
         return self.open.has(pool) and not set_has(&self.served, pool)
 
     cdef int32_t first_open(self) noexcept:
-        """The emptiest pool that is not left out; -1: none. O(log pools) amortised. Few events ask,
-        so those that are left out are removed here and not when they are."""
+        """Return the emptiest pool that is not left out; -1: none. O(log pools) amortised. Few
+        events ask, so those that are left out are removed here and not when they are."""
         cdef int32_t pool = self.open.first()
         while pool != NONE and set_has(&self.served, pool):
             self.open.remove(pool)

@@ -15,11 +15,11 @@ ctypedef struct Position:
     int32_t flow, pool
     int32_t next_position  # of the same flow; -1: none
     int32_t waits_at  # quota node for which all wait that it has queued here; -1: none
-    int32_t backlogged  # below a node: 1 while the flow is; of a node: how many children are
+    int32_t backlogged  # below a node: 1 while the flow is; of a node: number of such children
 
 
 cdef inline int32_t remote_pool(int32_t node) noexcept:
-    """The name that stands for the pools of a model, (-1) of none, at other members of a
+    """Return the name that stands for the pools of a model, (-1) of none, at other members of a
     cluster."""
     return -4 - node
 
@@ -76,7 +76,7 @@ cdef class Positions:
         memset(self.shift(cls, 0), 0, pools * sizeof(int64_t))
 
     cdef int32_t add(self, int32_t flow, int32_t pool, int64_t key) except -1:
-        """A position of a flow that has none in this pool; the caller links it. O(1)."""
+        """Make a position of a flow that has none in this pool; the caller links it. O(1)."""
         cdef int32_t size, n = self.first_free
         if n != NONE:
             self.first_free = self.items[n].next_position
@@ -93,7 +93,8 @@ cdef class Positions:
         return n
 
     cdef int32_t find(self, int32_t n, int32_t pool) noexcept:
-        """The one in a pool, of those of a flow from its first on; -1: none. O(pools)."""
+        """Return the position in a pool, among those of a flow from its first on; -1: none.
+        O(pools)."""
         while n != NONE and self.items[n].pool != pool:
             n = self.items[n].next_position
         return n
@@ -108,7 +109,7 @@ cdef class Positions:
             self.first_free = n
 
     cdef int64_t lift_of(self, int32_t node, int32_t cls, int32_t pool) noexcept:
-        """The lift in a pool of positions of a class that wait at a node. Expected O(1)."""
+        """Return the lift in a pool of positions of a class that wait at a node. Expected O(1)."""
         cdef int32_t at = self.lift_places.get(<uint64_t>node, <uint64_t>(cls * POOLS_MAX + pool))
         return 0 if at == NONE else self.lifts[at]
 
@@ -130,7 +131,7 @@ cdef class Positions:
         return 0
 
     cdef inline bint counts(self, int32_t pool, int32_t served_in) noexcept:
-        """Whether service in one pool counts in another."""
+        """Return whether service in one pool counts in another."""
         if pool == served_in:
             return True
         if served_in < NONE:

@@ -59,7 +59,7 @@ ctypedef struct Asked:
 
 @cython.final
 cdef class Predictor:
-    """Lengths of each flow, of its adapters, and of all flows.
+    """Predicts lengths of outputs, for each flow, its adapters, and all flows together.
 
     Evidence are `samples_min` lengths, and no fewer than the quantile needs: of eight samples even
     the largest does not cover 90 % of what comes.
@@ -110,7 +110,7 @@ cdef class Predictor:
         return &self.lengths_of[flow]
 
     cdef Pair* _pair(self, int32_t flow, uint64_t adapter) noexcept:
-        """The lengths of a flow with this adapter, or NULL. O(PAIRS_MAX)."""
+        """Return the lengths of a flow with this adapter, or NULL. O(PAIRS_MAX)."""
         cdef int32_t k
         cdef Pair* pairs
         if adapter == 0 or flow >= self.flows_max or self.lengths_of[flow].pairs == NULL:
@@ -122,7 +122,7 @@ cdef class Predictor:
         return NULL
 
     cdef Pair* _make_pair(self, int32_t flow, uint64_t adapter) except NULL:
-        # Of the flow's own places the one that learned nothing for longest; never another flow's.
+        # Take the flow's own place that learned nothing for longest; never another flow's.
         cdef FlowLengths* f = self._flow(flow)
         cdef Pair* oldest
         cdef int32_t k
@@ -171,7 +171,8 @@ cdef class Predictor:
         return 0
 
     cdef Sketch* _evidence(self, const Asked* a, uint8_t* by) noexcept:
-        """The narrowest sketch that is warm, and which it is; NULL where there is none. O(1)."""
+        """Return the narrowest sketch that is warm, and which it is; NULL if there is none.
+        O(1)."""
         cdef Pair* pair = self._pair(a.flow, a.adapter)
         if pair != NULL and self._is_warm(&pair.lengths, a.live):
             by[0] = BY_PAIR
@@ -189,13 +190,13 @@ cdef class Predictor:
         return e.sketch != NULL and e.count >= WARM * live
 
     cdef int64_t quantile(self, const Asked* a, int which) noexcept:
-        """Tracked quantile (LEDGER or MEDIAN), at least 1; -1: unknown. O(1)."""
+        """Return a tracked quantile (LEDGER or MEDIAN), at least 1; -1: unknown. O(1)."""
         cdef uint8_t by
         cdef Sketch* s = self._evidence(a, &by)
         return NONE if s == NULL else max(1, bucket_middle(s.at[which]))
 
     cdef int64_t promise(self, const Asked* a, uint8_t* by) noexcept:
-        """Output to reserve for each sequence of the next request; -1: all of it. O(1).
+        """Return the output to reserve for each sequence of the next request; -1: all of it. O(1).
 
         On the evidence of other flows alone a newcomer runs only a few requests at once, and a
         few more for each that has ended. Its outputs may be much longer than theirs, and it would
@@ -211,7 +212,8 @@ cdef class Predictor:
         return NONE if s == NULL else max(1, bucket_middle(s.at[LEDGER]))
 
     cdef int64_t beyond(self, const Asked* a, int64_t produced) noexcept:
-        """The ledger's quantile of a sequence that has outgrown its prediction. O(BUCKETS)."""
+        """Return the ledger's quantile of a sequence that has outgrown its prediction.
+        O(BUCKETS)."""
         cdef uint8_t by
         cdef Sketch* s = self._evidence(a, &by)
         cdef int64_t q = NONE if s == NULL else sketch_beyond(s, produced)
@@ -268,7 +270,7 @@ cdef class Predictor:
         return 0
 
     cdef bint knows_little(self, int32_t flow) noexcept:
-        """Whether a flow's outputs are predicted from those of all flows. O(PAIRS_MAX)."""
+        """Return whether a flow's outputs are predicted from those of all flows. O(PAIRS_MAX)."""
         cdef const FlowLengths* f
         cdef int32_t k
         if flow >= self.flows_max:

@@ -25,7 +25,7 @@ ctypedef struct Block:
 
 @cython.final
 cdef class PrefixIndex:
-    """The blocks that one pool was given lately."""
+    """Holds the blocks that one pool was given lately."""
 
     cdef Table places
     cdef Block* blocks
@@ -50,7 +50,7 @@ cdef class PrefixIndex:
         return 0
 
     cdef int32_t match(self, const Kept* kept) noexcept:
-        """How many blocks of a request are here, from the first on. O(log blocks of it)."""
+        """Return how many blocks of a request are here, from the first on. O(log blocks of it)."""
         cdef int32_t low = 0, high = kept.count, middle
         if self.places.count == 0 or self.places.get(kept.keys[0], 0) == NONE:
             return 0
@@ -126,7 +126,7 @@ cdef class PrefixIndex:
 
 @cython.final
 cdef class Prefixes:
-    """The prefixes of queued requests, and the index of each pool."""
+    """Keeps the prefixes of queued requests, and the index of each pool."""
 
     cdef uint64_t k0, k1
     cdef Kept* kept  # by the request's record
@@ -148,11 +148,12 @@ cdef class Prefixes:
         return <PrefixIndex>self.pools[pool]
 
     cdef inline const Kept* of(self, int32_t i) noexcept:
-        """The prefix of a request; NULL: it has none. O(1)."""
+        """Return the prefix of a request; NULL: it has none. O(1)."""
         return &self.kept[i] if i < self.size and self.kept[i].keys != NULL else NULL
 
     cdef inline uint64_t key(self, uint64_t hash, uint64_t adapter) noexcept:
-        """The name of a block, which no caller can guess; each adapter has blocks of its own."""
+        """Return the name of a block, which no caller can guess; each adapter has blocks of its
+        own."""
         return mix(mix(self.k0 ^ adapter, hash), self.k1)
 
     cdef Kept* keep(self, int32_t i, int64_t count, int64_t prompt_tokens) except? NULL:
@@ -189,7 +190,7 @@ cdef class Prefixes:
 
 
 cdef void read_hashes(Prefixes prefixes, Kept* kept, Cursor c, uint64_t adapter) noexcept:
-    """The hashes of a checked AdmitRequest, the first that there is place for. O(bytes)."""
+    """Read the hashes of a checked AdmitRequest, the first that there is place for. O(bytes)."""
     cdef Cursor packed
     cdef int64_t tag
     cdef int32_t k = 0

@@ -32,7 +32,7 @@ ctypedef struct Principal:
 
 
 cdef bint matches(const uint8_t* pattern, size_t size, const uint8_t* name, size_t length) noexcept:
-    """Whether a name fits a pattern, in which * stands for any text. O(size * length)."""
+    """Return whether a name fits a pattern, in which * stands for any text. O(size * length)."""
     cdef size_t p = 0, n = 0, star = size, resume = 0
     while n < length:
         if p < size and pattern[p] == c'*':
@@ -53,7 +53,7 @@ cdef bint matches(const uint8_t* pattern, size_t size, const uint8_t* name, size
 
 
 cdef bint fits_any(list patterns, const uint8_t* name, size_t length) except -1:
-    """Whether a name fits one of some patterns; no list stands for all names."""
+    """Return whether a name fits one of some patterns; no list stands for all names."""
     if patterns is None:
         return True
     for pattern in patterns:
@@ -99,7 +99,7 @@ cdef class Principals:
         self, int32_t number, bytes name, list pools, list tenants, list classes,
         int64_t share_ppm, bint sees_all,
     ) except -1:
-        """Give a principal that has a record these grants, in place of what it had. O(1)."""
+        """Replace the grants of a principal that has a record. O(1)."""
         cdef Principal* p = &self.items[number]
         self.names[number] = name
         self.pools[number], self.tenants[number] = pools, tenants
@@ -121,7 +121,8 @@ cdef class Principals:
     cdef bint may_name_tenant(
         self, int32_t number, int32_t flow, const uint8_t* name, size_t length
     ) except -1:
-        """Whether a limited principal may vouch for a tenant. O(1), the first time O(name)."""
+        """Return whether a limited principal may vouch for a tenant. O(1), the first time
+        O(name)."""
         cdef Principal* p = &self.items[number]
         cdef int32_t size
         if self.tenants[number] is None:
@@ -135,7 +136,7 @@ cdef class Principals:
         return p.flows[flow] == MAY_YES
 
     cdef bint may_name_class(self, int32_t number, int32_t cls, bytes name) except -1:
-        """Whether a limited principal may name a class. O(1), the first time O(name)."""
+        """Return whether a limited principal may name a class. O(1), the first time O(name)."""
         cdef Principal* p = &self.items[number]
         cdef uint32_t bit = <uint32_t>1 << cls
         if not p.classes_known & bit:
@@ -145,7 +146,8 @@ cdef class Principals:
         return (p.classes_allowed & bit) != 0
 
     cdef bint may_offer(self, int32_t number, bytes pool) except -1:
-        """Whether a principal may register a pool, replay into it and report of it. O(patterns)."""
+        """Return whether a principal may register a pool, replay into it and report of it.
+        O(patterns)."""
         if not self.is_limited(number):
             return True
         return fits_any(
@@ -153,13 +155,14 @@ cdef class Principals:
         )
 
     cdef bint bars(self, int32_t number, bytes pool) except -1:
-        """Whether a principal may ask, and may not offer a pool. O(patterns)."""
+        """Return whether a principal may ask, and may not offer a pool. O(patterns)."""
         if not self.is_limited(number) or self.tenants[number] == []:
             return False
         return not self.may_offer(number, pool)
 
     cdef bint some_bar(self, bytes pool) except -1:
-        """The same of all principals. O(principals * patterns)."""
+        """Return whether some principal may ask, and may not offer a pool. O(principals *
+        patterns)."""
         cdef int32_t number
         for number in range(self.count):
             if self.bars(number, pool):
@@ -167,11 +170,13 @@ cdef class Principals:
         return False
 
     cdef bint sees_pool(self, int32_t number, bytes pool) except -1:
-        """Whether a principal may know how full a pool is: one of its own, or all. O(patterns)."""
+        """Return whether a principal may know how full a pool is: one of its own, or all.
+        O(patterns)."""
         return self.may_offer(number, pool) or self.items[number].sees_all
 
     cdef inline int64_t places(self, int32_t number, int64_t most) noexcept:
-        """How much of a table with `most` places a principal may hold: at least one. O(1)."""
+        """Return how much of a table with `most` places a principal may hold: at least one.
+        O(1)."""
         cdef int64_t share_ppm = 0
         if 0 <= number < self.count:
             share_ppm = self.items[number].share_ppm

@@ -80,7 +80,7 @@ cdef void refill(Quota* n, int which, int64_t now_ns) noexcept nogil:
 
 
 cdef inline int64_t filled_ns(const Quota* n, int which, int64_t missing, int64_t now_ns) noexcept:
-    """When a bucket that was filled up to the present will hold `missing` more. O(1)."""
+    """Return when a bucket that was filled up to the present will hold `missing` more. O(1)."""
     cdef int64_t ticks = ticks_for(missing, n.rate[which])
     if n.escrow != NULL:
         return escrow_due_ns(n.escrow, which, n.at_ns[which], ticks, now_ns)
@@ -185,7 +185,7 @@ cdef class Quotas:
         refill(n, which, self.now_ns)
 
     cdef int64_t due(self, int32_t node, const Take* t) noexcept:
-        """When the node will hold enough if nothing else happens: now or earlier if it does
+        """Return when the node will hold enough if nothing else happens: now or earlier if it does
         already, -1 if that depends on the end of a request. A bucket that is smaller than the
         amount, which a reload can bring about, has to be full. O(1)."""
         cdef Quota* n = &self.nodes[node]
@@ -205,7 +205,7 @@ cdef class Quotas:
         return n.concurrency > 0 and n.live >= slots_of(n.escrow, n.concurrency, self.now_ns)
 
     cdef int64_t budget_due(self, int32_t node, const Take* t) noexcept:
-        """When the budgets of a node have room for so much; 0: now. O(1)."""
+        """Return when the budgets of a node have room for this much; 0: now. O(1)."""
         cdef int64_t latest = 0, due_ns
         cdef int k
         for k in range(BUDGETS):
@@ -231,7 +231,7 @@ cdef class Quotas:
         return 0 <= due_ns <= self.now_ns
 
     cdef bint may_get_chunk(self, int32_t node, const Take* t) noexcept:
-        """Whether a node may lack nothing but a chunk or a slot that the store has. O(1)."""
+        """Return whether a node may lack nothing but a chunk or a slot that the store has. O(1)."""
         cdef const Quota* n = &self.nodes[node]
         cdef bint is_short = False
         cdef int k
@@ -249,7 +249,7 @@ cdef class Quotas:
         return is_short
 
     cdef bint can_hold(self, int32_t node, const Take* t) noexcept:
-        """Whether so much can ever be taken at once."""
+        """Return whether this much can ever be taken at once."""
         cdef int k
         for k in range(RATES):
             if self.nodes[node].rate[k] and t.micro[k] > self.nodes[node].rate[k] * MICRO:
@@ -295,8 +295,9 @@ cdef class Quotas:
             )
 
     cdef void tightest_limits(self, int32_t node, int32_t end, int64_t now_ns, Told* told) noexcept:
-        """Of each kind (the rates, concurrency, the budgets) the limit of a chain, up to `end`, of
-        which the least is left, at this time or later. Changes nothing. O(levels)."""
+        """Find the tightest limit of each kind (the rates, concurrency, the budgets) along a chain
+        up to `end`: the one of which the least is left, at this time or later. Changes nothing.
+        O(levels)."""
         cdef Quota n
         cdef int64_t left
         cdef int k, at
@@ -445,7 +446,8 @@ cdef class Quotas:
         return self.waiting[node] is not None and (<Line>self.waiting[node]).count > 0
 
     cdef int run_timers(self, int64_t work_max) except -1:
-        """Stir the nodes that hold enough now, at most `work_max`: how many. O(log n) each."""
+        """Stir the nodes that hold enough now, at most `work_max`, and return their number. O(log
+        n) each."""
         cdef int64_t work = 0
         cdef int32_t node
         while self.wakes.count and self.wakes.nodes[0].key <= self.now_ns and work < work_max:
@@ -456,7 +458,7 @@ cdef class Quotas:
         return <int>work
 
     cdef void fill_up(self) noexcept:
-        """All buckets as new, less what open bills hold. O(nodes + bills)."""
+        """Fill all buckets, less what open bills hold. O(nodes + bills)."""
         cdef int32_t node, i
         cdef int k
         cdef Bill* b

@@ -72,15 +72,15 @@ cdef inline void rate_forget(Rate* r, int64_t now_ns) noexcept nogil:
 
 
 cdef inline int64_t pace_milli(const Rate* r, int64_t work) noexcept nogil:
-    """Thousandths of tokens a second that `work` of its work comes to; 0: unknown."""
+    """Return the thousandths of tokens a second that `work` of its work comes to; 0: unknown."""
     return <int64_t>(<wide>work * MILLI_NS_PER_S // r.time_ns) if r.time_ns else 0
 
 
 cdef inline int64_t pace_micro(const Rate* r) noexcept nogil:
-    """Millionths of tokens a second of all its work; 0: unknown."""
+    """Return the millionths of tokens a second of all its work; 0: unknown."""
     return <int64_t>min(<wide>1 << 60, <wide>pace_milli(r, r.work) * 1_000)
 
 
 cdef inline int64_t time_for(int64_t work, int64_t pace) noexcept nogil:
-    """How long so much work takes at a pace that is known."""
+    """Return how long this much work takes at a pace that is known."""
     return <int64_t>min(<wide>WAIT_MAX_NS, <wide>work * MILLI_NS_PER_S // pace)

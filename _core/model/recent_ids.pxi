@@ -17,7 +17,7 @@ cdef class RecentIds:
     cdef int64_t noted  # in all
 
     cdef inline void note(self, const uint8_t* id, int64_t size, int32_t principal) noexcept:
-        """Keep an id in place of the oldest. O(1)."""
+        """Replace the oldest id by this one. O(1)."""
         cdef RecentId* item = &self.items[self.noted % RECENT_IDS]
         if size > RECENT_ID_BYTES:
             return
@@ -26,7 +26,7 @@ cdef class RecentIds:
         self.noted += 1
 
     cdef list rows(self, int32_t principal):
-        """The ids of one principal (-1: of all), the latest first. O(RECENT_IDS)."""
+        """Return the ids of one principal (-1: of all), the latest first. O(RECENT_IDS)."""
         cdef int64_t k
         cdef const RecentId* item
         found = []

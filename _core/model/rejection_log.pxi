@@ -28,7 +28,7 @@ cdef class RejectionLog:
         free(self.items)
 
     cdef Refusal* add(self, uint64_t hi, uint64_t lo) except NULL:
-        """A place for another one, zeroed. O(1) amortised."""
+        """Return a zeroed place for another refusal. O(1) amortised."""
         cdef Refusal* item
         if self.items == NULL:
             self.items = <Refusal*>calloc(REJECTIONS_MAX, sizeof(Refusal))
@@ -45,7 +45,7 @@ cdef class RejectionLog:
         return item
 
     cdef const Refusal* find(self, uint64_t hi, uint64_t lo, int64_t since_ns) noexcept:
-        """The last refusal of a request, if that is not older; NULL: none. O(1)."""
+        """Return the last refusal of a request, if that is not older; NULL: none. O(1)."""
         cdef int32_t place = self.places.get(hi, lo)
         if place == NONE or self.items[place].at_ns < since_ns:
             return NULL

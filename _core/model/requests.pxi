@@ -147,7 +147,7 @@ cdef class Requests:
             prefetch_record(&self.items[self.first_free], sizeof(Request))
 
     cdef int32_t allocate(self) except -1:
-        """A zeroed record. O(1)."""
+        """Return a zeroed record. O(1)."""
         cdef int32_t i, generation = 0, size
         cdef Request* r
         if self.first_free != NONE:
@@ -178,11 +178,11 @@ cdef class Requests:
         return lease
 
     cdef inline const RareFields* rare_of(self, const Request* r) noexcept:
-        """The rare fields of a request, to be read. It moves when another one gets some."""
+        """Return the rare fields of a request, to be read. It moves when another one gets some."""
         return &self.rare[r.rare]
 
     cdef RareFields* own_rare(self, int32_t i) except NULL:
-        """The same, to be written; make it if needed. O(1) amortised."""
+        """Return the same record for writing; make it if needed. O(1) amortised."""
         if self.items[i].rare == 0:
             self.items[i].rare = self.open_rare_fields()
         return &self.rare[self.items[i].rare]
@@ -211,7 +211,7 @@ cdef class Requests:
             self.rare_open -= 1
 
     cdef HeadState* head_state_of(self, int32_t i) except NULL:
-        """The state of a request that is the first of its queue; make it if needed. O(1)."""
+        """Return the state of a request that is the first of its queue; make it if needed. O(1)."""
         cdef HeadState* head_state = self.items[i].head_state
         if head_state == &NO_HEAD_STATE:
             head_state = self.items[i].head_state = <HeadState*>self.head_state_slab.alloc()
@@ -251,7 +251,7 @@ cdef class Requests:
         return (<int64_t>self.items[i].generation << 32) | i
 
     cdef inline int32_t lookup(self, int64_t handle) noexcept:
-        """Index of a handle's record, or -1 if it is gone."""
+        """Return the index of a handle's record, or -1 if it is gone."""
         cdef int64_t i = handle & <int64_t>0xFFFFFFFF  # without the cast, a Python integer
         if handle <= 0 or i >= self.used or self.items[i].state == FREE:
             return NONE

@@ -18,14 +18,14 @@ cdef enum:  # how a flow stands
 
 
 cdef bytes flow_name(Core core, int32_t flow):
-    """The name of a flow in saved rows."""
+    """Return the name of a flow in saved rows."""
     cdef int32_t cls = core.flows.items[flow].cls
     cdef bytes name = <bytes>core.classes.names[cls] if cls else b""
     return bytes((len(name) >> 8, len(name) & 255)) + name + <bytes>core.flow_list[flow]
 
 
 cdef bytes session_key_of(Core core, int32_t s):
-    """The key of the row of a session: its name's hash, and its flow."""
+    """Return the key of the row of a session: its name's hash, and its flow."""
     cdef const AgentSession* a = &core.flows.agents.items[s]
     cdef uint64_t words[2]
     words[0], words[1] = a.key_hi, a.key_lo ^ <uint64_t>a.flow

@@ -11,7 +11,7 @@ cdef class TenantRule:
 
 
 cdef TenantRule rule_for(list rules, bytes name):
-    """The first rule that a name fits; None: no rule does. O(rules * name)."""
+    """Return the first rule that a name fits; None: no rule does. O(rules * name)."""
     cdef TenantRule rule
     for rule in rules:
         if matches(

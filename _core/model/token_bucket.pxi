@@ -18,7 +18,7 @@ ctypedef struct Bucket:
 
 
 cdef inline int64_t ticks_for(int64_t micro, int64_t rate) noexcept nogil:
-    """How many ticks gain this much. O(1)."""
+    """Return how many ticks gain this much. O(1)."""
     return (micro + rate - 1) // rate
 
 
@@ -66,7 +66,7 @@ cdef bint bucket_has(Bucket* b, int64_t now_ns) noexcept nogil:
 
 
 cdef int64_t bucket_due(const Bucket* b) noexcept nogil:
-    """When one that was filled up to the present and is empty holds something again."""
+    """Return when a bucket that was filled up to the present and is empty holds something again."""
     if b.rate == 0:
         return NEVER
     return b.at_ns + ticks_for(1 - b.level, b.rate) * QUOTA_TICK_NS

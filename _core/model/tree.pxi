@@ -23,7 +23,8 @@ cdef int64_t NARROW_SERVICE = <int64_t>1 << 40
 
 @cython.final
 cdef class Family:
-    """The children of a node in one class. The caller keeps the places that `add()` gives out."""
+    """Holds the children of a node in one class. The caller keeps the places that `add()` gives
+    out."""
 
     cdef int32_t* members  # flow of each place; below -1: a free one, see `add()`
     cdef int32_t count, size, first_free
@@ -75,11 +76,11 @@ cdef class Family:
         self.first_free = place
 
     cdef inline Heap line(self, int32_t target):
-        """The heap of a target, a new one if it has none. O(1) amortised."""
+        """Return the heap of a target; make it if there is none. O(1) amortised."""
         return <Heap>self.line_at(target)
 
     cdef inline void* line_at(self, int32_t target) except NULL:
-        """The same, borrowed."""
+        """Return the same heap, borrowed."""
         if <int32_t>len(self.lines) <= target:
             self._reach(target)
         return <void*>self.lines[target]
@@ -90,30 +91,31 @@ cdef class Family:
         return 0
 
     cdef inline Heap line_of(self, int32_t target):
-        """The same for those who only look; of what has none, one that is always empty. O(1)."""
+        """Return the same heap for reading; for a target without one, one that is always empty.
+        O(1)."""
         if not 0 <= target < <int32_t>len(self.lines):
             return self.no_line
         return <Heap>self.lines[target]
 
     cdef Heap free_line(self, int32_t pool):
-        """The heap, in the order of a pool, of children whose heads may run in any; a new one if
-        there is none. O(1) amortised."""
+        """Return the heap, in the order of a pool, of children whose heads may run in any; make it
+        if there is none. O(1) amortised."""
         while <int32_t>len(self.anywhere) <= pool:
             self.anywhere.append(Heap())
         return <Heap>self.anywhere[pool]
 
     cdef inline Heap free_line_of(self, int32_t pool):
-        """The same for those who only look. O(1)."""
+        """Return the same heap for reading. O(1)."""
         if pool >= <int32_t>len(self.anywhere):
             return self.no_line
         return <Heap>self.anywhere[pool]
 
     cdef inline bint has(self, int32_t target, int32_t place) noexcept:
-        """Whether a child is queued for a target. O(1)."""
+        """Return whether a child is queued for a target. O(1)."""
         return target < <int32_t>len(self.lines) and (<Heap>self.lines[target]).has(place)
 
     cdef inline bint stands_in(self, int32_t pool) noexcept:
-        """Whether a child is in a line of a pool, and so the node. O(1)."""
+        """Return whether a child is in a line of a pool, and so the node. O(1)."""
         return (
             pool < <int32_t>len(self.anywhere) and (<Heap>self.anywhere[pool]).count > 0
         ) or (
@@ -121,7 +123,7 @@ cdef class Family:
         )
 
     cdef inline int64_t least_key(self, int32_t pool) noexcept:
-        """The least key in the two lines of a pool; -1: both are empty. O(1)."""
+        """Return the least key in the two lines of a pool; -1: both are empty. O(1)."""
         cdef int64_t least = NONE, key
         if pool + 1 < <int32_t>len(self.lines) and (<Heap>self.lines[pool + 1]).count:
             least = (<Heap>self.lines[pool + 1]).nodes[0].key
@@ -133,8 +135,8 @@ cdef class Family:
 
 
 cdef inline int64_t reweighed(int64_t weighted, int32_t weight_milli, int32_t to_milli) noexcept:
-    """Weighted service of one weight as that of another. Most needs no division of 128 bits, which
-    costs as much as a place in a line."""
+    """Return weighted service of one weight as that of another. Most needs no division of 128 bits,
+    which costs as much as a place in a line."""
     if weight_milli == to_milli:
         return weighted
     if 0 <= weighted < NARROW_SERVICE and weight_milli < NARROW_WEIGHT:

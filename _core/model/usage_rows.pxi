@@ -25,7 +25,7 @@ cdef class UsageRows:
         return 0
 
     cdef list take(self):
-        """The rows that were not taken before. O(1)."""
+        """Return the rows that were not taken before. O(1)."""
         cdef list rows = self.rows
         if rows:
             self.rows = []

@@ -16,7 +16,8 @@ ctypedef struct Voucher:
 
 @cython.final
 cdef class Vouchers:
-    """The queued requests of each flow by principal, but for the first principal of that flow."""
+    """Counts the queued requests of each flow by principal, except those of the first principal of
+    that flow."""
 
     cdef Table found  # by flow and principal
     cdef Voucher* items
@@ -58,7 +59,7 @@ cdef class Vouchers:
         return n
 
     cdef Voucher of(self, int32_t flow, int32_t principal) noexcept:
-        """The record of a principal at a flow; an empty one if it has none. O(1)."""
+        """Return the record of a principal at a flow; an empty one if it has none. O(1)."""
         cdef Voucher nothing
         cdef int32_t n = self.found.get(<uint64_t>flow, <uint64_t>principal)
         if n != NONE:

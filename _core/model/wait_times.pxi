@@ -7,7 +7,7 @@
 # Each reason has one time that grows, so a record has one size however long the wait is.
 
 cdef WaitTimes* wait_times_of(Requests requests, int32_t i) except NULL:
-    """The record of a request that is, or was, the first of its queue. O(1)."""
+    """Return the record of a request that is, or was, the first of its queue. O(1)."""
     cdef Request* r = &requests.items[i]
     cdef WaitTimes* w = r.head_state.wait_times
     if w == NULL:
@@ -21,7 +21,7 @@ cdef WaitTimes* wait_times_of(Requests requests, int32_t i) except NULL:
 
 
 cdef inline int64_t lined_since(const Request* r) noexcept nogil:
-    """Since when a request has been in the line: its place there may be older than it is."""
+    """Return when the request joined the line; its place there may be older than it is."""
     return max(r.head_state.head_ns, r.head_state.lined_ns)
 
 
@@ -60,7 +60,7 @@ cdef inline int wait_inside(Requests requests, int32_t i, int64_t now_ns) except
 
 
 cdef int waits_now(Requests requests, int32_t i, int64_t* since_ns) noexcept:
-    """The thing that a queued request waits for, and since when without a break."""
+    """Return the thing that a queued request waits for, and since when without a break."""
     cdef const Request* r = &requests.items[i]
     if r.head_state.waits_for:
         since_ns[0] = r.head_state.wait_times.since_ns
@@ -75,8 +75,8 @@ cdef int waits_now(Requests requests, int32_t i, int64_t* since_ns) noexcept:
 cdef void wait_times_until(
     Requests requests, int32_t i, int64_t until_ns, int64_t* spent_ns
 ) noexcept:
-    """How long a request has waited for each thing until a moment, WAITS_KINDS of them. They add up
-    to all its wait."""
+    """Find how long a request has waited for each thing until a moment, WAITS_KINDS of them. They
+    add up to all its wait."""
     cdef const Request* r = &requests.items[i]
     cdef int64_t since_ns
     cdef int kind = waits_now(requests, i, &since_ns)

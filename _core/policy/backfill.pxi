@@ -38,9 +38,9 @@ ctypedef struct Right:
 
 
 cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) except -2:
-    """The first request that may pass a head, and its plan; -1: none. `plan`: why the head waits.
-    O(LOOKAHEAD * levels^2); in the peak form, for each that is within the lead, O(leases of the
-    pool), and once O(leases log leases) if one fits."""
+    """Return the first request that may pass a head, and its plan; -1: none. `plan`: why the head
+    waits. O(LOOKAHEAD * levels^2); in the peak form, for each that is within the lead, O(leases of
+    the pool), and once O(leases log leases) if one fits."""
     cdef int32_t found[LOOKAHEAD]
     cdef Request* first = &core.requests.items[head]
     cdef Request* r
@@ -78,7 +78,7 @@ cdef int32_t who_may_pass(Core core, int32_t pool, int32_t head, Plan* plan) exc
 
 
 cdef inline bint has_been_passed(Core core, const Request* head) noexcept:
-    """Whether the limits of passes are used up for a head."""
+    """Return whether the limits of passes are used up for a head."""
     return head.head_state.bypassed >= core.settings.bypass_max or (
         head.head_state.bypassed
         and core.now_ns - head.head_state.bypassed_ns >= core.settings.bypass_ns
@@ -86,8 +86,8 @@ cdef inline bint has_been_passed(Core core, const Request* head) noexcept:
 
 
 cdef int64_t work_micro(Core core, const Request* r) noexcept:
-    """The charge of a request at weight 1, as its flow's outputs predict it, else those of its
-    group or of all flows; its most while none is known. O(1)."""
+    """Return the charge of a request at weight 1, as its flow's outputs predict it, else those of
+    its group or of all flows; its most while none is known. O(1)."""
     cdef int64_t each = core.flows.items[r.flow].average_milli // 1000
     cdef Asked asked
     if each == 0:
@@ -112,7 +112,8 @@ cdef void find_siblings(Flows flows, int32_t* a, int32_t* b) noexcept:
 
 
 cdef inline int64_t lead_allowed(Core core, int32_t of_head, int64_t work) noexcept:
-    """How far a sibling may be ahead of the side of a head of this work and still pass it. O(1)."""
+    """Return how far a sibling may be ahead of the side of a head of this work and still pass it.
+    O(1)."""
     return max(
         core.flows.grain if core.by_prefix else 0,
         <int64_t>(<wide>work * 1000 // core.flows.items[of_head].weight_milli),
@@ -122,7 +123,7 @@ cdef inline int64_t lead_allowed(Core core, int32_t of_head, int64_t work) noexc
 cdef bint is_near(
     Core core, int32_t pool, const Request* r, const Request* head, int64_t work, Right* right
 ) noexcept:
-    """Whether a request is within the lead over another of its class, which has this work.
+    """Return whether a request is within the lead over another of its class, which has this work.
     O(levels)."""
     cdef int32_t of_head = head.flow
     cdef int64_t most
@@ -141,8 +142,8 @@ cdef bint is_near(
 cdef bint is_within_lead(
     Core core, int32_t pool, const Request* r, const Request* head, Right* right
 ) noexcept:
-    """Whether a request of the head's class is near enough behind it to pass it, and behind the
-    head of each node below which both do not stand. O(levels^2)."""
+    """Return whether a request of the head's class is near enough behind it to pass it, and behind
+    the head of each node below which both do not stand. O(levels^2)."""
     cdef Flows flows = core.flows
     cdef int32_t cls = flows.items[r.flow].cls, node = flows.items[r.flow].parent, side, first
     cdef const Request* other
@@ -171,7 +172,7 @@ cdef bint has_right_to_pass(
     Core core, int32_t pool, const Request* r, const Request* head, const Plan* plan,
     Right* right,
 ) noexcept:
-    """Whether the order lets a request pass a head that waits as `plan` says, if it fits.
+    """Return whether the order lets a request pass a head that waits as `plan` says, if it fits.
     O(levels^2)."""
     cdef int32_t cls = core.flows.items[r.flow].cls, first = core.flows.items[head.flow].cls
     right.light, right.lead, right.side = False, 0, r.flow
@@ -226,7 +227,7 @@ cdef void note_turn(Core core, int32_t pool, const Request* head, bint aged) noe
 cdef void project(
     Core core, int32_t pool, const Request* head, const Plan* plan, Projection* start
 ) noexcept:
-    """When the head fits beside what still runs then, by the ledger's own form. O(leases log
+    """Find when the head fits beside what still runs then, by the ledger's own form. O(leases log
     leases)."""
     cdef Pool* p = &core.ledger.pools[pool]
     cdef GrowingLease run = core.ledger.figures(pool, head, plan.blocks, plan.output_tokens)
@@ -245,8 +246,8 @@ cdef bint leaves(
     Core core, int32_t pool, const Request* head, const Plan* plan, const Request* r,
     const Plan* its, Projection* start,
 ) noexcept:
-    """Whether the head still starts when it would: the request ends before, or fits beside it.
-    The projection is made for the first request that asks."""
+    """Return whether the head still starts when it would: the request ends before, or fits beside
+    it. The projection is made for the first request that asks."""
     if not start.known:
         project(core, pool, head, plan, start)
     if its.tokens <= start.spare_tokens:

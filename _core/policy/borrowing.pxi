@@ -228,8 +228,8 @@ cdef int pay_share(Core core, int32_t i) except -1:
 
 
 cdef int32_t next_lender(Core core, int32_t pool, int64_t micro) noexcept:
-    """The member whose unused share a loan is booked to: the next in turn that has `micro` of what
-    it lends left; -1: none of LENDERS_SEEN. O(LENDERS_SEEN)."""
+    """Return the member whose unused share a loan is booked to: the next in turn that has `micro`
+    of what it lends left; -1: none of LENDERS_SEEN. O(LENDERS_SEEN)."""
     cdef Guarantee* p = &core.quotas.guarantees.items[pool]
     cdef Guarantee* n
     cdef int k
@@ -245,7 +245,8 @@ cdef int32_t next_lender(Core core, int32_t pool, int64_t micro) noexcept:
 
 
 cdef bint is_saturated(Core core, int32_t target) noexcept:
-    """Whether shares bind for a target: in its pool, or in all where it may be any. O(pools)."""
+    """Return whether shares bind for a target: in its pool, or in all where it may be any.
+    O(pools)."""
     cdef int32_t p
     cdef bint some = False
     for p in range(core.ledger.count):
@@ -257,8 +258,8 @@ cdef bint is_saturated(Core core, int32_t target) noexcept:
 
 
 cdef void note_saturation(Core core) noexcept:
-    """Saturated from `saturation_ppm` of a pool's capacity on, until it is `saturation_band_ppm`
-    below. O(pools)."""
+    """Note whether a pool is saturated: from `saturation_ppm` of its capacity on, until it is
+    `saturation_band_ppm` below. O(pools)."""
     cdef Pool* p
     cdef int32_t i
     cdef wide load, size
@@ -273,8 +274,8 @@ cdef void note_saturation(Core core) noexcept:
 
 
 cdef bint must_throttle(Core core, int32_t i) noexcept:
-    """Whether a head is beyond its flow's share while that binds: in saturation, or with others of
-    its class in the same line. O(pools)."""
+    """Return whether a head is beyond its flow's share while that binds: in saturation, or with
+    others of its class in the same line. O(pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     if f.guarantee == NONE or r.bill == 0:
@@ -375,7 +376,7 @@ cdef bint let_one_go(Core core, int32_t pool) except -1:
 
 
 cdef dict share_row(Core core, int64_t now_ns, int32_t flow):
-    """The state of a flow's share, or of its group's, for Stats."""
+    """Return the state of a flow's share, or of its group's, for Stats."""
     cdef Flow* f
     cdef Guarantee n
     know_shares(core)
@@ -394,7 +395,7 @@ cdef dict share_row(Core core, int64_t now_ns, int32_t flow):
 
 
 cdef int fill_quotas(Core core) except -1:
-    """All quotas and shares as new, less what open bills took. O(nodes + requests)."""
+    """Reset all quotas and shares, less what open bills took. O(nodes + requests)."""
     cdef Guarantee* n
     cdef int32_t node, i
     cdef Bill* b

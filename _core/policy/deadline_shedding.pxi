@@ -26,16 +26,16 @@ cdef enum:
 
 
 cdef inline bint counts_deadline(Core core, const Request* r) noexcept:
-    """Whether a request may be refused for its deadline. Not one of an exempt or a dry-run tenant,
-    nor one that was let in and is watched."""
+    """Return whether a request may be refused for its deadline. Not one of an exempt or a dry-run
+    tenant, nor one that was let in and is watched."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef bint is_watched = 0 < core.requests.rare_of(r).shed_watch < UNSURE
     return core.settings.early_refusal and not is_watched and not f.exempt and not f.dry_runs
 
 
 cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
-    """Whether a request whose first token is expected in `first_ns` is refused. If only a safeguard
-    lets it in, it is watched. O(1)."""
+    """Return whether a request whose first token is expected in `first_ns` is refused. If only a
+    safeguard lets it in, it is watched. O(1)."""
     cdef RareFields* rare = &core.requests.rare[r.rare]
     cdef int64_t left_ns = rare.deadline_ns - core.now_ns
     cdef ShedAccuracy* own = &core.flows.items[r.flow].shed_accuracy
@@ -104,15 +104,16 @@ cdef void settle_shed(Core core, Request* r) noexcept:
 
 
 cdef inline int64_t prefill_expected_ns(Core core, const Pool* p, int64_t tokens) noexcept:
-    """The expected time of the prefill alone in a pool, less its average error."""
+    """Return the expected time of the prefill alone in a pool, less its average error."""
     if p.prefills_judged < core.settings.refusal_samples_min:
         return 0
     return max(<int64_t>0, prefill_ns(p, tokens) - p.prefill_error_ns)
 
 
 cdef int64_t first_expected_ns(Core core, const Request* r) except -2:
-    """The expected time to the first token of a request that arrives now, less the average errors;
-    -1: unknown. A prefill that was never measured takes no time. O(SCAN_MAX + pools + classes)."""
+    """Return the expected time to the first token of a request that arrives now, less the average
+    errors; -1: unknown. A prefill that was never measured takes no time. O(SCAN_MAX + pools +
+    classes)."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef const Pool* p
     cdef int64_t wait_ns = 0, each, least = NONE
@@ -133,8 +134,8 @@ cdef int64_t first_expected_ns(Core core, const Request* r) except -2:
 
 
 cdef int deadline_refusal(Core core, Request* r) except -1:
-    """The outcome that refuses a request with a deadline at its arrival, or 0. O(SCAN_MAX + pools +
-    classes)."""
+    """Return the outcome that refuses a request with a deadline at its arrival, or 0. O(SCAN_MAX +
+    pools + classes)."""
     if not counts_deadline(core, r):
         return 0
     if sheds(core, r, SHED_WAIT, first_expected_ns(core, r)):
@@ -145,8 +146,8 @@ cdef int deadline_refusal(Core core, Request* r) except -1:
 
 
 cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
-    """When a request that is refused for its deadline could meet it, after the retries of earlier
-    refusals. O(SCAN_MAX + pools + classes)."""
+    """Return when a request that is refused for its deadline could meet it, after the retries of
+    earlier refusals. O(SCAN_MAX + pools + classes)."""
     cdef int64_t deadline_ns = core.requests.rare_of(r).deadline_ns
     cdef int64_t late_ns = first_expected_ns(core, r) - (deadline_ns - core.now_ns)
     return forecast_in_turn(

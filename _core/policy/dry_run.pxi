@@ -5,7 +5,7 @@ cdef enum:
 
 
 cdef int set_dry_run(Core core, int32_t flow, bint dry_run) except -1:
-    # Of a tenant, in all its classes.
+    # The mode is of a tenant, in all its classes.
     cdef Flow* f
     cdef bint dry_run_counts
     while flow != NONE:
@@ -43,7 +43,7 @@ cdef int note_dry_run(Core core, int32_t i, int outcome) except -1:
 
 
 cdef bint would_wait(Core core, int32_t i) except -1:
-    """Whether a request that arrives now would not be granted at once. O(pools + levels)."""
+    """Return whether a request that arrives now would not be granted at once. O(pools + levels)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t node = core.flows.items[r.flow].quota, pool = dry_run_pool(core, i)
     cdef bint exempt = core.flows.items[r.flow].exempt
@@ -76,8 +76,8 @@ cdef bint would_wait(Core core, int32_t i) except -1:
 
 
 cdef int32_t dry_run_pool(Core core, int32_t i) noexcept:
-    """Where an audited request runs: its pool, or the one that has promised the least of those
-    that can hold it, else of all; -1: none serves. O(pools)."""
+    """Return where an audited request runs: its pool, or the one that has promised the least of
+    those that can hold it, else of all; -1: none serves. O(pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t p, best = NONE
     cdef int64_t share, least = 0

@@ -5,7 +5,7 @@ cdef inline int64_t deadline_of(const Request* r) noexcept nogil:
 
 
 cdef inline int64_t order_key(const Queue* queue, const Request* r) noexcept nogil:
-    """The key that orders a queue; ties go by arrival."""
+    """Return the key that orders a queue; ties go by arrival."""
     return deadline_of(r) if queue.by_deadline else 0
 
 
@@ -37,13 +37,13 @@ cdef int displace(Flows flows, int32_t q, int32_t head) except -1:
 
 
 cdef inline bint takes_in_turn(Flows flows, int32_t flow) noexcept:
-    """Whether a flow's requests take their quotas as heads, not at their arrival."""
+    """Return whether a flow's requests take their quotas as heads, not at their arrival."""
     return not flows.items[flow].refuses and not flows.items[flow].dry_runs
 
 
 cdef int64_t ahead_of(Flows flows, int32_t i) except -1:
-    """Requests before i in its queue; by arrival, those that were withdrawn since still count.
-    O(targets), in a treap with O(log n) expected."""
+    """Return how many requests are before i in its queue; under `arrival`, those that were
+    withdrawn since still count. O(targets), in a treap with O(log n) expected."""
     cdef Request* r = &flows.requests.items[i]
     cdef Queue* queue = &flows.queues[flows.queue_of(r.flow, r.target + 1)]
     if queue.in_tree:
@@ -64,7 +64,7 @@ cdef int64_t work_in_queue(Flows flows, const Queue* queue, int64_t deadline_ns)
 
 
 cdef int64_t oldest_in(Flows flows, const Queue* queue) noexcept:
-    """When the oldest request of a queue that is not empty arrived. O(1)."""
+    """Return when the oldest request of a queue that is not empty arrived. O(1)."""
     if queue.in_tree:
         return flows.treaps.items[queue.root].oldest_ns
     return flows.requests.items[queue.chain.head].arrival_ns

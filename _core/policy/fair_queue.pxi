@@ -105,9 +105,9 @@ cdef int charge_nodes(
     Flows flows, int32_t flow, int32_t weight_milli, int64_t before, int64_t after, int32_t pool
 ) except -1:
     """Charge the nodes above a flow for a lease in a pool for which the flow was charged `before`,
-    and now `after`, with a weight. Of totals, so that rounding does not add up. Their places follow
-    before the next pick. O(levels * pools) while none comes too far ahead of its siblings, else
-    O(levels * pools * log n)."""
+    and now `after`, with a weight. The charge is of totals, so that rounding does not add up. Their
+    places follow before the next pick. O(levels * pools) while none comes too far ahead of its
+    siblings, else O(levels * pools * log n)."""
     cdef int32_t node = flows.items[flow].parent, parent
     cdef void* family
     cdef void* above

@@ -17,7 +17,7 @@ cdef inline uint64_t adapter_of(Core core, const Request* r) noexcept:
 
 
 cdef inline void asked_of(Core core, const Request* r, Asked* asked) noexcept:
-    """Whose output the predictor is asked for, and how many leases run. O(1)."""
+    """Find whose output the predictor is asked for, and how many leases run. O(1)."""
     asked.flow = r.flow
     asked.adapter = adapter_of(core, r)
     asked.live = core.flows.items[r.flow].live
@@ -32,7 +32,7 @@ cdef int64_t FORETOLD_MAX_US = (<int64_t>1 << 31) - 1
 
 
 cdef int32_t work_of(Core core, const Request* r) noexcept:
-    """The charge of a request, in tokens, at least 1. O(1)."""
+    """Return the charge of a request, in tokens, at least 1. O(1)."""
     cdef int64_t each = core.flows.items[r.flow].average_milli // 1000
     if each == 0 or each > r.output_max_tokens:
         each = r.output_max_tokens
@@ -50,7 +50,7 @@ ctypedef struct Pace:
 
 
 cdef Pace pace_of(Core core, int32_t target) noexcept:
-    """O(pools)."""
+    """Return the pace of the pools that a request may go to. O(pools)."""
     cdef Pace pace
     cdef const Rate* drain
     cdef int32_t p
@@ -64,7 +64,7 @@ cdef Pace pace_of(Core core, int32_t target) noexcept:
 
 
 cdef bint has_to_wait(Core core, int32_t target) noexcept:
-    """Whether requests wait at every pool that a request may go to. O(pools)."""
+    """Return whether requests wait at every pool that a request may go to. O(pools)."""
     cdef bint waits = False
     cdef int32_t p
     for p in range(core.ledger.count):
@@ -76,16 +76,16 @@ cdef bint has_to_wait(Core core, int32_t target) noexcept:
 
 
 cdef inline int64_t part_of_line(Flows flows, int32_t node, int64_t whole) noexcept:
-    """A node's part of a pace, beside its siblings that have requests queued."""
+    """Return a node's part of a pace, beside its siblings that have requests queued."""
     cdef const Flow* f = &flows.items[node]
     cdef int64_t weight = flows.queued_weight_of(node)[0] + (0 if f.queued else f.weight_milli)
     return <int64_t>(<wide>whole * f.weight_milli // weight)
 
 
 cdef int64_t own_pace(Core core, int32_t flow, const Pace* pace) noexcept:
-    """The pace at which the queue of a flow drains, if its pools drain at `pace`. Flows that go on
-    waiting share `pace.deep`, which has no part of the others; if none goes on waiting, all that
-    wait share the whole. O(levels)."""
+    """Return the pace at which the queue of a flow drains, if its pools drain at `pace`. Flows that
+    go on waiting share `pace.deep`, which has no part of the others; if none goes on waiting, all
+    that wait share the whole. O(levels)."""
     cdef const Flow* f = &core.flows.items[flow]
     cdef int64_t measured = pace_milli(&f.served, f.served.work)
     cdef int64_t weight = core.flows.deep_weight_of(flow)[0]
@@ -105,7 +105,8 @@ cdef int64_t own_pace(Core core, int32_t flow, const Pace* pace) noexcept:
 
 
 cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
-    """Work of other flows that precedes the next of this one. O(SCAN_MAX + classes)."""
+    """Return the work of other flows that precedes the next request of this one. O(SCAN_MAX +
+    classes)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t before = 0
     cdef int32_t c
@@ -118,8 +119,8 @@ cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
 
 
 cdef int64_t siblings_before(Core core, int32_t flow, int32_t target) noexcept:
-    """Work of its class that precedes the next of a flow. Its siblings take work until their
-    counters reach its own. Meanwhile the siblings of its node get theirs, and so on up.
+    """Return the work of its class that precedes the next request of a flow. Its siblings take work
+    until their counters reach its own. Meanwhile the siblings of its node get theirs, and so on up.
     O(levels * SCAN_MAX)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t before = 0, weight, counter
@@ -199,9 +200,9 @@ cdef int64_t smaller_before(
 cdef int64_t wait_from(
     Core core, int32_t flow, int32_t target, int64_t own_ahead, int64_t work
 ) except -2:
-    """The wait of a request with `own_ahead` of its own queue ahead of it; -1: unknown. If the
-    order is not by counters, everything in its class or a better one is ahead.
-    O(SCAN_MAX + pools + classes)."""
+    """Return the wait of a request with `own_ahead` of its own queue ahead of it; -1: unknown. If
+    the order is not by counters, everything in its class or a better one is ahead. O(SCAN_MAX +
+    pools + classes)."""
     cdef Pace pace = pace_of(core, target)
     cdef Flow* f = &core.flows.items[flow]
     if pace.whole == 0:
@@ -218,7 +219,7 @@ cdef int64_t wait_from(
 cdef int64_t wait_of_new(
     Core core, int32_t flow, int32_t target, int64_t work, int64_t deadline_ns
 ) except -2:
-    """The same for one that arrives now with a deadline, -1: with none."""
+    """Return the same for a request that arrives now with a deadline, -1: with none."""
     cdef int32_t q = core.flows.find_queue(flow, target + 1)
     cdef int64_t ahead = 0
     place_nodes(core.flows)
@@ -261,7 +262,8 @@ cdef int note_waited(Core core, const Request* r, bint in_turn) noexcept:
 # From the grant to the first token.
 
 cdef int32_t fresh_of(Core core, const Request* r) noexcept:
-    """Input that has to be computed: without the part that was cached of the flow's input."""
+    """Return the input that has to be computed, without the part of the flow's input that was
+    cached."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t known = f.input_tokens - f.input_before, cached = f.cached_tokens - f.cached_before
     cached = max(<int64_t>0, min(cached, known))
@@ -271,14 +273,14 @@ cdef int32_t fresh_of(Core core, const Request* r) noexcept:
 
 
 cdef inline int64_t prefill_ns(const Pool* p, int64_t tokens) noexcept:
-    """How long `tokens` of input take, with all that is ahead of them."""
+    """Return how long `tokens` of input take, with all that is ahead of them."""
     if p.prefill_tokens == 0:
         return 0
     return <int64_t>(<wide>(p.prefilling + tokens) * p.prefill_ns // p.prefill_tokens)
 
 
 cdef int64_t prefill_of(Core core, const Request* r) noexcept:
-    """The same for a request in the best pool that it may go to; 0: unknown. O(pools)."""
+    """Return the same for a request in the best pool that it may go to; 0: unknown. O(pools)."""
     cdef int64_t least = NONE, each
     cdef int32_t p, fresh = fresh_of(core, r)
     for p in range(core.ledger.count):
@@ -298,7 +300,8 @@ cdef inline void note_prefill_rate(Pool* p, const Request* r, int64_t took_ns) n
 
 
 cdef inline int64_t first_after_ns(const Request* r) noexcept nogil:
-    """From the grant of a lease to its first token: as reported, else as forecast at the grant."""
+    """Return the time from the grant of a lease to its first token: as reported, else as forecast
+    at the grant."""
     if r.lease.first_us:
         return max(<int64_t>0, <int64_t>r.lease.first_us * 1000 - r.lease.waited_ns)
     return <int64_t>r.lease.prefill_us * 1000

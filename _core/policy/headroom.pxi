@@ -37,7 +37,8 @@ cdef void set_headroom(Pool* p, int64_t ppm) noexcept:
 cdef void adapt_headroom(
     Core core, Pool* p, int64_t preempted, int64_t elapsed_ns
 ) noexcept:
-    """Once for each report of the engine, with the preemptions since the last. O(1)."""
+    """Adapt the headroom once for each report of the engine, with the preemptions since the last.
+    O(1)."""
     cdef int64_t ppm = p.headroom_ppm
     cdef int64_t pace = PROBE_PPM_S if p.probes else RELAX_PPM_S
     cdef int64_t fall = pace * min(elapsed_ns, TELEMETRY_FRESH_NS) // NS_PER_S
@@ -67,7 +68,7 @@ cdef int64_t faded(const Pool* p, int64_t windows) noexcept:
 
 
 cdef int64_t kept_tokens(const Pool* p, int64_t now_ns) noexcept:
-    """Tokens of the pool that flows above their share leave free. O(LIGHT_WINDOWS)."""
+    """Return the tokens of the pool that flows above their share leave free. O(LIGHT_WINDOWS)."""
     cdef int64_t kept
     if p.light_since_ns < 0:
         return 0
@@ -101,16 +102,16 @@ cdef inline bint has_shares(Core core) noexcept:
 
 
 cdef inline int64_t sharing_weight(Flows flows, int32_t node) noexcept:
-    """The weight of a node and its siblings that were active lately. The node itself counts in any
-    case: the request may be the first below it. O(1)."""
+    """Return the weight of a node and its siblings that were active lately. The node itself counts
+    in any case: the request may be the first below it. O(1)."""
     cdef int64_t weight = flows.recent_weight_of(node)[0]
     return weight if flows.is_recent(node) else weight + flows.items[node].weight_milli
 
 
 cdef bint is_above_share(Core core, int32_t pool, int32_t flow, int64_t blocks) noexcept:
-    """Whether a flow with `blocks` more would hold more than its part of a pool: by weight
-    among its siblings that were active lately, of the part of their node. Other pools do not
-    count: their callers say how large they are. O(levels)."""
+    """Return whether a flow with `blocks` more would hold more than its part of a pool: by weight
+    among its siblings that were active lately, of the part of their node. Other pools do not count:
+    their callers say how large they are. O(levels)."""
     cdef const Pool* p = &core.ledger.pools[pool]
     cdef const Flow* f = &core.flows.items[flow]
     cdef int64_t held = p.held[flow] if flow < p.held_count else 0

@@ -32,8 +32,8 @@ cdef int charge_positions(
 
 
 cdef inline int64_t least_beside(Flows flows, const Flow* f, void* above, int32_t pool) noexcept:
-    """The least key in the lines of a pool in which a flow stands; `above`: its node's family, NULL
-    at the root."""
+    """Return the least key in the lines of a pool in which a flow stands; `above`: its node's
+    family, NULL at the root."""
     cdef void* own
     cdef void* free
     if above != NULL:
@@ -46,9 +46,9 @@ cdef inline int64_t least_beside(Flows flows, const Flow* f, void* above, int32_
 cdef inline bint may_be_ahead(
     Flows flows, const Position* p, const Flow* f, void* above
 ) noexcept:
-    """Whether a flow that stands in a pool may be further ahead than the lead lets it. It is not if
-    it is not by the keys in the lines: those of stale nodes are of before, and no greater than
-    those of now. So most reports need not freshen the lines. O(1)."""
+    """Return whether a flow that stands in a pool may be further ahead than the lead lets it. It is
+    not if it is not by the keys in the lines: those of stale nodes are of before, and no greater
+    than those of now. So most reports need not freshen the lines. O(1)."""
     if flows.one_line:
         return True  # the shift is part of the keys
     return p.key - least_beside(flows, f, above, p.pool) * flows.grain > (
@@ -80,8 +80,8 @@ cdef bint charge_node(
 
 
 cdef int64_t too_far_ahead(Flows flows, const Position* p) noexcept:
-    """By how much service elsewhere keeps a flow that stands in a pool further ahead of the others
-    there than the lead lets it; none if not above 0. O(log n) amortised."""
+    """Return how much further ahead of the others service elsewhere keeps a flow that stands in a
+    pool than the lead allows; none if not above 0. O(log n) amortised."""
     cdef const Flow* f = &flows.items[p.flow]
     cdef Node first
     first_of_pool(flows, p.flow, p.pool, &first)
@@ -140,7 +140,7 @@ cdef int bring_back(Flows flows, int32_t flow, int64_t charged) except -1:
 
 
 cdef int bring_nodes_back(Flows flows, int32_t flow) except -1:
-    """The same for the nodes above a flow. O(levels * positions * log n)."""
+    """Apply the lead to the nodes above a flow, too. O(levels * positions * log n)."""
     flow = flows.items[flow].parent
     while flow != NONE:
         bring_back(flows, flow, 0)

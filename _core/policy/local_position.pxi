@@ -14,8 +14,8 @@
 
 
 cdef inline int64_t lead_of(Flows flows, int32_t pool, const Flow* f) noexcept:
-    """How far ahead of the others in a pool service elsewhere may keep a flow, or a node: beside
-    the lead, as far as passing a head may bring it there (see backfill.pxi). Else a flow that
+    """Return how far ahead of the others in a pool service elsewhere may keep a flow, or a node:
+    beside the lead, as far as passing a head may bring it there (see backfill.pxi). Else a flow that
     passes in each of several pools would be forgiven in each what it led by.
 
     While large requests of another flow wait and run, this one is served elsewhere, and their flow
@@ -31,13 +31,14 @@ cdef inline int64_t lead_of(Flows flows, int32_t pool, const Flow* f) noexcept:
 
 
 cdef int32_t position_of(Flows flows, int32_t flow, int32_t pool) except -1:
-    """The position of a flow in a pool; a new one is a newcomer's. O(positions of the flow)."""
+    """Return the position of a flow in a pool; a new one is a newcomer's. O(positions of the
+    flow)."""
     cdef int32_t n = flows.find_position(flow, pool)
     return new_position(flows, flow, pool) if n == NONE else n
 
 
 cdef int32_t new_position(Flows flows, int32_t flow, int32_t pool) except -1:
-    """A newcomer's position of a flow that has none in a pool. O(1)."""
+    """Give a flow that has no position in a pool that of a newcomer. O(1)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t n = flows.positions.add(flow, pool, flows.newcomer_at(flow, pool))
     flows.positions.items[n].next_position = f.first_position
@@ -48,8 +49,8 @@ cdef int32_t new_position(Flows flows, int32_t flow, int32_t pool) except -1:
 
 
 cdef bint first_of_pool(Flows flows, int32_t flow, int32_t pool, Node* first) noexcept:
-    """The least (key, sequence number) of a flow and its siblings in a pool; whether any stands
-    there. O(1)."""
+    """Find the least (key, sequence number) of a flow and its siblings in a pool; return whether
+    any stands there. O(1)."""
     cdef int32_t cls = flows.items[flow].cls, node = flows.items[flow].parent
     cdef Heap own = own_heap(flows, node, cls, pool), free = free_heap(flows, node, cls, pool)
     freshen(flows, own, node, pool, False)
@@ -79,7 +80,7 @@ cdef int64_t raise_level_in(Flows flows, int32_t flow, int32_t pool) noexcept:
 
 
 cdef void raise_levels_in(Flows flows, int32_t flow, int32_t pool) noexcept:
-    """The same for a flow and the nodes above it. O(levels)."""
+    """Raise the levels of a flow and of the nodes above it. O(levels)."""
     while flow != NONE:
         raise_level_in(flows, flow, pool)
         flow = flows.items[flow].parent
@@ -157,7 +158,7 @@ cdef int part_emptied(Flows flows, int32_t flow) except -1:
 # credit, and no further ahead of the requests that must run there than the lead.
 
 cdef int64_t shift_of(Flows flows, int32_t cls, int32_t pool) noexcept:
-    """The shift of a pool for keys of the line for any pool, in their grain. O(1)."""
+    """Return the shift of a pool for keys of the line for any pool, in their grain. O(1)."""
     cdef Heap own, free
     cdef int64_t key, here
     cdef const Flow* f
@@ -317,7 +318,7 @@ cdef int leave_anywhere(Flows flows, int32_t q) except -1:
 
 
 cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stands) noexcept:
-    """The targets for which a flow has requests queued, and those for which it is in the line.
+    """Find the targets for which a flow has requests queued, and those for which it is in the line.
     O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue, target
     set_clear(queued, <int32_t>len(flows.candidates))
@@ -332,7 +333,7 @@ cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stan
 
 
 cdef inline bint is_for(Flows flows, const IndexSet* targets, int32_t pool) noexcept:
-    """Whether one of some targets means a pool. O(1)."""
+    """Return whether one of some targets means a pool. O(1)."""
     return set_has(targets, pool + 1) or (set_has(targets, 0) and flows.may_take(pool, NONE))
 
 
@@ -371,8 +372,8 @@ cdef void keep_lift(Flows flows, Position* p) noexcept:
 
 
 cdef bint return_to_pools(Flows flows, int32_t q) except -1:
-    """Before a queue enters the line: lift its flow in pools in which it waited, without credit;
-    whether it waited in any. O(positions of the flow)."""
+    """Lift a flow in pools in which it waited, without credit, before a queue of it enters the
+    line; return whether it waited in any. O(positions of the flow)."""
     cdef int32_t n = flows.items[flows.queues[q].flow].first_position
     cdef int32_t target = flows.queues[q].target, cls = flows.items[flows.queues[q].flow].cls
     cdef int32_t node, place

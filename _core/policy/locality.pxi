@@ -8,12 +8,12 @@
 # of the quantum in which the flow's counter is: flows are ordered by the number of quanta that they
 # have used up, and those with the fewest take part. That is the same, since all waiting flows were
 # given equally many. A flow that returns is lifted, as under VTC, and does not keep its rest. With
-# a quantum of one token DLPM is VTC. Of the first LOOKAHEAD flows that take part, the one whose
-# head has the longest match in the pool is served first; ties go by arrival.
+# a quantum of one token DLPM is VTC. The first LOOKAHEAD flows that take part are compared, and the
+# one whose head has the longest match in the pool is served first; ties go by arrival.
 
 cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
-    """The least (counter, seq) of a class among those that must run in a pool and those that may.
-    -1: none. O(1)."""
+    """Return the least (counter, seq) of a class among those that must run in a pool and those that
+    may. -1: none. O(1)."""
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
     cdef Heap free = free_line(core.flows, pool).heap(cls)
     cdef int32_t shared = NONE, i
@@ -36,7 +36,7 @@ cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
 cdef int32_t next_in_class(
     Core core, int32_t pool, int32_t cls, int32_t* found, int32_t taken
 ) noexcept:
-    """The same of one class, behind those that were taken."""
+    """Return the next of one class, behind those that were taken."""
     return next_heads(
         core.flows, NONE, cls, pool, shift_of(core.flows, cls, pool), found, taken
     )
@@ -52,7 +52,7 @@ cdef bytes PREFIX_KEY_NAME = b"prefix blocks"
 
 
 cdef int prefix_uses(Core core) noexcept:
-    """The choice that hashes could change now; 0: none. O(1)."""
+    """Return the choice that hashes could change now; 0: none. O(1)."""
     cdef int uses = 0
     if core.settings.prefix_blocks_max:
         if core.settings.prefix_affinity_ppm and core.ledger.count > 1:
@@ -75,7 +75,7 @@ cdef int keep_wire_hashes(Core core, int64_t handle, const AdmitMessage* m) exce
 
 
 cdef int64_t keep_hashes(Core core, int64_t handle, tuple hashes) except? -1:
-    """The same of a simulator's request; its handle. O(hashes)."""
+    """Keep the hashes of a simulator's request; return its handle. O(hashes)."""
     cdef int32_t i = core.requests.lookup(handle), k
     cdef Kept* kept
     if not hashes or not core.settings.prefix_blocks_max or i == NONE:
@@ -92,7 +92,7 @@ cdef int64_t keep_hashes(Core core, int64_t handle, tuple hashes) except? -1:
 
 
 cdef inline int64_t matched_tokens(Core core, int32_t pool, int32_t i) noexcept:
-    """Tokens of a queued request's prompt that a pool probably has. O(log hashes)."""
+    """Return the tokens of a queued request's prompt that a pool probably has. O(log hashes)."""
     cdef const Kept* kept = core.prefixes.of(i)
     if kept == NULL:
         return 0
@@ -121,7 +121,8 @@ cdef int note_prefix(Core core, int32_t i, int32_t pool) except -1:
 
 
 cdef int32_t head_in_class(Core core, int32_t pool, int32_t cls) except -2:
-    """The next of a class for a pool; -1: none. O(1), under DLPM O(LOOKAHEAD log hashes)."""
+    """Return the next head of a class for a pool; -1: none. O(1), under DLPM O(LOOKAHEAD log
+    hashes)."""
     cdef int32_t first = first_in_class(core, pool, cls)
     if first == NONE or core.flows.grain == 1 or core.prefixes.queued == 0:
         return first
@@ -129,19 +130,19 @@ cdef int32_t head_in_class(Core core, int32_t pool, int32_t cls) except -2:
 
 
 cdef int64_t quanta_of(Core core, int32_t i, int32_t pool) noexcept:
-    """How many quanta the flow of a request has used up, as a pool sees it."""
+    """Return how many quanta the flow of a request has used up, as a pool sees it."""
     return counter_of_head(core, i, pool) // core.flows.grain
 
 
 cdef inline int64_t counter_of_head(Core core, int32_t i, int32_t pool) noexcept:
-    """The counter that the flow of a request stands with in a pool. O(pools)."""
+    """Return the counter that the flow of a request stands with in a pool. O(pools)."""
     cdef const Request* r = &core.requests.items[i]
     return counter_in_pool(core, r.flow, r.target, pool)
 
 
 cdef int64_t counter_in_pool(Core core, int32_t flow, int32_t target, int32_t pool) noexcept:
-    """The counter that a flow, or a node above it, stands with in a pool for its requests for a
-    target. O(pools)."""
+    """Return the counter that a flow, or a node above it, stands with in a pool for its requests
+    for a target. O(pools)."""
     cdef const Flow* f = &core.flows.items[flow]
     if target == NONE and core.flows.one_line:
         return f.vtc + shift_of(core.flows, f.cls, pool) * core.flows.grain
@@ -151,8 +152,8 @@ cdef int64_t counter_in_pool(Core core, int32_t flow, int32_t target, int32_t po
 cdef int32_t longest_match(
     Core core, int32_t pool, int32_t cls, int32_t first
 ) noexcept:
-    """Of the heads of a class whose flows take part, as that of the first does, the one of whose
-    prompt a pool has most. O(LOOKAHEAD^2 + LOOKAHEAD log hashes)."""
+    """Return, among the heads of a class whose flows take part as that of the first does, the one
+    of whose prompt a pool has most. O(LOOKAHEAD^2 + LOOKAHEAD log hashes)."""
     cdef int32_t found[LOOKAHEAD]
     cdef int32_t k, count = next_in_class(core, pool, cls, found, 0), best = first
     cdef int64_t quanta = quanta_of(core, first, pool), match
@@ -184,7 +185,7 @@ cdef int set_grain(Core core) except -1:
 
 
 cdef int check_prefixes(Core core) except -1:
-    """That queued requests alone keep hashes, and that indices are what they say. O(n)."""
+    """Check that queued requests alone keep hashes, and that indices are right. O(n)."""
     cdef PrefixIndex index
     cdef int32_t i, k, count
     cdef int64_t queued = 0, tokens

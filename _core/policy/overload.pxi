@@ -7,22 +7,22 @@
 # the next batch of prefills, does not count: more room would not help it.
 
 cdef inline int64_t held_tokens(const Pool* p) noexcept:
-    """Promised, owed since a restart, and held by others."""
+    """Return the tokens that are promised, owed since a restart, or held by others."""
     return p.promised_blocks * p.block_size + unaccounted_tokens(p)
 
 
 cdef inline int64_t fill_ppm(const Pool* p) noexcept:
-    """The held tokens, of the capacity; also more than it."""
+    """Return the part of the capacity that is held; it may exceed the capacity."""
     return <int64_t>(<wide>held_tokens(p) * 1_000_000 // (p.capacity_blocks * p.block_size))
 
 
 cdef inline bint is_filled(const Pool* p, int64_t ppm) noexcept:
-    """Whether fill_ppm() is at least this, without its division: it is asked at each event."""
+    """Return whether fill_ppm() is at least this, without its division: each event asks for it."""
     return <wide>held_tokens(p) * 1_000_000 >= <wide>ppm * (p.capacity_blocks * p.block_size)
 
 
 cdef inline bint lacks_room(const Pool* p) noexcept:
-    """Whether more room would let the next request of a pool go."""
+    """Return whether more room would let the next request of a pool go."""
     return p.reason not in (
         WAIT_NONE, WAIT_DETACHED, WAIT_DRAINING, WAIT_STRICT, WAIT_QUOTA, WAIT_DELAY,
         WAIT_SESSION_CAP,
@@ -30,7 +30,7 @@ cdef inline bint lacks_room(const Pool* p) noexcept:
 
 
 cdef inline int64_t stood_ns(Core core, int32_t i, int64_t now_ns) noexcept:
-    """How long a request has been in the line; -1: there is none."""
+    """Return how long a request has been in the line; -1: there is none."""
     return NONE if i == NONE else now_ns - core.requests.items[i].head_state.lined_ns
 
 
@@ -43,14 +43,14 @@ cdef int load_level(
 
 
 cdef int lowest_level(Core core, const Pool* p, int64_t waits_ns) noexcept:
-    """The lowest level that a pool with these figures may fall to."""
+    """Return the lowest level that a pool with these figures may fall to."""
     return load_level(
         core, p, waits_ns, core.settings.queue_target_ns // 2, core.settings.saturation_ppm * 7 // 8
     )
 
 
 cdef int level_now(Core core, const Pool* p, int64_t waits_ns, int64_t now_ns) noexcept:
-    """The level of a pool by the wait of its next request for room; -1: none waits."""
+    """Return the level of a pool by the wait of its next request for room; -1: none waits."""
     cdef int64_t fallen = 0
     cdef const Settings* s = &core.settings
     cdef int level = load_level(core, p, waits_ns, s.queue_target_ns, s.saturation_ppm)
@@ -62,7 +62,8 @@ cdef int level_now(Core core, const Pool* p, int64_t waits_ns, int64_t now_ns) n
 
 
 cdef int overload_now(Core core, int32_t pool, int64_t now_ns) except -1:
-    """The level of a pool at this time, the last event's or later. Changes nothing. O(classes)."""
+    """Return the level of a pool at this time, the last event's or later. Changes nothing.
+    O(classes)."""
     cdef Pool* p = &core.ledger.pools[pool]
     cdef bint aged
     cdef int64_t waits_ns = NONE
@@ -91,8 +92,8 @@ cdef inline void note_preemption(Core core, Pool* p) noexcept:
 
 
 cdef int overload_of_all(Core core) except -1:
-    """The least level of all pools that serve, since what waits may go to any; LOAD_UNDER where
-    there is none. O(pools * classes)."""
+    """Return the least level of all pools that serve, because a waiting request may go to any;
+    LOAD_UNDER if there is none. O(pools * classes)."""
     cdef int32_t pool
     cdef int level = LOAD_OVER + 1
     for pool in range(core.ledger.count):

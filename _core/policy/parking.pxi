@@ -1,7 +1,8 @@
 # Parking: flows that wait outside the order, for a quota or until their share is free.
 
 cdef bint unthrottle(Flows flows, int32_t q) except -1:
-    """A queue is held no more, and has to get its place: whether it was. O(log n)."""
+    """Hold a queue no more, and return whether it was held; the caller gives it its place. O(log
+    n)."""
     cdef Queue* queue = &flows.queues[q]
     cdef Guarantees s = flows.quotas.guarantees
     if not queue.throttled:
@@ -48,8 +49,8 @@ cdef bint has_throttled(Flows flows, int32_t pool) noexcept:
 
 
 cdef bint is_out(Flows flows, int32_t flow) noexcept:
-    """Whether a flow that waits for a quota, or is held, has no queue that is in the line or asks.
-    O(targets)."""
+    """Return whether a flow that waits for a quota, or is held, has no queue that is in the line or
+    asks. O(targets)."""
     cdef Flow* f = &flows.items[flow]
     cdef int32_t q = f.first_queue
     if f.waits_at == NONE and not f.throttled:
@@ -63,7 +64,8 @@ cdef bint is_out(Flows flows, int32_t flow) noexcept:
 
 
 cdef int note_out(Flows flows, int32_t flow) except -1:
-    """A flow that is out is no part of the minimum; else it is. O(targets + log n)."""
+    """Take a flow that is out from the minimum, and let one that is in rejoin it. O(targets + log
+    n)."""
     if flows.local:
         wait_in_pools(flows, flow)
     if not is_out(flows, flow):
@@ -143,7 +145,7 @@ cdef int unpark(Flows flows, int32_t flow) except -1:
 
 
 cdef int quota_lost_head(Flows flows, int32_t flow, int32_t i) except -1:
-    """The head for which a flow waits has gone: the next one asks. O(log n)."""
+    """Let the next head of a flow ask: the head for which the flow waits has gone. O(log n)."""
     cdef int32_t node = flows.items[flow].waits_at
     unpark(flows, flow)
     flows.quotas.mark_ready(node)

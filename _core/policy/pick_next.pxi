@@ -15,12 +15,13 @@ ctypedef struct Plan:
 
 
 cdef inline Plan plan_for(Core core, int32_t pool, const Request* r) noexcept:
-    """O(1), in the peak form O(leases of the pool)."""
+    """Return the reservation that a request would get. O(1), in the peak form O(leases of the
+    pool)."""
     return plan_unless(core, pool, r, core.ledger.shut_to(pool, r))
 
 
 cdef Plan plan_unless(Core core, int32_t pool, const Request* r, int32_t shut) noexcept:
-    """The same where it is known why the pool is shut to the request: see Ledger.shut_to()."""
+    """Return the same if it is known why the pool is shut to the request: see Ledger.shut_to()."""
     cdef Plan plan
     cdef Asked asked
     cdef Pool* p = &core.ledger.pools[pool]
@@ -46,8 +47,8 @@ cdef Plan plan_unless(Core core, int32_t pool, const Request* r, int32_t shut) n
 
 
 cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
-    """The request that is next for a pool, and whether ageing brought it before better classes.
-    -1: none. O(classes)."""
+    """Return the request that is next for a pool, and whether ageing brought it before better
+    classes. -1: none. O(classes)."""
     cdef Line line
     cdef Heap heap
     cdef int32_t k, c, target, best = NONE, i = NONE, head
@@ -86,7 +87,7 @@ cdef inline bint is_for_room(int32_t reason) noexcept nogil:
 
 
 cdef inline bint may_be_passed(int32_t reason) noexcept nogil:
-    """Whether other requests may pass a head that waits for this, see backfill.pxi."""
+    """Return whether other requests may pass a head that waits for this, see backfill.pxi."""
     return is_for_room(reason) or reason == WAIT_ADAPTERS
 
 
@@ -104,14 +105,15 @@ cdef inline int wake_for(Core core, int32_t pool, int32_t reason) except -1:
     if reason != WAIT_ROUND:
         return 0
     due_ns = core.ledger.prefill_budget_ends_ns(pool)
-    # Of all that wait for a time, the earliest counts.
+    # The earliest time that a request waits for counts.
     if not core.pool_wakes.has(pool) or due_ns < core.pool_wakes.key_of(pool):
         core.pool_wakes.put(pool, due_ns, pool)
     return 0
 
 
 cdef inline bint is_full(Core core, int32_t flow) noexcept:
-    """Whether there is no lease left to give a flow; exempt ones have as many of their own."""
+    """Return whether there is no lease left to give a flow; exempt ones have as many of their
+    own."""
     cdef int64_t leases = core.flows.exempt_live
     if not core.flows.items[flow].exempt:
         leases = core.requests.states[LIVE] + core.requests.states[SUSPECT] - leases
@@ -121,8 +123,8 @@ cdef inline bint is_full(Core core, int32_t flow) noexcept:
 cdef int32_t next_in_line(
     Core core, int32_t pool, int32_t first_class, int32_t* found
 ) noexcept:
-    """The heads of the first flows in the pool's order, at most LOOKAHEAD; how many. Those of one
-    class first, then by class: O(LOOKAHEAD^2 + classes)."""
+    """Find the heads of the first flows in the pool's order, at most LOOKAHEAD; return their
+    number. Those of one class first, then by class: O(LOOKAHEAD^2 + classes)."""
     cdef int32_t k, taken = next_in_class(core, pool, first_class, found, 0)
     for k in range(core.classes.count):
         if core.classes.order[k] != first_class:
@@ -134,7 +136,7 @@ cdef int32_t next_in_line(
 
 
 cdef int32_t next_of_detached(Core core, int32_t pool) except -2:
-    """The request that waits for a pool to come; -1: none. O(pools + classes)."""
+    """Return the request that waits for a pool to come; -1: none. O(pools + classes)."""
     cdef Line own = <Line>core.flows.candidates[pool + 1]
     cdef int32_t p, cls
     cdef bint aged, some = False

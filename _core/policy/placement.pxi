@@ -9,9 +9,10 @@ cdef inline int64_t promised_ppm(Core core, int32_t pool) noexcept:
 
 
 cdef int32_t nearest(Core core, int32_t pool) except -2:
-    """The pool to serve before the emptiest, else that: its next request may run anywhere, is next
-    there too, and would begin there at once, where its adapter is active. At most so much fuller
-    as `affinity_ppm` says; the emptiest of these. O(pools), in the peak form with their leases."""
+    """Return the pool to serve before the emptiest, else that one: its next request may run
+    anywhere, is next there too, and would begin there at once, where its adapter is active. At most
+    so much fuller as `affinity_ppm` says; the emptiest of these. O(pools), in the peak form with
+    their leases."""
     cdef bint aged
     cdef int32_t i = head_for(core, pool, &aged), q, best = NONE, adapter
     cdef int64_t most, share, least = 0
@@ -46,8 +47,9 @@ cdef bint begins_at_once(Core core, int32_t pool, const Request* r) noexcept:
 
 
 cdef int32_t placed(Core core, int32_t pool) except -2:
-    """The pool to serve before the emptiest, else that: for the adapter of its next request, and
-    among those that serve this as well for its prefix. O(pools), with hashes O(pools log)."""
+    """Return the pool to serve before the emptiest, else that one: for the adapter of its next
+    request, and among those that serve this as well for its prefix. O(pools), with hashes O(pools
+    log)."""
     cdef int32_t near = pool
     if (<Line>core.flows.candidates[0]).count == 0:
         return pool  # nothing has a choice
@@ -59,8 +61,8 @@ cdef int32_t placed(Core core, int32_t pool) except -2:
 
 
 cdef int32_t with_prefix(Core core, int32_t first, int32_t pool) except -2:
-    """The pool with the longest match for the next request of `pool`, if it is next there too and
-    begins at once; the emptiest of these, else `pool`. `first` is the emptiest of all."""
+    """Return the pool with the longest match for the next request of `pool`, if it is next there
+    too and begins at once; the emptiest of these, else `pool`. `first` is the emptiest of all."""
     cdef bint aged, has_adapter
     cdef int32_t i = head_for(core, pool, &aged), q, best = NONE, adapter
     cdef int64_t most, share, least = 0, found, longest

@@ -7,7 +7,7 @@
 # exempt class is held.
 
 cdef int64_t hold_ends_ns(Core core, int32_t pool, const Request* head) noexcept:
-    """Until when a pool holds its next request; 0: it does not. O(LOOKAHEAD^2)."""
+    """Return until when a pool holds its next request; 0: it does not. O(LOOKAHEAD^2)."""
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int32_t found[LOOKAHEAD]
     cdef int64_t ends_ns, oldest_ns = core.now_ns, due_ns = NEVER

@@ -15,8 +15,8 @@ cdef int put_in_queue(Core core, int32_t i) except -1:
 
 
 cdef int take_from_queue(Core core, int32_t i) except -1:
-    """Take a queued request out. By deadline, the next one of its session may have arrived before
-    it, and so before the head. O(levels + log n)."""
+    """Take a queued request out. If the order is by deadline, the next request of its session may
+    have arrived before it, and so before the head. O(levels + log n)."""
     cdef Flows flows = core.flows
     cdef const Request* r = &core.requests.items[i]
     cdef int32_t q = NONE, displaced

@@ -58,7 +58,7 @@ cdef int vouch(Flows flows, const Request* r, int32_t more) except -1:
 
 
 cdef Voucher first_voucher(const Flow* f) noexcept:
-    """The queued requests of the principal without a record: the rest. O(1)."""
+    """Return the record of the principal without one: the rest of the queued requests. O(1)."""
     cdef Voucher first
     first.queued = f.queued + f.held - f.vouched
     first.tokens = f.queued_tokens + f.held_tokens - f.vouched_tokens

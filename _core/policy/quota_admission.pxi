@@ -9,8 +9,8 @@
 # meanwhile. Exempt flows have no quotas.
 
 cdef Take take_for(Core core, int32_t i) noexcept:
-    """The amounts that a request takes from its quotas: its prompts, and its outputs as predicted
-    when it first asked."""
+    """Return the amounts that a request takes from its quotas: its prompts, and its outputs as
+    predicted when it first asked."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t each
     cdef Asked asked
@@ -28,7 +28,7 @@ cdef Take take_for(Core core, int32_t i) noexcept:
 
 
 cdef int quota_refusal(Core core, int32_t i) except -1:
-    """Why the quotas of a request refuse it at its arrival; 0: they do not. O(levels)."""
+    """Return why the quotas of a request refuse it at its arrival; 0: they do not. O(levels)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef Take t = take_for(core, i)
@@ -63,7 +63,7 @@ cdef int quota_refusal(Core core, int32_t i) except -1:
 
 
 cdef int64_t quota_wait_ns(Core core, int32_t i) noexcept:
-    """How long the quotas of a queued request make it wait at least, as far as is known."""
+    """Return how long the quotas of a queued request make it wait at least, as far as is known."""
     cdef int32_t node = core.flows.items[core.requests.items[i].flow].quota
     cdef int64_t latest = core.now_ns
     cdef Take t
@@ -142,7 +142,7 @@ cdef int ask_quota(Core core, int32_t flow, int32_t served_by) except -1:
 
 
 cdef int32_t head_without_bill(Flows flows, int32_t flow) noexcept:
-    """The oldest head of a flow that has no bill; -1: none. O(targets)."""
+    """Return the oldest head of a flow that has no bill; -1: none. O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue, i, oldest = NONE
     while q != NONE:
         i = flows.queues[q].head
@@ -267,7 +267,7 @@ cdef int raise_bill(Core core, int32_t i) except -1:
 
 
 cdef bint model_waits(Core core, int32_t i, int32_t pool) except -1:
-    """Whether the quota of a pool's model makes its next request, and so the pool, wait."""
+    """Return whether the quota of a pool's model makes its next request, and so the pool, wait."""
     cdef Pool* p = &core.ledger.pools[pool]
     cdef Take t
     cdef int64_t due_ns
@@ -285,7 +285,8 @@ cdef bint model_waits(Core core, int32_t i, int32_t pool) except -1:
 
 
 cdef bint model_allows(Core core, int32_t i, int32_t pool) noexcept:
-    """Whether the quota of a pool's model holds enough for a request that may pass the next."""
+    """Return whether the quota of a pool's model holds enough for a request that may pass the
+    next."""
     cdef int32_t node = core.ledger.pools[pool].quota
     cdef Take t
     if node == NONE or core.flows.items[core.requests.items[i].flow].exempt:
@@ -303,7 +304,7 @@ cdef int take_model_quota(Core core, int32_t i) except -1:
 
 
 cdef int model_refusal(Core core, int32_t i, const Take* t) except -1:
-    """Why the quotas of all models that a request may run on refuse it; 0: one does not.
+    """Return why the quotas of all models that a request may run on refuse it; 0: one does not.
     O(pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t p, node
@@ -339,7 +340,7 @@ cdef int unpark_whole(Flows flows, int32_t flow) except -1:
 
 
 cdef int ask_all_anew(Core core) except -1:
-    """After a change of limits: let each waiting flow ask again. O(flows * log n)."""
+    """Let each waiting flow ask again after a change of limits. O(flows * log n)."""
     cdef int32_t flow
     for flow in range(core.flows.count):
         unpark_whole(core.flows, flow)

@@ -12,7 +12,7 @@ cdef int note_refused(Core core, int32_t i, int outcome) except -1:
 
 
 cdef int64_t turn_again_ns(Core core, const Request* r) except -1:
-    """After how long a request that was evicted at the end of its wait should be sent again.
+    """Return after how long a request that was evicted at the end of its wait should be sent again.
 
     With a deadline: after what waits now, at most the queue's TTL, since what waits leaves by then.
     Without one it may wait as long again, and all that is ahead of it now will have left by then.
@@ -42,7 +42,7 @@ cdef inline int64_t later(uint64_t key, int64_t wait_ns) noexcept nogil:
 
 
 cdef int64_t retry_after_ms(Core core, int32_t flow, int outcome, uint64_t key) noexcept:
-    """The time to the retry; 0: a retry is of no use. O(1)."""
+    """Return the time to the retry; 0: a retry is of no use. O(1)."""
     if outcome in (
         OUT_REJECTED_TOO_LARGE, OUT_REJECTED_UNKNOWN_TENANT, OUT_EVICTED_TOO_LARGE,
         OUT_EVICTED_CANCELLED, OUT_REJECTED_QUOTA_SIZE,

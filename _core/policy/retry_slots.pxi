@@ -15,7 +15,7 @@ cdef int64_t RETRY_SLOT_LATE_NS = 16_000_000_000
 
 
 cdef inline int64_t slots_kept(int64_t most) noexcept nogil:
-    """The number of places that a queue keeps for retries."""
+    """Return the number of places that a queue keeps for retries."""
     return most // RETRY_SLOTS_PART
 
 
@@ -36,8 +36,8 @@ cdef void drop_late_slots(RetrySlots* r, int64_t now_ns) noexcept nogil:
 
 
 cdef bint claims_retry_slot(RetrySlots* r, int64_t now_ns) noexcept nogil:
-    """Whether a request that arrives now counts as a retry that is due. Retries count as evenly
-    spaced. O(1)."""
+    """Return whether a request that arrives now counts as a retry that is due. Retries count as
+    evenly spaced. O(1)."""
     drop_late_slots(r, now_ns)
     if r.count == 0 or now_ns < r.first_ns:
         return False
@@ -48,7 +48,7 @@ cdef bint claims_retry_slot(RetrySlots* r, int64_t now_ns) noexcept nogil:
 
 
 cdef inline int64_t slots_open_to(RetrySlots* r, int64_t most, int64_t now_ns) noexcept nogil:
-    """How many requests a queue of `most` places may hold when it takes one more."""
+    """Return how many requests a queue of `most` places may hold when it takes one more."""
     return most if claims_retry_slot(r, now_ns) else most - slots_kept(most)
 
 
@@ -63,7 +63,7 @@ cdef void reserve_retry_slot(RetrySlots* r, int64_t now_ns, int64_t due_ns) noex
 
 
 cdef Refusals* refusals_of(Core core, int32_t flow) except NULL:
-    """The writable record of a flow's refusals; most flows never need one. O(1)."""
+    """Return the writable record of a flow's refusals; most flows never need one. O(1)."""
     cdef Flow* f = &core.flows.items[flow]
     if f.refusals == &NO_REFUSALS:
         f.refusals = <Refusals*>core.flows.refusal_slab.alloc()
@@ -71,7 +71,7 @@ cdef Refusals* refusals_of(Core core, int32_t flow) except NULL:
 
 
 cdef int64_t turn_ns(Core core, int32_t flow, int32_t target, int64_t work) noexcept:
-    """How long `work` of a flow takes at the flow's part of its pools. O(pools)."""
+    """Return how long `work` of a flow takes at the flow's part of its pools. O(pools)."""
     cdef Flow* f = &core.flows.items[flow]
     cdef Pace pace = pace_of(core, target)
     if pace.whole == 0:
@@ -96,7 +96,7 @@ cdef int64_t forecast_in_turn(
 
 
 cdef int64_t place_in_ns(Core core, const Request* r, int outcome) except -1:
-    """When a request that a full queue refuses will find a place in it. O(pools)."""
+    """Return when a request that a full queue refuses will find a place in it. O(pools)."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef bint own = outcome == OUT_REJECTED_FLOW_QUEUE_FULL
     cdef Pace pace = pace_of(core, r.target)
@@ -131,8 +131,8 @@ cdef int64_t place_in_ns(Core core, const Request* r, int outcome) except -1:
 
 
 cdef int64_t refill_in_ns(Core core, int32_t i) noexcept:
-    """When a request that its quotas refuse will find enough in them, after the retries of earlier
-    refusals. O(levels)."""
+    """Return when a request that its quotas refuse will find enough in them, after the retries of
+    earlier refusals. O(levels)."""
     cdef Flow* f = &core.flows.items[core.requests.items[i].flow]
     cdef int32_t node = f.quota
     cdef int64_t step_ns = 0

@@ -6,19 +6,19 @@
 # its requests are in no queue, so that no other request waits behind them. The turns of active
 # sessions go on.
 #
-# Of those that wait in a pool the best class is first, or the one that has aged. In a class the
-# flow is first whose active sessions hold the least for its weight, and of a flow the session that
-# came first. After SESSION_ACTIVE_NS, or half of the queue TTL if that is less, the next one begins
-# in any case. The sessions that have been active for longest then give up their places, and their
-# next turns wait behind those that wait already. So no session waits without end.
+# The best class that waits in a pool is first, or the one that has aged. In a class the flow is
+# first whose active sessions hold the least for its weight, and in a flow the session that came
+# first. After SESSION_ACTIVE_NS, or half of the queue TTL if that is less, the next one begins in
+# any case. The sessions that have been active for longest then give up their places, and their next
+# turns wait behind those that wait already. So no session waits without end.
 
 cdef inline int64_t turn_wait_ns(Core core) noexcept:
-    """How long the first that waits for a cap waits at most."""
+    """Return how long the first that waits for a cap waits at most."""
     return min(SESSION_ACTIVE_NS, core.settings.queue_ttl_ns // 2)
 
 
 cdef inline Line cap_line(Core core, int32_t pool):
-    """The shares that wait for the cap of a pool. O(1) amortised."""
+    """Return the shares that wait for the cap of a pool. O(1) amortised."""
     cdef list lines = core.flows.agents.cap_lines
     while <int32_t>len(lines) <= pool:
         lines.append(Line(core.classes))
@@ -26,14 +26,14 @@ cdef inline Line cap_line(Core core, int32_t pool):
 
 
 cdef inline bint waits_for_cap(Core core, int32_t pool):
-    """Whether a session waits for the cap of a pool."""
+    """Return whether a session waits for the cap of a pool."""
     cdef list lines = core.flows.agents.cap_lines
     return pool < <int32_t>len(lines) and (<Line>lines[pool]).count > 0
 
 
 cdef int64_t turn_tokens(Core core, int32_t i) noexcept:
-    """The footprint that a request is expected to leave: its prompts, and its output as promised.
-    O(1)."""
+    """Return the footprint that a request is expected to leave: its prompts, and its output as
+    promised. O(1)."""
     cdef const Request* r = &core.requests.items[i]
     cdef Asked asked
     cdef uint8_t evidence
@@ -242,8 +242,8 @@ cdef int line_up(Core core, int32_t i) except -1:
 
 
 cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
-    """The pool whose cap makes a request wait; -1: none does, and its session begins if it is not
-    active. Of several it waits for the one with the most room. O(pools)."""
+    """Return the pool whose cap makes a request wait; -1: none does, and its session begins if it
+    is not active. If several do, it is the one with the most room. O(pools)."""
     cdef AgentSessions agents = core.flows.agents
     cdef const Request* r = &core.requests.items[i]
     cdef int32_t s = core.requests.rare_of(r).session
@@ -380,8 +380,8 @@ cdef int leave_hold(Core core, int32_t n, bint only_any, list waited) except -1:
 
 
 cdef int let_unnamed_out(Core core, int32_t pool) except -1:
-    """A pool takes only requests that name it from now on: let the others wait for its cap no more.
-    O(sessions + those * log n)."""
+    """Let requests that do not name a pool wait for its cap no more: it takes only those that name
+    it from now on. O(sessions + those * log n)."""
     cdef AgentSessions agents = core.flows.agents
     cdef int32_t n, i
     cdef list waited = []
@@ -394,7 +394,7 @@ cdef int let_unnamed_out(Core core, int32_t pool) except -1:
 
 
 cdef int note_opened(Core core, int32_t pool) except -1:
-    """A pool takes requests that name none: those of its active sessions wait for no cap.
+    """Let requests of active sessions wait for no cap in a pool that takes requests that name none.
     O(active sessions of the pool)."""
     cdef int32_t s = core.ledger.pools[pool].oldest_session
     while s != NONE:

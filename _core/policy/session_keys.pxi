@@ -5,8 +5,8 @@ cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
 
 
 cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
-    """The session by whose counter a request goes: its own, or the rest of its flow; -1: the flow
-    has none. O(1)."""
+    """Return the session whose counter orders a request: its own, or the rest of its flow; -1: the
+    flow has none. O(1)."""
     cdef int32_t n = flows.items[r.flow].agents, s
     if n == 0:
         return NONE
@@ -17,7 +17,7 @@ cdef inline int32_t counted_session(Flows flows, const Request* r) noexcept:
 
 
 cdef inline bint has_one_order(Flows flows, int32_t flow) noexcept:
-    """Whether the sessions of a flow stand in one order, whatever their requests name. O(1)."""
+    """Return whether the sessions of a flow stand in one order, whatever their requests name."""
     return (
         flows.items[flow].agents != 0 and not flows.local and flows.order == ORDER_COUNTER
     )

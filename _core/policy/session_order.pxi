@@ -16,7 +16,7 @@
 # settle_strands() gives them their places. Such a key is too small.
 
 cdef int64_t level_of_lines(Flows flows, int32_t flow) noexcept:
-    """The level of all lines of a flow, which have one, as their least counter is now.
+    """Return the level of all lines of a flow, which have one, as their least counter is now.
     O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue
     cdef int64_t level = 0, least = NONE
@@ -30,7 +30,7 @@ cdef int64_t level_of_lines(Flows flows, int32_t flow) noexcept:
 
 
 cdef inline int64_t level_of_line(Flows flows, SessionLine line) noexcept:
-    """The level of a line that stands alone, as its least counter is now. O(1)."""
+    """Return the level of a line that stands alone, as its least counter is now. O(1)."""
     if line.heap.count and flows.order == ORDER_COUNTER and flows.lifts:
         return max(line.level, line.heap.nodes[0].key * flows.grain)
     return line.level
@@ -54,7 +54,7 @@ cdef int64_t raise_session_level(Flows flows, int32_t q) noexcept:
 
 
 cdef inline int raise_level_of_queue(Flows flows, const Request* r) except -1:
-    """Before a grant: let the level of the line of its queue, if it has one, follow. O(targets)."""
+    """Let the level of the line of its queue, if it has one, follow before a grant. O(targets)."""
     cdef int32_t q = flows.find_queue(r.flow, r.target + 1)
     if flows.queues[q].line:
         raise_session_level(flows, q)
@@ -62,7 +62,7 @@ cdef inline int raise_level_of_queue(Flows flows, const Request* r) except -1:
 
 
 cdef int32_t first_of_strand(Flows flows, int32_t t) noexcept:
-    """The request that is first in a strand. O(log n) expected."""
+    """Return the request that is first in a strand. O(log n) expected."""
     return flows.agents.treaps.first(flows.agents.strands[t].root)
 
 
@@ -178,7 +178,8 @@ cdef int32_t new_line(AgentSessions agents) except -1:
 
 
 cdef int32_t next_head(Flows flows, int32_t q) noexcept:
-    """The request that has to be the head of a queue; -1: it is empty. O(log n) amortised."""
+    """Return the request that has to be the head of a queue; -1: it is empty. O(log n)
+    amortised."""
     cdef Queue* queue = &flows.queues[q]
     cdef SessionLine line
     cdef int32_t t
@@ -235,7 +236,7 @@ cdef int raise_to_highest(Flows flows, int32_t flow) noexcept:
 
 
 cdef bint is_newcomer(Flows flows, int32_t s) noexcept:
-    """Whether a session's counter is at a newcomer's or below in each line of its flow.
+    """Return whether a session's counter is at a newcomer's or below in each line of its flow.
     O(targets)."""
     cdef const AgentSession* a = &flows.agents.items[s]
     cdef int32_t q = flows.items[a.flow].first_queue
@@ -254,8 +255,8 @@ cdef bint is_newcomer(Flows flows, int32_t s) noexcept:
 
 
 cdef int64_t level_to_save(Flows flows, int32_t flow) noexcept:
-    """The level with which the lines of a flow begin after a restart: the highest of them, and of
-    the least counter that waits. So no session gains by a restart. O(targets)."""
+    """Return the level with which the lines of a flow begin after a restart: the highest of them,
+    and of the least counter that waits. So no session gains by a restart. O(targets)."""
     cdef int64_t level = flows.agents.of_flows[flows.items[flow].agents].level
     cdef int32_t q = flows.items[flow].first_queue
     if has_one_order(flows, flow):

@@ -35,7 +35,7 @@ cdef int join_session(Core core, int32_t i, const Slice* name) except -1:
 
 
 cdef int32_t new_session(Core core, int32_t flow, const Hash128* key) except -2:
-    """A record for a session; -1: there are AGENT_SESSIONS_MAX. O(1) amortised."""
+    """Make a record for a session; -1: there are AGENT_SESSIONS_MAX. O(1) amortised."""
     cdef AgentSessions agents = core.flows.agents
     cdef Flow* f = &core.flows.items[flow]
     cdef int32_t s

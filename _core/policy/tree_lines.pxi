@@ -11,27 +11,29 @@
 # but for the least of a pool, see `freshen()`. A node above a stale one is stale, too.
 
 cdef inline bint stands_in_one(Flows flows) noexcept:
-    """Whether what may run anywhere stands in one line, and not in one of each pool."""
+    """Return whether a request that may run anywhere is in one line, and not in one of each
+    pool."""
     return flows.one_line or not flows.local
 
 
 cdef inline Line free_line(Flows flows, int32_t pool):
-    """The line, in the order of a pool, of the queues whose requests may run in any pool."""
+    """Return the line, in the order of a pool, of the queues whose requests may run in any pool."""
     if not flows.may_take(pool, NONE):
         return flows.no_line
     return <Line>(flows.candidates[0] if stands_in_one(flows) else flows.anywhere[pool])
 
 
 cdef inline Heap own_heap(Flows flows, int32_t node, int32_t cls, int32_t pool):
-    """Of the children of a node, -1: of the root in a class, those with a head that must run in a
-    pool. O(1)."""
+    """Return the heap of the children of a node, -1: of the root in a class, with a head that must
+    run in a pool. O(1)."""
     if node == NONE:
         return (<Line>flows.candidates[pool + 1]).heap(cls)
     return flows.family_of(node).line_of(pool + 1)
 
 
 cdef inline Heap free_heap(Flows flows, int32_t node, int32_t cls, int32_t pool):
-    """The same of those with a head that may run in any, in the order of a pool. O(1)."""
+    """Return the heap of the children with a head that may run in any pool, in the order of a pool.
+    O(1)."""
     if node == NONE:
         return free_line(flows, pool).heap(cls)
     if stands_in_one(flows):  # then no pool takes only what names it
@@ -40,8 +42,8 @@ cdef inline Heap free_heap(Flows flows, int32_t node, int32_t cls, int32_t pool)
 
 
 cdef inline void* family_at(Flows flows, int32_t node) noexcept:
-    """The family of a node, borrowed: a report looks at several, and to count references to them
-    would cost as much as to charge them. To be cast to Family where it is used. O(1)."""
+    """Return the family of a node, borrowed: a report looks at several, and to count references to
+    them would cost as much as to charge them. To be cast to Family where it is used. O(1)."""
     return <void*>flows.families[flows.items[node].family]
 
 
@@ -50,7 +52,7 @@ cdef inline bint is_node(Flows flows, int32_t flow) noexcept:
 
 
 cdef inline bint has_place(Flows flows, int32_t q) noexcept:
-    """Whether a queue stands in its line. O(1)."""
+    """Return whether a queue stands in its line. O(1)."""
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int32_t target = flows.queues[q].target
     if f.parent == NONE:
@@ -61,8 +63,8 @@ cdef inline bint has_place(Flows flows, int32_t q) noexcept:
 cdef inline void note_place(
     Flows flows, int32_t target, Heap line, int32_t id, int64_t tie
 ) noexcept:
-    """Before an entry gets a place in the line of a target: have the pools looked at which another
-    head concerns. Of another key they hear where that changes, see note_charged(). O(1)."""
+    """Have the pools looked at that another head concerns, before an entry gets a place in the line
+    of a target. A change of its key alone is noted where it happens, see note_charged(). O(1)."""
     if not line.has(id) or line.entry(id).tie != tie:
         note_line(flows, target)
 
@@ -94,7 +96,7 @@ cdef inline int put_in_line(Flows flows, int32_t q, int64_t key, int64_t arrival
 cdef inline bint stands_so(
     Heap line, int32_t id, int64_t tie, bint is_stale, int64_t key
 ) noexcept:
-    """Whether an id is in a line with this tie, and with this key or a stale one. O(1)."""
+    """Return whether an id is in a line with this tie, and with this key or a stale one. O(1)."""
     cdef const Node* entry
     if not line.has(id):
         return False
@@ -262,7 +264,7 @@ cdef inline int stand_node_anywhere(Flows flows, int32_t q) except -1:
 
 
 cdef inline bint stand_node_in(Flows flows, int32_t q, int32_t pool) except -1:
-    """The same in one pool; whether its place there has changed. O(log n)."""
+    """Place a node in one pool; return whether its place there has changed. O(log n)."""
     cdef int32_t node = flows.queues[q].flow
     cdef const Flow* f = &flows.items[node]
     cdef Family family = flows.family_of(node)
@@ -317,20 +319,21 @@ cdef inline int take_from_anywhere(Flows flows, int32_t q, int32_t pool) except 
 
 
 cdef inline int32_t child_at(Flows flows, int32_t node, int32_t id) noexcept:
-    """The flow with a number in the lines of a node, -1: of the root. O(1)."""
+    """Return the flow with a number in the lines of a node, -1: of the root. O(1)."""
     return flows.queues[id].flow if node == NONE else flows.family_of(node).members[id]
 
 
 cdef inline int32_t queue_at(Flows flows, int32_t node, int32_t target, int32_t id) noexcept:
-    """The queue with a number in the line of a node for a target, -1: of the root. O(targets)."""
+    """Return the queue with a number in the line of a node for a target, -1: of the root.
+    O(targets)."""
     if node == NONE:
         return id
     return flows.find_queue(flows.family_of(node).members[id], target)
 
 
 cdef int32_t first_head(Flows flows, Heap line, int32_t pool) noexcept:
-    """The request that is first in a line of the root that is not empty, in the order of a pool.
-    O(levels)."""
+    """Return the request that is first in a line of the root that is not empty, in the order of a
+    pool. O(levels)."""
     cdef int32_t q = line.nodes[0].id, target = flows.queues[q].target, node, cls
     while is_node(flows, flows.queues[q].flow):
         node = flows.queues[q].flow
@@ -363,9 +366,9 @@ cdef int32_t least_served(Flows flows, int32_t i, int32_t pool) noexcept:
 cdef int32_t first_of_two(
     Flows flows, int32_t node, int32_t cls, int32_t pool, int64_t shift
 ) noexcept:
-    """The request of a class that is first in a pool below a node, -1: the root, with a shift added
-    to the keys of those that may run anywhere; -1: there is none. A node is compared with its
-    siblings once, and its children in both lines with each other. O(levels)."""
+    """Return the request of a class that is first in a pool below a node, -1: the root, with a
+    shift added to the keys of those that may run anywhere; -1: there is none. A node is compared
+    with its siblings once, and its children in both lines with each other. O(levels)."""
     cdef Heap own = own_heap(flows, node, cls, pool), free = free_heap(flows, node, cls, pool)
     cdef int32_t q
     while own.count or free.count:
@@ -384,9 +387,9 @@ cdef int32_t next_heads(
     Flows flows, int32_t node, int32_t cls, int32_t pool, int64_t shift, int32_t* found,
     int32_t taken,
 ) noexcept:
-    """The first requests of a class in a pool below a node, -1: the root, behind those that were
-    taken, LOOKAHEAD at most with them: those of the first child first.
-    O(levels * LOOKAHEAD^2)."""
+    """Return the first requests of a class in a pool below a node, -1: the root, behind those that
+    were taken, LOOKAHEAD at most with them: those of the first child first. O(levels *
+    LOOKAHEAD^2)."""
     cdef int32_t next_ids[LOOKAHEAD]
     cdef bint is_free[LOOKAHEAD]
     cdef int32_t seen[LOOKAHEAD]

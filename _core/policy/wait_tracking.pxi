@@ -1,7 +1,7 @@
 # The reason for which the next request of each pool waits, noted as it changes.
 
 cdef inline int waits_of_pool(int32_t reason) noexcept:
-    """The reason of a pool's wait, as a request would state it; 0: none."""
+    """Return the reason of a pool's wait, as a request would state it; 0: none."""
     if reason == WAIT_SHARE:
         return WAITS_SHARE
     return WAITS_POOL + reason if reason else 0
@@ -13,9 +13,9 @@ cdef inline bint is_for_pool(Core core, int32_t i) noexcept:
 
 cdef int note_next(Core core, int32_t pool) except -1:
     """Note the reason for which the next request of an idle pool waits; the one that was next
-    before waits for its turn again. Of one that is the next of several pools the first of them
-    counts that is served: the emptiest. O(1); where others rest and that one has got fuller, it is
-    sought in O(pools)."""
+    before waits for its turn again. A request that is next in several pools waits in the one that
+    is served first: the emptiest. O(1); where others rest and that one has got fuller, it is sought
+    in O(pools)."""
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int32_t i = core.requests.lookup(p.named) if p.named else NONE
     cdef WaitTimes* w
@@ -47,8 +47,8 @@ cdef inline bint is_emptier(Core core, int32_t a, int32_t b) noexcept:
 
 
 cdef int32_t emptiest_with(Core core, int32_t i, int32_t pool, int32_t before) noexcept:
-    """The emptiest pool whose next request is i, of `pool` and those that rest. `before`: which it
-    was; while that rests none of the others has become emptier. O(1), else O(pools)."""
+    """Return the emptiest pool whose next request is i, of `pool` and those that rest. `before`:
+    which it was; while that rests none of the others has become emptier. O(1), else O(pools)."""
     cdef PoolOrder order = core.ledger.order
     cdef int32_t q, best = pool
     if core.requests.items[i].target != NONE:

@@ -34,7 +34,7 @@ cdef int write_quotas(Writer w, Quotas quotas, int32_t node) except -1:
 cdef int write_admit_response(
     Writer w, Verdict* v, bytes pool_name, int64_t lease_ttl_ms, Quotas quotas, int32_t node
 ) except -1:
-    """Fields of an AdmitResponse; `node` begins the chain of quotas to report, -1: none.
+    """Write the fields of an AdmitResponse; `node` begins the chain of quotas to report, -1: none.
     O(levels)."""
     cdef size_t before, quota
     w.varint(4, v.waited_ns // 1000)
@@ -94,8 +94,8 @@ cdef bytes encode_decision(Core core, decision):
 
 
 cdef int32_t told_quota(Core core, const Verdict* v) except -2:
-    """Where the quotas begin that a verdict reports, -1: none. The quota of all unknown tenants
-    would show each of them how much the others use. O(1)."""
+    """Return where the quotas begin that a verdict reports, -1: none. The quota of all unknown
+    tenants would show each of them how much the others use. O(1)."""
     cdef int32_t quota = NONE if v.flow == NONE else core.flows.items[v.flow].quota
     if quota != NONE and core.unknown_flow != NONE:
         if core.flow_list[v.flow] is core.flow_list[core.unknown_flow]:

@@ -51,8 +51,9 @@ cdef class PoolOffers(SessionState):
         return 0
 
     cdef bint is_contested(self, bytes key, const PoolFigures* f) except -1:
-        """Whether streams of another engine offer a pool. A former stream of this very process does
-        not count: it gives the pool up. O(streams of the pool), once for each claim."""
+        """Return whether streams of another engine offer a pool. A former stream of this very
+        process does not count: it gives the pool up. O(streams of the pool), once for each
+        claim."""
         cdef const Pool* p
         cdef PoolOffers other
         known = self.core.pool_names.get(key)

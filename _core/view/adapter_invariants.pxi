@@ -1,8 +1,8 @@
 # Verifies what few requests have: their rare fields, and the LoRA adapters that they name.
 
 cdef int check_rare_fields(Core core) except -1:
-    """That only what is queued or runs has some, each its own, and that the others have none.
-    O(requests)."""
+    """Check that only requests that are queued or run have rare fields, each its own, and that the
+    others have none. O(requests)."""
     cdef const RareFields* none = &core.requests.rare[0]
     cdef const Request* r
     cdef int32_t i

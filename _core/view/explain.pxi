@@ -12,8 +12,8 @@ cdef list STATES = ["", "QUEUED", "LIVE", "SUSPECT", "ENDED", "REFUSED"]
 cdef list explain_id(
     Core core, int64_t now_ns, bytes request_id, bytes tenant, int32_t principal
 ):
-    """The stories of the requests with an id: of one tenant, O(1) to find; else of all configured
-    tenants, O(flows). Then those of the last requests that clients know by it,
+    """Return the stories of the requests with an id: of one tenant, O(1) to find; else of all
+    configured tenants, O(flows). Then those of the last requests that clients know by it,
     O(CLIENT_IDS_MAX)."""
     cdef list found = []
     cdef int32_t flow, of = NONE
@@ -118,7 +118,7 @@ cdef int add_story(
 
 
 cdef dict story_of_refused(Core core, int64_t now_ns, const Refusal* refusal):
-    """The same of one that was not served. O(kinds of waits)."""
+    """Return the story of a request that was not served. O(kinds of waits)."""
     cdef int k
     return {
         "tenant": core.flow_list[refusal.flow].decode(),
@@ -141,8 +141,8 @@ cdef dict story_of_refused(Core core, int64_t now_ns, const Refusal* refusal):
 
 
 cdef dict story_of(Core core, int64_t now_ns, int32_t i):
-    """All that is known of one request. O(SCAN_MAX + PLACE_MAX + pools), in the peak form times the
-    leases of a pool."""
+    """Return all that is known of one request. O(SCAN_MAX + PLACE_MAX + pools), in the peak form
+    times the leases of a pool."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t granted_ns = granted_at_ns(r), until_ns = granted_ns, since_ns = granted_ns
     cdef int64_t spent_ns[WAITS_KINDS]
@@ -189,7 +189,7 @@ cdef dict story_of(Core core, int64_t now_ns, int32_t i):
 
 
 cdef Node rank_of(Core core, int32_t i) noexcept:
-    """Where a request would stand in its line if it were the head of its queue."""
+    """Return where a request would stand in its line if it were the head of its queue."""
     cdef Request* r = &core.requests.items[i]
     cdef Node mine
     mine.key, mine.tie, mine.id = 0, r.seq, NONE
@@ -201,8 +201,8 @@ cdef Node rank_of(Core core, int32_t i) noexcept:
 
 
 cdef int32_t flows_before(Core core, int32_t i) except -1:
-    """Flows of its class that are ahead of it in the line, a node as one; more than SCAN_MAX are
-    not counted. O(levels * SCAN_MAX)."""
+    """Return how many flows of its class are ahead of it in the line, a node as one; more than
+    SCAN_MAX are not counted. O(levels * SCAN_MAX)."""
     cdef Request* r = &core.requests.items[i]
     cdef Node mine = rank_of(core, i)
     cdef Line free
@@ -263,8 +263,8 @@ cdef int32_t nodes_before(
 
 
 cdef int64_t own_work_before(Core core, int32_t i) noexcept:
-    """Work of its own queue that precedes it; in the order of arrival, withdrawn work still counts.
-    O(targets), by deadline with O(log n) expected."""
+    """Return the work of its own queue that precedes it; in the order of arrival, withdrawn work
+    still counts. O(targets), by deadline with O(log n) expected."""
     cdef Request* r = &core.requests.items[i]
     cdef Queue* queue
     if core.requests.rare_of(r).hold != NONE:  # it is in no queue
@@ -276,14 +276,15 @@ cdef int64_t own_work_before(Core core, int32_t i) noexcept:
 
 
 cdef int64_t work_ahead(Core core, int32_t i) except -1:
-    """Tokens that are expected to be charged to others before it is served, as its estimate counts
-    them. O(SCAN_MAX + classes)."""
+    """Return the tokens that are expected to be charged to others before it is served, as its
+    estimate counts them. O(SCAN_MAX + classes)."""
     cdef Request* r = &core.requests.items[i]
     return own_work_before(core, i) + work_before(core, r.flow, r.target)
 
 
 cdef int64_t wait_left_ns(Core core, int32_t i) except -2:
-    """How much longer a queued request is expected to wait; -1: unknown. O(SCAN_MAX + pools)."""
+    """Return how much longer a queued request is expected to wait; -1: unknown. O(SCAN_MAX +
+    pools)."""
     cdef Request* r = &core.requests.items[i]
     cdef int64_t left_ns = 0
     if core.requests.rare_of(r).hold != NONE:  # until active sessions pause
@@ -294,7 +295,7 @@ cdef int64_t wait_left_ns(Core core, int32_t i) except -2:
 
 
 cdef dict estimate_row(Core core, int64_t now_ns, int32_t i):
-    """Its forecast, the expectation now, and the average errors of such figures."""
+    """Return its forecast, the expectation now, and the average errors of such figures."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t left_ns = NONE, first_ns = NONE, error_ns = 0
@@ -321,8 +322,8 @@ cdef dict estimate_row(Core core, int64_t now_ns, int32_t i):
 
 
 cdef list pool_waits(Core core, int32_t i):
-    """For each pool that it may go to: why the pool waits, and which request is next there.
-    O(pools * classes), in the peak form with their leases."""
+    """Return why each pool that it may go to waits, and which request is next there. O(pools *
+    classes), in the peak form with their leases."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t p
     return [
@@ -364,7 +365,7 @@ cdef dict pool_wait(Core core, int32_t i, int32_t pool):
 
 
 cdef dict limit_row(Core core, int64_t now_ns, int32_t i, int kind):
-    """The limit or share that it waits for, and until when; None: it waits for neither."""
+    """Return the limit or share that it waits for, and until when; None: it waits for neither."""
     cdef Request* r = &core.requests.items[i]
     cdef int32_t node = core.flows.items[r.flow].waits_at
     cdef Take t
@@ -383,7 +384,7 @@ cdef dict limit_row(Core core, int64_t now_ns, int32_t i, int kind):
 
 
 cdef dict quota_row(Core core, int64_t now_ns, int32_t node, const Take* t):
-    """The limit of a node that holds enough last. O(1)."""
+    """Return the limit of a node that holds enough last. O(1)."""
     cdef Quota n = core.quotas.nodes[node]
     cdef int64_t missing, due_ns, latest_ns = now_ns
     cdef int k, last = NONE

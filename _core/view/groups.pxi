@@ -6,7 +6,7 @@ ctypedef struct GroupSums:
 
 
 cdef list group_rows(Core core):
-    """Groups with a weight, as configured, in each class that has come below them.
+    """Return the groups with a weight, as configured, in each class that has come below them.
     O(flows + groups * (levels + classes))."""
     cdef Flows flows = core.flows
     cdef int32_t flow, node
@@ -70,7 +70,7 @@ cdef inline void add_sums(GroupSums* to, const GroupSums* more) noexcept:
 
 
 cdef dict group_row(Core core, int32_t node, int32_t flow, const GroupSums* sums):
-    """The row of a group in one class. O(levels)."""
+    """Return the row of a group in one class. O(levels)."""
     cdef const Flow* f = &core.flows.items[flow]
     return {
         "name": quota_name_of(core, node),
@@ -90,7 +90,7 @@ cdef dict group_row(Core core, int32_t node, int32_t flow, const GroupSums* sums
 
 
 cdef dict idle_group(Core core, int32_t node):
-    """The row of a group that no flow is below. O(levels)."""
+    """Return the row of a group that no flow is below. O(levels)."""
     cdef GroupSums none
     cdef int32_t above = core.quotas.nodes[node].parent, level = 1, n
     memset(&none, 0, sizeof(GroupSums))
@@ -112,9 +112,9 @@ cdef dict idle_group(Core core, int32_t node):
 
 
 cdef dict group_ahead(Core core, int32_t i, int32_t head, int32_t pool):
-    """Where the paths of a request and of one that precedes it in a pool part: the level, 1 at the
-    root, the two groups (empty: a tenant), and by how much service; {}: no group is above either.
-    O(levels * pools)."""
+    """Find where the paths of a request and of one that precedes it in a pool part: the level, 1 at
+    the root, the two groups (empty: a tenant), and by how much service; {}: no group is above
+    either. O(levels * pools)."""
     cdef Flows flows = core.flows
     cdef int32_t mine = core.requests.items[i].flow, its = core.requests.items[head].flow
     if mine == its or flows.items[mine].parent == flows.items[its].parent == NONE:

@@ -1,8 +1,8 @@
 # Histograms of a tenant, or of all tenants that are not shown, as dictionaries.
 
 cdef list histogram_rows(Core core, int32_t base):
-    """The histograms of a tenant's own (-1: of all others) in each class that its requests may
-    name, or have named. O(classes)."""
+    """Return the histograms of a tenant's own (-1: of all others) in each class that its requests
+    may name, or have named. O(classes)."""
     cdef const FlowTimes* t
     cdef int32_t k, c, flow
     cdef list rows = []

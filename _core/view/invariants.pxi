@@ -129,7 +129,7 @@ cdef int check_flows(Core core) except -1:
 
 
 cdef int check_principals(Core core) except -1:
-    """Entries of the tables that each known principal holds. O(requests + principals)."""
+    """Check how many entries of the tables each known principal holds. O(requests + principals)."""
     cdef int32_t i, count = core.principals.count
     cdef const Principal* p
     cdef const Request* r
@@ -162,7 +162,7 @@ cdef int check_principals(Core core) except -1:
 
 
 cdef int check_vouchers(Core core) except -1:
-    """The queued requests of each flow, by principal. O(requests + flows)."""
+    """Check the queued requests of each flow, by principal. O(requests + flows)."""
     cdef int32_t i, f
     cdef const Request* r
     cdef const Flow* flow
@@ -194,7 +194,7 @@ cdef int check_vouchers(Core core) except -1:
 
 
 cdef int check_backlog(Core core) except -1:
-    """Tokens and work in the queues: of flows, of classes, of all."""
+    """Check tokens and work in the queues: of flows, of classes, of all."""
     cdef Flows flows = core.flows
     cdef int64_t all_tokens = 0, exempt_tokens = 0, all_work = 0
     cdef int32_t f, i, cls
@@ -255,7 +255,7 @@ cdef int check_candidates(Core core) except -1:
 
 
 cdef int check_positions(Core core) except -1:
-    """That each flow stands where its positions say, in every pool. O(queues * pools)."""
+    """Check that each flow stands where its positions say, in every pool. O(queues * pools)."""
     cdef Flows flows = core.flows
     cdef Position* p
     cdef Line line
@@ -406,7 +406,7 @@ cdef int check_waiters(Core core, int32_t node, Heap heap) except -1:
 
 
 cdef int check_quotas(Core core) except -1:
-    """Concurrency and waiters, and that nothing is owed to a bucket beyond what it holds."""
+    """Check concurrency and waiters, and that nothing is owed to a bucket beyond what it holds."""
     cdef int32_t i, n, f, c, waiting = 0
     cdef int k
     cdef Bill* b

@@ -1,7 +1,7 @@
 # Verifies which pools a dispatch may leave out.
 
 cdef int check_pool_order(Core core) except -1:
-    """That a pool is left out only if another look at it would change nothing. O(pools)."""
+    """Check that a pool is left out only if another look at it would change nothing. O(pools)."""
     cdef PoolOrder order = core.ledger.order
     cdef const Pool* p
     cdef int32_t pool, reason, asleep = 0
@@ -44,8 +44,8 @@ cdef int check_pool_order(Core core) except -1:
 
 
 cdef int check_rest(Core core, int32_t pool) except -1:
-    """That a look at a pool that rests would find what the last one found. Whether another request
-    may pass its next one is left to the twin. O(classes)."""
+    """Check that a look at a pool that rests would find what the last one found. Whether another
+    request may pass its next one is left to the twin. O(classes)."""
     cdef PoolOrder order = core.ledger.order
     cdef const Pool* p = &core.ledger.pools[pool]
     cdef int32_t reason = p.reason

@@ -9,8 +9,8 @@ cdef str pool_name_of(Core core, int32_t pool):
 
 
 cdef int32_t requests_before(Core core, int32_t i) noexcept:
-    """In its own queue, or among those of its session that wait for a cap; more than PLACE_MAX are
-    not counted. O(PLACE_MAX)."""
+    """Count the requests that precede one in its own queue, or among those of its session that wait
+    for a cap; more than PLACE_MAX are not counted. O(PLACE_MAX)."""
     cdef int32_t count = 0
     i = core.requests.items[i].prev
     while i != NONE and count <= PLACE_MAX:
@@ -20,8 +20,8 @@ cdef int32_t requests_before(Core core, int32_t i) noexcept:
 
 
 cdef dict session_story(Core core, int64_t now_ns, int32_t i):
-    """The session of a request that waits or runs, and what precedes it there; None: it has none.
-    O(SCAN_MAX + PLACE_MAX)."""
+    """Return the session of a request that waits or runs, and what precedes it there; None: it has
+    none. O(SCAN_MAX + PLACE_MAX)."""
     cdef AgentSessions agents = core.flows.agents
     cdef const Request* r = &core.requests.items[i]
     cdef const RareFields* rare = core.requests.rare_of(r)
@@ -48,8 +48,8 @@ cdef dict session_story(Core core, int64_t now_ns, int32_t i):
 
 
 cdef int32_t strands_before(Flows flows, int32_t t) noexcept:
-    """Sessions of the same flow that precede one in its queue; more than SCAN_MAX are not counted.
-    O(SCAN_MAX)."""
+    """Count the sessions of the same flow that precede one in its queue; more than SCAN_MAX are not
+    counted. O(SCAN_MAX)."""
     cdef const Strand* mine = &flows.agents.strands[t]
     cdef SessionLine line = flows.agents.line(flows.queues[mine.queue].line)
     cdef Node own, other
@@ -74,7 +74,7 @@ cdef int32_t strands_before(Flows flows, int32_t t) noexcept:
 
 
 cdef dict cap_story(Core core, int64_t now_ns, int32_t i):
-    """For what a request waits whose session has not begun. O(SCAN_MAX)."""
+    """Return the cap that a request waits for whose session has not begun. O(SCAN_MAX)."""
     cdef AgentSessions agents = core.flows.agents
     cdef const SessionHold* hold = &agents.holds[
         core.requests.rare_of(&core.requests.items[i]).hold

@@ -1,7 +1,7 @@
 # Sessions of agents for Stats, and the proof that what is kept of them balances.
 
 cdef int64_t oldest_held(Core core, int32_t flow) noexcept:
-    """When the oldest request of a flow arrived that waits for a cap; NEVER: none waits.
+    """Return when the oldest request of a flow arrived that waits for a cap; NEVER: none waits.
     O(sessions of the flow that wait)."""
     cdef AgentSessions agents = core.flows.agents
     cdef int64_t oldest = NEVER
@@ -31,7 +31,7 @@ cdef dict session_row(Core core, int32_t flow):
 
 
 cdef int64_t sessions_waiting(Core core, int32_t pool):
-    """Sessions that wait for the cap of a pool. O(shares that wait)."""
+    """Count the sessions that wait for the cap of a pool. O(shares that wait)."""
     cdef AgentSessions agents = core.flows.agents
     cdef int64_t count = 0
     cdef int32_t c, k
@@ -46,7 +46,7 @@ cdef int64_t sessions_waiting(Core core, int32_t pool):
 
 
 cdef int check_sessions(Core core) except -1:
-    """Records of sessions against the requests. O(requests + sessions + strands)."""
+    """Check the records of sessions against the requests. O(requests + sessions + strands)."""
     cdef AgentSessions agents = core.flows.agents
     cdef int32_t i, s, held = 0
     cdef const Request* r
@@ -111,7 +111,7 @@ cdef int check_session(Core core, int32_t s) except -1:
 
 
 cdef int check_holds(Core core, int32_t s) except -1:
-    """That a session waits once for each cap, with requests of its own that may run there."""
+    """Check that a session waits once for each cap, with requests of its own that may run there."""
     cdef AgentSessions agents = core.flows.agents
     cdef int32_t n = agents.items[s].first_hold, i, count, pool
     cdef set pools = set()
@@ -136,8 +136,8 @@ cdef int check_holds(Core core, int32_t s) except -1:
 
 
 cdef int check_session_lines(Core core) except -1:
-    """That the head of each queue is of the session with the least counter, and that those that
-    compete have lines."""
+    """Check that the head of each queue is of the session with the least counter, and that
+    those that compete have lines."""
     cdef Flows flows = core.flows
     cdef AgentSessions agents = flows.agents
     cdef int32_t q, i, t, k, count

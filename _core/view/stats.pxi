@@ -10,7 +10,7 @@ cdef service_of(Core core, int32_t flow):
 
 
 cdef bint sees_tenant(Core core, int32_t principal, bytes name) except -1:
-    """Whether a principal may see a tenant: one that it may vouch for. O(patterns)."""
+    """Return whether a principal may see a tenant: one that it may vouch for. O(patterns)."""
     return not core.principals.is_limited(principal) or fits_any(
         core.principals.tenants[principal], <const uint8_t*>PyBytes_AS_STRING(name), len(name)
     )
@@ -86,8 +86,8 @@ cdef dict prefix_row(Core core, int32_t pool):
 
 
 cdef int64_t entitled_ppm(Flows flows, int32_t flow) noexcept:
-    """The part of all service that a flow or a node is due: at each level by the weights of those
-    that are active or were lately; 0 if it is not among them. O(levels)."""
+    """Return the part of all service that a flow or a node is due: at each level by the weights of
+    those that are active or were lately; 0 if it is not among them. O(levels)."""
     cdef wide part = <wide>1_000_000 * PART_UNITS
     if not flows.is_recent(flow):
         return 0
@@ -152,7 +152,7 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
 
 
 cdef int64_t wait_now_ms(Core core, int32_t flow) except -2:
-    """The wait of one more request of a flow, as large as those queued; -1: unknown."""
+    """Return the wait of one more request of a flow, as large as those queued; -1: unknown."""
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t wait_ns, size = core.flows.queued_work // max(1, core.requests.states[QUEUED])
     if not has_to_wait(core, NONE):
@@ -164,7 +164,7 @@ cdef int64_t wait_now_ms(Core core, int32_t flow) except -2:
 
 
 cdef dict predictor_figures(Core core, int32_t flow):
-    """How many promises held, of a flow or (-1) of all."""
+    """Return how many promises held, of a flow or (-1) of all."""
     cdef FlowLengths sums
     cdef const Lengths* e = &core.predictor.overall
     memset(&sums, 0, sizeof(FlowLengths))
@@ -191,7 +191,8 @@ cdef dict predictor_figures(Core core, int32_t flow):
 
 
 cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
-    """The tightest limit of each kind along a chain of quotas up to `end`, and what it has left."""
+    """Return the tightest limit of each kind along a chain of quotas up to `end`, and what it has
+    left."""
     cdef Told told[LIMITS_TOLD]
     cdef int k
     core.quotas.tightest_limits(node, end, now_ns, told)
@@ -206,8 +207,8 @@ cdef list quota_rows(Core core, int64_t now_ns, int32_t node, int32_t end):
 
 
 cdef list quota_stats(Core core, int64_t now_ns):
-    """Groups, models and the pool of all shares: what each has left itself, and who waits for it.
-    O(quotas + flows * levels + pools)."""
+    """Return groups, models and the pool of all shares: what each has left itself, and who waits
+    for it. O(quotas + flows * levels + pools)."""
     cdef int32_t flow, pool, node
     cdef Flow* f
     cdef Pool* p
@@ -247,7 +248,7 @@ cdef bint shares_bind(Core core, int32_t node) noexcept:
 
 
 cdef dict group_share(Core core, int64_t now_ns, int32_t node):
-    """The state of a node's share, and what is left in the pool of its members. O(1)."""
+    """Return the state of a node's share, and what is left in the pool of its members. O(1)."""
     cdef Guarantee n
     memset(&n, 0, sizeof(Guarantee))
     if has_share(core, node) or is_root_cohort(core, node):
@@ -271,7 +272,7 @@ cdef dict tenants_row(Core core):
 
 
 cdef list class_rows(Core core):
-    """The classes, best first. O(flows + classes)."""
+    """Return the classes, best first. O(flows + classes)."""
     cdef int64_t queued[CLASSES_MAX]
     cdef int64_t live[CLASSES_MAX]
     cdef int64_t granted[CLASSES_MAX]
@@ -310,8 +311,9 @@ cdef struct Span:
 
 
 cdef int64_t fairness_gap(Flows flows) except -1:
-    """Largest difference of counters between siblings of a class that are backlogged in a pool, and
-    not by their own quotas. O(queues * pools + (classes + families) * pools)."""
+    """Return the largest difference of counters between siblings of a class that are backlogged
+    in a pool, and not because of their own quotas. O(queues * pools + (classes + families) *
+    pools)."""
     cdef int64_t widest = 0
     cdef int32_t q, k, n, flow, target, pools = <int32_t>len(flows.anywhere) if flows.local else 1
     cdef int32_t count
@@ -403,7 +405,7 @@ cdef totals_of(Core core):
 
 
 cdef str state_text(Core core, int64_t now_ns):
-    """The state as text. O(flows + queued)."""
+    """Return the state as text. O(flows + queued)."""
     stats = core.stats(now_ns, 50)
     lines = [
         f"schedsvc core: policy {stats['policy']}, {stats['totals']['queued']} queued,"
@@ -436,7 +438,7 @@ cdef dict refusal_counts(int64_t* counts):
 
 
 cdef list queued_requests(Core core):
-    """(seq, record) of all that is queued. O(queues + queued)."""
+    """Return (seq, record) of each queued request. O(queues + queued)."""
     cdef int32_t q, i
     cdef list found = []
     for q in range(core.flows.queue_count):
@@ -453,6 +455,7 @@ cdef list queued_requests(Core core):
 
 
 cdef str quota_name_of(Core core, int32_t node):
-    """Of a group or a model; empty: the limits are the tenant's own."""
+    """Return the name of the group or model that a limit belongs to; empty: the limits are the
+    tenant's own."""
     cdef bytes key = b"" if node == NONE else core.quota_keys[node]
     return key[1:].decode() if key[:1] == QUOTA_ROW else ""

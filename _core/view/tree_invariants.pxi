@@ -1,7 +1,7 @@
 # Verifies the tree of shares: each family, and what nodes and the root count of it.
 
 cdef int64_t arrival_of(Flows flows, int32_t q) except -1:
-    """When the first head of a queue came: of a node the first of its line."""
+    """Return when the first head of a queue came; for a node, the first of its line."""
     cdef int32_t flow = flows.queues[q].flow
     if is_node(flows, flow):
         return flows.family_of(flow).line_of(flows.queues[q].target).nodes[0].tie
@@ -9,8 +9,8 @@ cdef int64_t arrival_of(Flows flows, int32_t q) except -1:
 
 
 cdef bint stands_by(Flows flows, int32_t q, const Node* entry, int64_t key, int64_t tie) except *:
-    """Whether an entry of a queue is what it should be: of a node that waits to be placed, its key
-    of before."""
+    """Return whether an entry of a queue is right; a node that waits to be placed has its earlier
+    key."""
     cdef int32_t flow = flows.queues[q].flow
     if is_node(flows, flow) and flows.family_of(flow).is_noted:
         return entry.key <= key
@@ -18,7 +18,7 @@ cdef bint stands_by(Flows flows, int32_t q, const Node* entry, int64_t key, int6
 
 
 cdef int check_node(Core core, int32_t node) except -1:
-    """That a node stands, is active and counts as its children say. O(family * targets)."""
+    """Check that a node stands, is active and counts as its children say. O(family * targets)."""
     cdef Flows flows = core.flows
     cdef const Flow* f = &flows.items[node]
     cdef Family family = flows.family_of(node)
@@ -65,7 +65,7 @@ cdef int check_node(Core core, int32_t node) except -1:
 
 
 cdef int check_backlogged(Core core, int32_t node) except -1:
-    """That a node counts in each pool the children that are backlogged there: tenants with
+    """Check that a node counts in each pool the children that are backlogged there: tenants with
     something queued that does not wait for a quota. O(pools * (family + targets))."""
     cdef Flows flows = core.flows
     cdef Family family = flows.family_of(node)
@@ -99,7 +99,7 @@ cdef int check_backlogged(Core core, int32_t node) except -1:
 
 
 cdef int check_weights(Core core) except -1:
-    """Weights that are queued, and that share the pools. O(flows)."""
+    """Check the weights that are queued, and that share the pools. O(flows)."""
     cdef Flows flows = core.flows
     cdef const Flow* f
     cdef Family family

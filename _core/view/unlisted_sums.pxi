@@ -1,8 +1,8 @@
 # Sums over the tenants that the configuration does not list, and that the metrics do not name.
 
 cdef dict unlisted_row(Core core):
-    """Sums and present levels of all tenants at first sight, forgotten ones included in the sums.
-    Counters never fall. O(flows)."""
+    """Return sums and present levels of all tenants at first sight, forgotten ones included in the
+    sums. Counters never fall. O(flows)."""
     cdef FlowCounters sums = core.carried
     cdef int64_t queued = 0, queued_tokens = 0, live = 0, promised = 0, posted = 0
     cdef const Flow* f

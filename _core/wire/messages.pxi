@@ -181,12 +181,12 @@ ctypedef struct LeaseMessage:
 
 
 cdef uint64_t tag_of(Cursor c) noexcept:
-    """Field 1 of an Admit or a Cancel, 0 where it is missing."""
+    """Return field 1 of an Admit or a Cancel, 0 if it is missing."""
     return read_first(&c)
 
 
 cdef uint64_t read_first(Cursor* c) noexcept:
-    """The number in field 1, 0 where it is missing, of a message that is read to its end."""
+    """Return the number in field 1, 0 if it is missing, of a message that is read to its end."""
     cdef uint64_t value = 0
     cdef int64_t tag
     while True:
@@ -200,7 +200,7 @@ cdef uint64_t read_first(Cursor* c) noexcept:
 
 
 cdef void read_figures(Cursor* c, Slice* name, int64_t* values, int count) noexcept:
-    """A name in field 1 and numbers in the fields from 2 on."""
+    """Read a name in field 1 and numbers in the fields from 2 on."""
     cdef int64_t tag
     memset(values, 0, count * sizeof(int64_t))
     name.at, name.size = c.at, 0
@@ -217,7 +217,8 @@ cdef void read_figures(Cursor* c, Slice* name, int64_t* values, int count) noexc
 
 
 cdef int read_lease(Cursor* c, LeaseMessage* m, int totals) except -1:
-    """A LeaseProgress (totals from field 3 on) or a CompleteRequest (from 4 on, outcome in 3)."""
+    """Read a LeaseProgress (totals from field 3 on) or a CompleteRequest (from 4 on, outcome in
+    3)."""
     cdef int64_t v[3]
     cdef int64_t tag, field
     memset(m, 0, sizeof(LeaseMessage))

@@ -35,7 +35,7 @@ cdef inline bytes slice_bytes(Slice* s):
 
 
 cdef inline int64_t shortest(int64_t a, int64_t b) noexcept nogil:
-    """The smaller of two times, where 0 means none."""
+    """Return the smaller of two times; 0 means none."""
     if a == 0 or b == 0:
         return a + b
     return min(a, b)
@@ -90,7 +90,7 @@ cdef inline Cursor read_message(Cursor* c) noexcept nogil:
 
 
 cdef inline int64_t read_tag(Cursor* c) noexcept nogil:
-    """The next field as number * 8 + wire type; 0 at the end or where the bytes are bad.
+    """Return the next field as number * 8 + wire type; 0 at the end or if the bytes are bad.
 
     A tag has at most five bytes, as in protobuf's own reader, even if the further ones add nothing.
     """
@@ -149,9 +149,9 @@ cdef bint is_utf8(const Slice* s) noexcept nogil:
 
 
 cdef bint has_control(const Slice* s) noexcept nogil:
-    """Whether UTF-8 holds what a terminal obeys: a control character (U+0000 to U+001F, U+007F to
-    U+009F), a separator of lines, or an override of the direction (U+2028 to U+202E, U+2066 to
-    U+2069). O(bytes)."""
+    """Return whether UTF-8 holds what a terminal obeys: a control character (U+0000 to U+001F,
+    U+007F to U+009F), a separator of lines, or an override of the direction (U+2028 to U+202E,
+    U+2066 to U+2069). O(bytes)."""
     cdef const uint8_t* p = s.at
     cdef const uint8_t* end = s.at + s.size
     while p < end:

@@ -52,7 +52,7 @@ cdef class Writer:
         p[0] = <uint8_t>value
 
     cdef inline int varint(self, int field, int64_t value) except -1:
-        """A number; 0 is proto3's default and is not written."""
+        """Write a number; 0 is proto3's default and is not written."""
         if value:
             self.room(16)
             self._raw_varint(<uint64_t>value)
@@ -60,7 +60,7 @@ cdef class Writer:
         return 0
 
     cdef inline int number(self, uint64_t value) except -1:
-        """A number of a packed field."""
+        """Write a number of a packed field."""
         self.room(16)
         self._raw_varint(value)
         return 0
@@ -83,7 +83,7 @@ cdef class Writer:
         return 0
 
     cdef inline int close(self, int field, size_t length_before) except -1:
-        """Head of a nested message, whose fields were written since `length_before`."""
+        """Write the head of a nested message, whose fields were written since `length_before`."""
         cdef size_t n = self.length() - length_before
         self.room(16)
         self._raw_varint(n)

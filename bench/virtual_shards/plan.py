@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def end_s(self) -> int:
-        """The virtual second at which the run ends."""
+        """Return the virtual second at which the run ends."""
         return self.stop_s or self.seconds
 
     @property

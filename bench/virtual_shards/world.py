@@ -106,7 +106,7 @@ class World(Fleet):
 
     @property
     def at_s(self) -> int:
-        """The virtual second of the run."""
+        """Return the virtual second of the run."""
         return (self.queue.now_ns - BEGIN_NS) // _NS
 
     def store_took(self, sender: Host, words: Words, found: Any) -> None:
@@ -167,6 +167,6 @@ class World(Fleet):
 
     @property
     def digest(self) -> str:
-        """A digest of all decisions of all cores."""
+        """Return a digest of all decisions of all cores."""
         digests = " ".join(str(shard.core.digest()) for shard in self.shards)
         return hashlib.sha256(digests.encode()).hexdigest()[:16]

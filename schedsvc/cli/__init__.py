@@ -1,4 +1,4 @@
-"""The command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
+"""Runs the command line: `schedsvc COMMAND`. A command's code is imported when it is asked for."""
 
 import schedsvc.cli.early_signals  # before all others, because it handles signals
 import schedsvc.cli.streams  # noqa: F401 - before anything opens a file
@@ -85,7 +85,7 @@ Example:
 
 
 class _Missing(click.ClickException):
-    """A package that a command needs is not installed; the message says what to install."""
+    """Reports a missing package that a command needs; the message says what to install."""
 
     exit_code = 2
 
@@ -145,7 +145,7 @@ def _lasting() -> Iterator[None]:
 
 
 class _Commands(MutableMapping[str, click.Command]):
-    """The commands by name, imported on first use."""
+    """Finds the commands by name, and imports them on first use."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, click.Command] = {}
@@ -262,4 +262,4 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.option("--debug", is_flag=True, help="Show a traceback where something unexpected fails.")
 def main(debug: bool) -> None:
-    """Fair, token-aware admission for shared LLM servers."""
+    """Admit requests to shared LLM servers, fair by tokens."""

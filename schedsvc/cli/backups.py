@@ -1,4 +1,4 @@
-"""Backups of the SQLite files of a scheduler, for the commands that write them."""
+"""Backs up the SQLite files of a scheduler, for the commands that write them."""
 
 import sqlite3
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`schedsvc check`: says whether a configuration file is right."""
+"""Checks a configuration file: `schedsvc check`."""
 
 import json
 from pathlib import Path

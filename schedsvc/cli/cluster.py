@@ -1,4 +1,4 @@
-"""`schedsvc cluster`: make the store of a cluster ready, and look at it."""
+"""Makes the store of a cluster ready, and looks at it: `schedsvc cluster`."""
 
 import asyncio
 import dataclasses
@@ -125,7 +125,9 @@ def status(config_file: Path, as_json: bool) -> None:
 def _settings(config_file: Path) -> tuple[Config, Cluster]:
     config, _ = read_config(config_file, None, "")
     if config.cluster is None:
-        raise click.ClickException(f"{config_file} has no section `cluster`; see docs/cluster.md")
+        raise click.ClickException(
+            f"{config_file} has no section `cluster`; see docs/operate/cluster.md"
+        )
     return config, config.cluster
 
 

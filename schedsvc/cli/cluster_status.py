@@ -1,4 +1,4 @@
-"""The output of `schedsvc cluster status`: one table of all members, of a set or without one."""
+"""Prints `schedsvc cluster status`: one table of all members, of a set or without one."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`schedsvc completion`: the script that makes a shell complete our commands."""
+"""Prints the script that makes a shell complete our commands: `schedsvc completion`."""
 
 import click
 from click.shell_completion import get_completion_class

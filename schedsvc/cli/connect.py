@@ -1,4 +1,4 @@
-"""The options of every command that talks to a running scheduler."""
+"""Adds the options of every command that talks to a running scheduler."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ __all__ = ["Connection", "connection_of", "connects", "explained"]
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the scheduler is, and what is shown to it."""
+    """Says where the scheduler is, and what is shown to it."""
 
     target: str
     credentials: ChannelCredentials | None
@@ -33,7 +33,7 @@ class Connection:
 
     @property
     def proof(self) -> dict[str, Any]:
-        """Keyword arguments of a client."""
+        """Return keyword arguments of a client."""
         return {"credentials": self.credentials, "token": self.token}
 
 

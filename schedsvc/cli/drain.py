@@ -1,4 +1,4 @@
-"""`schedsvc drain`: nothing new for a pool, or for the whole service."""
+"""Lets nothing new into a pool, or into the whole service: `schedsvc drain`."""
 
 import json
 import time
@@ -85,7 +85,7 @@ def drain(
 
 
 def _wait(operator: Operator, pool: str, until_s: float, told: int) -> tuple[int, bool]:
-    """Look until nothing runs, the time is up, or it is undone; say what runs, and if it drains."""
+    """Wait until nothing runs, the time is up, or the drain is undone; return how it stands."""
     click.echo(f"{told:,} running", err=True)
     while True:
         running, drained = _look(operator, pool)

@@ -1,4 +1,4 @@
-"""Signals in the time in which a command that stays is still imported, and reads its files.
+"""Handles signals while a command that keeps running is imported, and reads its files.
 
 Imported before everything else. SIGTERM and SIGINT end the process at once with 0, until the
 command's event loop handles them: nothing is granted yet, and the files are those of a killed
@@ -19,7 +19,7 @@ _hangups: list[int] = []
 
 
 def hung_up() -> bool:
-    """Whether a SIGHUP came before the command itself handles it."""
+    """Return whether a SIGHUP came before the command itself handles it."""
     return bool(_hangups)
 
 

@@ -1,4 +1,4 @@
-"""`schedsvc edge`: a door for callers who are not trusted."""
+"""Opens a door for callers who are not trusted: `schedsvc edge`."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`schedsvc health`: the health check of a container, where no probe can speak gRPC itself."""
+"""Checks the health of a container where no probe can speak gRPC itself: `schedsvc health`."""
 
 import json
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""`schedsvc leases`: what runs, and its end where an operator wants it."""
+"""Lists what runs, and ends it if an operator wants that: `schedsvc leases`."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`schedsvc mode`: enforce decisions, or only count them, whatever the configuration says."""
+"""Enforces decisions, or only counts them, whatever the file says: `schedsvc mode`."""
 
 import json
 from typing import Any

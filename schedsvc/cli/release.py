@@ -1,4 +1,4 @@
-"""`schedsvc pools`: what an operator takes off a pool."""
+"""Takes leases or an owner off a pool for an operator: `schedsvc pools`."""
 
 import json
 

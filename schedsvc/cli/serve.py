@@ -1,4 +1,4 @@
-"""`schedsvc serve`: the scheduler."""
+"""Runs the scheduler: `schedsvc serve`."""
 
 from pathlib import Path
 

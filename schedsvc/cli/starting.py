@@ -1,4 +1,4 @@
-"""Options of the commands that keep running, and the file that they read before anything."""
+"""Adds the options of commands that keep running, and reads their file before anything."""
 
 import os
 from collections.abc import Callable

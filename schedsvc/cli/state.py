@@ -1,4 +1,4 @@
-"""`schedsvc state`: backs the state file up, with the terms of a member of a cluster."""
+"""Backs the state file up, with the terms of a member of a cluster: `schedsvc state`."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ _EPILOG = """\b
 Example:
   schedsvc state backup --config schedsvc.yaml state-2026-12-01.db
 
-docs/operations.md has the steps to restore it.
+docs/operate/operations.md has the steps to restore it.
 """
 
 

@@ -1,4 +1,4 @@
-"""`schedsvc stats`: what a running scheduler does."""
+"""Prints what a running scheduler does: `schedsvc stats`."""
 
 import json
 import time
@@ -149,7 +149,9 @@ def _print(
 def _print_cluster(scheduler: Scheduler, as_json: bool) -> None:
     snapshot = scheduler.stats((), 1)
     if not snapshot.HasField("cluster"):
-        raise click.ClickException("this scheduler is no member of a cluster; see docs/cluster.md")
+        raise click.ClickException(
+            "this scheduler is no member of a cluster; see docs/operate/cluster.md"
+        )
     if as_json:
         click.echo(json.dumps(plain(snapshot.cluster)))
         return
@@ -261,7 +263,7 @@ def _config(config: Any) -> Iterator[str]:
 
 
 def is_abandoned(pool: Any) -> bool:
-    """Whether nothing is left of a pool: no shim or owner, no lease or request, no drain."""
+    """Return whether nothing is left of a pool: no shim or owner, no lease or request, no drain."""
     return not (pool.attached or pool.owned_ms or pool.live_leases or pool.queued or pool.draining)
 
 

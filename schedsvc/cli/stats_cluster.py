@@ -1,4 +1,4 @@
-"""The part of `schedsvc stats` about a cluster."""
+"""Prints the part of `schedsvc stats` about a cluster."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The part of `schedsvc stats` about the files that a scheduler writes."""
+"""Prints the part of `schedsvc stats` about the files that a scheduler writes."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -21,7 +21,7 @@ def open_missing() -> None:
             # It gets the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
-    # Python leaves None in place of a stream that was closed when it started.
+    # If a stream was closed when Python started, it is None.
     for name, mode, descriptor in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - it stays

@@ -1,4 +1,4 @@
-"""`schedsvc tenants keys`: API keys that stand for a tenant."""
+"""Makes and revokes API keys that stand for a tenant: `schedsvc tenants keys`."""
 
 import json
 from datetime import UTC, datetime
@@ -82,7 +82,7 @@ def create(connection: Connection, name: str, expires_in: float | None, as_json:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the new key as JSON.")
 def rotate(connection: Connection, name: str, key_id: str, grace_s: float, as_json: bool) -> None:
-    """Make an API key in place of the key ID of the tenant NAME, and print it."""
+    """Replace the API key ID of the tenant NAME by a new one, and print it."""
     with Operator(connection.target, **connection.proof) as operator:
         made = operator.rotate_key(name, key_id, grace_s=grace_s)
     _show(name, made, as_json)

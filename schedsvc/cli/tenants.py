@@ -1,4 +1,4 @@
-"""`schedsvc tenants`: who is listed, with what, and what an operator changes of it."""
+"""Lists tenants and their terms, and changes them for an operator: `schedsvc tenants`."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -82,7 +82,7 @@ _PAGE = 500
 
 
 class _Weight(click.ParamType):  # type: ignore[type-arg] # it has none at run time
-    """A weight, in thousandths."""
+    """Reads a weight, in thousandths."""
 
     name = "WEIGHT"
 

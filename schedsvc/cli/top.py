@@ -1,4 +1,4 @@
-"""`schedsvc top`: a running scheduler in a terminal, live."""
+"""Shows a running scheduler in a terminal, live: `schedsvc top`."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""The screens of `schedsvc top`: all tenants, one tenant, and one request.
+"""Draws the screens of `schedsvc top`: all tenants, one tenant, and one request.
 
 Each screen asks the scheduler by itself while it is in front. Text from the scheduler is made
 printable, and reaches Textual as plain text, never as its markup.
@@ -38,7 +38,7 @@ _OVERLOADED = 3
 
 
 class Top(App[None]):
-    """The application: a connection, the figures of all screens, and the first screen."""
+    """Runs the application: a connection, the figures of all screens, and the first screen."""
 
     TITLE = "schedsvc top"
     ENABLE_COMMAND_PALETTE = False
@@ -75,7 +75,7 @@ class Top(App[None]):
 
 
 class Asking(Screen[None]):
-    """A screen that asks the scheduler again and again, and says if there is no answer."""
+    """Asks the scheduler again and again, and says if there is no answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("p", "pause", "pause"),
@@ -85,7 +85,7 @@ class Asking(Screen[None]):
 
     @property
     def top(self) -> Top:
-        """The application."""
+        """Return the application."""
         assert isinstance(self.app, Top)
         return self.app
 
@@ -146,7 +146,7 @@ class Asking(Screen[None]):
 
 
 class FlowTable(DataTable[Text]):
-    """A table whose Enter is in the footer."""
+    """Shows a table whose Enter is in the footer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "tenant")]
 
@@ -185,7 +185,7 @@ class Tenants(Asking):
 
     @property
     def table(self) -> FlowTable:
-        """The table of flows."""
+        """Return the table of flows."""
         return self.query_one(FlowTable)
 
     async def ask(self) -> None:
@@ -289,7 +289,7 @@ class Tenants(Asking):
 
 
 class Tenant(Asking):
-    """All flows of one tenant, with quotas and refusals."""
+    """Shows all flows of one tenant, with quotas and refusals."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "back")]
 
@@ -318,7 +318,7 @@ class Tenant(Asking):
 
 
 class Request(Asking):
-    """Why one request waits, or what became of it."""
+    """Shows why one request waits, or what became of it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "back")]
 
@@ -349,7 +349,7 @@ class Request(Asking):
 
 
 class AskId(ModalScreen[str]):
-    """A line for a request id."""
+    """Asks for a request id in one line."""
 
     AUTO_FOCUS = "Input"
 

@@ -1,4 +1,4 @@
-"""The figures of `schedsvc top`: rates between snapshots, and one row for each flow."""
+"""Computes the figures of `schedsvc top`: rates between snapshots, and one row for each flow."""
 
 import time
 from collections import deque
@@ -18,7 +18,7 @@ FLOWS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A flow: a tenant in a class. An unknown figure is None."""
+    """Describes a flow: a tenant in a class. An unknown figure is None."""
 
     flow: Any
     name: str
@@ -31,7 +31,7 @@ class Row:
 
 
 class Figures:
-    """Snapshots of the last seconds, and what they say together."""
+    """Holds the snapshots of the last seconds, and computes what they say together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -49,7 +49,7 @@ class Figures:
 
     @property
     def snapshot(self) -> Any:
-        """The last one; None before the first."""
+        """Return the last snapshot; None before the first."""
         return self._taken[-1][1] if self._taken else None
 
     def rate(self, read: Callable[[Any], float]) -> float | None:
@@ -153,7 +153,7 @@ def _oldest(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table of tenants."""
+    """Describes a column of the table of tenants."""
 
     title: str
     width: int

@@ -1,4 +1,4 @@
-"""`schedsvc usage`: exports the usage ledger, and backs it up."""
+"""Exports the usage ledger, and backs it up: `schedsvc usage`."""
 
 import csv
 import json
@@ -35,14 +35,15 @@ Example:
   schedsvc usage export --config schedsvc.yaml --format focus --out focus.csv
   schedsvc usage export --config a.yaml --ledger copy-of-b.db
 
-It reads the file of usage.path, also while the scheduler writes it. Times are in UTC. docs/usage.md
+It reads the file of usage.path, also while the scheduler writes it. Times are in UTC.
+Guide: docs/operate/usage.md
 """
 _DEFAULT_BY = "tenant,model,class"
 _NO_PRICES = "no price of usage.prices fits {count} charges: their costs are empty, quantities only"
 
 
 class _Moment(click.ParamType[int]):
-    """A date, or a date and time; without an offset it is UTC."""
+    """Reads a date, or a date and time; without an offset it is UTC."""
 
     name = "time"
 
@@ -73,7 +74,8 @@ _BACKUP_EPILOG = """\b
 Example:
   schedsvc usage backup --config schedsvc.yaml usage-2026-12-01.db
 
-A backup is a ledger: `usage export --ledger` reads it. docs/usage.md has the steps to restore it.
+A backup is a ledger: `usage export --ledger` reads it. docs/operate/usage.md has the
+steps to restore it.
 """
 
 

@@ -1,4 +1,4 @@
-"""`schedsvc why`: why a request waits, and what it has waited for."""
+"""Prints why a request waits, and what it has waited for: `schedsvc why`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""An operator's actions at the store: make it ready, and look at it."""
+"""Makes the store ready, and looks at it, for an operator."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ __all__ = ["MemberSeen", "Prepared", "StoreStatus", "init_store", "status_of"]
 
 @dataclass(frozen=True)
 class MemberSeen:
-    """A member as the store knows it."""
+    """Describes a member as the store knows it."""
 
     name: str
     incarnation: str
@@ -32,7 +32,7 @@ class MemberSeen:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of `init_store` at a server."""
+    """States the result of `init_store` at a server."""
 
     #: Its primary gives it the functions; users do not come that way.
     is_replica: bool
@@ -44,7 +44,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """The contents of the store for a cluster."""
+    """Holds the contents of the store for a cluster."""
 
     change_number: int
     rows: int

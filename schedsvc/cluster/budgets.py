@@ -1,4 +1,4 @@
-"""Budgets of a day or month that all members share: how much each has spent of them.
+"""Shares what each member has spent of the budgets of a day or month.
 
 A budget is no escrow: a member goes on by what the others said last. So together they overshoot it
 by what they admit in one interval at most.
@@ -18,7 +18,7 @@ _BUDGETS_MAX = 200
 
 
 class BudgetRow(NamedTuple):
-    """A budget in the period that runs."""
+    """Describes a budget in the period that runs."""
 
     name: bytes
     #: 0: of the day, 1: of the month.
@@ -30,14 +30,14 @@ class BudgetRow(NamedTuple):
 
 
 class HeldBudgets(Protocol):
-    """The budgets of a scheduler."""
+    """Holds the budgets of a scheduler."""
 
     def running(self) -> list[tuple[bytes, int, bytes, int]]:
         """Return the fields of a BudgetRow for each budget. O(budgets)."""
 
 
 class SharedBudgets:
-    """The task's part about budgets."""
+    """Does the task's part about budgets."""
 
     def __init__(self, driver: Driver, cluster: str, member: str, sharing: Sharing) -> None:
         self._driver, self._cluster, self._member = driver, cluster, member
@@ -48,7 +48,7 @@ class SharedBudgets:
         self._applied: dict[BudgetRow, int] = {}
 
     def has_some(self) -> bool:
-        """Whether there is a budget to share. O(budgets)."""
+        """Return whether there is a budget to share. O(budgets)."""
         return self.held is not None and bool(self.held.running())
 
     async def exchange(self, link: StoreConnection) -> None:

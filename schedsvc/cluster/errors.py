@@ -1,4 +1,4 @@
-"""How an exchange with the store can fail."""
+"""Names the ways in which an exchange with the store can fail."""
 
 __all__ = ["StoreError", "StoreRefusedError", "Words", "WritesRefusedError"]
 

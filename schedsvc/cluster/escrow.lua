@@ -6,8 +6,8 @@
 -- - A bucket that the store lost, or of which it has an older state, begins again, under another name
 --   of its beginning (`born`). Each member that knew it before states what it knew to be left. The
 --   least of this counts, less what was spent since: the last caller before the loss knew it exactly.
---   Such a bucket grants nothing for QUIET_MS, in which all members call. What was granted to a
---   member that knew nothing is owed.
+-- Such a bucket grants nothing for QUIET_MS, in which all members call. An amount that was granted
+-- to a member that knew nothing is owed.
 -- - A member states what it holds and what it has drawn since it began. The difference is spent. So
 --   an answer that got lost is found by the next call, and a call that is repeated counts once.
 -- - A chunk of which its member says nothing for CHUNK_MS counts as spent.
@@ -241,8 +241,8 @@ local function forget_ask(row, name)
     end
 end
 
--- What keeps an ask from being served at a bucket: the ms until it can be, at the least; nil if
--- nothing does. `is_first`: it waits for the bucket alone.
+-- Returns the ms until an ask can be served at a bucket, at the least; nil if nothing keeps it
+-- waiting. `is_first`: it waits for the bucket alone.
 local function obstacle(row, name, least)
     local needed, is_wanted = {unpack(least)}, false
     for k = 1, KINDS do

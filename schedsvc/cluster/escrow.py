@@ -1,4 +1,4 @@
-"""The task that draws chunks of shared quotas from the store, and returns what is not used.
+"""Draws chunks of shared quotas from the store, and returns what is not used.
 
 It also states slots of concurrency and what was spent of budgets (see slots.py and budgets.py).
 
@@ -69,7 +69,7 @@ _AMOUNT_MAX = 10**12
 
 @dataclass(slots=True)
 class _Wanted:
-    """An ask that the store has, and where it waits."""
+    """Describes an ask that the store has, and where it waits."""
 
     path: list[tuple[bytes, Amounts, Amounts]]
     due_ns: int
@@ -77,7 +77,7 @@ class _Wanted:
 
 
 class Escrow:
-    """The shared quotas of this member."""
+    """Holds the shared quotas of this member."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Escrow:
         sharing: Sharing,
         replay_ns: int = 0,
     ) -> None:
-        """`replay_ns`: the time after the start in which clients may replay earlier leases."""
+        """Begin; clients may replay earlier leases for `replay_ns` after the start."""
         self._driver, self._settings, self._resolve = driver, settings, resolve
         self._servers = list(settings.store.urls)
         self._cluster, self._origin = who.cluster, who.prefix.rstrip(b"/")
@@ -118,7 +118,7 @@ class Escrow:
 
     @property
     def distrusts(self) -> bool:
-        """Whether the store loses buckets too often to rely on it."""
+        """Return whether the store loses buckets too often to rely on it."""
         return self._losses.are_many(self._driver.clock.now_ns())
 
     async def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""The knowledge of a member about shared buckets, and about losses of the store.
+"""Keeps what a member knows about shared buckets, and about losses of the store.
 
 A member keeps what the store said last to be left of a bucket, for all members. If the store loses
 the bucket, the members state this, so that it goes on from there (see escrow.lua).
@@ -19,7 +19,7 @@ _EACH = range(KINDS)
 
 
 class _Known(NamedTuple):
-    """The content of the last answer about a bucket, and the time of its call."""
+    """Holds the content of the last answer about a bucket, and the time of its call."""
 
     at_ns: int
     call: int
@@ -34,7 +34,7 @@ class _Known(NamedTuple):
 
 @dataclass(slots=True)
 class Book:
-    """The books of this member on one bucket."""
+    """Keeps the books of this member on one bucket."""
 
     drawn: list[int]
     used_ns: int
@@ -81,7 +81,7 @@ class Book:
 
 
 class Losses:
-    """When the store lost buckets."""
+    """Counts when the store lost buckets."""
 
     def __init__(self) -> None:
         self._at_ns: deque[int] = deque(maxlen=_LOSSES_MAX)

@@ -1,4 +1,4 @@
-"""One call to the functions of escrow.lua, in which the store keeps the buckets of quotas.
+"""Makes one call to the functions of escrow.lua, in which the store keeps buckets of quotas.
 
 A bucket has four kinds of amounts, in whole units: requests, input, output, and all tokens. An
 amount of a kind without a limit is 0.
@@ -36,14 +36,14 @@ _NONE: Amounts = (0,) * KINDS
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The amounts of a bucket that a member states in a call."""
+    """Holds the amounts of a bucket that a member states in a call."""
 
     bucket: bytes
     #: A minute.
     limits: Amounts
     #: Since the member began, less what it returned; modulo WRAP.
     drawn: Amounts
-    #: Of it, what is not spent; below 0: owed.
+    #: The part of it that is not spent; below 0: owed.
     held: Amounts
     #: The amounts left for all members, held ones included, as far as this one knows, less those
     #: that it has spent since; and these.
@@ -56,7 +56,7 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of an ask that is about one bucket: at least, and at most."""
+    """Describes the part of an ask that is about one bucket: at least, and at most."""
 
     bucket: bytes
     least: Amounts
@@ -73,7 +73,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of the store to one call."""
+    """Holds the answer of the store to one call."""
 
     given: dict[bytes, Amounts] = field(default_factory=dict)
     #: The amount in each bucket now, for all members; below 0: it owes.

@@ -1,4 +1,4 @@
-"""A standby's copy of what its leader would find after a restart: the rows of the state file."""
+"""Keeps a standby's copy of what its leader would find after a restart: rows of the state file."""
 
 import asyncio
 import time
@@ -54,11 +54,11 @@ class Following:
         self._heard_ns = 0
 
     def leader_lives(self) -> bool:
-        """Whether the leader was heard of within the last second."""
+        """Return whether the leader was heard of within the last second."""
         return boot_ns() - self._heard_ns < _LIVES_NS
 
     def differs(self) -> bool:
-        """Whether the last leader had other tenants or principals than this member."""
+        """Return whether the last leader had other tenants or principals than this member."""
         return self._differs
 
     def waits(self) -> list[tuple[bytes, int]]:
@@ -85,7 +85,7 @@ class Following:
             await asyncio.sleep(_AGAIN_S)
 
     async def serves(self, target: str) -> bool:
-        """Whether the member at a target serves as the leader now; waits 0.1 s at most."""
+        """Return whether the member at a target serves as the leader now; wait 0.1 s at most."""
         try:
             async with self._channel(target) as channel:
                 check = channel.unary_unary(_HEALTH_METHOD, None, None)

@@ -1,4 +1,4 @@
-"""How a scheduler becomes a member, and what keeps it from becoming one."""
+"""Lets a scheduler become a member, and finds what keeps it from becoming one."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ _SHARED_SETTINGS = ("prices", "fairness_domain")
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of a member: its name in a cluster, and this life of its process."""
+    """Identifies a member by its name in a cluster and this life of its process."""
 
     cluster: str
     member: str
@@ -34,17 +34,17 @@ class Identity:
 
     @property
     def life(self) -> str:
-        """The incarnation as the store holds it."""
+        """Return the incarnation as the store holds it."""
         return f"{self.incarnation:016x}"
 
     @property
     def prefix(self) -> bytes:
-        """The prefix of the rows of this origin."""
+        """Return the prefix of the rows of this origin."""
         return f"{self.member}/{self.life}/".encode()
 
     @property
     def keys(self) -> list[str]:
-        """The keys that the functions take."""
+        """Return the keys that the functions take."""
         return keys_of(self.cluster)
 
 

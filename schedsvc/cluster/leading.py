@@ -49,7 +49,7 @@ _TERM_NS = TERM_MS * 1_000_000
 
 
 class Campaign:
-    """One member's way to lead its set, over all terms of this process."""
+    """Follows one member's way to lead its set, over all terms of this process."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Campaign:
             await self._pause(_TRY_S)
 
     def _may_take(self) -> bool:
-        """Whether no leader can live that the store does not know, or that was promised to."""
+        """Return whether no leader can live unknown to the store, or by a promise."""
         now_ns = boot_ns()
         is_sure = now_ns >= self._unsure_ns or self._terms.is_first
         return is_sure and now_ns >= self._promised_ns

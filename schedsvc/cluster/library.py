@@ -1,4 +1,4 @@
-"""Requirements on the store: its functions, its keys, and the user of the members."""
+"""States the requirements on the store: its functions, its keys, and the user of the members."""
 
 from importlib.resources import files
 
@@ -106,7 +106,7 @@ def _fields(info: str) -> dict[str, str]:
 
 
 def is_replica(info: str) -> bool:
-    """Whether a server with this answer to INFO follows another one."""
+    """Return whether a server with this answer to INFO follows another one."""
     return _fields(info).get("role") == "slave"
 
 

@@ -1,17 +1,19 @@
 -- Part of the library: caps on concurrent requests, and budgets of a day or month.
 --
 -- A cap is divided into slots. Rules:
--- - A set of pools holds slots, or a member without a set. Whoever leads the set next takes them over.
--- - A holder states how many slots it keeps: for what runs, and for what it may start. So a call that
---   is repeated counts once. What runs is never refused: then the slots are more than the cap, and
---   none is granted until they are fewer.
+-- - A set of pools holds slots, or a member without a set. The next leader of the set takes them
+-- over.
+-- - A holder states how many slots it keeps: for what runs, and for what it may start. So a call
+-- that is repeated counts once. A running request keeps its slot: then the slots are more than the
+-- cap, and none is granted until they are fewer.
 -- - The slots of a holder that says nothing for SET_MS are free again.
--- - Asks are served in their order. While one waits, others are told to keep no more than a fair part.
+-- - Asks are served in their order. While one waits, the answer asks others to keep no more than a
+-- fair part.
 --
 -- An operator forgives what the buckets of escrow.lua owe, whose rows are read here, too.
 --
--- KEYS of schedsvc_slots: what the holders are told (one key for each, the caller's is named), then
--- one key for each cap. KEYS of schedsvc_budgets: one key for each budget and period. KEYS of
+-- KEYS of schedsvc_slots: what the holders are asked (one key for each, the caller's is named),
+-- then one key for each cap. KEYS of schedsvc_budgets: one key for each budget and period. KEYS of
 -- schedsvc_forgive: one key for each bucket.
 
 local SET_MS = 60000
@@ -115,10 +117,10 @@ local function fair_part(row, limit, owner)
 end
 
 -- ARGV: the holder, its term, the life of its process, the number of this call, then for each cap
--- its limit, how many slots the holder keeps, and how many more it can use.
--- Returns {for each cap: slots held now, slots that are free, slots beyond the cap, 1 if the ask
--- waits; caps and fair parts of which the holder is told to keep no more, by turns}, or {} if this
--- call is older than one that came, or of an earlier term.
+-- its limit, how many slots the holder keeps, and how many more it can use. Returns {for each cap:
+-- slots held now, slots that are free, slots beyond the cap, 1 if the ask waits; caps and fair
+-- parts of which the holder is asked to keep no more, by turns}, or {} if this call is older than
+-- one that came, or of an earlier term.
 local function slots(keys, args)
     local clock, owner, term = now_ms(), args[1], tonumber(args[2])
     local life, call = args[3], tonumber(args[4])

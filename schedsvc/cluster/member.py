@@ -1,4 +1,4 @@
-"""The task that exchanges totals of service with the other members.
+"""Exchanges totals of service with the other members.
 
 Decisions never wait for it: it collects what the core served, talks to the store with a bound on
 every wait, and gives the core what others served as an event. While the store is away it goes on
@@ -60,7 +60,7 @@ def interval_s(sync_ms: int | str, changed: int, members: int) -> float:
 
 
 class Member:
-    """The scheduler of this process as a member of its cluster."""
+    """Makes the scheduler of this process a member of its cluster."""
 
     def __init__(self, driver: Driver, config: Config, settings: Cluster, incarnation: int) -> None:
         self._driver = driver
@@ -127,7 +127,7 @@ class Member:
 
     @property
     def _ttl_ms(self) -> int:
-        """For how long the store counts this member as alive after a call."""
+        """Return for how long the store counts this member as alive after a call."""
         return max(_TTL_MIN_MS, int(3_000 * (self._interval_s + CALL_S)))
 
     def collect(self) -> None:

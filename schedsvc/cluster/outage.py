@@ -1,4 +1,4 @@
-"""Whether the store is away, for one of a member's tasks, and when it counts as back.
+"""Decides, for one of a member's tasks, whether the store is away and when it counts as back.
 
 A store near its limit of memory takes small writes and refuses large ones, or each second one. So:
 
@@ -20,11 +20,11 @@ _WAIT_NS, _WAIT_MAX_NS = 1_000_000_000, 32_000_000_000
 
 
 class Outage:
-    """A store that is away, and what it has to do to be back."""
+    """Follows a store that is away, and what it has to do to be back."""
 
     def __init__(self) -> None:
         """Begin with a store of which nothing is known."""
-        #: Since when the store is away, by boot_ns(); 0: it is not.
+        #: The time by boot_ns() from which the store is away; 0: it is not.
         self.since_ns = 0
         #: The largest call that the store refused since it was well for long.
         self.refused: Words = ()

@@ -1,4 +1,4 @@
-"""The form of a total in the store: a row names origin, tenant, class and domain.
+"""Writes and reads the form of a total in the store: a row names origin, tenant, class, domain.
 
     row     MEMBER/INCARNATION/ | tenant size 2 | tenant | class size 2 | class | domain
     totals  charged refunded charged-before refunded-before, as decimal texts
@@ -23,7 +23,7 @@ _TOTALS = re.compile(rb" ".join([rb"(\d{1,26})"] * 4))
 
 
 class Totals(NamedTuple):
-    """Service of an origin, and the part of it that it knew to be in the store before."""
+    """Holds the service of an origin, and the part of it that it knew to be in the store before."""
 
     charged: int
     refunded: int

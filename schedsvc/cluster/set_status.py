@@ -1,4 +1,4 @@
-"""The sets of a cluster as its store knows them: who leads, and the last notes of the members.
+"""Reads the sets of a cluster from its store: who leads, and the last notes of the members.
 
 Notes are for people. A program with the store's password can write one, so `leader` counts only
 what is sealed with the cluster's secret, if that is known here.
@@ -21,7 +21,7 @@ _LEADER, _STANDBY, _FOLLOWER = "leader", "standby", "follower"
 
 @dataclass(frozen=True)
 class MemberNote:
-    """The last note of a member of a set."""
+    """Holds the last note of a member of a set."""
 
     name: str
     #: `leader`, `standby` (it may take the next term), or `follower` (it never leads).
@@ -37,13 +37,13 @@ class MemberNote:
 
     @property
     def alive(self) -> bool:
-        """Whether it reached the store within the last seconds."""
+        """Return whether it reached the store within the last seconds."""
         return self.age_ms < _ALIVE_MS
 
 
 @dataclass(frozen=True)
 class SetSeen:
-    """One set of pools."""
+    """Describes one set of pools."""
 
     name: str
     #: The member that leads, with its term and address; "" and 0: none does.
@@ -54,7 +54,7 @@ class SetSeen:
 
     @property
     def problems(self) -> list[str]:
-        """The lacks of the set, for an operator; none if it is well."""
+        """Return the lacks of the set, for an operator; none if it is well."""
         found = [] if self.leader else [f"set {self.name} has no leader"]
         others = [member for member in self.members if member.name != self.leader]
         follow = [m for m in others if m.alive and m.role == _STANDBY and m.followed_ms is not None]

@@ -1,8 +1,8 @@
 -- Part of the library: what operators have set, which is tenants, API keys and modes.
 --
 -- The function compares rows and never reads them: a member seals and checks what a row says (see
--- signing.py). A row is replaced by whoever names it, so no row of a program without the secret
--- can keep its place.
+-- signing.py). Any member that names a row can replace it, so no row of a program without the
+-- secret can keep its place.
 --
 -- KEYS, all with the hash tag of the cluster:
 --   1 settings:number  grows with each row that is written

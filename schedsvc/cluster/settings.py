@@ -1,4 +1,4 @@
-"""The task that shares what operators have set with the other members: tenants, API keys, modes.
+"""Shares what operators have set with the other members: tenants, API keys, modes.
 
 Nothing waits for it: a change is in force where it was made, and reaches the others with their next
 exchange.
@@ -52,7 +52,7 @@ _READ_NS, _READ_NS_A_ROW = 60_000_000_000, 3_000_000
 
 
 class Settings(Protocol):
-    """The settings of a scheduler, by their places."""
+    """Holds the settings of a scheduler, by their places."""
 
     #: Called with each place whose setting has changed.
     on_change: Callable[[bytes], None]
@@ -76,7 +76,7 @@ def _sha1(row: bytes) -> bytes:
 
 
 class SettingsSync:
-    """The shared settings of this member."""
+    """Keeps the shared settings of this member."""
 
     def __init__(
         self,

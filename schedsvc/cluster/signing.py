@@ -1,4 +1,4 @@
-"""Rows of the store that carry rights, sealed with a secret that only members know.
+"""Signs rows of the store that carry rights with a secret that only members know.
 
 Without it, a program that can write to the store could create keys, or restore an old row.
 

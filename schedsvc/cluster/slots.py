@@ -34,12 +34,12 @@ _STATE_NS = _SECOND_NS
 _CAPS_MAX = 100
 #: After the store was away, members ask for nothing until the others have stated what they run.
 _STATING_NS = 1_500_000_000
-#: Of caps of which nothing changed, the number in one exchange, and the part of all, at least.
+#: At least this number, and this part, of the caps without a change are in one exchange.
 _QUIET_MIN, _QUIET_PART = 50, 40
 
 
 class SlotRow(NamedTuple):
-    """A holder's statement on one cap."""
+    """Holds a holder's statement on one cap."""
 
     cap: bytes
     limit: int
@@ -49,7 +49,7 @@ class SlotRow(NamedTuple):
 
 
 class SlotAnswer(NamedTuple):
-    """The store's answer about one cap."""
+    """Holds the store's answer about one cap."""
 
     held: int
     free: int
@@ -94,7 +94,7 @@ async def ask_slots(
 
 @dataclass(slots=True)
 class _Book:
-    """The books of this member on one cap."""
+    """Keeps the books of this member on one cap."""
 
     used_ns: int
     stated_ns: int = 0
@@ -109,12 +109,12 @@ class _Book:
 
 
 class Slots:
-    """The slots of this member, stated by the task that draws chunks of quotas."""
+    """Keeps the slots of this member, which the task that draws chunks of quotas states."""
 
     def __init__(
         self, driver: Driver, who: Identity, pool_set: str | None, sharing: Sharing, replay_ns: int
     ) -> None:
-        """`replay_ns`: the time after the start in which clients may replay earlier leases."""
+        """Begin; clients may replay earlier leases for `replay_ns` after the start."""
         self._driver, self._who, self._sharing = driver, who, sharing
         self._holder = (f"set:{pool_set}" if pool_set else f"member:{who.member}").encode()
         self._call = 0
@@ -128,17 +128,17 @@ class Slots:
 
     @property
     def is_told(self) -> bool:
-        """Whether other holders wait for what this one has."""
+        """Return whether other holders wait for what this one has."""
         return bool(self._told)
 
     def has_some(self, drawn: Iterable[bytes]) -> bool:
-        """Whether there is a cap to state. O(drawn)."""
+        """Return whether there is a cap to state. O(drawn)."""
         caps = [cap for cap in drawn if cap not in self._books]
         rows = self._driver.change(lambda core, _: core.slot_rows(caps)) if caps else ()
         return bool(self._books or self._wants() or any(rows))
 
     def has_news(self) -> bool:
-        """Whether a request lacks a slot for which the store was not asked. O(waiting)."""
+        """Return whether a request lacks a slot for which the store was not asked. O(waiting)."""
         return any(cap not in self._asked for cap, _ in self._wants())
 
     def _wants(self) -> list[tuple[bytes, int]]:

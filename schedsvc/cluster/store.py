@@ -1,4 +1,4 @@
-"""The store's port: one connection to a Valkey or Redis server, with a bound on every wait.
+"""Opens one connection to a Valkey or Redis server, with a bound on every wait.
 
 The caller opens a connection, calls functions, and drops it after the first error. Nothing here
 reconnects by itself, because a member has to send all its totals again on a new connection.
@@ -36,7 +36,8 @@ __all__ = [
 #: A connection is made, and a call answered, within this time, or it failed.
 CALL_S = 1.0
 _PORT = 6_379
-#: Of a function that calls a command which its user must not: in Valkey and Redis 7.2, and before.
+#: The error of a function that calls a command which its user must not: in Valkey and Redis 7.2,
+#: and earlier.
 _ACL_FAILURES = ("ACL failure in script", "The user executing the script can't run this command")
 #: Refusals of a write for which the library has no class; the server still answers reads.
 _WRITE_FAILURES = ("MISCONF", "NOREPLICAS")
@@ -46,7 +47,7 @@ _INIT = "run `schedsvc cluster init` with an operator's credentials"
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, and how a client proves who it is."""
+    """Says where a server is, and how a client proves who it is."""
 
     host: str
     port: int
@@ -58,7 +59,7 @@ class Address:
 
     @property
     def text(self) -> str:
-        """The address for people."""
+        """Return the address for people."""
         return f"{self.host}:{self.port}"
 
     @classmethod
@@ -111,7 +112,7 @@ dial: Callable[[Address], Any] = _dial
 
 
 class StoreConnection:
-    """One connection. Every method raises StoreError or StoreRefusedError."""
+    """Holds one connection. Every method raises StoreError or StoreRefusedError."""
 
     def __init__(self, address: Address) -> None:
         self.address = address

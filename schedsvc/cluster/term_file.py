@@ -1,4 +1,4 @@
-"""The highest terms that a member has seen, in a file beside its state file.
+"""Keeps the highest terms that a member has seen, in a file beside its state file.
 
 So the member takes no term again, even if the store loses its data while all members are down. And
 it notices if the store gave its set's last term to another member, while it was down itself.
@@ -31,7 +31,7 @@ _CONTENT = re.compile(r"(\d{1,19})(?: (\d{1,19}) (\S{1,300}) (\S{1,300}))?\n?")
 
 
 class TermFile:
-    """Terms on the disk. Each file is replaced as a whole, so it is never half-written."""
+    """Keeps terms on the disk. Each file is replaced as a whole, so it is never half-written."""
 
     def __init__(self, state_file: Path, pool_set: str) -> None:
         """Read the files; the number is 0 if there is none. A damaged one is logged."""
@@ -68,7 +68,10 @@ class TermFile:
         return number, (of_set, found[3]) if is_own else _NO_TERM
 
     def lacks(self, number: int, led: tuple[int, str]) -> bool:
-        """Whether a term is above the one in the files, or another program took a file. O(1)."""
+        """Return whether a term is above the one in the files, or another program took a file.
+
+        O(1).
+        """
         return number > self.number or led[0] > self.led[0] or self._is_taken()
 
     def _is_taken(self) -> bool:

@@ -1,4 +1,4 @@
-"""Terms: which member leads a set, as the store says it.
+"""Says which member leads a set, by its term in the store.
 
 A member calls `look()` and, if no member leads, `take()`; a leader calls `renew()`, and `release()`
 when it stops. Every method raises StoreError. Rows are sealed with the cluster's secret. A row that
@@ -37,7 +37,7 @@ _COUNTER = b"terms"
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a set, and the member that leads in it."""
+    """Describes a term of a set, and the member that leads in it."""
 
     number: int
     #: The member's name, a slash, and one life of its process.
@@ -53,7 +53,7 @@ def term_end_ns(began_ns: int) -> int:
 
 
 class Terms:
-    """The terms of its set, as one member knows them."""
+    """Holds the terms of a member's set, as that member knows them."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Terms:
         highest: int = 0,
         led: tuple[int, str] = (0, ""),
     ) -> None:
-        """`highest`: the highest term known from an earlier life of this member; 0 for none.
+        """Begin with the highest term known from an earlier life of this member; 0: none.
 
         `led`: the highest term of the set that it knew, and its leader.
         """
@@ -95,7 +95,7 @@ class Terms:
 
     @property
     def is_first(self) -> bool:
-        """Whether neither the store nor anyone else has stated a term yet."""
+        """Return whether neither the store nor anyone else has stated a term yet."""
         return not self.highest and not self.reported
 
     def follow(self, number: int, leader: str) -> bool:
@@ -160,7 +160,7 @@ class Terms:
         return term
 
     def _is_repeated(self, number: int, leader: str) -> bool:
-        """Whether another member had this very term: the store has lost it, and gave it again.
+        """Return whether another member had this term: the store lost it, and gave it again.
 
         Clients of the one ignore the other. So neither goes on: the next term is taken.
         """
@@ -223,7 +223,7 @@ class Terms:
         raise StoreError(f"store {link.address.text}: another program writes the rows of terms")
 
     async def is_known(self, link: StoreConnection) -> bool:
-        """Whether the store knows a term of the set.
+        """Return whether the store knows a term of the set.
 
         A leader asks if its term is over by its own clock. A store that lost its data would renew
         that term, although another member may have led since.

@@ -20,7 +20,7 @@
 -- An answer empties the inbox. A member that loses an answer, or its connection, writes all its
 -- totals again with ARGV 7 set, and so reads all rows of others again.
 
-local ROW_MINUTES = 60  -- so long a total is kept after its last change
+local ROW_MINUTES = 60  -- a total is kept for it after its last change
 local KEPT_MS = 7200000  -- and all of them, once no member is left
 local PRUNED_MAX = 400
 local PUT_MAX = 2000  -- arguments of one ZADD, an even number
@@ -29,8 +29,8 @@ local TTL_MAX_MS = 18000  -- as no member asks for more
 -- number of its last call, the fingerprint of its configuration.
 local MEMBER = '^(%d+) (%x+) (%d+) (%x*)$'
 
--- Members and what they said last, by turns. What is due later than anything can be was written
--- before the clock was set back: it counts from now.
+-- Members and what they said last, by turns. A member whose end is later than any can be wrote
+-- before the clock was set back: its time counts from now.
 local function entries(keys, now)
     local all = redis.call('HGETALL', keys[5])
     for i = 1, #all, 2 do

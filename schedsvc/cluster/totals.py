@@ -1,4 +1,4 @@
-"""Totals of service, as plain books: its own service, and that of the others as it saw it.
+"""Keeps totals of service: its own, and those of others as it saw them.
 
 Totals are Python's integers, so they never wrap. Time comes in as `now_ns`. A total that was idle
 for long is forgotten, first by its readers and later by its owner; the store forgets it before
@@ -33,7 +33,7 @@ class _Own:
 
 
 class OwnTotals:
-    """Service of this member since its start, by key, and the part that the store may lack."""
+    """Counts this member's service since its start by key, and what the store may lack of it."""
 
     def __init__(self) -> None:
         self._rows: dict[Key, _Own] = {}  # that changed last, last
@@ -44,7 +44,7 @@ class OwnTotals:
 
     @property
     def unsent(self) -> int:
-        """How many totals the store may lack."""
+        """Return how many totals the store may lack."""
         return len(self._unsent)
 
     def add(self, key: Key, charged: int, refunded: int, now_ns: int) -> None:
@@ -95,7 +95,7 @@ class _Seen:
 
 
 class SeenTotals:
-    """The highest total of each origin and key that this member has seen."""
+    """Holds the highest total of each origin and key that this member has seen."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[bytes, Key], _Seen] = {}  # that changed last, last
@@ -106,7 +106,7 @@ class SeenTotals:
     def take(self, origin: bytes, key: Key, totals: Totals, now_ns: int) -> tuple[int, int]:
         """Return by how much a total and its refunds grew; a fall counts as nothing. O(1).
 
-        Of a total that this member has not seen, only what its owner stated last is growth.
+        If this member has not seen a total, only what its owner stated last is growth.
         """
         place = (origin, key)
         row = self._rows.pop(place, None)

@@ -1,4 +1,4 @@
-"""The configuration file: read, checked as a whole, and named by place where it is wrong."""
+"""Reads the configuration file, checks it as a whole, and names the place of each problem."""
 
 import hashlib
 import os
@@ -89,7 +89,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """The result of reading a file: a config if it is valid, else the problems."""
+    """Holds the result of reading a file: a config if it is valid, else the problems."""
 
     config: Config | None
     problems: list[Problem]

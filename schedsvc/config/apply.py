@@ -24,7 +24,7 @@ _USUAL = -1
 
 
 class Configurable(Protocol):
-    """The methods of the core's Scheduler that `configure` and `reconfigure` call; see there."""
+    """Declares the core's methods that `configure` and `reconfigure` call; see there."""
 
     def set_options(self, now_ns: int, **options: Any) -> None:
         """Give the core other settings."""
@@ -54,7 +54,7 @@ class Configurable(Protocol):
         """Let a name be unknown, and a new tenant have its flow once it loses nothing by that."""
 
     def is_known(self, name: bytes) -> bool:
-        """Whether a tenant has this name now."""
+        """Return whether a tenant has this name now."""
 
     def class_index(self, name: bytes) -> int:
         """Return the index of a class."""

@@ -1,4 +1,4 @@
-"""Rules on who may call: each principal has a proof, and no two have the same."""
+"""Holds rules on who may call: each principal has a proof, and no two have the same."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath

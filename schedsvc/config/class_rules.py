@@ -1,4 +1,4 @@
-"""Rules of priority classes that look at more than one field."""
+"""Checks rules of priority classes that look at more than one field."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The section `cluster`: several schedulers that share one fairness through a store."""
+"""Reads the section `cluster`: several schedulers that share one fairness through a store."""
 
 import ipaddress
 import socket
@@ -43,7 +43,7 @@ _NEEDED_BY_ROLE = {
 
 
 class ClusterTls(Section):
-    """Files of the connection to the store, in PEM; without `ca` the system's authorities."""
+    """Names the PEM files of the connection to the store; without `ca` the system's authorities."""
 
     ca: FileName | None = None
     cert: FileName | None = None
@@ -51,7 +51,7 @@ class ClusterTls(Section):
 
 
 class ClusterStore(Section):
-    """A Valkey or Redis server; further URLs are tried if the first cannot be used."""
+    """Names a Valkey or Redis server; further URLs are tried if the first cannot be used."""
 
     urls: Annotated[list[StoreUrl], Field(min_length=1, max_length=8)]
     password_file: FileName | None = None
@@ -59,14 +59,14 @@ class ClusterStore(Section):
 
 
 class ClusterLeader(Section):
-    """How this member calls the leader that it follows; without `tls` in clear."""
+    """Says how this member calls the leader that it follows; without `tls` in clear."""
 
     token_file: FileName | None = None
     tls: ClusterTls | None = None
 
 
 class Cluster(Section):
-    """The cluster that this scheduler is a member of."""
+    """Describes the cluster that this scheduler is a member of."""
 
     name: ClusterName
     member: MemberName | None = None
@@ -85,12 +85,12 @@ class Cluster(Section):
 
     @property
     def member_name(self) -> str:
-        """The member's name; by default the host's."""
+        """Return the member's name; by default the host's."""
         return self.member or socket.gethostname()
 
     @property
     def advertised(self) -> str:
-        """The HOST:PORT at which clients and members reach this member; "": it has no role."""
+        """Return the HOST:PORT of this member for clients and members; "": it has no role."""
         return (self.advertise or "").replace("{member}", self.member_name)
 
 

@@ -1,4 +1,4 @@
-"""Rules about the files and folders that a configuration names, as they are on this machine."""
+"""Checks the files and folders that a configuration names, as they are on this machine."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Files that a configuration names: what stands at a path, and reads that never wait.
+"""Reads files that a configuration names, and never waits.
 
 A pipe without a writer, or a terminal, would hold up the start or the running scheduler for ever,
 and a device could be read without end.

@@ -23,7 +23,7 @@ S = TypeVar("S", bound=BaseModel)
 #: Keys of the file that are read at the start only.
 RESTART_KEYS = ("listeners", "metrics", "record", "state", "usage", "cluster")
 
-#: Of a pool; they say how its leases are counted.
+#: The figures of a pool that say how its leases are counted.
 _RESTART_POOL = ("epoch", "block_size_tokens")
 
 

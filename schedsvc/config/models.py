@@ -1,4 +1,4 @@
-"""The keys of a configuration file, with defaults; the sample file explains each key."""
+"""Declares the keys of a configuration file; the sample file explains each key."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -73,7 +73,7 @@ Mode = Literal["enforce", "dry_run"]
 
 
 class PoolLimits(SomePools):
-    """Limits of some pools."""
+    """Limits some pools."""
 
     pools: Annotated[list[Name], Field(min_length=1, max_length=POOLS_MAX)]
 
@@ -82,7 +82,7 @@ SomeTokens = Annotated[int, Field(ge=0, le=TOKENS_MAX)]
 
 
 class Adapter(Section):
-    """The tokens that a LoRA adapter takes of a pool in which it is active."""
+    """States the tokens that a LoRA adapter takes of a pool in which it is active."""
 
     name: TenantName
     tokens: SomeTokens | None = None
@@ -90,12 +90,12 @@ class Adapter(Section):
 
     @property
     def taken_tokens(self) -> int:
-        """Tokens of the cache; by its rank as in S-LoRA (arXiv 2311.03285)."""
+        """Return the tokens of the cache; by its rank as in S-LoRA (arXiv 2311.03285)."""
         return _TOKENS_OF_A_RANK * (self.rank or 0) if self.tokens is None else self.tokens
 
 
 class Quota(Section):
-    """Limits of one level; one that is absent does not limit."""
+    """States the limits of one level; one that is absent does not limit."""
 
     requests_per_minute: Requests | None = None
     input_tokens_per_minute: Tokens | None = None
@@ -104,7 +104,7 @@ class Quota(Section):
     concurrency: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
 
     def core_limits(self) -> dict[str, int]:
-        """Keyword arguments for the core; 0 is no limit."""
+        """Return keyword arguments for the core; 0 is no limit."""
         return {
             "requests": self.requests_per_minute or 0,
             "input_tokens": self.input_tokens_per_minute or 0,
@@ -115,20 +115,20 @@ class Quota(Section):
 
 
 class TenantQuota(Quota):
-    """Limits of one tenant, and what becomes of a request that exceeds them."""
+    """States the limits of one tenant, and what becomes of a request that exceeds them."""
 
     over: Literal["wait", "refuse"] = "wait"
 
 
 class Share(Section):
-    """The service that a tenant or a group can count on while the pools are saturated."""
+    """States the service that a tenant or a group can count on while the pools are saturated."""
 
     tokens_per_minute: AllTokens
     lends: Annotated[int, Field(ge=0, le=_QUOTA_MAX)] | None = None
     borrows: Annotated[int, Field(ge=0, le=_QUOTA_MAX)] | None = None
 
     def core_share(self) -> dict[str, int]:
-        """Keyword arguments for the core; -1 is no limit."""
+        """Return keyword arguments for the core; -1 is no limit."""
         return {
             "share": self.tokens_per_minute,
             "lends": -1 if self.lends is None else self.lends,
@@ -137,7 +137,7 @@ class Share(Section):
 
 
 class Group(Section):
-    """A quota that tenants and other groups share, and, if it has a weight, their service."""
+    """Holds a quota that tenants and other groups share, and, if it has a weight, their service."""
 
     name: Name
     parent: Name | None = None
@@ -156,7 +156,7 @@ class Model(Section):
 
 
 class Class(Section):
-    """A priority class: the least rank goes first, and one that is exempt before all."""
+    """Describes a priority class: the least rank runs first, and an exempt one before all."""
 
     name: Name
     rank: Annotated[int, Field(ge=-1_000, le=1_000)] | None = None
@@ -165,7 +165,7 @@ class Class(Section):
 
 
 class Terms(Section):
-    """The limits of a flow, and the classes of its requests."""
+    """States the limits of a flow, and the classes of its requests."""
 
     group: Name | None = None
     quota: TenantQuota | None = None
@@ -175,17 +175,17 @@ class Terms(Section):
 
     @property
     def is_limited(self) -> bool:
-        """Whether a quota, a share or a group says how much."""
+        """Return whether a quota, a share or a group says how much."""
         return (self.quota, self.share, self.group) != (None, None, None)
 
     @property
     def names_classes(self) -> bool:
-        """Whether it says of which class requests are, or may be."""
+        """Return whether it says of which class requests are, or may be."""
         return self.request_class is not None or self.classes is not None
 
 
 class Tenant(Terms):
-    """A tenant with a flow of its own in each class."""
+    """Describes a tenant with a flow of its own in each class."""
 
     name: TenantName
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
@@ -195,19 +195,19 @@ class Tenant(Terms):
 
     @property
     def is_limited(self) -> bool:
-        """Whether a quota, a share, a group or a budget says how much."""
+        """Return whether a quota, a share, a group or a budget says how much."""
         return super().is_limited or self.budget is not None
 
 
 class TenantRule(Terms):
-    """The terms of an unlisted tenant whose name fits `match` (* is any text)."""
+    """States the terms of an unlisted tenant whose name fits `match` (* is any text)."""
 
     match: TenantName
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
 
 
 class Pool(Section):
-    """A pool that takes requests which name none, by any caller that offers it.
+    """Names a pool that takes requests which name none, by any caller that offers it.
 
     With `capacity_tokens` no shim need register it: it is always attached.
     """
@@ -221,7 +221,7 @@ class Pool(Section):
 
 
 class Config(Section):
-    """A whole configuration file."""
+    """Holds a whole configuration file."""
 
     listeners: Annotated[list[Listener], Field(min_length=1, max_length=64)]
     edge: Edge | None = None
@@ -256,11 +256,11 @@ class Config(Section):
         return path_in(self._folder, path)
 
     def is_dry_run(self, tenant: Tenant) -> bool:
-        """Whether the requests of a tenant are decided and counted, but never refused."""
+        """Return whether the requests of a tenant are decided and counted, but never refused."""
         return (tenant.mode or self.mode) == "dry_run"
 
     def limits_of_pools(self) -> dict[str, dict[str, int]]:
-        """Keyword arguments for the core, by pool; "" stands for all that are not named."""
+        """Return keyword arguments for the core, by pool; "" stands for all that are not named."""
         every = self.scheduler.each_pool.model_dump()
         found = {"": every}
         for entry in self.pool_limits:
@@ -282,20 +282,20 @@ class Config(Section):
 
     @property
     def edge_socket(self) -> str | None:
-        """The Unix socket to which the edge passes calls on: the first that asks for tokens."""
+        """Return the Unix socket of the scheduler for the edge: the first that asks for tokens."""
         for listener in self.listeners:
             if listener.unix is not None and self.auth_kind(listener) == "token":
                 return listener.unix
         return None
 
     def may_operate(self, listener: Listener) -> bool:
-        """Whether operators may call here: by default on Unix sockets, or with authentication."""
+        """Return whether operators may call here; `operate` overrides the default."""
         if listener.operate is not None:
             return listener.operate
         return listener.unix is not None or self.auth_kind(listener) != "none"
 
     def core_options(self) -> dict[str, Any]:
-        """Keyword arguments for the core's Scheduler."""
+        """Return keyword arguments for the core's Scheduler."""
         return {
             **core_options(self.scheduler, self.limits),
             "pools_max": POOLS_MAX,

@@ -1,4 +1,4 @@
-"""The modes that operators set over those of the file."""
+"""Keeps the modes that operators set over those of the file."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MODES = get_args(Mode)
 
 @dataclass(frozen=True, slots=True)
 class ModeOverlay:
-    """Modes that override the file's: for all tenants, or for one, which overrides both."""
+    """Holds modes that override the file's: for all tenants, or for one, which overrides both."""
 
     everyone: Mode | None = None
     tenants: Mapping[str, Mode] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class ModeOverlay:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether it overrides no mode."""
+        """Return whether it overrides no mode."""
         return self.everyone is None and not self.tenants
 
     def saying(self, mode: Mode | None, tenant: str = "") -> "ModeOverlay":

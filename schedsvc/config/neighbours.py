@@ -1,4 +1,4 @@
-"""A second scheduler on the same engine, as far as files on this machine show it."""
+"""Finds a second scheduler on the same engine, as far as files on this machine show it."""
 
 from collections.abc import Iterator
 from pathlib import Path as FilePath
@@ -13,7 +13,7 @@ __all__ = ["neighbour_advice"]
 _FILES_MAX = 16
 _EFFECT = (
     "without one, each of two schedulers promises an engine's whole capacity: give them a cluster"
-    " (docs/cluster.md), or each its own engines"
+    " (docs/operate/cluster.md), or each its own engines"
 )
 
 

@@ -1,4 +1,4 @@
-"""The sections of a configuration about addresses and callers."""
+"""Declares the sections of a configuration about addresses and callers."""
 
 import ipaddress
 from typing import Annotated, Literal
@@ -27,7 +27,7 @@ AuthKind = Literal["none", "token", "certificate"]
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether HOST:PORT stands for all addresses of this host, of IPv4 and of IPv6."""
+    """Return whether HOST:PORT stands for all addresses of this host, of IPv4 and of IPv6."""
     try:
         return ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_unspecified
     except ValueError:
@@ -35,7 +35,7 @@ def is_wildcard(address: str) -> bool:
 
 
 class Tls(Section):
-    """Files of a TLS listener, in PEM."""
+    """Names the files of a TLS listener, in PEM."""
 
     cert: FilePath
     key: FilePath
@@ -43,7 +43,7 @@ class Tls(Section):
 
 
 class Listener(Section):
-    """One address to serve gRPC on: `tcp` or `unix`."""
+    """Names one address to serve gRPC on: `tcp` or `unix`."""
 
     tcp: Address | None = None
     unix: FilePath | None = None
@@ -54,7 +54,7 @@ class Listener(Section):
 
 
 class Edge(Section):
-    """An address for callers who are not trusted; `schedsvc edge` serves it."""
+    """Names an address for callers who are not trusted; `schedsvc edge` serves it."""
 
     tcp: Address
     tls: Tls | None = None
@@ -64,7 +64,7 @@ class Edge(Section):
 
 
 class Principal(Section):
-    """A caller: how it proves who it is, and what it may do.
+    """Describes a caller, its proof of who it is, and its rights.
 
     A pattern is a name in which * stands for any text.
     """
@@ -96,28 +96,28 @@ class Principal(Section):
 
     @property
     def may_vouch_for(self) -> list[str]:
-        """Patterns of the tenants that it may name; by default all if it has pools, else none."""
+        """Return patterns of the tenants that it may name; the default is all if it has pools."""
         if self.tenants is None:
             return ["*"] if self.pools else []
         return self.tenants
 
 
 class Auth(Section):
-    """The callers that are allowed."""
+    """Lists the callers that are allowed."""
 
     principals: Annotated[list[Principal], Field(max_length=10_000)] = []
     unlisted_certificates: Literal["allow", "refuse"] | None = None
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a principal proves who it is by a token."""
+        """Return whether a principal proves who it is by a token."""
         return any(p.sha256 or p.env or p.token_file for p in self.principals)
 
     @property
     def lets_unlisted_in(self) -> bool:
-        """Whether a client certificate that no principal names is let in.
+        """Return whether a client certificate that no principal names is let in.
 
-        By default only while no principal names a certificate.
+        The default is on only while no principal names a certificate.
         """
         if self.unlisted_certificates is not None:
             return self.unlisted_certificates == "allow"

@@ -1,4 +1,4 @@
-"""Tenants that an operator has set, over those of the file and of its rules.
+"""Puts tenants that an operator has set over those of the file and of its rules.
 
 An operator's entry holds the terms of a tenant in the form of the file, hashes of API keys, or
 both.
@@ -50,19 +50,19 @@ class TenantError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that an operator has made, by its hash."""
+    """Describes a key that an operator has made, by its hash."""
 
     id: str
     #: In hexadecimal digits, as the file writes them.
     sha256: str
     created_ms: int
-    #: By the wall clock; 0: never.
+    #: A time of the wall clock; 0: never.
     expires_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """The settings of one tenant that operators have made."""
+    """Holds the settings of one tenant that operators have made."""
 
     #: Grows with each change of any entry.
     version: int
@@ -123,7 +123,7 @@ def restored_entries(saved: Mapping[str, bytes]) -> dict[str, OperatorEntry]:
 
 
 class EntryLog:
-    """Operators' entries as the state file keeps them, and which of them it lacks."""
+    """Holds operators' entries as the state file keeps them, and which of them it lacks."""
 
     def __init__(self) -> None:
         self._rows: dict[str, bytes] = {}

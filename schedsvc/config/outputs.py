@@ -1,4 +1,4 @@
-"""Models of the outputs beside the answers: metrics, log, the state file, the usage ledger."""
+"""Declares the outputs beside the answers: metrics, log, the state file, the usage ledger."""
 
 from datetime import UTC, tzinfo
 from decimal import Decimal
@@ -19,7 +19,7 @@ HostName = Annotated[str, Field(pattern=r"^[a-z0-9_-][a-z0-9._-]{0,252}$")]
 
 
 class Metrics(Section):
-    """The Prometheus page."""
+    """Describes the Prometheus page."""
 
     listen: Address
     #: Names of this host by which clients may ask; by addresses they always may.
@@ -29,14 +29,14 @@ class Metrics(Section):
 
 
 class State(Section):
-    """The file that outlives the process."""
+    """Names the file that outlives the process."""
 
     file: FilePath
     every_ms: Annotated[int, Field(ge=10, le=60_000)] = 1_000
 
 
 class Log(Section):
-    """How the process logs, always to stderr."""
+    """Says how the process logs, always to stderr."""
 
     format: Literal["json", "console"] = "json"
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -56,7 +56,7 @@ Amount = Annotated[Decimal, BeforeValidator(_amount)]
 
 
 class Price(Section):
-    """The price of a million tokens, of a model and class, or (absent) of any."""
+    """States the price of a million tokens, of a model and class, or (absent) of any."""
 
     model: Name | None = None
     request_class: Annotated[Name | None, Field(alias="class")] = None
@@ -88,19 +88,19 @@ BudgetTokens = Annotated[int, Field(ge=2, le=1_000_000_000_000)]
 
 
 class Budget(Section):
-    """Tokens of a calendar day and month in a time zone."""
+    """Limits tokens of a calendar day and month in a time zone."""
 
     tokens_per_day: BudgetTokens | None = None
     tokens_per_month: BudgetTokens | None = None
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
 
     def core_limits(self) -> dict[str, int]:
-        """Keyword arguments for the core; 0 is no limit."""
+        """Return keyword arguments for the core; 0 is no limit."""
         return {"day_tokens": self.tokens_per_day or 0, "month_tokens": self.tokens_per_month or 0}
 
 
 class Usage(Section):
-    """The usage ledger, and the prices of its exports."""
+    """Names the usage ledger, and the prices of its exports."""
 
     path: FilePath
     keep_days: Annotated[int, Field(ge=1, le=3_660)] = 400

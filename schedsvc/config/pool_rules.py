@@ -1,4 +1,4 @@
-"""Rules of pools' limits and of adapters that look at more than one field."""
+"""Checks rules of pools' limits and of adapters that look at more than one field."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

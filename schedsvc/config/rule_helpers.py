@@ -1,4 +1,4 @@
-"""Helpers for rules that look at the plain data of a file, whatever is wrong with it elsewhere."""
+"""Helps rules that look at the plain data of a file, whatever is wrong with it elsewhere."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number; true and false are numbers to Python alone."""
+    """Return whether a value is a whole number; true and false are numbers to Python alone."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

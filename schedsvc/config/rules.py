@@ -1,4 +1,4 @@
-"""Rules that look at more than one field, or beyond the file.
+"""Checks rules that look at more than one field, or beyond the file.
 
 They read the plain data, so that they are heard also where some field elsewhere is wrong; each
 skips quietly what has another type than it needs, because the models name that.

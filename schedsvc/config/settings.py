@@ -22,7 +22,7 @@ class Prices(Section):
 
 
 class EachPool(Section):
-    """Limits of each pool, whichever caller registers it; 0: no limit (docs/pools.md)."""
+    """Limits of each pool, whichever caller registers it; 0: no limit (docs/understand/pools.md)."""
 
     batch_max_tokens: Annotated[int, BeforeValidator(tokens_or_auto(134_217_728, 1))] = -1
     max_total_tokens: Annotated[int, Field(ge=0, le=134_217_728)] = 0

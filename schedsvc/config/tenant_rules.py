@@ -1,4 +1,4 @@
-"""Rules of `tenant_rules` and `unknown_tenants` that look at more than one field."""
+"""Checks rules of `tenant_rules` and `unknown_tenants` that look at more than one field."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

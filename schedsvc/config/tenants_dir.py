@@ -1,4 +1,4 @@
-"""A folder with one file for each tenant, read together with the configuration file.
+"""Reads a folder with one file for each tenant, together with the configuration file.
 
 A file of the folder holds one entry of `tenants`. The entries follow those of the configuration
 file, so that every rule sees all tenants. Names that begin with a point are skipped, because a
@@ -54,7 +54,7 @@ class _TenantFile:
 
 
 class TenantFiles:
-    """The files of one folder, as they were at one moment."""
+    """Holds the files of one folder, as they were at one moment."""
 
     def __init__(self, folder: FilePath) -> None:
         """Read a folder. O(files)."""

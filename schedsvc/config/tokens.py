@@ -1,4 +1,7 @@
-"""Where a bearer token comes from. The token itself is dropped at once; its hash stays."""
+"""Finds a bearer token in its file or variable.
+
+The token itself is dropped at once; its hash stays.
+"""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The values of a file: the class of its mappings, and readers of numbers."""
+"""Reads the values of a file: the class of its mappings, and readers of numbers."""
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -14,7 +14,7 @@ AUTO = -1  #: The core finds the number of tokens by itself.
 
 
 class Section(BaseModel):
-    """A mapping of the file: no key but the known ones, no value of another type."""
+    """Reads a mapping of the file: no key but the known ones, no value of another type."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

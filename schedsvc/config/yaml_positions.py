@@ -1,4 +1,4 @@
-"""Plain data out of a YAML text, and where in the text each piece of it stands."""
+"""Reads plain data out of a YAML text, and where in the text each piece of it is."""
 
 import json
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A position in a text; both count from 1."""
+    """Names a position in a text; both count from 1."""
 
     line: int
     column: int
@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong in a configuration: where, at which field, and what to do."""
+    """Describes something wrong in a configuration: where, at which field, and what to do."""
 
     place: Place
     path: Path
@@ -37,7 +37,7 @@ class Problem:
 
 @dataclass(slots=True)
 class YamlText:
-    """The data of a document, the places of its keys and values, and what was wrong with it."""
+    """Holds the data of a document, the places of its keys and values, and its faults."""
 
     data: Any = None
     values: dict[Path, Place] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def _check_nesting(text: str) -> None:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError, mark: yaml.Mark | None, text: str) -> str:
-    """One line out of PyYAML's several."""
+    """Return one line out of PyYAML's several."""
     # PyYAML does not name the character, and a tab cannot be seen.
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
         return "a tab stands here; indent with spaces"

@@ -1,4 +1,4 @@
-"""For callers of the driver: a record of a call that waits, and errors of the service."""
+"""Serves callers of the driver: a record of a call that waits, and errors of the service."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _SLEPT_NS = 20_000_000
 
 
 class Broken(RuntimeError):
-    """A defect of ours: this call failed, and if `Driver.broken`, every later one will."""
+    """We have a defect: this call failed, and if `Driver.broken`, every later one will."""
 
 
 class NotLeading(Broken):
@@ -88,7 +88,7 @@ class EscrowWatch:
 
 
 class Waiting:
-    """A queued request, and the calls that wait for its verdict (a repeated call joins in)."""
+    """Holds a queued request and the calls that wait for its verdict; a repeated call joins in."""
 
     __slots__ = ("calls", "delivered", "handle", "verdict")
 
@@ -102,7 +102,7 @@ class Waiting:
 
 
 class Records:
-    """The state beside a driver: of the work beside the serving, and of its right to decide."""
+    """Holds the state beside a driver: of the work beside the serving, and its right to decide."""
 
     def __init__(self, clock: SteadyClock) -> None:
         self.clock = clock
@@ -142,7 +142,7 @@ class Records:
 
     @property
     def leads(self) -> bool:
-        """Whether this member has a role, and may decide now. O(1)."""
+        """Return whether this member has a role, and may decide now. O(1)."""
         leading = self.leading
         return self.is_under_term and leading is not None and boot_ns() < leading.until_ns
 

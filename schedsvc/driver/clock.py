@@ -1,4 +1,4 @@
-"""The clock of a scheduler process: monotonic, and blind to the process's own pauses."""
+"""Reads the clock of a scheduler process: monotonic, and blind to the process's own pauses."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ PAUSE_NS = 1_000_000_000
 
 
 class SteadyClock:
-    """Monotonic nanoseconds that stand still while the process is paused.
+    """Counts monotonic nanoseconds that stand still while the process is paused.
 
     While the process was stopped (SIGSTOP, a suspended machine, a long stall of the event loop)
     renewals waited unread in the sockets. Were the pause counted, leases would expire before those

@@ -13,7 +13,7 @@ from schedsvc.driver import Driver
 
 __all__ = ["EVERYBODY", "Rest", "most_served", "one_turn", "pool_rows"]
 
-#: In place of a principal: one that sees everything.
+#: A principal that sees everything.
 EVERYBODY = -1
 
 #: Rows of pools, and keys of flows, that are read in one turn: half a millisecond each.
@@ -22,7 +22,7 @@ _POOLS_AT_ONCE, _KEYS_AT_ONCE = 64, 500
 #: Leaves the event loop to others between two slices.
 Rest = Callable[[], Awaitable[None]]
 
-#: Of a flow: whether it waits, its service, and its number, negative.
+#: A flow: whether it waits, its service, and its number, negative.
 _Key = tuple[bool, int, int]
 
 

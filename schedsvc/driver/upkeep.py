@@ -1,4 +1,4 @@
-"""How the work beside the serving goes: saving, reloading, ledger, cluster; for Stats and metrics.
+"""Records the work beside the serving, for Stats and metrics: saving, reloading, ledger, cluster.
 
 Each record is written by the one that does the work, and hangs on the driver.
 """
@@ -11,23 +11,23 @@ __all__ = ["Leading", "Ledgering", "Loading", "Saving", "SettingsShared", "Shari
 
 @dataclass(slots=True)
 class Saving:
-    """How well the core's state is kept for a restart."""
+    """Records how well the core's state is kept for a restart."""
 
-    #: By the driver's clock: all that happened until then is saved.
+    #: All that happened until then, by the driver's clock, is saved.
     saved_ns: int
     #: Why the file cannot be written; empty while it can.
     problem: str = ""
     #: How often the file was found deleted, or changed by another program.
     files_lost: int = 0
-    #: Of the file's write-ahead log. It grows while another program is in the middle of a query.
+    #: The file's write-ahead log; it grows while another program is in the middle of a query.
     log_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Loading:
-    """How the last reload of the configuration went; the start counts as one that succeeded."""
+    """Records the last reload of the configuration; the start counts as one that succeeded."""
 
-    #: By the wall clock.
+    #: A time of the wall clock.
     succeeded_ms: int = 0
     #: Why the last reload changed nothing; empty if it succeeded.
     problem: str = ""
@@ -38,7 +38,7 @@ class Loading:
 
 @dataclass(slots=True)
 class Ledgering:
-    """How well the usage ledger is kept; counts are of ended leases, since the start."""
+    """Records how well the usage ledger is kept; counts are of ended leases, since the start."""
 
     saved_rows: int = 0
     #: In the queue.
@@ -49,13 +49,13 @@ class Ledgering:
     problem: str = ""
     #: How often another program deleted, replaced or truncated the file.
     files_lost: int = 0
-    #: Of the file's write-ahead log. It grows while another program is in the middle of a query.
+    #: The file's write-ahead log; it grows while another program is in the middle of a query.
     log_bytes: int = 0
 
 
 @dataclass(slots=True)
 class SettingsShared:
-    """How well operators' tenants, API keys and modes are shared with the other members."""
+    """Records how well operators' tenants, API keys and modes are shared with other members."""
 
     #: Why they are not shared; empty while they are.
     problem: str = "not connected yet"
@@ -71,11 +71,11 @@ class SettingsShared:
 
 @dataclass(slots=True)
 class Sharing:
-    """How well service is shared with the other members of a cluster."""
+    """Records how well service is shared with the other members of a cluster."""
 
     cluster: str
     member: str
-    #: By the driver's clock: the last complete exchange with the store; before it, the start.
+    #: The last complete exchange with the store, by the driver's clock; before it, the start.
     synced_ns: int
     #: Why there is no exchange; empty while there is.
     problem: str = "not connected yet"
@@ -118,12 +118,12 @@ class Sharing:
 
 @dataclass(slots=True)
 class Leading:
-    """The leader of the set of this member: itself, another member, or none that it knows."""
+    """Names the leader of the set of this member: itself, another member, or none that it knows."""
 
     pool_set: str
     #: Name of the member, a slash, and this life of its process.
     me: str
-    #: By boot_ns(): until then this member may decide. 0: it does not lead.
+    #: This member may decide until then, by boot_ns(). 0: it does not lead.
     until_ns: int = 0
     #: The highest term known, its leader, and at which target that one is reached; "": unknown.
     term: int = 0
@@ -142,13 +142,14 @@ class Leading:
     followers: tuple[str, ...] = ()
     #: Requests that wait at the followed leader, and would keep their places here.
     followed_places: int = 0
-    #: By boot_ns(): since when this standby follows the leader, and when it heard of it last; 0: it
-    #: does not follow.
+    #: When this standby began to follow the leader, and when it heard of it last, by boot_ns(); 0:
+    #: it does not follow.
     followed_ns: int = 0
     heard_ns: int = 0
     #: This member leads, and knows nothing of the leases of the leader before.
     is_cold: bool = False
-    #: Requests that waited at the last leader at the end of its term: keys of the core, and ns.
+    #: Requests that waited at the last leader when its term ended: their keys in the core, and how
+    #: long they had waited, in ns.
     places: list[tuple[bytes, int]] = field(default_factory=list)
     #: Gets a term that a client reported; returns whether the store has to be asked about it.
     on_report: Callable[[int], bool] = lambda term: False

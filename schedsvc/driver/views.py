@@ -1,4 +1,4 @@
-"""The part of the driver that reads the core and changes nothing."""
+"""Reads the core for the driver, and changes nothing."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlowKey", "Views"]
 
-#: Of a flow: whether it waits, its service, and its number, negative.
+#: A flow: whether it waits, its service, and its number, negative.
 FlowKey = tuple[bool, int, int]
 
 
@@ -58,12 +58,12 @@ class Views(Records):
 
     @guarded
     def may_see_tenant(self, principal: int, tenant: bytes) -> bool:
-        """Whether a principal may vouch for a tenant. O(patterns)."""
+        """Return whether a principal may vouch for a tenant. O(patterns)."""
         return self._core.may_see_tenant(principal, tenant)
 
     @guarded
     def may_see_pool(self, principal: int, pool: bytes) -> bool:
-        """Whether a principal may know how full a pool is. O(patterns)."""
+        """Return whether a principal may know how full a pool is. O(patterns)."""
         return self._core.may_see_pool(principal, pool)
 
     @guarded

@@ -1,4 +1,4 @@
-"""A door in a process of its own, for callers who are not trusted."""
+"""Opens a door in a process of its own, for callers who are not trusted."""
 
 from schedsvc.edge.serve import Edge, serve
 

@@ -1,4 +1,4 @@
-"""The life of an edge process: it listens, asks the scheduler, and ends at the first signal."""
+"""Runs an edge process: it listens, asks the scheduler, and ends at the first signal."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ __all__ = ["WINDOW_BYTES", "Edge", "serve"]
 _log = structlog.get_logger("schedsvc.edge")
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 _AGAIN_S = 0.5
-#: Of each stream, before the edge reads its message.
+#: The window of each stream, before the edge reads its message.
 WINDOW_BYTES = 16_384
 #: Health names whose status the edge copies from the scheduler; it is alive by itself.
 _FOLLOWED = ("", SERVICE_NAME, READINESS)
@@ -43,7 +43,7 @@ _STOP_S_MAX = 10.0
 
 
 class Edge:
-    """The listener `edge` of a configuration, before a scheduler on a Unix socket."""
+    """Serves the listener `edge` of a configuration, before a scheduler on a Unix socket."""
 
     def __init__(self, config: Config) -> None:
         """Make one; nothing listens yet. Has to be called in the event loop."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics, read from the core at each scrape. Nothing is counted twice."""
+"""Exports Prometheus metrics, read from the core at each scrape. Nothing is counted twice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ _MAX_KEYS = frozenset(
 
 
 class Metrics:
-    """The metrics of one server."""
+    """Keeps the metrics of one server."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Metrics:
 
     @property
     def histogram_tenants(self) -> Sequence[str]:
-        """The tenants that have histograms of their own; another object after a change."""
+        """Return the tenants that have histograms of their own; another object after a change."""
         return self._with_histograms
 
     async def page(self, *, openmetrics: bool = False) -> bytes:

@@ -271,7 +271,7 @@ def _quotas(taken: Snapshot) -> Iterator[Metric]:
 
 
 def _refusals(taken: Snapshot) -> Iterator[Metric]:
-    # Of the tenants with histograms, each reason is there from the start.
+    # Tenants with histograms have each reason from the start.
     complete = [tenant for tenant in taken.flows.tenants if tenant in taken.histograms]
     yield from in_parts(
         CounterMetricFamily,

@@ -1,4 +1,4 @@
-"""The figures of groups with a weight in a scrape: which have series, and what the rest sums up to.
+"""Chooses the groups with a weight that have series in a scrape, and sums up the rest.
 
 As with tenants, the first ones have series of their own, and all others are summed up as `other`.
 """

@@ -65,7 +65,7 @@ def _own(counts: Counts) -> Iterator[Metric]:
 
 
 class _Page(Collector):
-    """Families, as prometheus_client's encoders want them."""
+    """Holds families as prometheus_client's encoders want them."""
 
     def __init__(self, found: Iterable[Metric]) -> None:
         self._found = found

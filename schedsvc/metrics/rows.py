@@ -1,4 +1,4 @@
-"""Which figures of the core's snapshot are metrics, and what their HELP texts say."""
+"""Says which figures of the core's snapshot are metrics, and states their HELP texts."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A metric: its name, its kind, where it stands in the core's snapshot, and its unit there."""
+    """Describes a metric: its name, its kind, and its key and unit in the core's snapshot."""
 
     name: str
     is_counter: bool
@@ -294,7 +294,7 @@ CLASS_ROWS = (
         "Requests of the class that were granted early because of ageing.",
     ),
 )
-# Of groups, of models, and (without a name) of the pool of all shares.
+# Rows of groups, of models, and (without a name) of the pool of all shares.
 QUOTA_ROWS = (
     Row(
         "quota_open_requests",
@@ -328,7 +328,7 @@ QUOTA_ROWS = (
     ),
     Row("quota_lent_tokens", True, "lent_tokens", "Tokens that others borrowed from the group."),
 )
-# Of groups with a weight.
+# Rows of groups with a weight.
 GROUP_ROWS = (
     Row("group_weight", False, "weight_milli", "Weight of the group among its siblings.", 1_000),
     Row(
@@ -409,7 +409,7 @@ TOTAL_ROWS = (
         "Leases of which a report stated more than was charged.",
     ),
 )
-# Of tenants that the configuration does not list.
+# Rows of tenants that the configuration does not list.
 TENANT_ROWS = (
     Row("first_sight_tenants", False, "first_sight", "Unlisted tenants with a flow of their own."),
     Row(
@@ -423,7 +423,7 @@ TENANT_ROWS = (
         "Requests with a proved name that shared a flow because there were flows_max flows.",
     ),
 )
-# By tenant and class; sums in microseconds.
+# Histograms by tenant and class; sums in microseconds.
 HISTOGRAM_ROWS = (
     Row(
         "queue_wait_seconds",

@@ -1,4 +1,4 @@
-"""The figures of a page of metrics, without the library that writes it."""
+"""Collects the figures of a page of metrics, without the library that writes it."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
 class Limits:
-    """The limits of tenants, or of groups and models, by column; see Flows."""
+    """Holds the limits of tenants, or of groups and models, by column; see Flows."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -35,7 +35,7 @@ class Limits:
 
 
 class Flows:
-    """The figures of each tenant in a scrape, by column.
+    """Holds the figures of each tenant in a scrape, by column.
 
     A dictionary for each of 10,000 tenants would let Python's garbage collector go through the
     whole process at each scrape.
@@ -44,7 +44,7 @@ class Flows:
     def __init__(self) -> None:
         self.tenants: list[str] = []
         self.columns: dict[str, list[int]] = {row.key: [] for row in FLOW_ROWS}
-        #: Of those that have any.
+        #: Only tenants that have any.
         self.refusals: dict[str, dict[int, int]] = {}
         self.audited_refusals: dict[str, dict[int, int]] = {}
         self.quotas = Limits()
@@ -63,14 +63,14 @@ class Flows:
 
 @dataclass
 class Snapshot:
-    """The figures of one scrape."""
+    """Holds the figures of one scrape."""
 
     pools: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, Any] = field(default_factory=dict)
     tenants: dict[str, Any] = field(default_factory=dict)
     classes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
-    #: Of each group with a weight that is shown, and of `other`.
+    #: The figures of each group with a weight that is shown, and of `other`.
     groups: dict[str, dict[str, int]] = field(default_factory=dict)
     flows: Flows = field(default_factory=Flows)
     #: Histograms of the tenants that have their own, and of `other`: a row for each class.
@@ -89,9 +89,9 @@ class Snapshot:
 
 @dataclass
 class Counts:
-    """The counts that a server keeps itself, beside its core."""
+    """Holds the counts that a server keeps itself, beside its core."""
 
-    #: Of further counters, help text and count, by name.
+    #: Help text and count of further counters, by name.
     process: Mapping[str, tuple[str, Callable[[], int]]] = field(default_factory=dict)
     #: Calls that ended in a gRPC error, by method and code.
     failures: dict[tuple[str, str], int] = field(default_factory=dict)

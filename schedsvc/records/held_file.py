@@ -1,4 +1,4 @@
-"""A file that one process holds: the ledger, the state file, a recording, at its path.
+"""Holds a file at its path for one process: the ledger, the state file, a recording.
 
 SQLite and the kernel go on with a file that another program deleted, replaced or truncated: they
 report no error, and the data is gone at the next start. So the holder compares the path with the
@@ -27,7 +27,7 @@ __all__ = [
 _MODE = 0o600
 _ASIDE_MAX = 100
 _SUFFIXES = ("", "-wal", "-shm")
-#: Of a file system that has no hard links, or no more of them for a file.
+#: Errors of a file system that has no hard links, or no more of them for a file.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 #: The file and its write-ahead log; None for one that is not there.
@@ -39,7 +39,7 @@ class FileHeldError(OSError):
 
 
 class Claim(NamedTuple):
-    """A locked file at its path."""
+    """Holds a locked file at its path."""
 
     #: The descriptor that holds the lock.
     lock: int
@@ -138,7 +138,7 @@ def _is_older(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def hold(path: Path, lock: int) -> str:
-    """Give the locked file at the path, and its log, a second name in place of older ones.
+    """Give the locked file at the path, and its log, a second name, and remove older ones.
 
     It has none if another program takes the file meanwhile. Returns why the file system gives none;
     empty: it does.

@@ -126,12 +126,12 @@ class WriteAheadLog:
 
     @property
     def is_due(self) -> bool:
-        """Whether `write_back()` has something to do, or a reader that has gone to report."""
+        """Return whether `write_back()` has work, or a reader that has gone to report."""
         return self._is_held or _size(self.path) >= LOG_BYTES_MAX
 
     @property
     def is_full(self) -> bool:
-        """Whether the log shall not grow any more; `write_back()` helps if its reader has gone."""
+        """Return whether the log shall not grow; `write_back()` helps if its reader has gone."""
         return self.bytes >= FULL_FACTOR * LOG_BYTES_MAX
 
     def write_back(self, connection: sqlite3.Connection) -> None:

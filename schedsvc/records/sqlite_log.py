@@ -23,16 +23,16 @@ _INDEX_HEAD, _INDEX_BYTES = 48, 136
 
 
 class LoggedPages(NamedTuple):
-    """The pages of a log that its last transaction leaves in force."""
+    """Holds the pages of a log that its last transaction leaves in force."""
 
     page_bytes: int
-    #: Of the whole database after the last transaction; 0: the log has no transaction.
+    #: The pages of the whole database after the last transaction; 0: the log has no transaction.
     total: int
     numbers: frozenset[int]
 
 
 class CutLog(NamedTuple):
-    """A log that has lost frames since a process was killed that wrote it."""
+    """A log has lost frames since a process was killed that wrote it."""
 
     found: int
     written: int
@@ -131,7 +131,7 @@ def _frames(log: Path, header: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _is_whole(header: bytes) -> bool:
-    """Whether the checksum of a header is right."""
+    """Return whether the checksum of a header is right."""
     order = _MAGICS.get(struct.unpack_from(">I", header)[0])
     if order is None:
         return False

@@ -1,4 +1,4 @@
-"""The gRPC server: wiring, health, reflection, metrics, drain."""
+"""Runs the gRPC server: wiring, health, reflection, metrics, drain."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

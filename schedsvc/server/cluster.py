@@ -1,4 +1,4 @@
-"""The scheduler as a member of a cluster, if its configuration says so."""
+"""Makes the scheduler a member of a cluster, if its configuration says so."""
 
 import hashlib
 import json

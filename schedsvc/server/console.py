@@ -1,4 +1,4 @@
-"""The web console on the metrics listener: a page for a person, and what the page asks for.
+"""Serves the web console on the metrics listener: a page for a person, and what it asks for.
 
 It is read-only, and it asks for no credentials: like `/metrics`, it belongs on an address that only
 operators reach. The files of the page are in `schedsvc/data/console`. The page loads nothing from
@@ -44,7 +44,7 @@ _STORIES_MAX = 20
 
 
 class Console:
-    """The console's paths."""
+    """Serves the console's paths."""
 
     def __init__(self, driver: Driver, state: ConsoleState) -> None:
         """Show a driver. Reads the files of the page once."""

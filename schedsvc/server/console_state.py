@@ -1,4 +1,4 @@
-"""The scheduler's state for the web console, as one JSON document.
+"""Writes the scheduler's state for the web console, as one JSON document.
 
 The document is read and written in slices of a few milliseconds at most, between which the event
 loop has its turn. It is kept for `FRESH_S`, so several watchers cost what one costs.
@@ -57,7 +57,7 @@ _HISTOGRAM_KEYS = ("queue_wait", "time_to_first_token")
 
 
 class ConsoleState:
-    """The document of one server."""
+    """Keeps the document of one server."""
 
     def __init__(
         self, driver: Driver, metrics: Metrics, config: Callable[[], Config], incarnation: int
@@ -89,7 +89,8 @@ class ConsoleState:
     async def _build(self) -> bytes:
         try:
             best = await most_served(self._driver, FLOWS_MAX)
-            # Of one moment, so that the flows without rows have the rest of the totals.
+            # All figures are of one moment, so that the flows without rows have the rest of the
+            # totals.
             stats = self._driver.stats(0, pools=False)
             flows = [self._driver.flow_stats(flow) for flow in best]
             pools = [
@@ -198,7 +199,7 @@ def _only(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _is_abandoned(pool: Mapping[str, Any]) -> bool:
-    """Whether nothing is left of a pool; only `schedsvc stats --all` shows it then."""
+    """Return whether nothing is left of a pool; only `schedsvc stats --all` shows it then."""
     return not any(pool[key] for key in _SIGNS_OF_USE)
 
 

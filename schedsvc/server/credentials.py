@@ -1,4 +1,4 @@
-"""The principals of a configuration, their tokens wherever they come from."""
+"""Reads the principals of a configuration, and their tokens wherever they come from."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _NOTHING: dict[str, list[bytes]] = {"pools": [], "tenants": [], "classes": []}
 
 
 class Callers:
-    """The principals of a running scheduler, and the grants that the core has for each."""
+    """Holds the principals of a running scheduler, and the grants that the core has for each."""
 
     def __init__(self, driver: Driver, config: Config) -> None:
         """Grant the principals of a configuration what it says. Raises ValueError."""
@@ -35,7 +35,7 @@ class Callers:
         self._grant(config)
 
     def differ(self, known: list[Known], config: Config) -> bool:
-        """Whether these principals, their tokens or grants are others than those in force."""
+        """Return whether these principals, their tokens or grants differ from those in force."""
         return known != self._known or config.auth != self._auth
 
     def replace(self, known: list[Known], config: Config) -> set[int]:

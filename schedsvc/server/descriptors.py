@@ -17,7 +17,7 @@ _LOOK_S = 1.0
 
 
 class _Seen:
-    """The result of the last try, and how often the descriptors began to be used up."""
+    """Holds the result of the last try, and how often the descriptors began to be used up."""
 
     is_exhausted = False
     count = 0

@@ -13,7 +13,7 @@ Resume = Callable[[Store], None]
 
 
 class FollowedRows:
-    """The rows that a state writer takes over, as messages."""
+    """Holds the rows that a state writer takes over, as messages."""
 
     def __init__(self, keeper: StateWriter) -> None:
         self._keeper, self._places = keeper, keeper.places
@@ -57,7 +57,7 @@ class FollowedRows:
 
 
 def adopting(rows: dict[bytes, tuple[bytes, int]], operators: pb.OperatorState) -> Resume:
-    """Let a state file hold what was followed, in place of what it holds."""
+    """Replace what a state file holds by what was followed."""
     saved = [(key, value, at_ns) for key, (value, at_ns) in rows.items()]
     said = OperatorRows(operators.hash_key, operators.modes, dict(operators.tenants))
     return lambda store: store.adopt(saved, said)

@@ -20,10 +20,10 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class Health:
-    """The health of one scheduler, the same at all its listeners."""
+    """Keeps the health of one scheduler, the same at all its listeners."""
 
     def __init__(self, *, stands_by: bool = False) -> None:
-        """`stands_by`: another member of the set takes the requests."""
+        """Begin; `stands_by` says that another member of the set takes the requests."""
         self._stands_by = stands_by
         self._servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined] # no stubs
         self._stops = False

@@ -71,7 +71,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpLimits:
-    """Limits of one listener. Each connection is a file descriptor, of which gates need many."""
+    """Limits one listener. Each connection is a file descriptor, of which gates need many."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class HttpLimits:
         request_s: float = REQUEST_S,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """`names`: those by which clients may ask, beside addresses and localhost."""
+        """Begin; `names` are those by which clients may ask, beside addresses and localhost."""
         self._names = frozenset(("localhost", *names))
         self._connections_max = connections_max
         self.request_s, self._answer_s = request_s, answer_s
@@ -128,7 +128,7 @@ class HttpLimits:
             raise
 
     def _is_known(self, host: str | None) -> bool:
-        """Whether clients may ask by a host; each browser sends one."""
+        """Return whether clients may ask by a host; each browser sends one."""
         if host is None or host in self._names:
             return True
         try:

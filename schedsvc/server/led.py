@@ -1,4 +1,4 @@
-"""A scheduler that has a role in a set: it stands by, leads for a term, and stands by again.
+"""Runs a scheduler with a role in a set: it stands by, leads for a term, and stands by again.
 
 Each term has a server of its own, with a core that was restored as after a restart, and so has the
 time between two terms. Their listeners follow each other at the same addresses. So no decision of
@@ -53,7 +53,7 @@ def server_of(config: Config) -> "Server | LedServer":
 
 
 class LedServer:
-    """The servers of one process, one after the other; used like a single one."""
+    """Runs the servers of one process, one after the other; used like a single one."""
 
     def __init__(
         self, config: Config, settings: Cluster, make: "Callable[..., Server]" = Server
@@ -86,12 +86,12 @@ class LedServer:
 
     @property
     def driver(self) -> Driver:
-        """The driver of the present server."""
+        """Return the driver of the present server."""
         return self._server.driver
 
     @property
     def follow_services(self) -> "list[FollowService]":
-        """The handlers that serve followers; none while this member stands by."""
+        """Return the handlers that serve followers; none while this member stands by."""
         return self._server.follow_services
 
     def follow_with(self, kind: "type[F]") -> "F":
@@ -105,7 +105,7 @@ class LedServer:
 
     @property
     def stop_s_max(self) -> float:
-        """Seconds that `drain()` and `stop()` take at most together, with a margin."""
+        """Return the seconds that `drain()` and `stop()` take at most together, with a margin."""
         return self._server.stop_s_max
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Tenants that the file or an operator lists, as they are in force."""
+"""Lists tenants of the file or of an operator, as they are in force."""
 
 from bisect import bisect_right, insort
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _log = structlog.get_logger("schedsvc.operator")
 
 
 class ListedTenants:
-    """The file's tenants under operators' entries.
+    """Holds the file's tenants under operators' entries.
 
     An entry with terms replaces the file's, or those of a rule. Mode and API keys of the file stay,
     and the keys of the entry that have not expired count beside them.
@@ -62,7 +62,7 @@ class ListedTenants:
         self._config = config
         self.in_force = dict(self._file)
         self._looked_ms = looked_ms
-        #: Of the API keys' ends, the last before the look and the first after it; 0: none.
+        #: The last end of an API key before the look, and the first after it; 0: none.
         self._last_ms = self._next_ms = 0
         for name, entry in entries.items():
             self.in_force[name] = self._placed(name, entry)
@@ -210,7 +210,7 @@ class ListedTenants:
         return found
 
     def is_over(self, key: ApiKey) -> bool:
-        """Whether a key had expired at the last look. O(1)."""
+        """Return whether a key had expired at the last look. O(1)."""
         return 0 < key.expires_ms <= self._looked_ms
 
     def _note_ends(self, entry: OperatorEntry) -> None:

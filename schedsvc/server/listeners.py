@@ -54,8 +54,8 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         # A held Admit is silent: its client may ping as often as it likes.
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-        # Of a burst, gRPC cancels what exceeds 1,000 calls that wait for a handler, whatever they
-        # are. A Complete must never be shed.
+        # If a burst leaves more than 1,000 calls waiting for a handler, gRPC cancels the excess. A
+        # Complete must never be shed.
         ("grpc.server.max_pending_requests", limits.streams_max),
         ("grpc.server.max_pending_requests_hard_limit", limits.streams_max),
     ]
@@ -63,7 +63,7 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Address:
-    """An address that is open, as a client's target."""
+    """Names an open address, as a client's target."""
 
     target: str
     certificates: "Certificates | None" = None
@@ -229,7 +229,7 @@ def _remove_stale(path: Path) -> None:
 
 
 class _Files(NamedTuple):
-    """The contents of a listener's TLS files."""
+    """Holds the contents of a listener's TLS files."""
 
     key: bytes
     cert: bytes
@@ -243,7 +243,7 @@ class _Files(NamedTuple):
 
 
 class Certificates:
-    """The TLS files of a listener. New connections get what was offered last."""
+    """Holds the TLS files of a listener. New connections get what was offered last."""
 
     def __init__(self, config: Config, tls: Tls) -> None:
         """Read the files. Raises OSError."""

@@ -1,4 +1,4 @@
-"""How many lines a peer may cause in the log: some at once, then one a second."""
+"""Limits the lines that a peer may cause in the log: some at once, then one a second."""
 
 from collections import OrderedDict
 
@@ -16,7 +16,7 @@ _PEERS_MAX = 1_024
 
 
 class PeerLimits:
-    """A bucket for each peer, and one for all of them together."""
+    """Keeps a bucket for each peer, and one for all of them together."""
 
     def __init__(self) -> None:
         #: Lines that were left out.

@@ -23,7 +23,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 class LogWriter:
-    """A queue of lines, and the thread that writes them to a stream."""
+    """Queues lines for the thread that writes them to a stream."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How the process logs: structured lines on stderr, one for each event of its life.
+"""Writes the log: structured lines on stderr, one for each event of the process's life.
 
 The event loop never waits for stderr, and a peer causes few lines: see log_writer.py and
 log_limits.py.

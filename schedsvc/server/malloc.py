@@ -12,9 +12,9 @@ _THRESHOLD_BYTES = 128 << 10
 def return_freed_memory() -> None:
     """Use one arena, and give large blocks back at once. Call it before threads begin.
 
-    By default glibc keeps an arena for each of gRPC's threads, and after one large block is freed
-    it keeps blocks of that size. So a process stays as large as an attack once made it. Other C
-    libraries are left as they are.
+    Without this, glibc keeps an arena for each of gRPC's threads, and after one large block is
+    freed it keeps blocks of that size. So a process stays as large as an attack once made it. Other
+    C libraries are left as they are.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

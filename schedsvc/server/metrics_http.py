@@ -1,4 +1,4 @@
-"""The HTTP listener for Prometheus and the web console, in the scheduler's own event loop."""
+"""Serves HTTP for Prometheus and the web console, in the scheduler's own event loop."""
 
 import asyncio
 import zlib

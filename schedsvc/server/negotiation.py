@@ -1,4 +1,4 @@
-"""Which form and coding of an answer an HTTP client accepts (RFC 9110, section 12.5).
+"""Chooses the form and coding of an answer that a client accepts (RFC 9110, section 12.5).
 
 A header from outside is never an error here: an element that breaks the grammar counts for nothing.
 """
@@ -14,13 +14,13 @@ _OPENMETRICS_VERSIONS = ("", "0.0.1", "1.0.0")
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether the client accepts gzip: by name or by `*`, and not with `q=0`."""
+    """Return whether the client accepts gzip: by name or by `*`, and not with `q=0`."""
     found = {name: quality for name, _, quality in _elements(accept_encoding)}
     return max(found.get("gzip", found.get("*", 0.0)), found.get("x-gzip", 0.0)) > 0
 
 
 def prefers_openmetrics(accept: str) -> bool:
-    """Whether the client asks for OpenMetrics 1.0, and for plain text with no more weight."""
+    """Return whether the client asks for OpenMetrics 1.0 with at least the weight of plain text."""
     weights = {_TEXT: 0.0, _OPENMETRICS: 0.0}
     for name, version, quality in _elements(accept):
         is_known = name == _TEXT or version in _OPENMETRICS_VERSIONS

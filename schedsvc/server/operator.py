@@ -1,4 +1,4 @@
-"""An operator's actions on the whole server: drains with their health, and modes over the file."""
+"""Acts on the whole server for an operator: drains with their health, and modes over the file."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ _MODES: dict[int, Mode | None] = {
 
 
 class OperatorActions:
-    """The actions behind OperatorService, and the configuration as an operator has changed it."""
+    """Does what OperatorService asks, and keeps the configuration as an operator has changed it."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from schedsvc.server.logs import lines_dropped, lines_suppressed
 
 __all__ = ["PROCESS_COUNTS"]
 
-#: Of each metric, its help text and its count.
+#: The help text and the count of each metric.
 PROCESS_COUNTS: dict[str, tuple[str, Callable[[], int]]] = {
     "schedsvc_log_lines_dropped": (
         "Lines of the log that were lost, because no program read stderr.",

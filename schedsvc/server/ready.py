@@ -1,4 +1,4 @@
-"""The ready file: one process holds it from its start, and writes it once it listens.
+"""Holds the ready file for one process from its start, and writes it once it listens.
 
 The process locks FILE.partial (flock), and the rename to FILE keeps the lock. So a second process
 that is given the same file refuses to start, and touches nothing.
@@ -18,7 +18,7 @@ class ReadyFileError(OSError):
 
 
 class ReadyFile:
-    """The file of `--ready-file`; a context manager that holds it. None: there is no such file."""
+    """Holds the file of `--ready-file`, as a context manager. None: there is no such file."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The recording of a server: made as the configuration says, and what happens to it, in the log."""
+"""Makes the recording of a server as the configuration says, and logs what happens to it."""
 
 from pathlib import Path
 from typing import Any

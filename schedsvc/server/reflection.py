@@ -1,4 +1,4 @@
-"""gRPC server reflection, for those who may call the service."""
+"""Serves gRPC server reflection to those who may call the service."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""A configuration that changes while the server runs: read, checked, and swapped whole or not."""
+"""Changes the configuration while the server runs: reads, checks, and swaps it whole or not."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,14 +16,14 @@ __all__ = ["Reloader", "Source"]
 _log = structlog.get_logger("schedsvc.server")
 #: Problems that are logged one by one.
 _PROBLEMS_LOGGED = 20
-#: Of a reason that Stats shows.
+#: The longest reason that Stats shows.
 _REASON_CHARS_MAX = 1_000
 _EFFECT = "the configuration in force stays"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a configuration was read, what stood there, and how often to look again (0: never)."""
+    """Says where a configuration was read, its content, and how often to look again (0: never)."""
 
     file: Path
     #: The `file_digest()` of what was read; empty: the file is read again at the first looks.
@@ -56,7 +56,7 @@ class Reloader:
         self._file = file
         self._take = take
         self._loading = loading or Loading()
-        #: Of what was loaded last, valid or not, and of what the last look found.
+        #: The digests of what was loaded last, valid or not, and of what the last look found.
         self._loaded = self._looked = digest
         self._tenants_dir = tenants_dir
         self._lock = asyncio.Lock()

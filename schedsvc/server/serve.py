@@ -1,4 +1,4 @@
-"""The life of a scheduler process: start, ready, drain on the first signal, stop on the second."""
+"""Runs a scheduler process: start, ready, drain on the first signal, stop on the second."""
 
 import asyncio
 import gc

@@ -76,7 +76,7 @@ _STOP_MARGIN_S = 10.0
 
 
 class Server:
-    """One scheduler: a core behind all listeners of a configuration."""
+    """Runs one scheduler: a core behind all listeners of a configuration."""
 
     def __init__(
         self, config: Config, leading: Leading | None = None, resume: Resume | None = None
@@ -149,7 +149,7 @@ class Server:
 
     def _have_nothing_open(self) -> None:
         self._services: list[Service] = []
-        #: Of members that follow this one while it leads.
+        #: The services for members that follow this one while it leads.
         self.follow_services: list[FollowService] = []
         self.on_promise: Callable[[str, int], None] = lambda member, asked_ns: None
         #: Names the keys of files that were read at the start only, and have changed.
@@ -355,7 +355,7 @@ class Server:
 
     @property
     def stop_s_max(self) -> float:
-        """Seconds that `drain()` and `stop()` take at most together, with a margin."""
+        """Return the seconds that `drain()` and `stop()` take at most together, with a margin."""
         return self._config.limits.drain_ms / 1_000 + _STOP_MARGIN_S
 
     async def stop(self, grace_s: float | None = _STOP_GRACE_S) -> None:
@@ -417,7 +417,7 @@ class Server:
         """Log how many leases had a report limited since the last look, if any. O(pools)."""
         total = self.driver.stats(0, pools=False)["totals"]["reports_limited"]
         if total > self._limited:
-            effect = "the scheduler cut the excess; see docs/operations.md"
+            effect = "the scheduler cut the excess; see docs/operate/operations.md"
             _log.warning("reports_limited", leases=total - self._limited, effect=effect)
         self._limited = total
 

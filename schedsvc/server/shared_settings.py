@@ -1,4 +1,4 @@
-"""Operators' tenants, API keys and modes as settings that the members of a cluster share."""
+"""Turns operators' tenants, API keys and modes into settings that members of a cluster share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ _MODES, _TENANT = b"modes", b"tenant:"
 
 
 class OperatorSettings:
-    """The settings that OperatorService keeps, by places: `modes`, and `tenant:NAME`."""
+    """Keeps the settings of OperatorService, by places: `modes`, and `tenant:NAME`."""
 
     def __init__(
         self, driver: Driver, handles: OperatorActions, tenants: TenantActions,

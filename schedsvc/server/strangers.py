@@ -29,7 +29,7 @@ _SOCKETS = "/dev/fd"
 
 
 class Strangers:
-    """The connections of a process to its ports on which no call had a proof yet."""
+    """Counts the connections of a process to its ports on which no call had a proof yet."""
 
     def __init__(self, connections_max: int) -> None:
         """Close the oldest connections without a proof if a port has more than this."""
@@ -87,7 +87,7 @@ class Strangers:
             if now_s - since < (_PROOF_S_MIN if excess > 0 else _PROOF_S):
                 break
             with suppress(OSError), _socket(number) as found:
-                # By now the number may be another socket's.
+                # The number may be another socket's now.
                 if _ends(found)[1] == peer:
                     found.shutdown(socket.SHUT_RDWR)
                     self.closed += 1

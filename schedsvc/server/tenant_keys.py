@@ -1,4 +1,4 @@
-"""API keys of tenants: operators make, rotate and revoke them while the scheduler runs.
+"""Lets operators make, rotate and revoke API keys of tenants while the scheduler runs.
 
 A key that has expired by the wall clock is refused at once, and kept for a day of the scheduler's
 running. So a wall clock that is set forward by mistake deletes no key: it counts again once the
@@ -33,7 +33,7 @@ _PERIOD_MS_MAX = 10 * 366 * 86_400 * 1_000
 
 
 class TenantKeys:
-    """The API keys of a server that runs. A key is never kept, only its hash."""
+    """Keeps the API keys of a server that runs. A key is never kept, only its hash."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TenantKeys:
         return pb.CreateTenantKeyResponse(api_key=secret, key=_message(key))
 
     async def rotate(self, request: pb.RotateTenantKeyRequest) -> pb.RotateTenantKeyResponse:
-        """Make a key in place of another one. Raises CallerError."""
+        """Replace a key by a new one. Raises CallerError."""
         grace_ms = _checked_period("grace_ms", request.grace_ms)
         old = self._find(request.name, request.id, self._keys(request.name))
         secret, key = self._new(request.expires_in_ms)

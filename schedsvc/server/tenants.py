@@ -1,4 +1,4 @@
-"""An operator's actions on tenants: list, get, set and delete them while the scheduler runs."""
+"""Lets an operator list, get, set and delete tenants while the scheduler runs."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -39,7 +39,7 @@ _LIMITS = (
 
 
 class TenantActions:
-    """The tenants of a server that runs."""
+    """Keeps the tenants of a server that runs."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ _SCHEME = "bearer "
 _SPIFFE = "spiffe://"
 _SEVERAL = "this client certificate names several callers; issue one with a single URI SAN"
 
-#: Of a call, as gRPC gives it.
+#: The metadata of a call, as gRPC gives it.
 Metadata = Iterable[tuple[str, str | bytes]] | None
 
 
@@ -30,7 +30,7 @@ class Forbidden(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A principal that the configuration lists, and how it proves who it is."""
+    """Describes a principal that the configuration lists, and how it proves who it is."""
 
     name: str
     #: SHA-256 of each token.
@@ -46,18 +46,18 @@ class Known:
     sees_all: bool = False
     #: 0: as many as it sends.
     events_per_second: int = 0
-    #: Of the event loop's time; 1: all of it.
+    #: A part of the event loop's time; 1: all of it.
     loop_share: float = 1.0
 
     @property
     def proofs(self) -> frozenset[object]:
-        """The proofs that a caller is this principal."""
+        """Return the proofs that a caller is this principal."""
         others = (("certificate", self.certificate), ("listener", self.listener))
         return frozenset((*self.tokens, *others))
 
 
 class Credentials:
-    """Which proofs are known, and a stable small number for each caller ever seen.
+    """Knows the proofs, and a stable small number for each caller ever seen.
 
     One object serves all listeners, so that a caller is the same principal on each of them. Listed
     principals have the first numbers; a number stays its principal's while the process runs.
@@ -115,7 +115,7 @@ class Credentials:
 
     @property
     def listed(self) -> Mapping[int, Known]:
-        """The principals that the configuration lists, by number."""
+        """Return the principals that the configuration lists, by number."""
         return self._listed
 
     def _number(self, kind: str, name: str) -> int:
@@ -137,17 +137,17 @@ class Credentials:
         return self._names.index(name) if name in self._names[1:] else None
 
     def may_operate(self, principal: int) -> bool:
-        """Whether a principal is an operator. O(1)."""
+        """Return whether a principal is an operator. O(1)."""
         listed = self._listed.get(principal)
         return listed is not None and listed.is_operator
 
     def is_member(self, principal: int) -> bool:
-        """Whether a principal is a member of the cluster. O(1)."""
+        """Return whether a principal is a member of the cluster. O(1)."""
         listed = self._listed.get(principal)
         return listed is not None and listed.is_member
 
     def sees_all(self, principal: int) -> bool:
-        """Whether Stats shows a principal everything. O(1)."""
+        """Return whether Stats shows a principal everything. O(1)."""
         listed = self._listed.get(principal)
         return listed is None or listed.sees_all
 

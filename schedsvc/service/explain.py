@@ -1,4 +1,4 @@
-"""The handler of schedsvc.v1.ExplainService: why a request waits."""
+"""Handles schedsvc.v1.ExplainService, which says why a request waits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +17,13 @@ __all__ = ["EXPLAIN_SERVICE_NAME", "ExplainService", "stories"]
 EXPLAIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExplainService"].full_name
 #: For the core: requests of any principal.
 _ANY = -1
-#: In place of a figure that the caller may not see.
+#: The value of a figure that the caller may not see.
 _HIDDEN = -1
 _STATES = {name.removeprefix("REQUEST_STATE_"): n for name, n in pb.RequestState.items()}
 
 
 class ExplainService(ServicerBase):
-    """ExplainService on one listener."""
+    """Serves ExplainService on one listener."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The handler of schedsvc.v1.FollowService: gives the state of a leader to members that follow it.
+"""Handles schedsvc.v1.FollowService: gives the state of a leader to members that follow it.
 
 Each follower reads the rows of the state file at its own pace. One that does not take a message
 within the write stall is cut off, and starts again; it holds up neither the leader nor others.
@@ -34,7 +34,7 @@ _ROWS_MAX = 500
 
 
 class Rows(Protocol):
-    """A source of rows for followers."""
+    """Feeds rows to followers."""
 
     async def collect(self) -> None:
         """Take over what changed. Raises Broken."""
@@ -56,7 +56,7 @@ class Rows(Protocol):
 
 
 class FollowService(ServicerBase):
-    """FollowService on one listener of a leader."""
+    """Serves FollowService on one listener of a leader."""
 
     def __init__(
         self,

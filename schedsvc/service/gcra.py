@@ -1,4 +1,4 @@
-"""The token bucket of the service's own limits, kept as the time at which it is full (GCRA)."""
+"""Keeps the token bucket of the service's own limits as the time at which it is full (GCRA)."""
 
 __all__ = ["SECOND_NS", "Bucket"]
 
@@ -6,7 +6,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Bucket:
-    """A limit on a rate, with a burst. Each method is O(1).
+    """Limits a rate, with a burst. Each method is O(1).
 
     Amounts are times: a bucket for n events a second, of which one costs `SECOND_NS // n`, may hold
     `burst_ns`. The caller gives the time, and decides whether to take what the bucket cannot pay.

@@ -1,4 +1,4 @@
-"""The handler of schedsvc.v1.IdentityService: for which tenant an API key stands."""
+"""Handles schedsvc.v1.IdentityService, which names the tenant of an API key."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _SHA256_BYTES = 32
 
 
 class IdentityService(ServicerBase):
-    """IdentityService on one listener."""
+    """Serves IdentityService on one listener."""
 
     def __init__(
         self,

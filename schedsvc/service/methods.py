@@ -1,4 +1,4 @@
-"""The RPCs that there are, by their names on the wire."""
+"""Lists the RPCs, by their names on the wire."""
 
 from schedsvc_client.v1 import explain_pb2, identity_pb2, operator_pb2, scheduler_pb2
 

@@ -1,4 +1,4 @@
-"""The handlers of schedsvc.v1.OperatorService: what an operator may do to a scheduler that runs."""
+"""Handles schedsvc.v1.OperatorService: what an operator may do to a scheduler that runs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,7 +43,7 @@ _log = structlog.get_logger("schedsvc.operator")
 
 
 class Actions(Protocol):
-    """Actions that concern more than the core: health, and the configuration."""
+    """Declares actions that concern more than the core: health, and the configuration."""
 
     async def drain(self, pool: str, undo: bool) -> None:
         """Drain a pool or ("") the service, or let it serve again. Raises CallerError."""
@@ -53,7 +53,7 @@ class Actions(Protocol):
 
 
 class OperatorService(ServicerBase):
-    """OperatorService on one listener."""
+    """Serves OperatorService on one listener."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class OperatorService(ServicerBase):
         return self._guarded(OPERATOR_SERVICE_NAME, methods, self._driver)
 
     def may_operate(self, principal: int) -> bool:
-        """Whether a principal of this listener is an operator."""
+        """Return whether a principal of this listener is an operator."""
         if not self._authenticator.asks:
             return self._open_here
         return self._open_here and self._authenticator.credentials.may_operate(principal)
@@ -124,7 +124,7 @@ class OperatorService(ServicerBase):
         return response
 
     async def revoke_leases(self, data: bytes, who: str) -> pb.RevokeLeasesResponse:
-        """Answer RevokeLeases. Of a filter, those that were granted before the call."""
+        """Answer RevokeLeases. A filter covers leases that were granted before the call."""
         request = parse(pb.RevokeLeasesRequest, data)
         by_filter = bool(request.filter.ListFields())
         if by_filter == bool(request.lease_ids):

@@ -1,4 +1,4 @@
-"""How much of the scheduler's attention each principal may take, if the configuration limits it.
+"""Limits the scheduler's attention that each principal may take, if the configuration says so.
 
 A principal has two budgets: events a second, and a part of the event loop's time. A unary call is
 refused once a budget is spent. A Session is read later instead, since none of its events may be
@@ -19,7 +19,7 @@ _WORK_BURST_NS = 100_000_000
 
 
 class _Pace:
-    """Both budgets of one principal."""
+    """Holds both budgets of one principal."""
 
     __slots__ = ("_events", "_work")
 
@@ -38,7 +38,7 @@ class _Pace:
 
 
 class Paces:
-    """The budgets of all principals that have any; one object serves all listeners."""
+    """Holds the budgets of all principals that have any; one object serves all listeners."""
 
     def __init__(self, credentials: Credentials) -> None:
         """Limit the principals that these credentials list."""
@@ -48,7 +48,7 @@ class Paces:
         self.counts: dict[tuple[str, str], int] = {}
 
     def is_limited(self, principal: int) -> bool:
-        """Whether a principal has a budget. O(1)."""
+        """Return whether a principal has a budget. O(1)."""
         known = self._credentials.listed.get(principal)
         return known is not None and (known.events_per_second > 0 or known.loop_share < 1)
 

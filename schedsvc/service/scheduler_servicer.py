@@ -1,4 +1,4 @@
-"""The handlers of the five RPCs. Admit and Session pass bytes to the core unparsed."""
+"""Handles the five RPCs. Admit and Session pass bytes to the core unparsed."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ _LEASE_ID_MAX = (1 << 63) - 1
 
 
 class Service(ServicerBase):
-    """SchedulerService on one listener."""
+    """Serves SchedulerService on one listener."""
 
     def __init__(
         self,

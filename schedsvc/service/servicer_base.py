@@ -1,4 +1,4 @@
-"""Shared by the services: it identifies callers, reads messages, and fails calls."""
+"""Identifies callers, reads messages, and fails calls, for all services."""
 
 import asyncio
 from collections.abc import Callable
@@ -41,7 +41,7 @@ M = TypeVar("M", bound=Message)
 
 
 class ServicerBase:
-    """The calls of one service on one listener."""
+    """Handles the calls of one service on one listener."""
 
     def __init__(
         self,

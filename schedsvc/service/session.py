@@ -1,4 +1,4 @@
-"""One Session stream: bytes between a gRPC context and the core's session."""
+"""Passes the bytes of one Session stream between a gRPC context and the core's session."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The core's snapshot as a StatsResponse."""
+"""Writes the core's snapshot as a StatsResponse."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
@@ -39,14 +39,14 @@ _TOTALS_FIELDS = frozenset(pb.Totals.DESCRIPTOR.fields_by_name)
 
 
 class Copy(NamedTuple):
-    """A snapshot that was sent, for callers that may get an old one."""
+    """Holds a snapshot that was sent, for callers that may get an old one."""
 
     taken_ns: int
     flow_limit: int
     written: bytes
 
     def serves(self, request: pb.StatsRequest, now_ns: int) -> bool:
-        """Whether it answers a request at `now_ns`."""
+        """Return whether it answers a request at `now_ns`."""
         is_same = not request.tenants and request.flow_limit == self.flow_limit
         return is_same and now_ns - self.taken_ns < request.max_age_ms * 1_000_000
 
@@ -60,7 +60,7 @@ async def snapshot(
 ) -> bytes:
     """Take a snapshot of pools, flows and totals, as a serialised StatsResponse. O(flows + pools).
 
-    Of a principal with grants it holds only the pools and tenants that the principal may name, and
+    For a principal with grants it holds only the pools and tenants that the principal may name, and
     neither totals nor groups, nor the quotas of models. All but the pools and the flows is of one
     moment. These are read in slices, with a `rest` after each, in which others are served. Raises
     Broken.

@@ -1,4 +1,4 @@
-"""One table: what an outcome or an error becomes on the wire."""
+"""Says in one table what an outcome or an error becomes on the wire."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """An outcome's name in metrics, and the unary call's answer.
+    """Holds an outcome's name in metrics, and the unary call's answer.
 
     Its sentence for a person is the core's, `OUTCOME_TEXT`.
     """

@@ -1,4 +1,4 @@
-"""The calls of schedsvc.v1.OperatorService about tenants."""
+"""Handles the calls of schedsvc.v1.OperatorService about tenants."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ _log = structlog.get_logger("schedsvc.operator")
 
 
 class Tenants(Protocol):
-    """An operator's actions on tenants. All raise CallerError."""
+    """Declares an operator's actions on tenants. All raise CallerError."""
 
     def page(self, origin: int, size: int, token: str) -> tuple[list[pb.Tenant], str]:
         """Return tenants, and where to go on."""
@@ -33,13 +33,13 @@ class Tenants(Protocol):
 
 
 class Keys(Protocol):
-    """An operator's actions on API keys of tenants. All raise CallerError."""
+    """Declares an operator's actions on API keys of tenants. All raise CallerError."""
 
     async def create(self, request: pb.CreateTenantKeyRequest) -> pb.CreateTenantKeyResponse:
         """Make a key."""
 
     async def rotate(self, request: pb.RotateTenantKeyRequest) -> pb.RotateTenantKeyResponse:
-        """Make a key in place of another one."""
+        """Replace a key by a new one."""
 
     async def revoke(self, request: pb.RevokeTenantKeyRequest) -> None:
         """Revoke a key."""
@@ -49,7 +49,7 @@ class Keys(Protocol):
 
 
 class TenantCalls:
-    """Answers of OperatorService; each method gets the message and who calls."""
+    """Answers OperatorService; each method gets the message and who calls."""
 
     def __init__(self, tenants: Tenants, keys: Keys) -> None:
         """Answer for these tenants and their keys."""
@@ -58,7 +58,7 @@ class TenantCalls:
 
     @property
     def calls(self) -> dict[str, Callable[[bytes, str], Awaitable[Any]]]:
-        """The methods by the names of their RPCs."""
+        """Return the methods by the names of their RPCs."""
         return {
             "ListTenants": self.list_tenants,
             "GetTenant": self.get_tenant,

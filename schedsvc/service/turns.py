@@ -35,7 +35,7 @@ _RESOURCE_EXHAUSTED = 8
 
 
 class Turns:
-    """When each caller's next turn is; one object serves all listeners."""
+    """Says when each caller's next turn is; one object serves all listeners."""
 
     def __init__(self) -> None:
         """Begin without callers."""
@@ -46,7 +46,10 @@ class Turns:
         self._held: dict[int, tuple[int, int]] = {}
 
     def _is_alone(self, principal: int, now_ns: int, *, reads: bool) -> bool:
-        """Whether no other caller has been active for a while; one that `reads` is not. O(1)."""
+        """Return whether no other caller has been active for a while; one that `reads` is not.
+
+        O(1).
+        """
         if reads and principal != self._latest:
             return self._latest == 0 or now_ns >= self._latest_ns + _ACTIVE_NS
         if not reads:

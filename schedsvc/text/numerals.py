@@ -1,4 +1,4 @@
-"""Numbers as people write them, and how they have to be written instead."""
+"""Reads numbers as people write them, and says how they have to be written instead."""
 
 import re
 

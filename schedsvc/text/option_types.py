@@ -1,4 +1,4 @@
-"""Types of options that several commands have, and checks of the places that they write to."""
+"""Defines types of options that several commands have, and checks the paths that they write to."""
 
 import math
 import os
@@ -22,7 +22,7 @@ def _problem(value: object, kind: str) -> str:
 
 
 class WholeRange(click.IntRange):
-    """A range of whole numbers, because click's own says only "not a valid integer range"."""
+    """Reads whole numbers in a range, because click's own says only "not a valid integer range"."""
 
     name = "integer"
 
@@ -37,7 +37,7 @@ class WholeRange(click.IntRange):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers, because click's own takes `nan` and `inf`, which end in a traceback."""
+    """Reads numbers in a range; click's own takes `nan` and `inf`, which end in a traceback."""
 
     name = "number"
 

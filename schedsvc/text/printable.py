@@ -1,4 +1,4 @@
-"""Text from outside, as it may reach a terminal: names of pools, messages of other servers.
+"""Escapes text from outside for a terminal: names of pools, messages of other servers.
 
 A terminal obeys control characters, and shows what a bidirectional override says instead of what is
 there. Everything that a caller, a file or another server wrote is printed through this module.

@@ -1,4 +1,4 @@
-"""Request ids as people find them, and the id under which the scheduler knows the request."""
+"""Finds requests by the ids that people know, and the id under which the scheduler knows one."""
 
 import re
 

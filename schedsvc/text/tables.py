@@ -1,4 +1,4 @@
-"""Consoles for tables: fitted to a terminal, and whole for a file or another program."""
+"""Makes consoles for tables: fitted to a terminal, and whole for a file or another program."""
 
 from rich.console import Console
 
@@ -9,7 +9,7 @@ _WIDTH_OF_FILES = 100_000
 
 
 class Output(Console):
-    """A console whose reader may go; rich would end the process with 1."""
+    """Prints to a console whose reader may go; rich would end the process with 1."""
 
     def on_broken_pipe(self) -> None:
         """Raise the BrokenPipeError, which the command line handles for all commands."""

@@ -325,7 +325,7 @@ def test_default_needs_no_prometheus_operator(objects: dict[str, list[Object]]) 
 
 
 def test_documented_values_are_valid() -> None:
-    texts = page_blocks("docs/install.md", "yaml", "Run it on Kubernetes")
+    texts = page_blocks("docs/use/install.md", "yaml", "Run it on Kubernetes")
     values = [yaml.safe_load(text) for text in texts]
     assert len(values) == 4
     for objects in rendered(*values):
@@ -334,7 +334,7 @@ def test_documented_values_are_valid() -> None:
 
 
 def test_documented_configuration_of_a_container_is_valid() -> None:
-    [text] = page_blocks("docs/install.md", "yaml", "Run it in a container")
+    [text] = page_blocks("docs/use/install.md", "yaml", "Run it in a container")
     [objects] = rendered({})
     given, chart = yaml.safe_load(text), config_of(objects)
     Config.model_validate(given)

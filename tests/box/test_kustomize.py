@@ -88,7 +88,7 @@ def test_example_has_the_gate_in_front_of_vllm(example: list[Object]) -> None:
 
 
 def test_documented_sidecar_is_valid() -> None:
-    [text] = page_blocks("docs/vllm.md", "yaml", "On Kubernetes")
+    [text] = page_blocks("docs/use/vllm.md", "yaml", "On Kubernetes")
     objects = list(yaml.safe_load_all(text))
     assert schema_problems(objects) == []
     Config.model_validate(yaml.safe_load(only(objects, "ConfigMap")["data"]["schedsvc.yaml"]))

@@ -1,4 +1,4 @@
-"""A stranger's walk: the commands of docs/install.md on an empty Debian, one after the other."""
+"""A stranger's walk: the commands of docs/use/install.md, in their order, on an empty Debian."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from .tools import Containers, page_blocks, run
 pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 COMMANDS_MAX = 10
-[BLOCK] = page_blocks("docs/install.md", "sh", "Try it from nothing")
+[BLOCK] = page_blocks("docs/use/install.md", "sh", "Try it from nothing")
 COMMANDS = BLOCK.splitlines()
 # A person goes on when the program has printed the line; a script has to wait for it.
 WAIT = "until grep -q ready log-{0}; do kill -0 $!; sleep 0.1; done"

@@ -313,7 +313,7 @@ def test_every_endpoint_of_the_emulator_is_in_one_list() -> None:
 
 
 def test_the_page_lists_every_path_of_tenants_and_operators() -> None:
-    text = (ROOT / "docs" / "vllm.md").read_text()
+    text = (ROOT / "docs" / "use" / "vllm.md").read_text()
     section = text[text.index("### Paths of tenants and of operators") :]
     section = section[: section.index("\n## ")]
     for path in TENANT_PATHS | OPERATOR_PATHS:

@@ -14,7 +14,7 @@ from schedsvc_vllm.routes import GATED_PATHS
 from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "vllm.md"
+PAGE = ROOT / "docs" / "use" / "vllm.md"
 README = ROOT / "clients" / "vllm" / "README.md"
 
 

@@ -18,9 +18,7 @@ MINUTE_MS = 60_000
 
 
 @pytest.fixture
-async def virtual(
-    store: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[TimedStore]:
+async def virtual(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TimedStore]:
     # On a busy machine one of thousands of calls may take longer than a member would wait.
     monkeypatch.setattr("schedsvc.cluster.store.CALL_S", 60)
     found = await TimedStore.on(store)

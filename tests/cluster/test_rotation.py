@@ -1,4 +1,4 @@
-"""Secrets of a set's members are changed while they run, as docs/operations.md says."""
+"""Secrets of a set's members are changed while they run, as docs/operate/operations.md says."""
 
 from pathlib import Path
 from typing import Any

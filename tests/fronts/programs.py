@@ -1,4 +1,4 @@
-"""Starts HAProxy, nginx and Envoy with the configurations of docs/fronts.md, as written there.
+"""Starts HAProxy, nginx and Envoy with the configurations of docs/operate/fronts.md.
 
 Only addresses, paths and the tenants' names become those of a test; each of them has to occur.
 """
@@ -25,7 +25,7 @@ from tests.server.certificates import Authority
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE, DUTIES = ROOT / "docs/fronts.md", ROOT / "SECURITY.md"
+GUIDE, DUTIES = ROOT / "docs/operate/fronts.md", ROOT / "SECURITY.md"
 #: Where `make test-fronts` installs Envoy.
 ENVOY = ROOT / ".venv-fronts/bin/envoy"
 _PLAIN_HTTP = """\

@@ -1,4 +1,4 @@
-"""Behind HAProxy, nginx and Envoy as docs/fronts.md configures them, no client is another tenant.
+"""Behind the fronts that docs/operate/fronts.md configures, no client is another tenant.
 
 The proxy stands behind each front, and a scheduler that records whom it charges. A client with a
 key, with a certificate, or with neither claims to be another in each place of the matrix.

@@ -39,7 +39,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 # dist/ holds a compiled wheel for the Python that built it alone.
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 # The installs of the page: the scheduler, the laboratory, and the gate.
-PAGE = (ROOT / "docs/install.md").read_text()
+PAGE = (ROOT / "docs/use/install.md").read_text()
 SHOWN = re.findall(r"pip install --find-links dist (.+)$", PAGE, re.MULTILINE)
 LINES = [shlex.split(line) for line in SHOWN]
 

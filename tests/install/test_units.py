@@ -96,7 +96,7 @@ def test_command_of_a_unit_is_understood(unit: Path) -> None:
 
 
 def test_documented_configuration_fits_the_unit() -> None:
-    page = (ROOT / "docs/install.md").read_text()
+    page = (ROOT / "docs/use/install.md").read_text()
     section = page.split("\n## Run it under systemd\n")[1].split("\n## ")[0]
     [text] = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     config = Config.model_validate(yaml.safe_load(text))

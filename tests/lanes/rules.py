@@ -79,7 +79,7 @@ RULES = (
         lanes=("test-dist",),
     ),
     Rule(r"deploy/(release|man|image|__init__)\.py$", "builds packages", lanes=_PACKAGES),
-    Rule(r"docs/install\.md$", "is followed to the letter", lanes=_PACKAGES),
+    Rule(r"docs/use/install\.md$", "is followed to the letter", lanes=_PACKAGES),
     Rule(r"deploy/systemd/|deploy/alerts/|deploy/grafana/", "is installed", lanes=_PACKAGES),
     Rule(r"deploy/(Containerfile$|container/|compose)", "is in the images", lanes=("test-image",)),
     Rule(r"deploy/(chart|kustomize|compose|alerts)", "is deployed", lanes=("test-chart",)),
@@ -98,7 +98,7 @@ RULES = (
     ),
     Rule(r"clients/conformance/", "the scripts of every client", ("tests/conformance/",)),
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
-    Rule(r"(docs/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
+    Rule(r"(docs/operate/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
     Rule(r"(docs/|SECURITY|CHANGELOG|CONTRIBUTING|STYLE|ARCHITECTURE)|.*\.md$", "for readers"),
     Rule(r"proto/buf(\.gen)?\.yaml$|clients/node/package(-lock)?\.json$", "make check reads it"),
 )

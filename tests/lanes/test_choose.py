@@ -53,7 +53,7 @@ def test_a_change_selects_the_tests_of_its_subject(path: str, tests: tuple[str, 
     [
         ("lab/schedsvc_lab/load/generator.py", "core/test_tree.py"),
         ("_core/model/flows.pxi", "lab/demo/test_demo.py"),
-        ("docs/queues.md", "core/test_tree.py"),
+        ("docs/understand/queues.md", "core/test_tree.py"),
         ("lab/schedsvc_lab/emulator/answers.py", "cluster/test_shares.py"),  # imported ahead alone
         ("schedsvc/data/console/table.mjs", "processes/test_kills.py"),
     ],
@@ -76,8 +76,8 @@ def test_a_change_of_what_chooses_selects_everything(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "lane"),
     [
-        ("docs/install.md", "test-image"),
-        ("docs/install.md", "test-dist"),
+        ("docs/use/install.md", "test-image"),
+        ("docs/use/install.md", "test-dist"),
         ("deploy/Containerfile", "test-image"),
         ("deploy/chart/schedsvc/values.yaml", "test-chart"),
         ("schedsvc/config/models.py", "test-chart"),

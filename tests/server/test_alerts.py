@@ -18,7 +18,7 @@ from .conftest import config_of
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/alerts/schedsvc.rules.yaml"
-RUNBOOK = ROOT / "docs/operations.md"
+RUNBOOK = ROOT / "docs/operate/operations.md"
 #: Series that other programs add to those of the page.
 FOREIGN = {"up"}
 needs_promtool = pytest.mark.skipif(
@@ -165,7 +165,9 @@ def test_every_alert_has_a_runbook() -> None:
     headings = re.findall(r"^### (\w+)$", RUNBOOK.read_text(), re.MULTILINE)
     assert [heading for heading in headings if heading.startswith("Schedsvc")] == list(ALERTS)
     for name, rule in ALERTS.items():
-        assert rule["annotations"]["runbook_url"].endswith(f"/docs/operations.md#{name.lower()}")
+        assert rule["annotations"]["runbook_url"].endswith(
+            f"/docs/operate/operations.md#{name.lower()}"
+        )
         assert rule["labels"]["severity"] in ("warning", "critical")
 
 

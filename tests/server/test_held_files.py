@@ -27,7 +27,7 @@ from tests.waiting import Stopwatch, wait_until
 from .conftest import ask
 from .test_cli import scheduler
 
-PAGE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/operate/operations.md").read_text()
 CONFIG = """\
 listeners: [{unix: s.sock}]
 state: {file: counters.db, every_ms: 100}

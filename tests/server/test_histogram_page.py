@@ -250,7 +250,7 @@ async def test_names_and_help_texts_follow_prometheus_conventions() -> None:
 
 
 async def test_operations_page_names_metrics_that_exist(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "operate" / "operations.md").read_text()
     section = text[text.index("## Metrics") : text.index("## Health")]
     named = set(re.findall(r"`(schedsvc_\w+)`", section)) - {"schedsvc_gate_overhead_seconds"}
     keys = counting(1, 1, 1) | {"groups": [{"name": "org", "weight": 2}]}

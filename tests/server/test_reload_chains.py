@@ -302,7 +302,7 @@ async def test_random_chains_hold_what_file_and_log_say() -> None:
 
 
 def test_operations_page_lists_all_that_needs_a_restart() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "operate" / "operations.md").read_text()
     [listed] = re.findall(r"These settings need a restart(.*?)\n\n", page, re.DOTALL)
     keys = set(re.findall(r"`(\w+)`", listed))
     assert keys == {*RESTART_KEYS, "epoch", "block_size_tokens", "exempt"}

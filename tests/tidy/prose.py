@@ -1,13 +1,12 @@
 """Reads the project's sentences: Markdown, comments, docstrings, help texts.
 
 `python -m tests.tidy.prose` lists each banned construction with what to write instead, and
-sentences above 35 words. `--sample 40 --seed 1 _core docs` prints sentences to read aloud.
+sentences above 35 words.
 """
 
 import argparse
 import ast
 import io
-import random
 import re
 import tokenize
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from .sources import files, relative
 
 WORDS_MAX = 35
-SUFFIXES = (".py", ".pyi", ".pyx", ".pxi", ".mjs", ".proto", ".yaml", ".md")
+SUFFIXES = (".py", ".pyi", ".pyx", ".pxi", ".lua", ".mjs", ".proto", ".yaml", ".md")
 # Lists the constructions themselves.
 _ITSELF = frozenset({"tests/tidy/prose.py", "tests/tidy/test_prose.py"})
 _HELP = frozenset({"help", "short_help", "epilog"})
@@ -35,21 +34,21 @@ class Ban:
     instead: str
 
 
-def _ban(name: str, pattern: str, instead: str, flags: int = re.IGNORECASE) -> Ban:
+def ban(name: str, pattern: str, instead: str, flags: int = re.IGNORECASE) -> Ban:
     return Ban(name, re.compile(pattern, flags), instead)
 
 
 BANS = (
-    _ban("opening", r"^(?:Who|What|Whoever|Nobody|Somebody)\b(?!.*\?$)", "name the actor", 0),
-    _ban("person", r"\b(?:nobody|somebody|everybody|whoever|anybody)\b", "name the actor"),
-    _ban("tell", r"\b(?:tells?|told|foretells?|foretold)\b", "report, return, send, estimate"),
-    _ban("anew", r"\banew\b", "again, or from the start"),
-    _ban("before", r"\b(?:go|goes|went|going) before\b", "precede, or overtake"),
-    _ban("back", r"\b(?:comes?|came|coming) back\b", "retry, or return"),
-    _ban("line", r"\b(?:stands?|stood|standing) in (?:the |a )?line\b", "is queued"),
-    _ban("so many", r"\bso (?:many|long)\b(?! as\b)", "give the number, or the noun"),
-    _ban("he", r"\b(?:he|him|his)\b", "it, they, the client", 0),
-    _ban("where", r"(?:^|, )where (?:it|they) (?:is|are|has|have)\b", "if, or when"),
+    ban("opening", r"^(?:Who|What|Whoever|Nobody|Somebody)\b(?!.*\?$)", "name the actor", 0),
+    ban("person", r"\b(?:nobody|somebody|everybody|whoever|anybody)\b", "name the actor"),
+    ban("tell", r"\b(?:tells?|told|foretells?|foretold)\b", "report, return, send, estimate"),
+    ban("anew", r"\banew\b", "again, or from the start"),
+    ban("before", r"\b(?:go|goes|went|going) before\b", "precede, or overtake"),
+    ban("back", r"\b(?:comes?|came|coming) back\b", "retry, or return"),
+    ban("line", r"\b(?:stands?|stood|standing) in (?:the |a )?line\b", "is queued"),
+    ban("so many", r"\bso (?:many|long)\b(?! as\b)", "give the number, or the noun"),
+    ban("he", r"\b(?:he|him|his)\b", "it, they, the client", 0),
+    ban("where", r"(?:^|, )where (?:it|they) (?:is|are|has|have)\b", "if, or when"),
 )
 
 
@@ -87,7 +86,7 @@ def _paragraphs(suffix: str, text: str) -> Iterator[tuple[int, str]]:
         )
         yield from _joined(found, "#")
     else:
-        sign = "//" if suffix in {".mjs", ".proto"} else "#"
+        sign = {".mjs": "//", ".proto": "//", ".lua": "--"}.get(suffix, "#")
         found = (
             (at, line[line.index(sign) :], bool(line[: line.index(sign)].strip()))
             for at, line in enumerate(text.splitlines(), 1)
@@ -154,19 +153,10 @@ def read(*rooms: str) -> Iterator[Sentence]:
 
 
 def main() -> None:
-    """List faults and long sentences, or a sample to read."""
+    """List faults and long sentences."""
     parser = argparse.ArgumentParser(prog="python -m tests.tidy.prose", description=__doc__)
     parser.add_argument("paths", nargs="*", help="what the paths begin with; default: all")
-    parser.add_argument("--sample", type=int, metavar="N", help="print N sentences of each path")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (1)")
     given = parser.parse_args()
-    if given.sample:
-        for path in given.paths or [""]:
-            found = [s for s in read(path) if s.text.count(" ") > 3]
-            chosen = random.Random(given.seed).sample(found, min(given.sample, len(found)))
-            for s in sorted(chosen, key=lambda s: (s.path, s.line)):
-                print(f"{s.path}:{s.line}: {s.text}")
-        return
     for s in read(*given.paths):
         for ban in s.faults():
             print(f"{s.path}:{s.line}: {ban.name} ({ban.instead}): {s.text}")

@@ -226,14 +226,6 @@ def test_commands_in_documents_exist(path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", files(".md"), ids=relative)
-def test_links_in_documents_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
-    local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
-    missing = [link for link in local if not (path.parent / link).exists()]
-    assert not missing, f"dead links: {missing}"
-
-
 def test_a_wrong_command_is_found() -> None:
     text = (
         "```sh\n$ make no-such-target\nmake demo  # fine\nschedsvc nothing\n```\nand `make bad-one`"

@@ -8,7 +8,7 @@ from schedsvc_lab.faults.options import FAULTS
 
 from .sources import ROOT
 
-DOCUMENT = ROOT / "docs/faults.md"
+DOCUMENT = ROOT / "docs/understand/faults.md"
 _TEST = re.compile(r"tests/[\w/]+\.py::\w+")
 _LATER = re.compile(r"\(#\d+\)")
 _FAULT = re.compile(r"`([a-z]+(?:-[a-z]+)*)`")

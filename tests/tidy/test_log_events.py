@@ -1,4 +1,4 @@
-"""Every event that the service logs at `warning` or above has a row in docs/operations.md."""
+"""Every event logged at `warning` or above has a row in docs/operate/operations.md."""
 
 import ast
 import re
@@ -67,7 +67,7 @@ def found() -> tuple[set[str], list[str]]:
 
 def documented() -> dict[str, str]:
     """Event to the rest of its row, in the table of the log."""
-    text = Path(ROOT, "docs/operations.md").read_text()
+    text = Path(ROOT, "docs/operate/operations.md").read_text()
     section = text[text.index("\n## Log\n") : text.index("\n## ", text.index("\n## Log\n") + 1)]
     rows = {}
     for row in ROW.findall(section):

@@ -52,7 +52,7 @@ def test_the_tests_that_a_document_names_exist(path: Path) -> None:
 
 
 def test_every_promise_is_shown_by_something() -> None:
-    text = (ROOT / "docs" / "promises.md").read_text()
+    text = (ROOT / "docs" / "understand" / "promises.md").read_text()
     assert text.count("\n|") > 25
     assert not unproved(text)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from .sources import ROOT
 
 STUBS = "schedsvc_client/v1"
-REFERENCE = "docs/contract.md"
+REFERENCE = "docs/reference/contract.md"
 
 
 def test_stubs_and_reference_equal_a_fresh_generation(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Draws first tokens of the real vLLM beside the simulator's, request by request.
 
-    python -m tests.vllm.sim_picture out/vllm-sim docs/study/real_first_tokens.png
+    python -m tests.vllm.sim_picture out/vllm-sim docs/measure/real_first_tokens.png
 
 Reads what tests.vllm.sim_compare has written to the folder: a panel for each workload and arm.
 """

@@ -1,4 +1,4 @@
-"""Client of the schedsvc scheduler: admissions as context managers, sessions, exceptions."""
+"""Asks the schedsvc scheduler: admissions as context managers, sessions, exceptions."""
 
 from schedsvc_client.channel import ChannelCredentials, ClientOptions, Token, tls_credentials
 from schedsvc_client.errors import (

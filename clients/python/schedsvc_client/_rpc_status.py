@@ -63,14 +63,14 @@ _CLASSES = _message_classes()
 
 
 class Violation(NamedTuple):
-    """One field of a call that was wrong."""
+    """Names one field of a call that was wrong."""
 
     field: str
     description: str
 
 
 class Details(NamedTuple):
-    """The details of a failed call."""
+    """Holds the details of a failed call."""
 
     violations: tuple[Violation, ...] = ()
     retry_after_ms: int = 0

@@ -1,4 +1,4 @@
-"""The attempts of a unary call at one target after another, and probes while a call is held.
+"""Tries a unary call at one target after another, and probes while a call is held.
 
 No socket, no clock: the caller passes monotonic seconds in. With one target there is one attempt.
 """
@@ -18,7 +18,7 @@ _NOT_SENT = "failed to connect"
 
 
 class Method(NamedTuple):
-    """A unary method, before it is known which scheduler is called."""
+    """Describes a unary method, before it is known which scheduler is called."""
 
     stub: Any
     name: str
@@ -35,7 +35,7 @@ class Service:
 
 
 class Attempts:
-    """The attempts of one call, inside its deadline.
+    """Makes the attempts of one call, inside its deadline.
 
     `once`: the call must not be done twice. It is repeated only if it was surely not done.
     """
@@ -54,12 +54,12 @@ class Attempts:
         self._ends_s = now_s + deadline_s
         self._began_s = self._first_s = now_s
         self._failures = 0
-        # Since when no scheduler has answered.
+        # The time from which no scheduler has answered.
         self._away_since_s = now_s
 
     @property
     def before_us(self) -> int:
-        """How long the call took before the last attempt began, in us."""
+        """Return the time that the call took before the last attempt began, in us."""
         return int((self._began_s - self._first_s) * 1e6)
 
     def timeout_s(self, now_s: float, *, held: bool = False) -> float:
@@ -110,7 +110,7 @@ class Probes:
         self._missed = 0
 
     def due(self, target: str, now_s: float) -> bool:
-        """Whether the caller has to probe the target now."""
+        """Return whether the caller has to probe the target now."""
         if target != self._target:
             self._target, self._missed = target, 0
         elif now_s < self._probed_s + self.step_s:
@@ -124,5 +124,5 @@ class Probes:
             self._missed = 0 if answered else self._missed + 1
 
     def is_silent(self, target: str) -> bool:
-        """Whether that target has answered none of the last probes."""
+        """Return whether that target has answered none of the last probes."""
         return target == self._target and self._missed >= _PROBES

@@ -1,4 +1,4 @@
-"""Targets, credentials and limits: everything about a connection that is not a call."""
+"""Opens channels: targets, credentials and limits, and all of a connection but its calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
-# Of targets of gRPC's own that are not just host and port.
+# Schemes of gRPC's own targets that are not just host and port.
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "vsock:", "xds:")
 # In the order in which gRPC reads them.
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -42,7 +42,7 @@ _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Limits of a client. The defaults suit a scheduler on the same host or network."""
+    """Sets the limits of a client. The defaults suit a scheduler on the same host or network."""
 
     # A held Admit; the scheduler's own queue TTL (30 s) ends most waits before.
     admit_deadline_s: float = 60.0
@@ -55,8 +55,8 @@ class ClientOptions:
     # How long a scheduler whose stream is open may give no sign of life until admissions raise
     # SchedulerUnavailable. Time in which this process stood still does not count. 0: for ever.
     silent_after_s: float = 3.0
-    # With several targets, in place of the two above: how long admissions wait for one that leads,
-    # and after which silence the client moves on to the next.
+    # With several targets these two apply instead: the time that admissions wait for one that
+    # leads, and the silence after which the client moves on to the next.
     failover_wait_s: float = 5.0
     failover_silent_after_s: float = 1.5
     # Between two attempts to connect, or to deliver a Complete; grows by 2, with full jitter.
@@ -141,7 +141,7 @@ def _check_brackets(target: str, host: str, port: str) -> None:
 
 
 def is_local(target: str) -> bool:
-    """Whether a target is on this host by its name: a Unix socket, or a loopback address."""
+    """Return whether a target is on this host by its name: a Unix socket, or a loopback address."""
     scheme, colon, rest = target.partition(":")
     if colon and scheme in ("unix", "unix-abstract"):
         return True
@@ -181,7 +181,7 @@ def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> gr
 
 
 def open_aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    """As `open_channel`, for asyncio: call it in the event loop that will use the channel."""
+    """Do what `open_channel` does, for asyncio; call it in the event loop that uses the channel."""
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=channel_options(target))
     return grpc.aio.secure_channel(target, credentials, options=channel_options(target))
@@ -208,7 +208,7 @@ def tls_credentials(
     certificate_file: str | None = None,
     key_file: str | None = None,
 ) -> grpc.ChannelCredentials:
-    """Channel credentials for TLS, and for mTLS where a certificate and its key are given.
+    """Return channel credentials for TLS, and for mTLS if a certificate and its key are given.
 
     Without `ca_file` grpc's own roots are trusted. Raises ValueError where certificate and key
     do not come together, OSError where a file cannot be read.

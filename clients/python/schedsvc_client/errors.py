@@ -1,4 +1,4 @@
-"""The exceptions that a caller can get: a verdict against its request, or a call that failed.
+"""Declares the exceptions of a caller: a verdict against its request, or a call that failed.
 
 SchedulerError
   Refused                the scheduler answered: not now, or never
@@ -46,7 +46,7 @@ class SchedulerError(Exception):
 
 
 class Refused(SchedulerError):
-    """The scheduler's verdict: this request does not run."""
+    """Carries the scheduler's verdict: this request does not run."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Refused(SchedulerError):
 
 
 class CallError(SchedulerError):
-    """A call failed. `code` is gRPC's, `violations` name the fields at fault."""
+    """Reports a call that failed. `code` is gRPC's, `violations` name the fields at fault."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SchedulerUnavailable(CallError):
 
 
 class SchedulerSilent(SchedulerUnavailable):
-    """A scheduler that is connected, or should be, gave no answer for some time."""
+    """Reports that a scheduler that is connected, or should be, gave no answer for some time."""
 
 
 class InvalidRequest(CallError):
@@ -171,17 +171,17 @@ def call_error(
 
 
 def is_final(error: CallError) -> bool:
-    """Whether sending the same again cannot help."""
+    """Return whether sending the same again cannot help."""
     return isinstance(error, _FINAL)
 
 
 def is_decided(error: CallError) -> bool:
-    """Whether the scheduler has refused the call, rather than failed to decide about it."""
+    """Return whether the scheduler has refused the call, rather than failed to decide about it."""
     return error.code not in _UNDECIDED
 
 
 def asks_elsewhere(error: CallError) -> bool:
-    """Whether another scheduler may serve what this one did not.
+    """Return whether another scheduler may serve what this one did not.
 
     Not after an answer about the caller itself, which every scheduler would give.
     """
@@ -224,12 +224,12 @@ def refused(response: pb.AdmitResponse) -> Refused:
 
 
 def refuses_pool(error: CallError) -> bool:
-    """Whether the scheduler refused a pool that the client offers."""
+    """Return whether the scheduler refused a pool that the client offers."""
     return any(violation.field.startswith("pool") for violation in error.violations)
 
 
 def is_contest(error: CallError) -> bool:
-    """Whether it did so because another engine offers that pool."""
+    """Return whether it did so because another engine offers that pool."""
     return error.code is grpc.StatusCode.FAILED_PRECONDITION and refuses_pool(error)
 
 
@@ -239,7 +239,7 @@ def defect(error: Exception) -> CallError:
 
 
 def is_silence(error: CallError) -> bool:
-    """Whether the scheduler said nothing at all."""
+    """Return whether the scheduler said nothing at all."""
     return isinstance(error, SchedulerSilent) or error.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 

@@ -1,4 +1,4 @@
-"""The highest leadership that a process has seen: an answer under a lower one has no effect.
+"""Keeps the highest leadership that a process has seen; an answer under a lower one is void.
 
 A leader that stood still does not know that another one leads meanwhile, so its clients have to
 compare.
@@ -23,7 +23,7 @@ TERM_KEY = "schedsvc-term"
 
 
 class Rank(NamedTuple):
-    """A leadership: its term, and which life of which member leads under it."""
+    """Names a leadership: its term, and which life of which member leads under it."""
 
     term: int = 0
     leader: str = ""
@@ -33,7 +33,7 @@ class Rank(NamedTuple):
 
 
 class Shared(Protocol):
-    """A place in which several processes keep their highest leadership; see FenceFile."""
+    """Keeps the highest leadership of several processes; see FenceFile."""
 
     def read(self) -> Rank:
         """Return the highest one."""
@@ -61,7 +61,7 @@ class Fence:
 
     @property
     def highest(self) -> Rank:
-        """The highest leadership that this process, or one that shares the fence, has seen."""
+        """Return the highest leadership that this process, or one with the same fence, has seen."""
         if self._shared is not None:
             shared = self._shared.read()
             if shared.term > self._highest.term:
@@ -85,7 +85,7 @@ class Fence:
         return rank == highest or (not rank.term and not self._strict)
 
     def check(self, rank: Rank, target: str = "") -> SchedulerUnavailable | None:
-        """As `obeys`, but return why it does not take effect; None if it does."""
+        """Return why the answer does not take effect; None if it does."""
         try:
             if self.obeys(rank):
                 return None

@@ -1,4 +1,4 @@
-"""The token bucket of clients' own limits, kept as the time at which it is full (GCRA)."""
+"""Keeps the token bucket of clients' own limits as the time at which it is full (GCRA)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Bucket:
-    """A limit on a rate: one in each `period_ns`, and `burst` at once. Each method is O(1)."""
+    """Limits a rate: one in each `period_ns`, and `burst` at once. Each method is O(1)."""
 
     __slots__ = ("_burst_ns", "_due_ns", "_period_ns")
 

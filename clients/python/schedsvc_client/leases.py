@@ -13,10 +13,10 @@ from schedsvc_client.outcomes import Outcome
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 LEASE_TTL_NS_DEFAULT = 10_000_000_000
-# Of one Progress call: a report takes at most 60 bytes of the scheduler's 64 KiB.
+# The reports of one Progress call: one takes at most 60 bytes of the scheduler's 64 KiB.
 PROGRESS_LEASES_MAX = 1_000
 
-# Of any total that is reported.
+# The most of any total that is reported.
 TOKENS_MAX = 1 << 27
 
 Totals = tuple[int | None, int | None, int | None]
@@ -25,7 +25,7 @@ Totals = tuple[int | None, int | None, int | None]
 
 @dataclass(slots=True)
 class Lease:
-    """One granted request. Totals that were never reported are None."""
+    """Holds one granted request. Totals that were never reported are None."""
 
     lease_id: int
     pool: str
@@ -144,7 +144,10 @@ def lease_of(request: pb.AdmitRequest, grant: pb.Grant, now_ns: int) -> Lease:
 
 
 class LeaseTable:
-    """The open leases, oldest report first. Every operation is O(1) for each lease it touches."""
+    """Keeps the open leases, oldest report first.
+
+    Every operation is O(1) for each lease it touches.
+    """
 
     def __init__(self, progress_delay_ns: int) -> None:
         self._progress_delay_ns = progress_delay_ns
@@ -161,7 +164,7 @@ class LeaseTable:
         return self._by_age.get(lease_id)
 
     def leases(self) -> list[Lease]:
-        """All open leases."""
+        """Return all open leases."""
         return list(self._by_age.values())
 
     def open(self, lease: Lease) -> None:
@@ -187,7 +190,7 @@ class LeaseTable:
             self._dirty[lease_id] = lease
 
     def next_deadline_ns(self) -> int | None:
-        """When `take_due` has something to give; None while there is no lease."""
+        """Return when `take_due` has something to give; None while there is no lease."""
         if not self._by_age:
             return None
         deadline_ns = next(iter(self._by_age.values())).sent_ns + self._renew_after_ns

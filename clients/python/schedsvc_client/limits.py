@@ -1,4 +1,4 @@
-"""The limits of a tenant, as a verdict reports them."""
+"""Reads the limits of a tenant, as a verdict reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedsvc_client.v1 import quota_pb2
 
 
 class Limit(NamedTuple):
-    """One limit of a tenant at the moment of a verdict."""
+    """States one limit of a tenant at the moment of a verdict."""
 
     kind: LimitKind
     limit: int

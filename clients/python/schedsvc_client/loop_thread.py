@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for the clients of plain threads."""
+"""Runs an event loop in a thread of its own, for the clients of plain threads."""
 
 from __future__ import annotations
 

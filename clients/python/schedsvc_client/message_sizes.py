@@ -1,4 +1,4 @@
-"""Sizes of messages: what a scheduler accepts, and what a client does to keep to it."""
+"""Bounds messages: what a scheduler accepts, and what a client does to keep to it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _ID_BYTES = 8
 
 
 class Operator:
-    """A client for operators. Use it as `with`, or `close()` it.
+    """Makes the calls of an operator. Use it as `with`, or `close()` it.
 
     Every call raises CallError: Unauthenticated if the caller may not operate, with the setting to
     change; LeaseNotFound (NOT_FOUND) if the scheduler does not know the pool, tenant or shim.
@@ -150,7 +150,7 @@ class Operator:
     def rotate_key(
         self, tenant: str, key_id: str = "", *, grace_s: float, expires_in_s: float = 0.0
     ) -> pb.RotateTenantKeyResponse:
-        """Make an API key in place of another one, which expires after `grace_s`."""
+        """Replace an API key by a new one; the replaced key expires after `grace_s`."""
         request = pb.RotateTenantKeyRequest(
             name=tenant,
             id=key_id,

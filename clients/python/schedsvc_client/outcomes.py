@@ -1,4 +1,4 @@
-"""The contract's enumerations as Python enums, so that callers need not touch the stubs."""
+"""Mirrors the contract's enumerations as Python enums, so that callers need not touch the stubs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import enum
 
 
 class Outcome(enum.IntEnum):
-    """The outcome of a request (schedsvc.v1.Outcome). An unknown number reads as UNSPECIFIED."""
+    """Names the outcome of a request (schedsvc.v1.Outcome).
+
+    An unknown number reads as UNSPECIFIED.
+    """
 
     UNSPECIFIED = 0
     GRANTED = 1
@@ -35,7 +38,10 @@ class Outcome(enum.IntEnum):
 
 
 class LeaseState(enum.IntEnum):
-    """Where a lease stands (schedsvc.v1.LeaseState). An unknown number reads as UNSPECIFIED."""
+    """Names the state of a lease (schedsvc.v1.LeaseState).
+
+    An unknown number reads as UNSPECIFIED.
+    """
 
     UNSPECIFIED = 0
     UNKNOWN = 1
@@ -49,7 +55,7 @@ class LeaseState(enum.IntEnum):
 
 
 class LimitKind(enum.IntEnum):
-    """The unit of a limit (schedsvc.v1.LimitKind). An unknown number reads as UNSPECIFIED."""
+    """Names the unit of a limit (schedsvc.v1.LimitKind). An unknown number reads as UNSPECIFIED."""
 
     UNSPECIFIED = 0
     QUEUED_REQUESTS = 1
@@ -68,7 +74,7 @@ class LimitKind(enum.IntEnum):
 
 
 class TenantProof(enum.IntEnum):
-    """How a caller knows a tenant (schedsvc.v1.TenantProof); unknown numbers: UNSPECIFIED."""
+    """Says how a caller knows a tenant (schedsvc.v1.TenantProof); unknown numbers: UNSPECIFIED."""
 
     UNSPECIFIED = 0
     HEADER = 1

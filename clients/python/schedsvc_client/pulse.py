@@ -42,7 +42,7 @@ class Pulse:
 
     @property
     def runs(self) -> bool:
-        """Whether `tick` has to be called: a stream is open, and its scheduler beats."""
+        """Return whether `tick` has to be called: a stream is open, and its scheduler beats."""
         return self._runs
 
     def begin(self, now_ns: int, *, beats: bool) -> None:

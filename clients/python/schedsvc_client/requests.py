@@ -16,12 +16,12 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 A = TypeVar("A")
 
-#: Of one request; the scheduler refuses more.
+#: The most of one request; the scheduler refuses more.
 PREFIX_HASHES_MAX = 4_096
 
 
 class RequestIds:
-    """Ids that no other process, forked or not, and no other object makes.
+    """Makes ids that no other process, forked or not, and no other object makes.
 
     An id is 64 random bits, the process, and a number.
     """
@@ -61,7 +61,7 @@ def admit_request(
     client_request_id: str = "",
     session: str = "",
 ) -> pb.AdmitRequest:
-    """One request. `input_tokens`: of each prompt, or of the one.
+    """Return the message of one request. `input_tokens`: of each prompt, or of the one.
 
     `input_estimated` False: they are counted as the engine counts; see AdmitRequest.
     `tenant_proof`: how the caller knows the name in `tenant`, a TenantProof.

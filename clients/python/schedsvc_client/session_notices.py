@@ -34,7 +34,7 @@ class PrefixUse:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to one Admit; `lease` where it was granted."""
+    """Answers one Admit, with `lease` if it was granted."""
 
     tag: int
     response: pb.AdmitResponse
@@ -51,7 +51,7 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """A lease that was open is not any more: VOID, ENDED (it expired) or UNKNOWN."""
+    """Reports a lease that is no longer open: VOID, ENDED (it expired) or UNKNOWN."""
 
     lease_id: int
     state: LeaseState
@@ -59,7 +59,7 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class PoolRefused:
-    """A pool that this stream offers was refused; only another stream offers it again.
+    """Reports a refused pool of this stream; only another stream offers it again.
 
     `of_all`: so were all others, and the stream is of no use.
     """

@@ -1,4 +1,4 @@
-"""The client's side of a Session stream as a state machine: no socket, no clock, no task.
+"""Keeps the client's side of a Session stream, sans-IO: no socket, no clock, no task.
 
 The caller passes monotonic nanoseconds in, sends the messages that `data_to_send` gives, feeds
 what it reads to `receive`, and calls again at `next_deadline_ns`. The state survives streams:
@@ -46,7 +46,7 @@ _GOODBYE, _BEAT = -1, -2
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The limits of one session."""
+    """Holds the limits of one session."""
 
     message_bytes_max: int = 65_536
     events_max: int = 4_096
@@ -74,7 +74,7 @@ def _encoded(event: pb.SessionEvent) -> bytes:
 
 
 class SessionProtocol:
-    """All that one shim process owes the scheduler, and what it knows of it."""
+    """Keeps all that one shim process owes the scheduler, and what it knows of it."""
 
     def __init__(
         self,
@@ -130,12 +130,12 @@ class SessionProtocol:
 
     @property
     def open_requests(self) -> int:
-        """Requests without a verdict."""
+        """Return the number of requests without a verdict."""
         return len(self._pending)
 
     @property
     def open_leases(self) -> int:
-        """Leases that are renewed."""
+        """Return the number of leases that are renewed."""
         return len(self._table)
 
     @property
@@ -145,7 +145,7 @@ class SessionProtocol:
 
     @property
     def has_news(self) -> bool:
-        """Whether `data_to_send` may have something to give before the next deadline."""
+        """Return whether `data_to_send` may have something to give before the next deadline."""
         return self._connected and bool(
             self._control_out
             or self._carry
@@ -308,7 +308,7 @@ class SessionProtocol:
         return pb.SessionRequest(seq=seq).SerializeToString() + b"".join(parts)
 
     def next_deadline_ns(self) -> int | None:
-        """When `data_to_send` has to be called though nothing new was asked; None: not at all."""
+        """Return when to call `data_to_send` although nothing new was asked; None: not at all."""
         return self._table.next_deadline_ns() if self._welcomed_here else None
 
     def receive(self, now_ns: int, response: pb.SessionResponse) -> list[Notice]:
@@ -487,7 +487,7 @@ class SessionProtocol:
 
     @property
     def _event_bytes_max(self) -> int:
-        """The largest event that a message has room for, as far as it is known."""
+        """Return the size of the largest event that a message is known to have room for."""
         known = self._message_bytes_max if self._welcomed_here else self._learned_bytes_max
         return known - _SEQ_BYTES_MAX
 

@@ -10,7 +10,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 @dataclass(slots=True)
 class Pending:
-    """A request without a verdict."""
+    """Holds a request without a verdict."""
 
     request: pb.AdmitRequest
     event: bytes
@@ -20,7 +20,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Ending:
-    """A Complete without an acknowledgement."""
+    """Holds a Complete without an acknowledgement."""
 
     lease: Lease
     event: bytes
@@ -29,13 +29,13 @@ class Ending:
     ends_ns: int | None
 
     def replays(self, now_ns: int) -> bool:
-        """Whether the stream replays its lease before it sends the end."""
+        """Return whether the stream replays its lease before it sends the end."""
         return self.ends_ns is None or now_ns < self.ends_ns
 
 
 @dataclass(slots=True)
 class Lost:
-    """A lease that is VOID or ENDED, and whose Complete still has to say what was used."""
+    """Holds a lease that is VOID or ENDED, and whose Complete still has to say what was used."""
 
     lease: Lease
     # When it ended, or a scheduler that restarted takes it for ended: it is charged for good then,

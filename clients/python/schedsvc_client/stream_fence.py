@@ -13,7 +13,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 
 class StreamFence:
-    """The fence of one stream."""
+    """Holds the fence of one stream."""
 
     def __init__(self, fence: Fence) -> None:
         self._fence = fence

@@ -1,4 +1,4 @@
-"""The client for plain threads: the asyncio client, in a thread that also renews leases."""
+"""Serves plain threads by the asyncio client, in a thread that also renews leases."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Admission:
 
     @property
     def _is_held(self) -> bool:
-        """Whether it holds a lease of this process."""
+        """Return whether it holds a lease of this process."""
         held = self._inner is not None and self._inner.granted
         return held and self._holder is self._thread.here()
 
@@ -141,7 +141,7 @@ def _call(on_lost: Callable[[LeaseState], None], state: LeaseState) -> None:
 
 
 class Scheduler(Asker[Admission]):
-    """A client for threads; share one between all of them. Use it as `with`, or `close()` it."""
+    """Asks for threads; share one between all of them. Use it as `with`, or `close()` it."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ def check_targets(text: str) -> tuple[str, ...]:
 
 
 class Targets:
-    """The targets of one client."""
+    """Lists the targets of one client."""
 
     def __init__(self, text: str) -> None:
         self.all = check_targets(text)
@@ -50,7 +50,7 @@ class Targets:
 
     @property
     def several(self) -> bool:
-        """Whether there is another target to move on to."""
+        """Return whether there is another target to move on to."""
         return len(self.all) > 1
 
     def answered(self) -> None:

@@ -1,4 +1,4 @@
-"""A channel of gRPC's for threads, as the asyncio client calls it.
+"""Gives threads a channel of gRPC's, as the asyncio client calls it.
 
 gRPC's own channels for asyncio hang in a process that was forked beside them; these do not.
 """
@@ -16,7 +16,7 @@ from schedsvc_client.channel import open_channel
 
 
 class _Call:
-    """One call of a method. Use it in the event loop in which it began."""
+    """Makes one call of a method. Use it in the event loop in which it began."""
 
     def __init__(self, rpc: Any) -> None:
         self._rpc, self._loop = rpc, asyncio.get_running_loop()
@@ -68,5 +68,5 @@ class ThreadChannel:
 
 
 def open_thread_channel(target: str, credentials: grpc.ChannelCredentials | None) -> ThreadChannel:
-    """As `open_aio_channel`, in any process."""
+    """Do what `open_aio_channel` does, in any process."""
     return ThreadChannel(open_channel(target, credentials))

@@ -1,4 +1,4 @@
-"""The gate: a pure ASGI middleware that asks schedsvc before a request reaches the engine."""
+"""Asks schedsvc before a request reaches the engine: the gate, a pure ASGI middleware."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -20,7 +20,7 @@ _NONE = frozenset[bytes]()
 
 
 class Reading(NamedTuple):
-    """How an answer is read, and the headers that its client does not get."""
+    """Says how an answer is read, and which headers its client does not get."""
 
     reader: Reader
     decoder: Decoder | None

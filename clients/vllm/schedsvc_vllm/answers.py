@@ -18,7 +18,7 @@ _BAD, _UNPROVED, _FORBIDDEN, _METHOD, _TIMEOUT, _TOO_MANY, _BUSY = 400, 401, 403
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """How an outcome looks in HTTP."""
+    """Says how an outcome looks in HTTP."""
 
     status: int
     type: str
@@ -63,7 +63,10 @@ _SAFE_HEADERS = (b"content-type", b"content-length")
 
 
 class Dialect(enum.Enum):
-    """Whose form an error has. Each is OpenAI's with what the others' SDKs look for besides."""
+    """Names the API whose form an error has.
+
+    Each is OpenAI's with what the others' SDKs look for besides.
+    """
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -85,7 +88,7 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer."""
+    """Holds a complete answer."""
 
     status: int
     headers: Headers

@@ -1,4 +1,4 @@
-"""ASGI's types, and the request's body read once and played again."""
+"""Declares ASGI's types; reads the request's body once, and plays it again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ClientLeftError(Exception):
-    """The client left before its request was complete."""
+    """Reports that the client left before its request was complete."""
 
 
 class BodyTooLargeError(Exception):
@@ -90,7 +90,7 @@ def going_on(steps: Generator[Any, Any, T], awaited: Any) -> Generator[Any, Any,
 
 
 class Mailbox:
-    """The `receive` that the app gets: the body again, then the server's own messages.
+    """Gives the app its `receive`: the body again, then the server's own messages.
 
     While the request waits for its turn, `departure` watches for a client that leaves; the app
     later reads what that watch has read.

@@ -1,8 +1,8 @@
-"""Transcription and translation of audio: forms with a file, sized by how long it plays.
+"""Sizes transcription and translation of audio, forms with a file, by how long it plays.
 
-A WAV file says how many bytes are a second. Of any other format 4,000 bytes (32 kbit/s) count as
-one. The engine takes the sound in pieces of 30 s, each a prompt of 50 tokens a second, as
-Whisper's encoder makes them.
+A WAV file says how many bytes are a second. In any other format 4,000 bytes (32 kbit/s) count as
+one. The engine takes the sound in pieces of 30 s, each a prompt of 50 tokens a second, as Whisper's
+encoder makes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAV = struct.Struct("<HHIIHH")
 
 
 class Upload(NamedTuple):
-    """A file in a form: how many bytes it has, and how many seconds it plays."""
+    """Describes a file in a form by its bytes and the seconds that it plays."""
 
     size: int
     seconds: float

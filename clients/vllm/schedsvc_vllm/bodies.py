@@ -26,7 +26,7 @@ UNCOUNTED_BYTES = 64 << 10
 
 
 class BodiesFullError(BadRequestError):
-    """The bodies that this server holds leave no room for another large one."""
+    """Reports that the bodies of this server leave no room for another large one."""
 
     def __init__(self, total_max: int) -> None:
         super().__init__(
@@ -38,7 +38,7 @@ class BodiesFullError(BadRequestError):
 
 
 class CallerFullError(BodiesFullError):
-    """The bodies of this caller leave no room for another large one of it."""
+    """Reports that the bodies of this caller leave no room for another large one of it."""
 
     def __init__(self, caller_max: int) -> None:
         BadRequestError.__init__(
@@ -60,7 +60,7 @@ class BodyTooSlowError(BadRequestError):
 
 
 class Bodies:
-    """All bodies that are being read, wait or run: each has a limit, and so has their sum."""
+    """Limits each body that is being read, waits or runs, and their sum."""
 
     def __init__(self, each_max: int, total_max: int, seconds: float = BODY_S_MAX) -> None:
         self.total = 0
@@ -95,7 +95,7 @@ class Bodies:
 
 
 class Body:
-    """One request's body: its bytes count from their arrival until `release()`."""
+    """Holds one request's body, whose bytes count from their arrival until `release()`."""
 
     def __init__(self, bodies: Bodies, caller: str | bytes) -> None:
         self._bodies = bodies

@@ -1,4 +1,4 @@
-"""The caller of a request, as its head describes it: one function reads every header about it.
+"""Describes the caller of a request by its head: one function reads every header about it.
 
 `read_caller()` is sans-IO and proves nothing. `identity.py` checks what it found, and no other part
 of the gate or the proxy reads these headers. A part of a Caller that cannot be used holds its
@@ -57,7 +57,7 @@ _NETWORKS_CACHED_MAX = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms of one request, as AdmitRequest has them; 0 and "": the scheduler's default.
+    """Holds the terms of one request, as AdmitRequest has them; 0 and "": the scheduler's default.
 
     The gate reads them from any caller: each can make only that caller's own request leave earlier,
     or names a class. A class that the scheduler does not have, or that the tenant may not name,
@@ -74,7 +74,7 @@ class Terms:
 
     @property
     def wait_s_max(self) -> float:
-        """The longest that the caller waits for its turn; infinity: it does not say."""
+        """Return the longest that the caller waits for its turn; infinity: it does not say."""
         limits = [ms for ms in (self.queue_ttl_ms, self.deadline_ms) if ms]
         return min(limits) / 1_000 if limits else math.inf
 
@@ -106,14 +106,14 @@ _Sent = Mapping[bytes, Sequence[bytes]]
 
 
 class Peer(NamedTuple):
-    """The other end of a connection, as the server knows it; "": it knows no address."""
+    """Names the other end of a connection, as the server knows it; "": it knows no address."""
 
     address: str = ""
     certificate: PeerCertificate = NO_CERTIFICATE
 
 
 class Caller(NamedTuple):
-    """The description of a caller in one request's head, of which nothing is proved.
+    """Describes a caller by one request's head, of which nothing is proved.
 
     `network`: the client's IPv4 address or IPv6 /64. `api_key`: of the Authorization header, else
     of Anthropic's. `certified`: the tenant in its certificate; None: it has none, or names none.
@@ -131,7 +131,7 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class Sources:
-    """Which headers count beside those that always do, by a gate's settings."""
+    """Says which headers count beside those that always do, by a gate's settings."""
 
     tenant_headers: tuple[bytes, ...] = ()
     terms_headers: frozenset[bytes] = frozenset()

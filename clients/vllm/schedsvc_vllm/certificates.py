@@ -1,4 +1,4 @@
-"""The tenant that a client certificate names: by its SPIFFE ID (a URI SAN) or its DNS SANs.
+"""Finds the tenant of a client certificate: by its SPIFFE ID (a URI SAN) or its DNS SANs.
 
 The server that ends TLS verifies the certificate: its chain, its dates, and that the client has its
 key. `http_limits.py` puts what the server knows of it into each scope. Where a proxy ends TLS, the
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import Scope
 
-#: Of a scope's `extensions`: the certificate as `ssl.SSLSocket.getpeercert()` returns it.
+#: The key of a scope's `extensions` with the certificate as `ssl.SSLSocket.getpeercert()` returns
+#: it.
 EXTENSION = "schedsvc.peer_certificate"
 XFCC = "x-forwarded-client-cert"
 TENANT = "{tenant}"
@@ -38,7 +39,7 @@ San = tuple[str, str]
 
 
 class Pattern(NamedTuple):
-    """Names of one form, and where in them the tenant stands."""
+    """Matches names of one form, and says where in them the tenant is."""
 
     kind: str
     form: re.Pattern[str]
@@ -52,7 +53,10 @@ class Pattern(NamedTuple):
 
 
 class PeerCertificate(NamedTuple):
-    """The names in the certificate of a connection's client. `expired`: when it did; "": not."""
+    """Holds the names in the certificate of a connection's client.
+
+    `expired`: when it did; "": not.
+    """
 
     names: Sequence[San] = ()
     expired: str = ""
@@ -75,7 +79,7 @@ def peer_certificate(scope: Scope) -> PeerCertificate:
 
 @dataclass(frozen=True)
 class CertificateSettings:
-    """Which names of certificates stand for tenants, and where the gate finds certificates.
+    """Says which names of certificates stand for tenants, and where the gate finds certificates.
 
     `set_by`: which proxy overwrites x-forwarded-client-cert; "": the gate's own server ends TLS.
     """

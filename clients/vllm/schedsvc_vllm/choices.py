@@ -1,4 +1,4 @@
-"""The tokens of a stream with several choices, of which some servers count each by itself."""
+"""Counts the tokens of a stream with several choices, of which servers may count each by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from schedsvc_vllm.prompt_forms import PROMPTS_MAX
 
 
 class Choices:
-    """The counts that the events of a stream state.
+    """Keeps the counts that the events of a stream state.
 
     A sum of all choices grows with each token of any of them. So the counts are of single choices
     if one stands still or falls when another choice has a token.
@@ -23,7 +23,7 @@ class Choices:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all choices, as far as they have been counted. O(choices)."""
+        """Return the tokens of all choices, as far as they have been counted. O(choices)."""
         return sum(self._counts.values()) if self._single else self._largest
 
     def note(self, event: Any, count: int) -> None:

@@ -19,7 +19,7 @@ class DecodingError(Exception):
 
 
 class Decoder:
-    """One answer. `encoding`: its content-encoding, one of KNOWN."""
+    """Decodes one answer. `encoding`: its content-encoding, one of KNOWN."""
 
     __slots__ = ("_has_member", "_head", "_inflate", "_is_gzip", "bytes_in", "bytes_out")
 

@@ -26,7 +26,7 @@ class ClientStalledError(Exception):
 
 
 class _Nothing:
-    """An awaitable of what has been done already."""
+    """Awaits something that has been done already."""
 
     # An iterator will do, and this one is made without a frame of Python's.
     __await__: Callable[[], Generator[Any, Any, None]] = ().__iter__  # type: ignore[assignment]
@@ -36,7 +36,7 @@ NOTHING = _Nothing()
 
 
 class Delivery:
-    """One answer on its way to one client."""
+    """Delivers one answer to one client."""
 
     __slots__ = (
         "_bytes", "_bytes_max", "_error", "_room", "_send", "_stall_s", "_waiting", "_writer"

@@ -1,4 +1,4 @@
-"""Signals in the time in which the proxy is still imported.
+"""Handles signals in the time in which the proxy is still imported.
 
 Imported before everything else. SIGTERM and SIGINT end the proxy at once with 0, until its server
 handles them: nothing is admitted yet.

@@ -1,4 +1,4 @@
-"""The engine as the app around the gate shows it: sizes, telemetry, a tokenizer.
+"""Reads the engine as the app around the gate shows it: sizes, telemetry, a tokenizer.
 
 The gate reads them from `scope["app"].state`, under the names that vLLM's server uses:
 `vllm_config`, and, if offered, `engine_telemetry()`, `count_prompt_tokens(body)`,
@@ -30,7 +30,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 @dataclass(frozen=True)
 class Pool:
-    """The pool as it is registered."""
+    """Describes the pool as it is registered."""
 
     name: str
     epoch: int
@@ -41,12 +41,12 @@ class Pool:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """The limits of one request."""
+        """Return the limits of one request."""
         return Sizes(self.max_model_tokens, self.capacity_tokens, self.max_running)
 
 
 class EngineView:
-    """One engine as the gate sees it."""
+    """Shows one engine as the gate sees it."""
 
     def __init__(self, scope: Scope, app: App) -> None:
         self._app = app
@@ -55,25 +55,25 @@ class EngineView:
 
     @property
     def count_prompt_tokens(self) -> CountTokens | None:
-        """The server's own count of a body's prompts, where it offers one."""
+        """Return the server's own count of a body's prompts, if it offers one."""
         count: CountTokens | None = getattr(self._state, "count_prompt_tokens", None)
         return count
 
     @property
     def api_keys(self) -> list[str]:
-        """The keys of `vllm serve --api-key`."""
+        """Return the keys of `vllm serve --api-key`."""
         keys = getattr(getattr(self._state, "args", None), "api_key", None) or []
         return [keys] if isinstance(keys, str) else [key for key in keys if key]
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
-        """Origins whose pages may read the server's answers (vLLM's --allowed-origins)."""
+        """Return origins whose pages may read the server's answers (vLLM's --allowed-origins)."""
         origins = getattr(getattr(self._state, "args", None), "allowed_origins", None)
         return tuple(map(str, origins)) if isinstance(origins, list | tuple) else ()
 
     @property
     def obeys_priority(self) -> bool:
-        """Whether the engine runs requests by their priority; under fcfs it ignores them."""
+        """Return whether the engine runs requests by their priority; under fcfs it ignores them."""
         return getattr(self._config("scheduler_config"), "policy", "") == "priority"
 
     def adapter(self, model: object) -> str:
@@ -85,7 +85,7 @@ class EngineView:
 
     @property
     def image_patch_pixels(self) -> int:
-        """The side of the square of pixels that is a token; 0: the model does not state it.
+        """Return the side of the square of pixels that is a token; 0: the model does not state it.
 
         Only models that keep an image's resolution merge patches like this, as Qwen's do. Others
         scale each image to one size.
@@ -96,7 +96,7 @@ class EngineView:
 
     @property
     def image_pixels(self) -> tuple[int, int]:
-        """The least and the most pixels to which the model scales an image; 0: not stated."""
+        """Return the least and the most pixels of a scaled image; 0: not stated."""
         renderer = getattr(getattr(self._state, "engine_client", None), "renderer", None)
         info = getattr(getattr(renderer, "mm_processor", None), "info", None)
         processor = None
@@ -111,7 +111,7 @@ class EngineView:
 
     @property
     def offers_telemetry(self) -> bool:
-        """Whether `telemetry` has something to give, now or later."""
+        """Return whether `telemetry` has something to give, now or later."""
         if callable(getattr(self._state, "engine_telemetry", None)):
             return True
         alone = _number(self._config("parallel_config"), "_api_process_count") <= 1
@@ -119,12 +119,12 @@ class EngineView:
 
     @property
     def is_vllm(self) -> bool:
-        """Whether vLLM's own engine client is here."""
+        """Return whether vLLM's own engine client is here."""
         return getattr(self._state, "engine_client", None) is not None
 
     @property
     def is_before_vllm(self) -> bool:
-        """Whether requests are served by vLLM, here or behind the proxy."""
+        """Return whether requests are served by vLLM, here or behind the proxy."""
         return self.is_vllm or bool(getattr(self._state, "upstream_is_vllm", False))
 
     def counter(self) -> Counter | None:
@@ -133,13 +133,13 @@ class EngineView:
 
     @property
     def upstream_up(self) -> Callable[[], bool] | None:
-        """Whether the server behind the proxy answers; None: the gate is in no proxy."""
+        """Return whether the server behind the proxy answers; None: the gate is in no proxy."""
         is_up: Callable[[], bool] | None = getattr(self._state, "upstream_up", None)
         return is_up
 
     @property
     def in_doubt(self) -> bool:
-        """Whether another engine may stand here than the one whose sizes are known."""
+        """Return whether another engine may stand here than the one whose sizes are known."""
         return bool(getattr(self._state, "engine_in_doubt", False))
 
     @property

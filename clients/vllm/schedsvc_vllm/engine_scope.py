@@ -1,4 +1,4 @@
-"""The scope of a request for the engine: the caller's, with the headers that the gate sets.
+"""Makes the scope of a request for the engine: the caller's, with the headers that the gate sets.
 
 A caller's own rank, priority and id never reach it.
 """

@@ -18,7 +18,7 @@ PART_TOKENS = 1_024
 
 
 class TextKind(NamedTuple):
-    """Texts that have about the same tokens for each byte: a tenant's, at one endpoint.
+    """Groups texts that have about the same tokens for each byte: a tenant's, at one endpoint.
 
     `has_tools`: schemas and arguments stand in it, which are no prose, and which a template may
     write otherwise than they came.
@@ -30,7 +30,7 @@ class TextKind(NamedTuple):
 
 
 class TokenRatios:
-    """Tokens for each byte of text, for each kind; those that came last are kept.
+    """Learns tokens for each byte of text, for each kind; those that came last are kept.
 
     It learns fast upwards and slowly downwards: a prompt that is taken for too small costs the
     engine a preemption, one that is taken for too large only a moment's capacity. One request

@@ -1,4 +1,4 @@
-"""Fencing between the gate processes of one engine: a file that they share, or a single process.
+"""Fences the gate processes of one engine by a file that they share, or keeps to one process.
 
 `SCHEDSVC_FENCE` names the file, which the launcher makes. It holds the highest leadership that any
 of them has seen. A process writes it under a lock, and compares before it obeys a scheduler, which
@@ -46,7 +46,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 
 class FenceFile:
-    """The highest leadership in a file. Raises OSError if the file cannot be used."""
+    """Keeps the highest leadership in a file. Raises OSError if the file cannot be used."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -101,7 +101,7 @@ class FenceFile:
             raise OSError(f"the leader's name has {size} bytes, more than {LEADER_BYTES_MAX}")
         with self._locked():
             there = _decoded(os.pread(self._file, _BYTES, 0))
-            # Of equal terms the one that is there counts.
+            # If terms are equal, the one that is there counts.
             highest = max(there or Rank(), self._rank, rank, key=lambda each: each.term)
             raw = _encoded(highest)
             if there != highest:

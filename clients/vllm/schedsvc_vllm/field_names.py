@@ -1,8 +1,8 @@
 """Refuses bodies whose field names two servers read differently.
 
-Of a name that occurs twice in one JSON object, some servers read the first value and others the
-last; some take a name in any case. The gate sizes a request by what it reads itself, so a body with
-such a name could run as another request than the one that was admitted.
+If a name occurs twice in one JSON object, some servers read the first value and others the last;
+some take a name in any case. The gate sizes a request by what it reads itself, so a body with such
+a name could run as another request than the one that was admitted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OF_ROUTES = frozenset(
 )
 _TALK = ("messages", "input", "system")
 NAMES = _FIELDS | _OF_ROUTES
-#: Of messages and their parts.
+#: Names in messages and their parts.
 _SAID = frozenset(
     (
         *("content", "data", "function_call", "image_url", "input", "output", "reasoning"),

@@ -1,4 +1,4 @@
-"""The gate: pure ASGI around a server that generates.
+"""Wraps a server that generates in pure ASGI: the gate.
 
 A request for a gated endpoint is sized, admitted, run, reported and completed. Whatever way it
 ends (an answer, an error, a client that leaves while queued or streaming, a cancelled task), its
@@ -63,7 +63,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 
 class Gate:
-    """An ASGI middleware: `vllm serve MODEL --middleware schedsvc_vllm.gate.Gate`.
+    """Wraps an ASGI app: `vllm serve MODEL --middleware schedsvc_vllm.gate.Gate`.
 
     Without `settings` they are read from the environment. A setting that is wrong does not raise
     here, where some servers would swallow it: the server's start fails with it, and every gated

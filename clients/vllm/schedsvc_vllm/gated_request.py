@@ -1,4 +1,4 @@
-"""One request on its way through the app: headers added, tokens counted, books closed."""
+"""Follows one request through the app: headers added, tokens counted, books closed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class GatedRequest:
         self._delivery: Delivery | None = None
         self._status = 0
         self._ending: ResponseEnd | None = None
-        # Of a body that is not read here: all that is done with each of its pieces.
+        # All that is done with each piece of a body that is not read here.
         self._keep: Callable[[bytes], None] | None = None
         self._running = False
         self._is_finished = False
@@ -92,7 +92,7 @@ class GatedRequest:
         self.read_s = -1.0
         #: A header that the gate adds for the engine; b"": none.
         self.traceparent = b""
-        #: Of a request whose trace is sampled.
+        #: The span of a request whose trace is sampled.
         self.span: QueueSpan | None = None
         #: Its answer states the class by which it is served; "": the tenant's own.
         self.states_tier, self.service_class = False, ""
@@ -100,31 +100,31 @@ class GatedRequest:
 
     @property
     def engine_priority(self) -> int:
-        """The engine's priority that the scheduler suggests; lower runs first."""
+        """Return the engine's priority that the scheduler suggests; lower runs first."""
         lease = self.admission.lease if self.admission is not None else None
         return lease.engine_priority if lease is not None else 0
 
     @property
     def engine_id(self) -> str:
-        """The id that the engine gets: the scheduler's, if that has granted it."""
+        """Return the id that the engine gets: the scheduler's, if that has granted it."""
         return self.admission.request.request_id if self.admission is not None else self._ids[1]
 
     @property
     def call(self) -> Call:
-        """The request as the app is to get it."""
+        """Return the request as the app is to get it."""
         return self._call
 
     @property
     def is_counted_at_end(self) -> bool:
-        """Whether no token of it is counted before its answer is there."""
+        """Return whether no token of it is counted before its answer is there."""
         if not self._call.route.generates:
             return True
-        # Of a beam search a stream has only the end, too.
+        # The stream of a beam search has only the end, too.
         is_whole = self._call.beams or not self._call.stream
         return is_whole and (self._tally is None or self._tally.broken)
 
     def asks_less(self) -> bool:
-        """Whether the app has refused what it was asked for beside the request: then ask less.
+        """Return whether the app refused what it was asked for beside the request: then ask less.
 
         Its refusal has been kept from the client, who did not ask for that.
         """
@@ -136,17 +136,17 @@ class GatedRequest:
 
     @property
     def sequences(self) -> int:
-        """How many the engine makes of it."""
+        """Return how many sequences the engine makes of it."""
         return len(self._call.prompts.tokens) * self._call.n
 
     @property
     def has_begun(self) -> bool:
-        """Whether the client has got the beginning of an answer."""
+        """Return whether the client has got the beginning of an answer."""
         return self._status != 0 and self._held is None
 
     @property
     def is_stale(self) -> bool:
-        """Whether its lease is of an engine before the one that stands there now."""
+        """Return whether its lease is of an engine before the one that stands there now."""
         lease = self.admission.lease if self.admission is not None else None
         return lease is not None and lease.pool_epoch < self._runtime.pool.epoch
 
@@ -286,17 +286,17 @@ class GatedRequest:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the client was given all of the answer."""
+        """Return whether the client was given all of the answer."""
         return self._ending is not None and self._ending.is_whole
 
     @property
     def _is_answer(self) -> bool:
-        """Whether this may be an engine's output, and states no error so far."""
+        """Return whether this may be an engine's output, and states no error so far."""
         return self._status < 400 and not (self._reader is not None and self._reader.failed)
 
     @property
     def _has_failed(self) -> bool:
-        """Whether it is known that the engine will not answer it."""
+        """Return whether it is known that the engine will not answer it."""
         return self.broke or not self._is_answer
 
     async def _pass_on(self, message: Message) -> None:
@@ -409,7 +409,7 @@ class GatedRequest:
         reader = self._reader
         if reader is None or not reader.is_told:
             return None
-        # Of several prompts, an event counts only its own.
+        # With several prompts, an event counts only its own.
         alone = len(self._call.prompts.tokens) == 1 and reader.input_tokens
         if not alone:
             return None, None, reader.output_tokens
@@ -429,7 +429,7 @@ class GatedRequest:
         return input_tokens, None, output_tokens
 
     def _is_free(self, admission: Admission) -> bool:
-        """Whether the engine never had it, or failed while its client waited.
+        """Return whether the engine never had it, or failed while its client waited.
 
         Otherwise the engine may have computed what no count shows; the scheduler charges its time.
         """

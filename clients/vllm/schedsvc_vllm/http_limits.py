@@ -69,7 +69,7 @@ class _BeyondError(Exception):
 
 
 class _AnyLength:
-    """A length that no answer exceeds or falls short of: the end of the connection is its end."""
+    """Fits every length of an answer: the end of the connection is its end."""
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -270,11 +270,11 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
                 self.transport.close()
 
     def _reads_on(self) -> bool:
-        """Whether this connection is still read, and by this protocol."""
+        """Return whether this connection is still read, and by this protocol."""
         return not self.transport.is_closing() and self.transport.get_protocol() is self
 
     def _is_beyond(self) -> bool:
-        """Whether a request has more headers and trailers than it may.
+        """Return whether a request has more headers and trailers than it may.
 
         O(1); O(headers) once more than HEAD_BYTES_MAX have been read.
         """

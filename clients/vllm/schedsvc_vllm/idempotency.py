@@ -27,7 +27,7 @@ Key = tuple[str | bytes, bytes]
 
 @dataclass(eq=False)
 class Entry:
-    """One request, while it runs and for a while after."""
+    """Holds one request, while it runs and for a while after."""
 
     digest: bytes
     is_stream: bool
@@ -41,14 +41,14 @@ class Entry:
 
     @property
     def is_served(self) -> bool:
-        """Whether it has been answered, and not by a refusal: after that, a retry is a new try."""
+        """Return whether it was answered, and not by a refusal: then a retry is a new try."""
         if len(self.messages) < 2 or int(self.messages[0]["status"]) >= 400:
             return False
         return not self.messages[-1].get("more_body", False)
 
 
 class Replays:
-    """The requests with a key that run in this process, or ended a moment ago."""
+    """Keeps the requests with a key that run in this process, or ended a moment ago."""
 
     def __init__(self, kept_s: float = KEPT_S, kept_bytes: int = KEPT_BYTES) -> None:
         self._entries: dict[Key, Entry] = {}

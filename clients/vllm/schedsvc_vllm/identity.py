@@ -1,4 +1,4 @@
-"""The tenant of a request: by certificate, token, header, API key's hash, or field of the body."""
+"""Finds the tenant of a request: by certificate, token, header, API key's hash, or body field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKEN_POINTS = 2
 
 
 class Identity(NamedTuple):
-    """One of the first two is set, or neither: an unknown tenant.
+    """Names a tenant by one of the first two fields; if neither is set, the tenant is unknown.
 
     `request_class`: the class that its token names; "": none. `proof`: how the gate knows the name,
     UNSPECIFIED: the client could have chosen it.
@@ -35,7 +35,7 @@ class Identity(NamedTuple):
 
     @property
     def key(self) -> str | bytes:
-        """The key of its tenant in tables of the gate."""
+        """Return the key of its tenant in tables of the gate."""
         return self.tenant or self.api_key_sha256
 
 
@@ -43,19 +43,19 @@ _UNKNOWN = Identity()
 
 
 class Proof(Protocol):
-    """The claims of a verified token."""
+    """Holds the claims of a verified token."""
 
     @property
     def tenant(self) -> str:
-        """The name of its bearer."""
+        """Return the name of its bearer."""
 
     @property
     def request_class(self) -> str:
-        """The class of its bearer's requests; "": none."""
+        """Return the class of its bearer's requests; "": none."""
 
 
 class TokenVerifier(Protocol):
-    """That of jwt_tokens.py, which is imported only if it is configured."""
+    """Declares the verifier of jwt_tokens.py, which is imported only if it is configured."""
 
     source: JwksSource
 
@@ -95,7 +95,7 @@ class Identifier:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources of a tenant's name, in the order in which they are looked at."""
+        """Return the sources of a tenant's name, in the order in which they are looked at."""
         found = (
             ("a client certificate", self._has_certificates),
             ("an API key that the scheduler knows", self.keys is not None),
@@ -108,7 +108,7 @@ class Identifier:
 
     @property
     def key_set(self) -> JwksSource | None:
-        """The key set by which tokens are verified; None: none are."""
+        """Return the key set by which tokens are verified; None: none are."""
         return None if self._tokens is None else self._tokens.source
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Image sizes: the tokens that an image in a body stands for, by its width and height.
+"""Estimates the tokens that an image in a body stands for, by its width and height.
 
 The form of a body never counts: the same image has the same size in a message, in a tool's result
 and at each endpoint. Width and height come from the first bytes of a data URL, in which PNG, JPEG,
@@ -34,7 +34,7 @@ _STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
 
 @dataclass(frozen=True, slots=True)
 class ImageSizes:
-    """How a model turns images into tokens.
+    """Says how a model turns images into tokens.
 
     `tokens` stands for an image whose size is unknown. If `patch_pixels` is given, any other image
     has at least one token for each square of that side, and from `tokens_min` to `tokens_max`
@@ -155,7 +155,7 @@ UNKNOWN_MODEL = ImageSizes()
 
 
 def is_image(text: str) -> bool:
-    """Whether a text is an image: a data URL, or base64 that begins as an image does."""
+    """Return whether a text is an image: a data URL, or base64 that begins as an image does."""
     return text.startswith(("data:", *_STARTS))
 
 
@@ -177,7 +177,7 @@ def dimensions(text: str) -> tuple[int, int] | None:
 
 
 class _Encoded:
-    """Bytes in base64, of which only those that are read are decoded."""
+    """Decodes only those bytes of base64 that are read."""
 
     __slots__ = ("_start", "_text")
 

@@ -1,4 +1,4 @@
-"""`loads()` and `dumps()` of orjson, or of Python where orjson is missing.
+"""Offers `loads()` and `dumps()` of orjson, or of Python if orjson is missing.
 
 The gate's folder on PYTHONPATH has only the packages that the engine's environment has. That of
 vLLM has orjson from 0.33 on.

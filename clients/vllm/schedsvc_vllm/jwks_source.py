@@ -33,7 +33,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JwksSource:
-    """One key set. `place`: a path, or a URL; fetched again every `period_s`.
+    """Fetches one key set. `place`: a path, or a URL; fetched again every `period_s`.
 
     `age_s_max`: seconds since the last good fetch after which its keys verify no token.
     """
@@ -64,17 +64,17 @@ class JwksSource:
 
     @property
     def is_known(self) -> bool:
-        """Whether a key set has been taken."""
+        """Return whether a key set has been taken."""
         return self._taken_s > -math.inf
 
     @property
     def age_s(self) -> float:
-        """Seconds since the key set was fetched; infinite before the first time."""
+        """Return the seconds since the key set was fetched; infinite before the first time."""
         return self._clock() - self._taken_s
 
     @property
     def is_stale(self) -> bool:
-        """Whether the keys are too old to verify tokens."""
+        """Return whether the keys are too old to verify tokens."""
         return self.is_known and self.age_s > self._age_s_max
 
     def start(self) -> None:

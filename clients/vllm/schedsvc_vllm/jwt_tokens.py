@@ -27,7 +27,7 @@ REMEMBERED_MAX = 10_000
 TOKEN_CHARS_MAX = 16_384
 KEYS_MAX = 64
 RSA_BITS_MIN = 2_048
-# Of each type of key the one algorithm, the curve, and the fields that are public.
+# The one algorithm of each type of key, its curve, and the fields that are public.
 _TYPES = {
     "RSA": ("RS256", None, ("n", "e")),
     "EC": ("ES256", "P-256", ("crv", "x", "y")),
@@ -40,7 +40,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 
 class Key(NamedTuple):
-    """A public key of the set."""
+    """Holds a public key of the set."""
 
     kid: str | None
     algorithm: str
@@ -49,7 +49,7 @@ class Key(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The claims of a verified token, when they hold, and the key that verified them."""
+    """Holds the claims of a verified token, when they hold, and the key that verified them."""
 
     tenant: str
     request_class: str

@@ -25,11 +25,11 @@ WAIT_S_MAX = 10.0
 
 
 class NoTurnError(Exception):
-    """Too many others wait."""
+    """Reports that too many others wait."""
 
 
 class KeyTurns:
-    """The turns, given to one network after the other. Use it inside one event loop."""
+    """Gives the turns to one network after the other. Use it inside one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

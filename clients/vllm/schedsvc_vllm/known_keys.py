@@ -1,4 +1,4 @@
-"""The API keys that the scheduler has known, in a file that outlives the gate.
+"""Keeps the API keys that the scheduler has known, in a file that outlives the gate.
 
 After a restart every key would be new, and new keys wait for turns (key_turns.py). The file holds
 the SHA-256 of each key, its tenant, and when the scheduler said so last. A program that could write
@@ -37,14 +37,14 @@ _LOCK_PAUSE_S = 0.01
 
 
 class KnownKey(NamedTuple):
-    """For whom a key stands, and when the scheduler said so, in seconds of the wall clock."""
+    """Says for whom a key stands, and when the scheduler said so, in seconds of the wall clock."""
 
     tenant: str
     said_s: int
 
 
 class KnownKeys:
-    """The keys in a file. Raises OSError if the file must not be used; its text says why."""
+    """Keeps the keys in a file. Raises OSError if the file must not be used; its text says why."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.time) -> None:
         self._path = Path(path)

@@ -1,4 +1,4 @@
-"""`schedsvc-vllm serve MODEL ...`: vLLM's own command with the gate in front of it.
+"""Runs vLLM's own command with the gate in front: `schedsvc-vllm serve MODEL ...`.
 
 It takes out its own options, checks them, puts them into the environment, adds the middleware, and
 becomes `vllm` (exec): signals, exit status and output are vLLM's own.
@@ -20,7 +20,7 @@ from schedsvc_vllm.settings import Settings, SettingsError
 
 MIDDLEWARE = "schedsvc_vllm.gate.Gate"
 OPTION_PREFIX = "--schedsvc-"
-#: Of the help: its width, and where the texts begin.
+#: The width of the help, and the column at which its texts begin.
 _COLUMNS, _HELP_COLUMN = 80, 34
 EXIT_USAGE = 2
 
@@ -215,7 +215,7 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Become `vllm serve`; exit status 2 where the command line or a setting is wrong."""
+    """Become `vllm serve`; exit with status 2 if the command line or a setting is wrong."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         sys.stdout.write(usage() + "\n")

@@ -1,4 +1,4 @@
-"""How many requests run without the scheduler while it cannot be asked."""
+"""Limits the requests that run without the scheduler while it cannot be asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WAITING_MAX = 1_000
 
 
 class LocalLimitError(Exception):
-    """Too many wait already."""
+    """Reports that too many wait already."""
 
 
 class LocalLimit:
@@ -27,7 +27,7 @@ class LocalLimit:
 
     @property
     def cap(self) -> int:
-        """The most that run while the scheduler is away."""
+        """Return the most that run while the scheduler is away."""
         return max(self._level_min, self._level)
 
     def granted(self) -> None:
@@ -36,7 +36,7 @@ class LocalLimit:
         self._level = self.running
 
     def ended(self) -> None:
-        """One has ended, however it began."""
+        """Note that one has ended, however it began."""
         self.running -= 1
         self._advance()
 

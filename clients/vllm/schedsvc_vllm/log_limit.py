@@ -12,7 +12,7 @@ LINES_AT_ONCE = 100
 
 
 class LineLimit(logging.Filter):
-    """A bucket for each place in the code that logs.
+    """Keeps a bucket for each place in the code that logs.
 
     So a flood leaves out no line of another kind, and there are only as many buckets as such
     places. A traceback counts as one line.

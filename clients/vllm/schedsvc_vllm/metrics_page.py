@@ -1,4 +1,4 @@
-"""The gate's own lines at the end of the engine's `/metrics`: whether it enforces, and how often.
+"""Adds the gate's own lines to the engine's `/metrics`: whether it enforces, and its counts.
 
 The page is asked for as plain text, without compression, so that lines can be added to it.
 """
@@ -23,7 +23,7 @@ _NEGOTIATED = frozenset({b"accept", b"accept-encoding"})
 
 
 class _Times:
-    """The times of one tenant, by bucket."""
+    """Counts the times of one tenant, by bucket."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -33,17 +33,17 @@ class _Times:
 
 
 class KeySet(Protocol):
-    """The keys that verify tokens. `failures`: fetches that gave no key set."""
+    """Counts the keys that verify tokens. `failures`: fetches that gave no key set."""
 
     failures: int
 
     @property
     def age_s(self) -> float:
-        """Seconds since the keys were fetched; infinite before the first time."""
+        """Return the seconds since the keys were fetched; infinite before the first time."""
 
 
 class Counts:
-    """The gate's own counts. The functions are called when the page is read.
+    """Holds the gate's own counts. The functions are called when the page is read.
 
     The first `tenants_max` tenants have histograms of their own. The others share `other`, and so
     do requests without a tenant's name: an unknown tenant's, or those with an API key alone.

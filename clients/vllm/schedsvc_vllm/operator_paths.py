@@ -1,4 +1,4 @@
-"""Endpoints of engines that act on the engine itself, or reveal what only its operator should read.
+"""Lists endpoints that act on the engine itself, or reveal what only its operator should read.
 
 The gate passes them to no tenant, whatever the method: one tenant could stop all others, or read
 how the engine is set up. A request needs an operator's key (`SCHEDSVC_OPERATOR_KEYS_FILE`).
@@ -9,7 +9,7 @@ segment of dots leads around the list.
 
 from __future__ import annotations
 
-#: Of vLLM, and of SageMaker's container, whose routes vLLM serves beside its own.
+#: Paths of vLLM, and of SageMaker's container, whose routes vLLM serves beside its own.
 VLLM_OPERATOR_PATHS = frozenset(
     {
         "/abort_requests",
@@ -47,8 +47,9 @@ VLLM_OPERATOR_PATHS = frozenset(
         "/weight_info",
     }
 )
-#: Of servers that stand behind the proxy. SGLang serves many of them for GET, too, so the refusal
-#: of unknown POST requests does not cover them. The last lines are of llama.cpp and LMDeploy.
+#: Paths of servers that stand behind the proxy. SGLang serves many of them for GET, too, so the
+#: refusal of unknown POST requests does not cover them. The last lines are of llama.cpp and
+#: LMDeploy.
 OTHER_OPERATOR_PATHS = frozenset(
     {
         "/abort_request",

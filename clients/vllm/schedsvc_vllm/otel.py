@@ -1,4 +1,4 @@
-"""Sampling and export of the gate's spans by the OpenTelemetry SDK (extra `otel`).
+"""Samples and exports the gate's spans by the OpenTelemetry SDK (extra `otel`).
 
 Only `connect` of this module is called, and only if `OTEL_TRACES_EXPORTER` is `otlp`. The SDK reads
 its other `OTEL_*` variables itself: endpoint, protocol, headers, sampler, resource, batches. The

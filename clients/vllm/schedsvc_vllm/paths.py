@@ -1,4 +1,4 @@
-"""Which requests may reach the engine without being admitted.
+"""Says which requests may reach the engine without being admitted.
 
 A server behind the gate may take several spellings for one path: with two slashes, a slash at the
 end, dots, or percent signs. So the gate brings each path that can cost the engine anything to one
@@ -50,7 +50,7 @@ _DECODINGS_MAX = 5
 
 
 class Place(NamedTuple):
-    """Where a request goes: its canonical path, whether it has to be admitted, or is refused.
+    """Says where a request goes: its canonical path, and whether it is admitted or refused.
 
     `operators`: only with an operator's key. `as_written`: the server gets the path as it came.
     `response_ids`: those in the path, which belong to tenants.

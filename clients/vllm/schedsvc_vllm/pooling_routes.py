@@ -1,4 +1,4 @@
-"""Endpoints that run the model and make no tokens: embeddings, scores, classes, poolings.
+"""Sizes endpoints that run the model and make no tokens: embeddings, scores, classes, poolings.
 
 Each element of a batch is a prompt of its own, and each pair of a query and a document is one.
 """

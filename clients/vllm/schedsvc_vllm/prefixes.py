@@ -1,9 +1,10 @@
-"""Hashes of a prompt's beginning, by which the scheduler finds prompts that share it.
+"""Hashes a prompt's beginning; by the hashes the scheduler finds prompts that share it.
 
 There is one hash for each full block, chained over all blocks before it. It hashes token ids if the
 body has them, else the text that a chat template would get, in its order. The scheduler's key and
 the body's `cache_salt` enter each hash, as in vLLM: so a tenant can neither name nor guess the
-blocks that another tenant salts. O(prompt), of at most BLOCKS_MAX blocks; see docs/locality.md.
+blocks that another tenant salts. O(prompt), of at most BLOCKS_MAX blocks; see
+docs/understand/locality.md.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from schedsvc_vllm.prompt_forms import Route
 
 # Larger than an engine's block, for each costs about a microsecond.
 BLOCK_TOKENS = 64
-# Of text a token takes up to five bytes, so such a block has as many tokens or more.
+# A token of text takes up to five bytes, so such a block has as many tokens or more.
 BLOCK_BYTES = 5 * BLOCK_TOKENS
 BLOCKS_MAX = 512
 _HASH_BYTES = 8
 _LIST_HEAD_BYTES = _INT_BYTES = 5  # of marshal: a letter, and a word
 _TEXT_CHARS_MAX = BLOCK_BYTES * BLOCKS_MAX
-# Of an image or a sound only both ends and the length are looked at: where they agree, so does it.
+# Only both ends and the length of an image or a sound are looked at: if they agree, so does it.
 _DATA_CHARS_MAX = 4_096
 # Fields that templates write before the messages, whatever the order in the body.
 _HEADS = ("tools", "documents", "instructions", "system")
@@ -33,7 +34,7 @@ _HEADS = ("tools", "documents", "instructions", "system")
 _FORMS = ("cache_salt", "chat_template", "chat_template_kwargs")
 # The server keeps the conversation that it continues, so the prompt's beginning is unknown here.
 _CONTINUED = ("previous_response_id",)
-# Moves on with each turn of a conversation, and is nothing that a template writes.
+# Fields that no template writes, and that move with each turn of a conversation.
 _MARKS = frozenset({"cache_control"})
 
 

@@ -1,4 +1,4 @@
-"""How bodies write their prompts, and what of them counts: the parts that tables of routes share.
+"""Reads how bodies write their prompts, and what of them counts, for all tables of routes.
 
 Only the fields that decide about tokens are looked at, and strictly: where the gate and the app
 could read a value differently, the gate refuses it. Everything else is the app's to judge.
@@ -55,19 +55,19 @@ _MEDIA = frozenset(
 _RESULT_FIELDS = ("content", "output")
 
 
-# Of a prompt that comes as a tensor in base64: a small model's embedding of one token.
+# A prompt may come as a tensor in base64: this is a small model's embedding of one token.
 _EMBEDDING_CHARS = 2_732
 
 
 class Size(NamedTuple):
-    """One prompt: tokens that are known or guessed without its text, and the bytes of its text."""
+    """Sizes one prompt: tokens that are known or guessed without its text, and its text's bytes."""
 
     tokens: int
     text_bytes: int
 
 
 class Measured(NamedTuple):
-    """The prompts of a body.
+    """Holds the prompts of a body.
 
     `only_text`: what the engine counts teaches tokens for each byte. `exact`: nothing is guessed.
     `has_tools`: schemas, calls or results stand among the text.
@@ -81,7 +81,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One gated endpoint."""
+    """Describes one gated endpoint."""
 
     path: str
     prompt_field: str
@@ -169,7 +169,7 @@ def embeds_tokens(data: object) -> int:
 
 
 class Said(NamedTuple):
-    """A conversation: its parts, those that are no text as tokens, and how many frames it has."""
+    """Holds a conversation: its parts, those without text as tokens, and its frames."""
 
     size: Size
     has_tools: bool
@@ -252,7 +252,7 @@ def _parts(parts: Iterable[object], images: ImageSizes) -> Size:
 
 
 def _holds_more(part: object) -> bool:
-    """Whether a part with a text may be sized by more than that text."""
+    """Return whether a part with a text may be sized by more than that text."""
     if not isinstance(part, dict):
         return False
     return not str(part.get("type", "text")).endswith("text") or not _MEDIA.isdisjoint(part)

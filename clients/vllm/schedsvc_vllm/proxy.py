@@ -1,4 +1,4 @@
-"""A reverse proxy as an ASGI app: what the gate stands in front of where it cannot be loaded.
+"""Forwards requests as an ASGI app, behind the gate, to a server that cannot load the gate.
 
 It needs aiohttp (`pip install schedsvc-vllm[proxy]`); the gate inside an engine does not. A client
 that leaves closes the connection to the upstream server, which ends its generation.
@@ -47,7 +47,7 @@ _PAGE_LIMIT = aiohttp.ClientTimeout(total=SCRAPE_S_MAX)
 _HEADER_BYTES_MAX = 1 << 16
 # Servers close a connection that is idle for 5 s (uvicorn's default): it must not be used then.
 _KEEPALIVE_S = 4.0
-# By the HTTP client, where the caller sent none.
+# The HTTP client adds these if the caller sent none.
 _NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Reported without being asked for: errors and the end of both directions.
@@ -61,7 +61,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An upstream server's report of its engine; 0: not reported."""
+    """Holds an upstream server's report of its engine; 0: not reported."""
 
     capacity_tokens: int
     block_size_tokens: int
@@ -70,7 +70,7 @@ class Told:
 
 
 class _Passing:
-    """An answer that is passed on as it comes."""
+    """Passes an answer on as it comes."""
 
     def __init__(self, send: Send) -> None:
         self.send = send
@@ -366,7 +366,7 @@ class Upstream:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled; Python 3.10 does not say."""
+    """Return whether this task itself was cancelled; Python 3.10 does not say."""
     return bool(getattr(asyncio.current_task(), "cancelling", int)())
 
 
@@ -412,7 +412,10 @@ class _Connector(aiohttp.TCPConnector):
 
 
 def _is_dead(connection: Connection) -> bool:
-    """Whether the server has closed the connection; asyncio may not have noticed it yet. O(1)."""
+    """Return whether the server has closed the connection; asyncio may not have noticed it yet.
+
+    O(1).
+    """
     transport = connection.transport
     opened = transport.get_extra_info("socket") if transport is not None else None
     if opened is None or (number := opened.fileno()) < 0:

@@ -1,4 +1,4 @@
-"""`schedsvc-proxy --upstream URL`: the gate in a process of its own, before any server."""
+"""Runs the gate in a process of its own, before any server: `schedsvc-proxy --upstream URL`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which headers the proxy passes on: to the upstream, and back to the client."""
+"""Says which headers the proxy passes on: to the upstream, and back to the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schedsvc_vllm.asgi import Scope
 
 Fields = list[tuple[str, str]]
 _PORTS = {"http": 80, "https": 443}
-# Of one connection, and what must not be passed on as it is.
+# Headers of one connection, and those that must not be passed on as they are.
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -28,7 +28,7 @@ _HOP_BY_HOP = frozenset(
 _FORWARDED = b"x-forwarded-for"
 # Both may be the upstream's own address, which clients cannot reach.
 _LOCATIONS = frozenset({b"location", b"content-location"})
-# By these some servers take another method or path than the request's.
+# These make some servers take another method or path than the request's.
 _OVERRIDES = frozenset(
     {
         b"x-http-method",

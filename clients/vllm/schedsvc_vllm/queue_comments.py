@@ -1,4 +1,4 @@
-"""Comments in a stream whose request still waits: load balancers close connections that are silent.
+"""Writes comments into a stream that still waits: load balancers close silent connections.
 
 A comment (a line that begins with a colon) means nothing to a client that reads events. But the
 first one has to come with a status, so a later error can only be sent as an event `error`.

@@ -1,4 +1,4 @@
-"""Ids under which the gate asks the scheduler: each only once.
+"""Makes ids under which the gate asks the scheduler: each only once.
 
 The scheduler answers a repeated id with the first verdict, which may be a lease that has ended. So
 every attempt needs an id of its own, also if a proxy sends the same x-request-id again.
@@ -15,7 +15,7 @@ _BASE_CHARS_MAX = 96
 
 
 class RequestIds:
-    """The last CLAIMED_MAX ids that this process has used."""
+    """Remembers the last CLAIMED_MAX ids that this process has used."""
 
     def __init__(self) -> None:
         self._claimed: OrderedDict[str, None] = OrderedDict()

@@ -36,7 +36,7 @@ CountTokens = Callable[[Mapping[str, Any]], Sequence[int]]
 
 
 class Prompts(NamedTuple):
-    """The input tokens of each prompt.
+    """Holds the input tokens of each prompt.
 
     Where they were estimated from text alone, `text_bytes`, `frame_tokens` (what is no text) and
     `kind` are what the estimate can learn from.
@@ -50,7 +50,7 @@ class Prompts(NamedTuple):
 
 
 class Asking(enum.IntEnum):
-    """How much usage a server's streams are asked for: some refuse an option they do not know."""
+    """Says how much usage to ask of a server's streams: some refuse an option they do not know."""
 
     NOTHING = 0
     AT_THE_END = 1
@@ -58,7 +58,7 @@ class Asking(enum.IntEnum):
 
 
 class Asked(NamedTuple):
-    """A body that asks for usage, and what of it the client is to get."""
+    """Holds a body that asks for usage, and what of it the client is to get."""
 
     body: bytes
     keep_last: bool
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One request, sized."""
+    """Describes one request, sized."""
 
     route: Route
     body: bytes  # as the app gets it
@@ -373,7 +373,7 @@ def _prompts(
     ratios: TokenRatios,
     tenant: str | bytes,
 ) -> Prompts:
-    """Size each prompt: exactly for token ids or where the server counts, else estimated."""
+    """Size each prompt: exactly for token ids or if the server counts, else estimated."""
     sized = measured.prompts
     if measured.exact:
         return Prompts([_truncated(body, size.tokens) for size in sized], exact=True)

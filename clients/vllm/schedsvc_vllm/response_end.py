@@ -83,7 +83,7 @@ class ResponseEnd:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing of the answer."""
+        """Return whether nothing is missing of the answer."""
         if self._ended:
             return True
         self.catch_up()

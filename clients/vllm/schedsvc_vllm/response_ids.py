@@ -1,4 +1,4 @@
-"""Ids of stored responses, by which the gate knows whose a response is, without a table.
+"""Names stored responses by ids that show the gate whose a response is, without a table.
 
 vLLM and SGLang take a response's id from the body's `request_id`, and keep the response under it.
 The gate sets that field, so no client can choose the id of another tenant's response. The id holds

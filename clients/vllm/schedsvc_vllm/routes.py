@@ -1,4 +1,4 @@
-"""The gated endpoints, and how each writes its prompts."""
+"""Lists the gated endpoints, and how each writes its prompts."""
 
 from __future__ import annotations
 

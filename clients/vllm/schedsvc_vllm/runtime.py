@@ -1,4 +1,4 @@
-"""The state that the gate keeps between requests: Session, pool, telemetry, local limit."""
+"""Holds the state of the gate between requests: Session, pool, telemetry, local limit."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ _log = logging.getLogger("schedsvc_vllm")
 
 
 class Reporter(Protocol):
-    """Something that has running totals to report."""
+    """Declares something that has running totals to report."""
 
     @property
     def sequences(self) -> int:
-        """How many the engine makes of it."""
+        """Return how many sequences the engine makes of it."""
 
     def begin(self) -> bool:
         """Report the first totals, if there are any; whether that is done."""
@@ -68,7 +68,7 @@ class Reporter(Protocol):
 
 
 class Runtime:
-    """One process's connection to the scheduler. Make it inside the server's event loop.
+    """Connects one process to the scheduler. Make it inside the server's event loop.
 
     Raises SettingsError where a setting or the engine's size is missing or wrong.
     """

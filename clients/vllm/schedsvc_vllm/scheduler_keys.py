@@ -1,4 +1,4 @@
-"""API keys that the scheduler knows: the gate asks it whose a key is, and remembers the answer.
+"""Asks the scheduler whose an API key is, and remembers the answer.
 
 `SchedulerKeys.owner()` asks for a key that was not asked for within FRESH_S. So a key that is
 revoked is refused within 30 s: FRESH_S, and the deadline of one call. While the scheduler is away,
@@ -39,7 +39,7 @@ V = TypeVar("V")
 
 
 class Asked(Protocol):
-    """The scheduler, as schedsvc_client.aio.AsyncScheduler asks it."""
+    """Declares the scheduler as schedsvc_client.aio.AsyncScheduler asks it."""
 
     async def tenant_of_key(self, api_key_sha256: bytes) -> str | None:
         """Return for whom a key stands; None: for no tenant. Raises CallError."""
@@ -56,7 +56,7 @@ class _Known(NamedTuple):
 
 
 class SchedulerKeys:
-    """Whose keys are. Use it inside one event loop."""
+    """Says whose keys are. Use it inside one event loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The gate's settings: environment variables, read and checked once at the start."""
+"""Reads the gate's settings: environment variables, checked once at the start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _JWT = tuple(
 )
 _JWKS_URL = re.compile(r"https://[^/@]+|http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?(/|$)")
 _PRESETS = {"llm-d": "x-llm-d-inference-fairness-id"}
-# Of a key that cannot be guessed: 128 bits in hexadecimal digits.
+# The length of a key that cannot be guessed: 128 bits in hexadecimal digits.
 _RESPONSE_KEY_BYTES_MIN = 32
 _log = logging.getLogger("schedsvc_vllm")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
@@ -52,7 +52,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """The pool as the environment sets it; 0: as the engine reports."""
+    """Describes the pool as the environment sets it; 0: as the engine reports."""
 
     name: str = "default"
     capacity_tokens: int = 0
@@ -65,7 +65,7 @@ class PoolSettings:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """Files for TLS to the scheduler; without a CA grpc's own roots are trusted."""
+    """Names the files for TLS to the scheduler; without a CA grpc's own roots are trusted."""
 
     ca_file: str | None = None
     certificate_file: str | None = None
@@ -74,7 +74,7 @@ class TlsSettings:
 
 @dataclass(frozen=True)
 class JwtSettings:
-    """Whose tokens are taken, and what they say. `jwks`: a file, or an https URL."""
+    """Says whose tokens are taken, and what they say. `jwks`: a file, or an https URL."""
 
     issuer: str
     audience: str
@@ -88,7 +88,7 @@ class JwtSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one gate. README.md describes each variable."""
+    """Holds the settings of one gate. README.md describes each variable."""
 
     target: str
     token: Token | None = None
@@ -133,12 +133,12 @@ class Settings:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The schedulers that may lead."""
+        """Return the schedulers that may lead."""
         return check_targets(self.target)
 
     @property
     def is_fronted(self) -> bool:
-        """Whether a front writes headers that count: tenants', and the clients' addresses."""
+        """Return whether a front writes headers that count: tenants' or clients' addresses."""
         return bool(self.header_set_by)
 
     @classmethod

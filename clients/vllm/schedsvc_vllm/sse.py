@@ -1,4 +1,4 @@
-"""Streams of server-sent events (WHATWG HTML, 9.2.6): cut into events, and what an event says.
+"""Cuts streams of server-sent events (WHATWG HTML, 9.2.6), and reads what an event says.
 
 Lines end with LF, CR LF or CR, an event with an empty line. Any of them may be split over two
 pieces of the stream. Sans-IO; O(bytes).
@@ -21,7 +21,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Event(NamedTuple):
-    """One event as it came, its end included.
+    """Holds one event as it came, its end included.
 
     `is_whole`: it can be read. Otherwise it is a part of one that is too large.
     """
@@ -70,7 +70,7 @@ class EventSplitter:
 
 
 def _is_one(piece: bytes) -> bool:
-    """Whether a piece is one event, whole, with lines that end with LF."""
+    """Return whether a piece is one event, whole, with lines that end with LF."""
     return piece.find(b"\n\n") == len(piece) - 2 and len(piece) > 2 and b"\r" not in piece
 
 

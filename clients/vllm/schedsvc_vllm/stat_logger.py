@@ -1,4 +1,4 @@
-"""The plugin to which vLLM reports its steps (entry point group `vllm.stat_logger_plugins`)."""
+"""Hears vLLM's reports of its steps (entry point group `vllm.stat_logger_plugins`)."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ class StatLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
             self._step.capacity_tokens = getattr(self._cache, "kv_cache_size_tokens", None) or 0
 
     def log_engine_initialized(self) -> None:
-        """Nothing to log: the scheduler shows it."""
+        """Do nothing: the scheduler shows what would be logged here."""

@@ -1,4 +1,4 @@
-"""The events that begin, end and break off a stream, for each form of stream that servers send.
+"""Knows the events that begin, end and break off each form of stream that servers send.
 
 A stream of completions or chats has no names: it ends with the data `[DONE]`, and an error is data
 with a field `error`.
@@ -13,7 +13,7 @@ DONE = b"[DONE]"
 
 
 class Named(NamedTuple):
-    """The names of one form's events.
+    """Holds the names of one form's events.
 
     `frames`: before the first token, and between tokens. `last`: the answer is whole. `failures`:
     the request failed.

@@ -1,4 +1,4 @@
-"""The present load of the engines behind this process, as vLLM reports it to stat loggers."""
+"""Collects the present load of the engines behind this process, by vLLM's stat loggers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 @dataclass(slots=True)
 class Reading:
-    """The engines at one moment; `preemptions` since their start."""
+    """Holds the load of the engines at one moment; `preemptions` since their start."""
 
     running: int = 0
     waiting: int = 0
@@ -21,7 +21,10 @@ class Reading:
 
 
 class Step:
-    """The last report of one engine. The engine writes it in each step, so this only keeps it."""
+    """Holds the last report of one engine.
+
+    The engine writes it in each step, so this only keeps it.
+    """
 
     __slots__ = ("capacity_tokens", "preemptions", "scheduler")
 
@@ -39,7 +42,7 @@ class Step:
 
 
 class Readings:
-    """The last step of each engine. Written in each engine step, read once a second."""
+    """Keeps the last step of each engine. Written in each engine step, read once a second."""
 
     def __init__(self) -> None:
         self._engines: dict[int, Step] = {}
@@ -52,7 +55,7 @@ class Readings:
 
     @property
     def expected(self) -> bool:
-        """Whether any engine will be heard of."""
+        """Return whether any engine will be heard of."""
         return bool(self._engines)
 
     def totals(self) -> Reading | None:

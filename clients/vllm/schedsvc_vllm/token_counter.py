@@ -26,7 +26,7 @@ _FOLD_AT = 256
 
 
 class Usage(NamedTuple):
-    """Tokens of a request: its prompts once, whatever `n`; its outputs all together."""
+    """Counts tokens of a request: its prompts once, whatever `n`; its outputs all together."""
 
     input_tokens: int
     cached_input_tokens: int
@@ -34,7 +34,7 @@ class Usage(NamedTuple):
 
 
 class TokenTotals:
-    """The sequences of one request."""
+    """Follows the sequences of one request."""
 
     __slots__ = ("_counter", "_ended", "_fold_at", "_prompts", "is_search")
 
@@ -50,7 +50,7 @@ class TokenTotals:
 
     @property
     def broken(self) -> bool:
-        """Whether the states are not what they were when this was written."""
+        """Return whether the states are not what they were when this was written."""
         return not self._counter.working
 
     def close(self) -> None:
@@ -77,13 +77,13 @@ class TokenTotals:
         self._fold_at = max(_FOLD_AT, 2 * len(kept))
 
     def is_done(self, sequences: int) -> bool:
-        """Whether the engine has made and released `sequences` sequences. O(sequences)."""
+        """Return whether the engine has made and released `sequences` sequences. O(sequences)."""
         states = [state for states in self._prompts.values() for state in states]
         return len(states) == sequences and not any(map(self._counter.holds, states))
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine has been asked for any sequence."""
+        """Return whether the engine has been asked for any sequence."""
         return bool(self._prompts)
 
     def totals(self) -> tuple[int | None, int | None, int] | None:
@@ -150,7 +150,7 @@ class Counter:
         self._processor.add_request = self._original
 
     def holds(self, state: Any) -> bool:
-        """Whether the engine still works on a sequence."""
+        """Return whether the engine still works on a sequence."""
         return self._processor.request_states.get(state.request_id) is state
 
     def give_up(self) -> None:

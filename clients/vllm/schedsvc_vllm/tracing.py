@@ -1,4 +1,4 @@
-"""The span `queue` of each gated request: it joins its client's trace and its engine's.
+"""Opens the span `queue` of a gated request, which joins its client's trace and its engine's.
 
 The gate makes a QueueSpan when a request's body is there, and ends it once, after the request.
 Its time is the wait: it begins with the request and ends with the verdict. Its attributes also say
@@ -44,7 +44,7 @@ _ID_BITS = 64  # of a span's id, and of each half of a trace's
 
 Value = str | int | bool
 Totals = tuple[int | None, int | None, int | None]  # input, cached input, output tokens
-#: By OpenTelemetry's semantic conventions; they name no operation for the other endpoints.
+#: Names of OpenTelemetry's semantic conventions; they name no operation for the other endpoints.
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
@@ -55,7 +55,7 @@ OPERATIONS = {
 
 
 class Parent(NamedTuple):
-    """The span of the caller, as its `traceparent` names it."""
+    """Identifies the caller's span, which its `traceparent` names."""
 
     trace_id: int
     span_id: int
@@ -64,7 +64,7 @@ class Parent(NamedTuple):
 
 @dataclass(slots=True)
 class QueueSpan:
-    """One span, from its request's body to its verdict."""
+    """Covers one request from its body to its verdict."""
 
     trace_id: int
     span_id: int
@@ -232,7 +232,10 @@ def _is_sampled(text: bytes) -> bool:
 
 
 def _is_valid(text: bytes) -> bool:
-    """Whether a `traceparent` names a span. A later version may add fields behind the four."""
+    """Return whether a `traceparent` names a span.
+
+    A later version may add fields behind the four.
+    """
     fields, rest = text[:_FIELDS_BYTES], text[_FIELDS_BYTES:]
     if len(fields) < _FIELDS_BYTES or fields.translate(None, _HEX) != b"---":
         return False

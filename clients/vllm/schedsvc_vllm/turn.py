@@ -1,4 +1,4 @@
-"""A request's wait for its turn: at the scheduler, or under the local limit while that is away.
+"""Lets a request wait for its turn: at the scheduler, or under the local limit while that is away.
 
 The gate calls `wait_for_turn` once for each attempt. A grant is left in the GatedRequest, which
 ends it; a refusal is returned as the answer that the client gets.
@@ -46,7 +46,7 @@ _log = logging.getLogger("schedsvc_vllm")
 
 
 class Request(NamedTuple):
-    """One request that has been taken in."""
+    """Holds one request that has been taken in."""
 
     call: Call
     identity: Identity

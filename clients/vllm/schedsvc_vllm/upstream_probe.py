@@ -1,4 +1,4 @@
-"""Whether the server behind the proxy answers: one request for all that probe at a time.
+"""Asks whether the server behind the proxy answers: one request for all that probe at a time.
 
 A server that is stopped takes connections and answers nothing. Load balancers and Prometheus probe
 the proxy by these pages, and have to learn that from an answer, not from a silence of their own.

@@ -37,7 +37,7 @@ _BYTES_PER_TOKEN = 4
 
 
 class _Told:
-    """The counts of an answer so far: the last of the input, the largest of the output."""
+    """Keeps the counts of an answer so far: the last of the input, the largest of the output."""
 
     __slots__ = ("_events", "_told", "cached_input_tokens", "failed", "form", "input_tokens")
 
@@ -52,7 +52,7 @@ class _Told:
 
     @property
     def is_told(self) -> bool:
-        """Whether anything is known of it."""
+        """Return whether anything is known of it."""
         return bool(self._events or self._told is not None or self.input_tokens is not None)
 
     def _note(self, answer: object) -> bool:
@@ -74,7 +74,7 @@ class _Told:
 
 
 class UsageFilter(_Told):
-    """One stream of OpenAI's form.
+    """Filters one stream of OpenAI's form.
 
     `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk. `several`:
     it has several choices. Where no usage comes, each event counts as one token. A client that
@@ -95,7 +95,7 @@ class UsageFilter(_Told):
 
     @property
     def output_tokens(self) -> int:
-        """Tokens stated, or events seen."""
+        """Return the tokens that were stated, or the events seen."""
         if self._choices is not None:
             return max(self._told or 0, self._choices.tokens) or self._events
         return self._told or self._events
@@ -268,7 +268,7 @@ class UsageFilter(_Told):
 
 
 class UsageReader(_Told):
-    """One answer that passes as it is: a stream of events, or a whole one.
+    """Reads one answer that passes as it is: a stream of events, or a whole one.
 
     `guesses`: a whole answer that states no usage still is an answer, and is charged by its bytes.
     `is_json`: but not one that is no JSON or a single value, whatever type it is given.
@@ -291,7 +291,7 @@ class UsageReader(_Told):
 
     @property
     def output_tokens(self) -> int:
-        """Tokens stated, or events seen."""
+        """Return the tokens that were stated, or the events seen."""
         told = self._told or 0
         return told if told and self._whole else max(told, self._events)
 
@@ -342,7 +342,7 @@ class UsageReader(_Told):
 
 
 class UnnamedStream:
-    """One answer that should be a stream of events, and whose type does not say so.
+    """Reads an answer that should be a stream of events, and whose type does not say so.
 
     Its first bytes do. It is read by `events` if they begin an event, else by `other`.
     """
@@ -372,7 +372,7 @@ class UnnamedStream:
 
 
 class ByteReader(_Told):
-    """One answer that cannot be read: its tokens are guessed from its bytes.
+    """Guesses the tokens of an answer that cannot be read, from its bytes.
 
     `seen`: bytes of it that came before.
     """

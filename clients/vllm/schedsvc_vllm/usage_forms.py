@@ -1,4 +1,4 @@
-"""The place of the usage in each kind of answer.
+"""Finds the usage in each kind of answer.
 
 Counts are read from their place in the answer's schema alone. A key of the same name elsewhere (in
 metadata that a server echoes, in the arguments of a tool that the model calls) is text that a
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsageForm:
-    """One form: the paths to the object with the counts, in a whole answer or in an event.
+    """Describes one form: the paths to the counts, in a whole answer or in an event.
 
     `mark`: text that every answer and event with counts contains.
     """
@@ -47,7 +47,7 @@ class UsageForm:
 
 
 def _count(value: object) -> int | None:
-    """Return a count; None for what cannot be one. Of several sequences it is the sum."""
+    """Return a count; None for what cannot be one. With several sequences it is the sum."""
     if isinstance(value, list):
         each = [_count(one) for one in value]
         value = sum(one for one in each if one is not None) if each else None
@@ -112,7 +112,7 @@ OPENAI = UsageForm((("usage",),), _openai)
 RESPONSES = UsageForm((("usage",), ("response", "usage")), _responses)
 ANTHROPIC = UsageForm((("usage",), ("message", "usage")), _anthropic)
 COHERE = UsageForm((("usage",), ("delta", "usage")), _cohere)
-#: Of its embeddings.
+#: The tokens of its embeddings.
 COHERE_META = UsageForm((("meta",),), _cohere_meta, mark=b'"meta"')
 #: LightLLM's `/generate` states counts at the top, its stream at each token; TGI's in the details.
 GENERATE = UsageForm(((), ("token",), ("details",)), _generate, mark=b"tokens")

@@ -1,1 +1,1 @@
-"""Drafts a configuration that meets stated goals on recorded traffic ([docs/advise.md])."""
+"""Drafts a configuration that meets stated goals on recorded traffic ([docs/use/advise.md])."""

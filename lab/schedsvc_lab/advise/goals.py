@@ -50,7 +50,7 @@ class Goal:
 
     @property
     def is_time(self) -> bool:
-        """Whether it bounds a percentile of a time."""
+        """Return whether it bounds a percentile of a time."""
         return self.kind in ("first token", "wait")
 
     @property

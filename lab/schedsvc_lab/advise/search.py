@@ -76,17 +76,17 @@ class Trial(NamedTuple):
 
     @property
     def needs_stress(self) -> bool:
-        """Whether every goal is met in every part, so that drafts differ only under more load."""
+        """Return whether every goal is met in every part, so drafts differ only under more load."""
         return _missing(self.badness) == 0.0
 
     @property
     def simulations(self) -> int:
-        """The number of runs that this took."""
+        """Return the number of runs that this took."""
         return 2 if self.stress else 1
 
     @property
     def is_met(self) -> bool:
-        """Whether every goal is met over the whole trace."""
+        """Return whether every goal is met over the whole trace."""
         return all(judged.badness <= 1.0 for judged in self.goals)
 
 

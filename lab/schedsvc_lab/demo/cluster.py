@@ -40,7 +40,7 @@ LOOPS = {
 }  # fmt: skip
 FAIR = 0.8
 WITHIN = 0.02
-#: docs/cluster.md: a call waits for the store for 1 s at most, and calls are 0.25 s apart.
+#: docs/operate/cluster.md: a call waits for the store for 1 s at most, and calls are 0.25 s apart.
 BACK_S_MAX = 2.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 50, 20
 WATCH_PERIOD_S = 0.2
@@ -62,7 +62,7 @@ class Times:
 
     @property
     def windows(self) -> dict[str, tuple[float, float]]:
-        """The parts of the run, by name."""
+        """Return the parts of the run, by name."""
         return {
             "before": (self.warm_s, self.killed_s),
             "away": (self.killed_s, self.back_s),

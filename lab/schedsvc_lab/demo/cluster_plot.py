@@ -18,15 +18,15 @@ class Answered(Protocol):
 
     @property
     def tenant(self) -> str:
-        """The tenant that asked."""
+        """Return the tenant that asked."""
 
     @property
     def end_s(self) -> float:
-        """Seconds in the run at which the answer came."""
+        """Return the seconds in the run at which the answer came."""
 
     @property
     def error(self) -> str:
-        """The reason of a failure; empty for an answer."""
+        """Return the reason of a failure; empty for an answer."""
 
 
 def draw(

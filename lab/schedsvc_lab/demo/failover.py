@@ -42,7 +42,7 @@ FAILOVER_TENANTS = (
 )
 KILL_S, RUN_S = 8.0, 20.0
 QUICK_KILL_S, QUICK_RUN_S = 2.0, 6.0
-#: docs/cluster.md states it: the term of a killed leader ends within 2 s.
+#: docs/operate/cluster.md states it: the term of a killed leader ends within 2 s.
 TAKEOVER_S_MAX = 3.0
 _LEADS_S_MAX = 15.0
 _DRAIN_S_MAX = 45.0
@@ -58,7 +58,7 @@ class Failed:
 
     @property
     def takeover_s(self) -> float | None:
-        """Seconds from the kill to the next leader's first grant; None: it granted nothing."""
+        """Return the seconds from the kill to the next leader's first grant; None: no grant."""
         return next(
             (seen.at_s - self.kill_s for seen in self.members[1].seen if seen.granted), None
         )

@@ -75,17 +75,17 @@ class Generation:
 
     @property
     def completion_tokens(self) -> int:
-        """Output tokens so far, over all choices."""
+        """Return the output tokens so far, over all choices."""
         return sum(self.produced)
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were found in the prefix cache."""
+        """Return the prompt tokens that were found in the prefix cache."""
         return sum(self.cached.values())
 
     @property
     def finished(self) -> bool:
-        """Whether every choice is complete."""
+        """Return whether every choice is complete."""
         return self.open_choices == 0
 
     async def wait(self) -> None:
@@ -156,7 +156,7 @@ class RealTimeEngine:
 
     @property
     def closed(self) -> bool:
-        """Whether every request is cut off."""
+        """Return whether every request is cut off."""
         return self._closed
 
     @property

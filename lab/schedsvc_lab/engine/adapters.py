@@ -27,12 +27,12 @@ class Adapters:
 
     @property
     def active(self) -> int:
-        """Adapters that sequences use."""
+        """Return the number of adapters that sequences use."""
         return len(self._active)
 
     @property
     def loaded(self) -> int:
-        """Adapters that are loaded."""
+        """Return the number of adapters that are loaded."""
         return len(self._tables)
 
     def has_slot(self, name: Hashable) -> bool:

@@ -47,11 +47,11 @@ class BlockAccounting:
         self.front = _FRONT
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens take."""
+        """Return the blocks that `tokens` tokens take."""
         return -(-tokens // self.config.block_size_tokens)
 
     def group_blocks(self, group: Group) -> int:
-        """Blocks for all that a group knows, where its members share only their prompt."""
+        """Return the blocks for all that a group knows, whose members share only their prompt."""
         prompt_tokens = group.request.prompt_tokens
         shared = prompt_tokens // self.config.block_size_tokens
         own = sum(self.blocks_for(m.known_tokens) - shared for m in group.members)
@@ -62,7 +62,7 @@ class BlockAccounting:
         return self.config.sequences_max - len(self.running) - self.seats_held
 
     def must_copy(self, sequence: Sequence) -> bool:
-        """Whether the sequence's next token goes into a block that others hold as well."""
+        """Return whether the sequence's next token goes into a block that others hold as well."""
         return (
             sequence.group is not None
             and sequence.computed_tokens % self.config.block_size_tokens > 0
@@ -108,7 +108,7 @@ class BlockAccounting:
         return together
 
     def _only_decodes(self, sequence: Sequence) -> bool:
-        """Whether a sequence has but its newest token to compute, into a block of its own."""
+        """Return whether a sequence computes only its newest token, into a block of its own."""
         if sequence.computed_base < sequence.prefill_end_tokens:
             return False
         # Beams fork as they go, and answers copy the end of their prompt when they part.

@@ -80,7 +80,7 @@ class BlockPool:
             extra[block] = extra.get(block, 0) + 1
 
     def is_shared(self, block: int) -> bool:
-        """Whether a held block has more than one holder."""
+        """Return whether a held block has more than one holder."""
         return block in self._extra
 
     def reuse(self, block: int) -> None:

@@ -109,7 +109,7 @@ class EngineConfig:
 
     @property
     def capacity_tokens(self) -> int:
-        """KV cache in tokens."""
+        """Return the KV cache in tokens."""
         return self.blocks * self.block_size_tokens
 
     @property

@@ -55,7 +55,7 @@ class Engine:
 
     @property
     def lockstep(self) -> Lockstep:
-        """The sequences that decode in lockstep, to be looked at."""
+        """Return the sequences that decode in lockstep, to be looked at."""
         return self._accounting.lockstep
 
     def add(self, request: EngineRequest, now_ns: int = 0) -> list[Sequence]:

@@ -64,12 +64,12 @@ Rank = Callable[[Candidate], tuple[int, int]]
 
 
 def lru(candidate: Candidate) -> tuple[int, int]:
-    """First what has been idle longest."""
+    """Evict first what has been idle longest."""
     return candidate.idle, 0
 
 
 def fifo(candidate: Candidate) -> tuple[int, int]:
-    """First what came into the cache first."""
+    """Evict first what came into the cache first."""
     return candidate.registered, 0
 
 
@@ -79,7 +79,7 @@ def lfu(candidate: Candidate) -> tuple[int, int]:
 
 
 def belady(future: Future) -> Rank:
-    """First what is used last in the future (Belady, IBM Systems Journal 5(2), 1966)."""
+    """Evict first what is used last in the future (Belady, IBM Systems Journal 5(2), 1966)."""
 
     def rank(candidate: Candidate) -> tuple[int, int]:
         return -future.next_use(candidate.key), candidate.idle

@@ -325,7 +325,7 @@ def _target(sequence: Sequence) -> int:
 
 
 def _due(sequence: Sequence, budget: int) -> int:
-    """Tokens that a sequence could compute in its next step."""
+    """Return the tokens that a sequence could compute in its next step."""
     computed, end = sequence.computed_tokens, sequence.prefill_end_tokens
     if computed >= end:
         end = sequence.known_tokens

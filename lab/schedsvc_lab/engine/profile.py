@@ -130,7 +130,7 @@ class Profile(_Model):
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of KV cache under the profile's own defaults. Raises ValueError: none."""
+        """Return the KV tokens under the profile's own defaults. Raises ValueError: none."""
         return self._kv_tokens(self.engine.step_tokens_max, self.engine.adapters_max)
 
     def config(self, **options: Unpack[EngineOptions]) -> EngineConfig:
@@ -179,7 +179,7 @@ class Profile(_Model):
 
 
 def profile_names() -> list[str]:
-    """Names of the profiles that come with the package, sorted."""
+    """Return the names of the profiles that come with the package, sorted."""
     folder = resources.files(__package__) / "profiles"
     return sorted(f.name[: -len(".yaml")] for f in folder.iterdir() if f.name.endswith(".yaml"))
 

@@ -46,7 +46,7 @@ class Runs:
         return lockstep.advance(steps)
 
     def _only_decodes(self, now_ns: int) -> bool:
-        """Whether no sequence can join those that decode in the next step, or until one ends."""
+        """Return whether no sequence can join those that decode, until one ends."""
         accounting, config = self._accounting, self._accounting.config
         count = len(accounting.running)
         if accounting.swapped:

@@ -129,17 +129,17 @@ class Sequence:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens whose keys and values are in the cache."""
+        """Return the tokens whose keys and values are in the cache."""
         return self.computed_base + self.clock.steps
 
     @property
     def produced_tokens(self) -> int:
-        """Tokens of output."""
+        """Return the tokens of output."""
         return self.produced_base + self.clock.steps
 
     @property
     def known_tokens(self) -> int:
-        """Prompt and output so far."""
+        """Return prompt and output so far."""
         return self.request.prompt_tokens + self.produced_base + self.clock.steps
 
     def __repr__(self) -> str:
@@ -205,7 +205,7 @@ class Group:
             yield member
 
     def is_ready(self) -> bool:
-        """Whether the beams can be extended: of all of them everything known is computed."""
+        """Return whether the beams can be extended: of all of them everything known is computed."""
         return all(m.computed_tokens == m.known_tokens for m in self.members)
 
     def extend(self, pool: BlockPool) -> None:

@@ -67,7 +67,7 @@ class SavedProcess(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Which process of the scheduler it is."""
+        """Return the number of the scheduler's process."""
 
     def enter(self, message: tuple[Callable[[Any], None], Any]) -> None:
         """Let something arrive at the process."""
@@ -194,7 +194,7 @@ class Saver:
 
 
 def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
-    """Fields of a row in any order, as a restart takes them.
+    """Return fields of a row in any order, as a restart takes them.
 
     The lifts of quotas and the levels of classes it may raise. Of what a bucket owes it believes
     two minutes of its limit, and what is open.

@@ -40,7 +40,7 @@ class EventQueue:
         return True
 
     def drain(self, count_max: int) -> bool:
-        """Process all events that are left; False if there are more than `count_max`.
+        """Process all events that are left; return False if there are more than `count_max`.
 
         O(things * log n).
         """

@@ -233,7 +233,7 @@ class FaultInjector:
         return True
 
     def stream_cut(self) -> bool:
-        """Both sides notice soon."""
+        """Cut a stream; both sides notice soon."""
         shim = self._connected()
         if shim is None or shim.conn is None:
             return False
@@ -315,7 +315,7 @@ class FaultInjector:
         return pb.SessionEvent(telemetry=pool_pb2.EngineTelemetry(pool="nobody", running=1))
 
     def garbage(self) -> bool:
-        """Bytes that are no message, or a number that is not the next: the stream ends."""
+        """Send bytes that are no message, or a number that is not the next: the stream ends."""
         shim = self._connected()
         if shim is None or shim.conn is None:
             return False
@@ -372,7 +372,7 @@ class FaultInjector:
         return True
 
     def weights_reloaded(self) -> bool:
-        """Other weights, at once."""
+        """Set other weights, at once."""
         if not self._world.server.is_up:
             return False
         weights = {name: 100 + int(self._random() * 5_000) for name in self._world.options.tenants}
@@ -415,7 +415,7 @@ class FaultInjector:
         return True
 
     def engine_slow(self) -> bool:
-        """Ten times slower, for a while."""
+        """Make an engine ten times slower, for a while."""
         engine = self._one(self._world.engines)
         engine.token_ns = engine.options.token_ns * 10
         self._events.after(self._events.soon(2 * _S), self._quick, engine)
@@ -425,27 +425,27 @@ class FaultInjector:
         engine.token_ns = engine.options.token_ns
 
     def engine_sleeps(self) -> bool:
-        """Nothing comes out of it for a while."""
+        """Let nothing come out of an engine for a while."""
         engine = self._one(self._world.engines)
         engine.sleeps_until_ns = self._events.now_ns + self._events.soon(3 * _S)
         return True
 
     def telemetry_false(self) -> bool:
-        """Numbers out of thin air."""
+        """Send numbers out of thin air."""
         shim = self._connected()
         if shim is not None:
             shim.tell(used_tokens=int(10 ** (15 * self._random())))
         return shim is not None
 
     def telemetry_stale(self) -> bool:
-        """Numbers of an earlier engine."""
+        """Send numbers of an earlier engine."""
         shim = self._connected()
         if shim is not None:
             shim.tell(used_tokens=0, epoch=shim.engine.epoch - 1)
         return shim is not None
 
     def report_false(self) -> bool:
-        """Totals beyond all that was asked for, or less than before."""
+        """Report totals beyond all that was asked for, or less than before."""
         shim = self._shim()
         if shim is None or not shim.running:
             return False

@@ -143,7 +143,7 @@ class JobMaker:
         return tenant
 
     def conflict(self, job: Job) -> pb.AdmitRequest:
-        """Another request under the id of this one."""
+        """Return another request under the id of this one."""
         other = pb.AdmitRequest()
         other.CopyFrom(job.request)
         other.max_output_tokens += 1

@@ -13,7 +13,7 @@ class ServingProcess(Protocol):
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
 
     def enter(self, message: tuple[Callable[[Any], None], Any]) -> None:
         """Let something arrive at the process."""

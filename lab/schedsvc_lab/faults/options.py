@@ -468,7 +468,7 @@ _POLICIES = ("vtc", "vtc", "vtc", "fcfs", "lcf")
 
 @cache
 def knows(name: str, value: Any) -> bool:
-    """Whether this core has the setting, with this value."""
+    """Return whether this core has the setting, with this value."""
     try:
         _core.Scheduler(**{name: value})
     except _core.CallerError:

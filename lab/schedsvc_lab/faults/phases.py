@@ -86,7 +86,7 @@ class Run:
             self._events.steps(16)  # there is always a next arrival
 
     def _recover(self) -> None:
-        """No more faults: everything that is open has to end."""
+        """Stop the faults: everything that is open has to end."""
         self._is_calm = True
         server = self._world.server
         server.start()

@@ -179,7 +179,7 @@ class Shim:
             self.pump()
 
     def _say(self) -> None:
-        """Something new is to be said: now, or gathered with what follows."""
+        """Say something new: now, or gathered with what follows."""
         if not self._options.gather_ns:
             self.pump()
         elif not self._gathering:

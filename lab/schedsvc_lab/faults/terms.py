@@ -39,7 +39,7 @@ def _caps_sessions(options: Options) -> bool:
 
 
 def _reorders(options: Options) -> bool:
-    """Whether the next request depends on more than arrivals, counters and classes."""
+    """Return whether the next request depends on more than arrivals, counters and classes."""
     by_deadline = options.core.get("flow_order") == "deadline"
     has_sessions = options.sessions is not None  # whose heads need not be the oldest
     return by_deadline or has_sessions or "mode-dry-run" in options.faults

@@ -40,7 +40,7 @@ class World:
 
     @property
     def events(self) -> int:
-        """The number of events so far: on the agenda, and inside of messages."""
+        """Return the number of events so far: on the agenda, and inside of messages."""
         return self.event_queue.events + self.auditor.events
 
     def wall_ns(self) -> int:

@@ -13,7 +13,7 @@ OUTPUT_PRICE = 2
 
 
 def jain_index(values: Floats) -> float | None:
-    """Jain's index (sum x)^2 / (n * sum x^2): 1 where all are alike, 1/n where one has all.
+    """Return jain's index (sum x)^2 / (n * sum x^2): 1 where all are alike, 1/n where one has all.
 
     None for fewer than two, or if all values are 0. R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984.
     """

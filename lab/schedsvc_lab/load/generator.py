@@ -90,7 +90,7 @@ class LoadRun:
         self._interrupted = False
 
     def now_s(self) -> float:
-        """Seconds since the run's start."""
+        """Return the seconds since the run's start."""
         return time.perf_counter() - self._started
 
     def interrupt(self) -> None:

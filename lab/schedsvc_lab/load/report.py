@@ -42,7 +42,7 @@ def client_lag_ms_p99(result: RunResult) -> float:
 
 
 def output_tokens_per_s(result: RunResult) -> float:
-    """Output tokens that arrived between the end of the warm-up and the last arrival, by that time.
+    """Return the rate of output tokens between the end of the warm-up and the last arrival.
 
     The window ends where the load ends. After it a server with a backlog works on, while one that
     refused the excess is idle, so a rate over the whole wall time would compare their backlogs.

@@ -55,22 +55,22 @@ class Sample:
 
     @property
     def ttft_ms(self) -> float:
-        """Intended send time to the first event with output; NaN without one."""
+        """Return intended send time to the first event with output; NaN without one."""
         return (self.first_s - self.intended_s) * 1e3
 
     @property
     def e2e_ms(self) -> float:
-        """Intended send time to the end."""
+        """Return intended send time to the end."""
         return (self.end_s - self.intended_s) * 1e3
 
     def event_times_s(self) -> NDArray[np.float64]:
-        """When each event with output arrived. O(events)."""
+        """Return when each event with output arrived. O(events)."""
         if not self.events:
             return np.empty(0)
         return np.cumsum(np.concatenate(([self.first_s], np.frombuffer(self.itls_s))))
 
     def output_tokens_between(self, from_s: float, until_s: float) -> float:
-        """Output tokens that arrived in a window. O(events).
+        """Return the output tokens that arrived in a window. O(events).
 
         An engine may put several tokens into one event, so the total that the usage states is
         spread over the events.
@@ -103,7 +103,7 @@ class Tally:
                 recent.popleft()
 
     def events_per_s(self, now_s: float) -> float:
-        """Rate of events with output over the last RECENT_S."""
+        """Return the rate of events with output over the last RECENT_S."""
         return sum(count for _, count in self.recent_events) / min(RECENT_S, max(now_s, _START_S))
 
 

@@ -84,7 +84,7 @@ class Target:
 
     @property
     def base_url(self) -> str:
-        """The server; `url` may end in `/v1` or not."""
+        """Return the server; `url` may end in `/v1` or not."""
         return self.url.rstrip("/").removesuffix("/v1")
 
     @property
@@ -94,7 +94,7 @@ class Target:
 
     @property
     def models_url(self) -> str:
-        """The endpoint that lists what is served."""
+        """Return the endpoint that lists what is served."""
         return self.base_url + "/v1/models"
 
     def prompts(self, seed: int) -> Prompts:

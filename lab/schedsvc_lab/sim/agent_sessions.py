@@ -44,12 +44,12 @@ class Agent:
 
     @property
     def session(self) -> bytes:
-        """Name of the session."""
+        """Return the name of the session."""
         return b"agent-%d-%d" % (self.number, self.serial)
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of this turn's prompt: all that was said before, and what the turn adds."""
+        """Return the tokens of this turn's prompt: all said before, and what the turn adds."""
         return FIRST_TOKENS + self.turn * (ADDED_TOKENS + ANSWER_TOKENS) + ADDED_TOKENS
 
 

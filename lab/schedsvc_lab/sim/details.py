@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 def waits_s(run: Run) -> tuple[Floats, Floats]:
-    """Each request's time to the first token, and to its grant; NaN: never. O(requests)."""
+    """Return each request's time to the first token, and to its grant; NaN: never. O(requests)."""
     outcomes = run.outcomes
     arrival = np.array(run.requests.arrival_ns, dtype=np.float64)
     granted = np.array(outcomes.outcome) == GRANTED

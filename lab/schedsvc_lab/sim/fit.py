@@ -182,7 +182,7 @@ def fit(measured: Iterable[Measured]) -> tuple[CostFields, Quality]:
 
 
 def _non_negative(design: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares without negative coefficients (Lawson and Hanson 1974, chapter 23)."""
+    """Solve least squares without negative coefficients (Lawson and Hanson 1974, chapter 23)."""
     scale = np.linalg.norm(design, axis=0)
     scale[scale == 0.0] = 1.0
     scaled = design / scale

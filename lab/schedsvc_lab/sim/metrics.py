@@ -37,17 +37,17 @@ class Difference:
 
     @property
     def max(self) -> float:
-        """The greatest."""
+        """Return the greatest."""
         return float(self.values.max())
 
     @property
     def mean(self) -> float:
-        """The mean."""
+        """Return the mean."""
         return float(self.values.mean())
 
     @property
     def var(self) -> float:
-        """The variance (of the population)."""
+        """Return the variance (of the population)."""
         return float(self.values.var())
 
 

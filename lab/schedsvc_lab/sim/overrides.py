@@ -55,7 +55,7 @@ def value_of(name: str, text: str) -> Any:
 
 
 def known() -> list[str]:
-    """Names of all settings, in order; of tenants and groups only the form."""
+    """Return the names of all settings, in order; of tenants and groups only the form."""
     profile = [f"{part}.{name}" for part, kind in _PARTS.items() for name in kind.model_fields]
     entries = [f"{section}.NAME.KEY" for section in ENTRY_SECTIONS]
     return [

@@ -41,7 +41,7 @@ def late(rate: float, from_s: float) -> Arrivals:
 
 
 def poisson(rate: float) -> Arrivals:
-    """Exponential gaps."""
+    """Draw exponential gaps."""
 
     def arrivals(draws: Random, duration_s: float) -> Iterator[float]:
         at_s = draws.expovariate(rate)

@@ -77,7 +77,7 @@ def summarise(run: Run, cpu_s: float, span_s: float | None = None) -> dict[str, 
 
 
 def _first_token_s(run: Run, service: Service) -> dict[str, float | None]:
-    """Mean time to first token of each client; None where nothing of it was served."""
+    """Return the mean time to first token of each client; None where nothing of it was served."""
     latency = service.first_s - service.arrival_s
     done = ~np.isnan(latency)
     count = np.bincount(service.client[done], minlength=service.clients)
@@ -89,7 +89,7 @@ def _first_token_s(run: Run, service: Service) -> dict[str, float | None]:
 
 
 def _kv_mean(run: Run, part: str) -> float | None:
-    """Mean over time of one part of the KV cache, as a part of the capacity."""
+    """Return the mean over time of one part of the KV cache, as a part of the capacity."""
     values = [getattr(sample, part) for sample in run.occupancy]
     if None in values:
         return None

@@ -104,11 +104,11 @@ class EngineRunner:
         return first, finished
 
     def is_between(self) -> bool:
-        """Whether no step is under way, so that what is added now runs in the next one."""
+        """Return whether no step is under way, so that what is added now runs in the next one."""
         return self.end_ns == NEVER
 
     def round_is_due(self) -> bool:
-        """Whether new work may be considered now: after `round_steps` decode steps, or idle."""
+        """Return whether new work may be considered: after `round_steps` decode steps, or idle."""
         return self.is_between() and (self._decodes >= self._round_steps or not self.live)
 
     def round_done(self) -> None:

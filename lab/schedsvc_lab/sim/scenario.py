@@ -74,7 +74,7 @@ class Run:
 
     @property
     def preemptions(self) -> int:
-        """How many sequences the engines threw out."""
+        """Return how many sequences the engines threw out."""
         return sum(each.preemptions for each in self.engines)
 
 

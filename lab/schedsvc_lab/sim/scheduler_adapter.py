@@ -90,13 +90,13 @@ class SchedulerAdapter(Protocol):
         """Give the verdicts that have fallen."""
 
     def next_ns(self) -> int:
-        """When to poll without another event; NEVER: not."""
+        """Return when to poll without another event; NEVER: not."""
 
     def reserved_tokens(self, now_ns: int) -> int | None:
-        """KV cache promised in all pools; None if the adapter makes no promises."""
+        """Return the KV cache promised in all pools; None if the adapter makes no promises."""
 
     def digest(self) -> int:
-        """Digest of all decisions."""
+        """Return the digest of all decisions."""
 
     def check(self, now_ns: int, *, ended: bool) -> None:
         """Verify the books. Raises InvariantError, also where `ended` and something is left."""
@@ -252,7 +252,7 @@ class CoreAdapter:
         return promised_tokens(self.core)
 
     def digest(self) -> int:
-        """Digest of the core's decision log."""
+        """Return the digest of the core's decision log."""
         return self.core.digest()
 
     def check(self, now_ns: int, *, ended: bool) -> None:

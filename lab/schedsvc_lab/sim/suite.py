@@ -189,7 +189,7 @@ class VtcPaper:
             yield _row(workload, policy, _name(keys), value, published, rule, holds)
 
     def _bounds(self) -> Iterator[Row]:
-        """Bounds of VTC beside FCFS; but for throughput each for the worst of the seeds."""
+        """Yield bounds of VTC beside FCFS; but for throughput each for the worst of the seeds."""
         for workload in VTC_WORKLOADS:
             seeds = self._seeds * PART_SEEDS.get(workload, 1)
             part = _mean(self._ratios(workload, THROUGHPUT, seeds))
@@ -208,7 +208,7 @@ class VtcPaper:
             yield _row(workload, "vtc", figure, part, None, f"<= {most}", part <= most)
 
     def _orders(self) -> Iterator[Row]:
-        """Orders between policies, each policy beside the one that it may not undercut."""
+        """Yield orders between policies, each policy beside the one that it may not undercut."""
         for workload, keys, policies in ORDERS:
             for policy, above in pairwise(policies):
                 value = _mean(self._figures(workload, policy, keys))
@@ -217,7 +217,7 @@ class VtcPaper:
                 yield _row(workload, policy, _name(keys), value, None, rule, value <= limit)
 
     def _weighted(self) -> Row:
-        """Weights 1 and 2, both backlogged: the service of each beside its weight."""
+        """Return weights 1 and 2, both backlogged: the service of each beside its weight."""
         worst = 2.0
         for seed in range(self._seeds):
             run = self._run(WEIGHTED, "vtc, weights 1:2", seed)

@@ -76,7 +76,7 @@ def good(run: Run, goals: Goals) -> Floats:
 
 
 def per_token_s(run: Run) -> Floats:
-    """Each request's time from its first token to its end for each token after the first.
+    """Return each request's time from its first token to its end for each token after the first.
 
     NaN where there is none. O(requests).
     """

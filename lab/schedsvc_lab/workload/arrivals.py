@@ -30,7 +30,7 @@ class Arrivals:
     ramp_s: float = 0.0
 
     def expected(self, until_s: float) -> float:
-        """How many requests are expected up to a time."""
+        """Return how many requests are expected up to a time."""
         if self.shape == "on-off":
             cycle_s = self.on_s + self.off_s
             cycles, into_s = divmod(until_s, cycle_s)

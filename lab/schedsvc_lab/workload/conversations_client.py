@@ -103,7 +103,7 @@ class Talks:
         self._zero = time.perf_counter()
 
     def now_s(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return time.perf_counter() - self._zero
 
     async def run(self, held: Iterable[Conversation]) -> None:

@@ -78,7 +78,7 @@ WRITTEN_FORMS = ("schedsvc", "mooncake")
 
 
 def partial_path(path: Path) -> Path:
-    """Where a trace is written until it is complete."""
+    """Return where a trace is written until it is complete."""
     return path.with_name(path.name + ".partial")
 
 

@@ -45,7 +45,7 @@ class Source:
 
     @property
     def file_name(self) -> str:
-        """The last part of the address."""
+        """Return the last part of the address."""
         return urlsplit(self.url).path.rpartition("/")[2] or self.name
 
 
@@ -139,7 +139,7 @@ class _Download:
 
     @property
     def stated(self) -> str | None:
-        """The SHA-256 that the server stated, if it did."""
+        """Return the SHA-256 that the server stated, if it did."""
         return self._redirects.stated
 
     def run(self) -> None:

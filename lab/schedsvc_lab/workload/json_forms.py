@@ -276,10 +276,10 @@ JSON_FORMS = (
         "conversations",
         _sharegpt,
     ),
-    JsonForm("schedsvc", "the project's own form, docs/workloads.md", (), "arrival_s", _own),
+    JsonForm("schedsvc", "the project's own form, docs/use/workloads.md", (), "arrival_s", _own),
 )
 
 
 def is_own(keys: Iterable[str]) -> bool:
-    """Whether an object with these keys looks like the project's own form."""
+    """Return whether an object with these keys looks like the project's own form."""
     return not _OWN_SIGNS.isdisjoint(keys)

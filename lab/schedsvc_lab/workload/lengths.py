@@ -28,7 +28,7 @@ def _uniform(shares: NDArray[np.float64], low: float, high: float) -> NDArray[np
 def _power(
     shares: NDArray[np.float64], low: float, high: float, exponent: float
 ) -> NDArray[np.float64]:
-    """Density proportional to x^-exponent between the ends."""
+    """Return the density proportional to x^-exponent between the ends."""
     if exponent == 1:
         return np.asarray(low * (high / low) ** shares)
     power = 1 - exponent

@@ -145,7 +145,7 @@ def long_threshold(lengths: Counter[int]) -> int:
 
 
 def total_tokens(record: Record) -> int:
-    """Input and output tokens, as far as they are known."""
+    """Return input and output tokens, as far as they are known."""
     return (record.input_tokens or 0) + (record.output_tokens or 0)
 
 

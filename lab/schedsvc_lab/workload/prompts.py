@@ -121,7 +121,7 @@ class PromptMaker:
 
     @cached_property
     def special_tokens(self) -> int:
-        """How many special tokens the server adds to a text."""
+        """Return how many special tokens the server adds to a text."""
         return len(self._words.before) + len(self._words.after)
 
     def make(self, stretches: Sequence[Stretch]) -> Prompt:

@@ -56,12 +56,12 @@ class TraceReader:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file; 0 for what is no file, such as a pipe."""
+        """Return the size of the file; 0 for what is no file, such as a pipe."""
         return self.path.stat().st_size if self.path.is_file() else 0
 
     @property
     def bytes_read(self) -> int:
-        """How much of the file was read."""
+        """Return how much of the file was read."""
         if self._raw is None or self._raw.closed or not self._raw.seekable():
             return 0
         return self._raw.tell()

@@ -68,5 +68,5 @@ class Record:
 
 
 def block_count(input_tokens: int, block_tokens: int) -> int:
-    """How many blocks hold a prompt, a partial last one included."""
+    """Return how many blocks hold a prompt, a partial last one included."""
     return -(-input_tokens // block_tokens)

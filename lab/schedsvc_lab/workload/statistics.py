@@ -29,7 +29,7 @@ class Lengths:
         self.tokens += tokens
 
     def summary(self) -> dict[str, float] | None:
-        """Mean, extremes and quantiles (the least length that so large a share does not exceed)."""
+        """Return mean, extremes and quantiles: the least length that a share does not exceed."""
         total = self.counts.total()
         if total == 0:
             return None
@@ -65,7 +65,10 @@ class Gaps:
 
     @property
     def cv(self) -> float | None:
-        """Standard deviation over mean; 1 for a Poisson process. None where it is undefined."""
+        """Return the standard deviation over mean; 1 for a Poisson process.
+
+        None where it is undefined.
+        """
         if self.count < 2 or self._mean_s <= 0:
             return None
         return math.sqrt(self._squares / (self.count - 1)) / self._mean_s
@@ -170,16 +173,16 @@ class Description:
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last."""
+        """Return from the first arrival to the last."""
         return 0.0 if self._first_s is None else self._last_s - self._first_s
 
     @property
     def rate_per_s(self) -> float | None:
-        """Mean requests per second; None for fewer than two different times."""
+        """Return the mean requests per second; None for fewer than two different times."""
         return self.gaps.count / self.duration_s if self.duration_s else None
 
     def dispersion(self, window_s: int) -> float | None:
-        """Index of dispersion: variance over mean of the counts in whole windows; Poisson: 1."""
+        """Return the dispersion: variance over mean of the counts in whole windows; Poisson: 1."""
         windows = int(self.duration_s) // window_s
         if windows < 2:
             return None
@@ -203,7 +206,7 @@ class Description:
         return window_s, [count / window_s for count in counts]
 
     def shares(self) -> list[tuple[str, Share]]:
-        """Tenants, the one with the most requests first."""
+        """Return tenants, the one with the most requests first."""
         return sorted(self.tenants.items(), key=lambda item: (-item[1].requests, item[0]))
 
     def summary(self, tenants_max: int = 100) -> dict[str, Any]:

@@ -6,7 +6,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def timestamp_ns(text: str) -> int:
-    """Nanoseconds since 1970 of `YYYY-MM-DD HH:MM:SS[.fraction][zone]`; UTC where no zone is given.
+    """Return the ns since 1970 of `YYYY-MM-DD HH:MM:SS[.fraction][zone]`; the default is UTC.
 
     Takes fractions of any length (the Azure trace of 2023 has 7 digits) and drops what is below a
     nanosecond. Raises ValueError.
@@ -29,7 +29,7 @@ class Since:
         self._first_ns: int | None = None
 
     def __call__(self, now_ns: int) -> float:
-        """Seconds after the first moment; negative before it."""
+        """Return the seconds after the first moment; negative before it."""
         if self._first_ns is None:
             self._first_ns = now_ns
         return (now_ns - self._first_ns) / 1e9

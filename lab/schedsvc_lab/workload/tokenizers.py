@@ -60,12 +60,12 @@ class ModelTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """How many tokens there are; ids are below the largest one that exists, plus 1."""
+        """Return how many tokens there are; ids are below the largest one that exists, plus 1."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def vocabulary(self) -> list[tuple[str, int]]:
-        """The pieces of the model itself, as it spells them, by id: O(n log n)."""
+        """Return the pieces of the model itself, as it spells them, by id: O(n log n)."""
         pieces = self._tokenizer.get_vocab(with_added_tokens=False)
         added = self._tokenizer.get_added_tokens_decoder()
         return sorted(

@@ -124,7 +124,7 @@ def study(
 
 
 def _gini(descending: Counts) -> float:
-    """Gini coefficient: 0 where all ask alike, towards 1 where one asks everything."""
+    """Return the Gini coefficient: 0 where all ask alike, towards 1 where one asks everything."""
     users = len(descending)
     ranks = np.arange(users, 0, -1)
     return float(2 * (ranks * descending).sum() / (users * descending.sum()) - (users + 1) / users)

@@ -9,7 +9,7 @@ const TOP = 6;
 const GAP_MS = 5_000;
 const SPAN_MIN_MS = 60_000;
 const SPAN_MAX_MS = 300_000;
-// Of the axis of time: from 5 ms to 100 s.
+// The axis of time goes from 5 ms to 100 s.
 const LOG_MIN = Math.log10(5);
 const LOG_MAX = 5;
 const TIMES = [[10, '10 ms'], [100, '100 ms'], [1_000, '1 s'], [10_000, '10 s']];

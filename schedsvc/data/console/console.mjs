@@ -31,7 +31,7 @@ const number = (title, read, write = count) => ({
 });
 
 const history = new History();
-// By tenant and reason, the last one at the end.
+// Sorted by tenant and reason, the last one at the end.
 const recent = new Map();
 let answered_ms = 0;
 

@@ -1,4 +1,4 @@
-"""The form of a recording: a line that names it, then frames; the first holds the header.
+"""Writes and reads a recording: a line that names it, then frames; the first holds the header.
 
     frame    magic 4 | number 4 | payload bytes 4 | CRC of the payload 4 | CRC of these 16
     payload  zlib of a header in JSON (frame 0), or of events one after another
@@ -28,7 +28,7 @@ _SIZE = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """The kind of an event: a call of the core, or a check."""
+    """Names the kind of an event: a call of the core, or a check."""
 
     ADMIT = 1  # now_ns, principal, queue_ttl_ns; AdmitRequest
     CANCEL = 2  # now_ns, handle
@@ -70,7 +70,7 @@ _WITH_DATA = frozenset({Kind.ADMIT, Kind.RECEIVE, Kind.SET, Kind.PART})
 
 
 class Event(NamedTuple):
-    """One event: its kind, the fields that stand beside the kind, and the data of some kinds."""
+    """Holds one event: its kind, the fields beside the kind, and the data of some kinds."""
 
     kind: Kind
     fields: tuple[int, ...]
@@ -78,7 +78,7 @@ class Event(NamedTuple):
 
 
 class FrameHead(NamedTuple):
-    """The head of a frame, before its payload."""
+    """Holds the head of a frame, before its payload."""
 
     number: int
     payload_bytes: int

@@ -1,4 +1,4 @@
-"""A core whose inputs are recorded: every event goes to the file, then to the core."""
+"""Records the inputs of a core: every event goes to the file, then to the core."""
 
 from collections.abc import Callable
 from functools import partial
@@ -103,7 +103,7 @@ def check_event(core: Scheduler) -> bytes:
 
 
 class _Recorded:
-    """The part of the core's interface that a driver uses.
+    """Declares the part of the core's interface that a driver uses.
 
     It notes an event before the core gets it, also if the core refuses it: a replay is refused
     alike. It passes on no method that it does not know, so no call goes unrecorded.
@@ -193,7 +193,7 @@ class _Recorded:
 
 
 class _RecordedSession:
-    """A stream whose inputs are recorded."""
+    """Records the inputs of a stream."""
 
     def __init__(self, session: Session, put: Callable[[bytes], None]) -> None:
         self.owner = session.owner

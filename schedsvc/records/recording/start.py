@@ -18,7 +18,7 @@ _SECRET = frozenset({"hash_key"})
 
 
 class Recording:
-    """A core made as `new_core()` makes it, whose events go to the configuration's file."""
+    """Makes a core as `new_core()` does, whose events go to the configuration's file."""
 
     def __init__(
         self,

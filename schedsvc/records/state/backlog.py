@@ -1,4 +1,4 @@
-"""Rows between the core and the file: what is not written yet, and how old is what was."""
+"""Keeps rows between the core and the file: what is not written yet, and the age of the rest."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ _AGE_MAX_NS = 86_400 * 10**9
 
 
 class Backlog:
-    """Rows that are not in the file yet; bounded by the rows that there are."""
+    """Holds rows that are not in the file yet; bounded by the rows that there are."""
 
     def __init__(self) -> None:
         self._rows: dict[bytes, ChangedRow] = {}
@@ -35,7 +35,7 @@ class Backlog:
 
 
 def aged(rows: Iterable[SavedRow], present_ns: int) -> list[SavedRow]:
-    """Rows with their age in place of their time; a clock that was put back credits nothing."""
+    """Return rows with their age instead of their time; a clock put back credits nothing."""
     return [
         (key, value, min(max(0, present_ns - at_ns), _AGE_MAX_NS)) for key, value, at_ns in rows
     ]

@@ -1,4 +1,4 @@
-"""The places of a leader's queue, for those that follow it: numbered by change, each place once."""
+"""Feeds the places of a leader's queue to its followers: numbered by change, each place once."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,14 +14,14 @@ _AT_ONCE = 64
 
 
 class FeedPlace(NamedTuple):
-    """A place as it changed last."""
+    """Holds a place as it changed last."""
 
-    #: Of its last change.
+    #: The number of its last change.
     number: int
     place: int
-    #: Of the request that has it; b"": none.
+    #: The key of the request that has it; b"": none.
     key: bytes
-    #: Since when that waits, by the feed's clock.
+    #: The time from which that request waits, by the feed's clock.
     since_ns: int
 
 
@@ -34,7 +34,7 @@ class PlaceFeed:
     def __init__(self, driver: Driver, now_ns: Callable[[], int]) -> None:
         self._driver = driver
         self.now_ns = now_ns
-        #: Of the last change.
+        #: The number of the last change.
         self.number = 0
         self._places: dict[int, FeedPlace] = {}
 

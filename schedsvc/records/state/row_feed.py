@@ -1,4 +1,4 @@
-"""The rows of a state file for those that follow it: numbered by change, each key once.
+"""Feeds the rows of a state file to those that follow it: numbered by change, each key once.
 
 A reader says up to which number it has read and gets what changed since, so a slow reader holds up
 neither the writer nor other readers. At most all rows can wait for a reader.
@@ -12,11 +12,11 @@ __all__ = ["FeedRow", "RowFeed", "changed_since"]
 
 
 class Changed(Protocol):
-    """A record of a feed."""
+    """Describes a record of a feed."""
 
     @property
     def number(self) -> int:
-        """The number of its last change."""
+        """Return the number of its last change."""
 
 
 C = TypeVar("C", bound=Changed)
@@ -37,23 +37,26 @@ def changed_since(records: Reversible[C], number: int) -> list[C]:
 
 
 class FeedRow(NamedTuple):
-    """A row as it changed last."""
+    """Holds a row as it changed last."""
 
     number: int
     key: bytes
     #: None: it was deleted.
     value: bytes | None
-    #: By the wall clock.
+    #: A time of the wall clock.
     at_ns: int
 
 
 class RowFeed:
-    """Rows that a core returned, in the order of their last changes. Empty until `begin()`."""
+    """Keeps rows that a core returned, in the order of their last changes.
+
+    Empty until `begin()`.
+    """
 
     def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self.wall_ns = wall_ns
         self.is_on = False
-        #: Of the last change.
+        #: The number of the last change.
         self.number = 0
         self._rows: dict[bytes, FeedRow] = {}
 

@@ -1,4 +1,7 @@
-"""The state file: rows of the core in SQLite. Nothing that stands in it is believed unchecked."""
+"""Keeps rows of the core in SQLite: the state file.
+
+Nothing that stands in it is believed unchecked.
+"""
 
 import os
 import secrets
@@ -37,7 +40,7 @@ class StateError(OSError):
 
 
 class OperatorRows(NamedTuple):
-    """The parts of a state file beside the core's rows."""
+    """Holds the parts of a state file beside the core's rows."""
 
     hash_key: bytes
     modes: bytes
@@ -46,11 +49,11 @@ class OperatorRows(NamedTuple):
 
 
 class _DamagedError(Exception):
-    """The file holds data that no scheduler wrote; the text names it."""
+    """Reports data in the file that no scheduler wrote; the text names it."""
 
 
 class Store:
-    """One state file, held by one process.
+    """Holds one state file for one process.
 
     SQLite in WAL mode: a killed process loses nothing that was written, a machine that loses its
     power what its kernel had not written yet, never the file. A damaged file is set aside as
@@ -91,7 +94,7 @@ class Store:
         #: Called when the file was left to a reader: with the size of the log that it held.
         self.on_left: Callable[[int], None] = lambda size: None
         self._lock = -1
-        #: Of the files as this process left them, and why they are that no more.
+        #: The files as this process left them, and why they are that no more.
         self._left: list[os.stat_result | None] = []
         self._lost = ""
         try:
@@ -176,13 +179,13 @@ class Store:
         raise StateError(f"{self.path} is damaged, as {_ASIDE_MAX} files beside it; remove these")
 
     def adopt(self, rows: list[SavedRow], operators: OperatorRows) -> None:
-        """Take rows of another scheduler in place of the file's; the next write replaces all."""
+        """Replace the file's rows by those of another scheduler; the next write replaces all."""
         self.rows, self._is_old = rows, True
         self.hash_key, self.modes, self.entries = operators
 
     @property
     def is_old(self) -> bool:
-        """Whether the next `write()` replaces all, so that it has to bring all."""
+        """Return whether the next `write()` replaces all, so that it has to bring all."""
         return self._is_old
 
     def write(
@@ -363,7 +366,7 @@ class Store:
                     path.chmod(_MODE)
 
     def _has_log(self) -> bool:
-        """Whether a process that was killed left a write-ahead log."""
+        """Return whether a process that was killed left a write-ahead log."""
         with suppress(FileNotFoundError):
             return self.path.with_name(self.path.name + "-wal").stat().st_size > 0
         return False

@@ -1,4 +1,4 @@
-"""The usage ledger: what each ended lease used, exact over kills, for exports and budgets."""
+"""Records what each ended lease used, exact over kills, for exports and budgets."""
 
 from schedsvc.records.usage.budgets import Budgets
 from schedsvc.records.usage.ledger import Ledger, UsageError

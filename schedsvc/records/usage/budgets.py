@@ -28,7 +28,7 @@ _LOOK_S = 1.0
 
 
 class Period(NamedTuple):
-    """A calendar day or month: its number, and its begin and end in Unix time."""
+    """Describes a calendar day or month: its number, and its begin and end in Unix time."""
 
     number: int
     begin_s: int
@@ -36,7 +36,7 @@ class Period(NamedTuple):
 
 
 class _Watched(NamedTuple):
-    """One budget: the core's name of it, which period it has, and where."""
+    """Watches one budget: the core's name of it, which period it has, and where."""
 
     name: bytes
     which: int
@@ -78,7 +78,7 @@ class Budgets:
         self._steady_s = steady_s
         self._ahead_s = self._wall_s() - steady_s()
         self._reported: dict[_Watched, Period] = {}
-        #: Of the periods as the core knows them: each is a later one than those before.
+        #: The numbers of periods as the core knows them: each is higher than those before.
         self._turns = 0
         self._turn_of: dict[_Watched, int] = {}
         self.configure(config)
@@ -124,8 +124,8 @@ class Budgets:
     def running(self) -> list[tuple[bytes, int, bytes, int]]:
         """Return all budgets for other members of a cluster. O(budgets).
 
-        Of each its name, 0 for the day or 1 for the month, its period in words that mean the same
-        everywhere, and the core's number of the period.
+        For each budget its name, 0 for the day or 1 for the month, its period in words that mean
+        the same everywhere, and the core's number of the period.
         """
         found = []
         for budget, period in self._reported.items():
@@ -135,7 +135,7 @@ class Budgets:
         return found
 
     def _is_early(self, period: Period) -> bool:
-        """Whether a period has not begun by the start's wall clock and the time since then.
+        """Return whether a period has not begun by the start's wall clock and the time since then.
 
         Not while usage waits for the ledger: the period before it would begin without that.
         """

@@ -50,7 +50,7 @@ FOCUS_COLUMNS = (
 
 @dataclass(frozen=True)
 class Span:
-    """From `since` until before `until`, in seconds of Unix time; None is open."""
+    """Covers `since` until before `until`, in seconds of Unix time; None is open."""
 
     since_s: int | None = None
     until_s: int | None = None

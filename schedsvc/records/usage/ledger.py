@@ -1,4 +1,4 @@
-"""The ledger's file: tokens by quarter of an hour, tenant, model, pool, adapter and class.
+"""Writes the ledger: tokens by quarter of an hour, tenant, model, pool, adapter and class.
 
 One process writes it, and holds it by a lock; any may read it meanwhile (SQLite in WAL mode). Each
 lease counts once: a lease whose id the file has already is left out, so the holder of a lease may
@@ -76,7 +76,7 @@ class UsageError(OSError):
 
 
 class UsageKey(NamedTuple):
-    """Whose tokens they are: the groups above the tenant, outermost first, joined by `/`."""
+    """Names the owner of tokens: the groups above the tenant, outermost first, joined by `/`."""
 
     groups: str
     tenant: str
@@ -88,7 +88,7 @@ class UsageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UsedLease:
-    """The usage of one lease; `ended_s` by the wall clock.
+    """Holds the usage of one lease; `ended_s` by the wall clock.
 
     `estimated`: it expired, or its holder cancelled it without a count.
     `carried`: an earlier process granted it, perhaps of another member.
@@ -113,7 +113,7 @@ def _damaged(path: Path, why: str) -> UsageError:
 
 
 class Ledger:
-    """The file as the one process that writes it sees it. All methods block for the disk."""
+    """Holds the file as the one process that writes it sees it. All methods block for the disk."""
 
     def __init__(
         self, path: Path, keep_days: int, steady_s: Callable[[], float] = time.monotonic

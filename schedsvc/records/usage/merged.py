@@ -1,4 +1,4 @@
-"""Several ledgers as one: those of the members of a cluster, each lease once.
+"""Merges the ledgers of the members of a cluster: each lease counts once.
 
 A leader may have saved a lease and died before its holder heard so. The holder then reports the end
 to the next leader, whose ledger has the lease, too. Each ledger knows the leases that an earlier

@@ -1,4 +1,4 @@
-"""The place of a lease in the configuration: the groups above its tenant, the model of its pool."""
+"""Finds a lease in the configuration: the groups above its tenant, the model of its pool."""
 
 from fnmatch import translate
 from functools import lru_cache

@@ -14,8 +14,8 @@ import h11
 Field = tuple[bytes, bytes]
 #: A request with one of these has no body behind the proxy.
 BODILESS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-# RFC 9110, 7.6.1, and the fields that docs/vllm.md names. The proxy writes its own Host, length and
-# request id.
+# RFC 9110, 7.6.1, and the fields that docs/use/vllm.md names. The proxy writes its own Host, length
+# and request id.
 _NOT_PASSED = frozenset(
     b"connection http2-settings keep-alive proxy-authenticate proxy-authorization proxy-connection"
     b" te trailer transfer-encoding upgrade expect host content-length x-request-id"

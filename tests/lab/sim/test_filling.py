@@ -28,7 +28,8 @@ def test_beyond_its_capacity_the_cache_is_nearly_as_full_as_with_an_oracle(
     profile: str, seeds: tuple[int, ...], least: float
 ) -> None:
     # 0.90 is asked for. With some 30 sequences no fixed headroom gives more than that at less than
-    # a preemption in 1,000, and the search for it costs one or two hundredths (docs/pools.md).
+    # a preemption in 1,000, and the search for it costs one or two hundredths
+    # (docs/measure/pools.md).
     predicted = [play(profile, seed, oracle=False) for seed in seeds]
     foretold = [play(profile, seed, oracle=True) for seed in seeds]
     found = predicted, foretold

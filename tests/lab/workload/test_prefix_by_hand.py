@@ -1,4 +1,4 @@
-"""The example of docs/prefix.md, executed."""
+"""The example of docs/use/prefix.md, executed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedsvc_lab.workload.prefix.caches import Belady, Cache, Fifo, Lfu, Lru, n
 from schedsvc_lab.workload.prefix.requests import asked, cutter
 from schedsvc_lab.workload.prefix.sharing import Sharing
 
-PAGE = (Path(__file__).parents[3] / "docs/prefix.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/use/prefix.md").read_text()
 BLOCK_TOKENS = 4
 NAMES = "ABCDEF"
 

@@ -292,5 +292,5 @@ def test_multi_turn_shares_more_than_single_turn(tmp_path: Path) -> None:
         assert multi["sharing_fraction"]["mean"] > single["sharing_fraction"]["mean"]
         assert multi["block_reuse_rate"] > single["block_reuse_rate"]
         assert multi["block_hits"]["mean"] > single["block_hits"]["mean"]
-    # The figures of docs/prefix.md.
+    # The figures of docs/measure/traces.md.
     assert shares == {"8": [19.2, 45.0], "16": [0.0, 29.4], "32": [0.0, 12.6]}

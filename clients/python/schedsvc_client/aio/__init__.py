@@ -1,4 +1,4 @@
-"""The client for asyncio: a Session for shims, and the unary calls."""
+"""Serves asyncio programs: a Session for shims, and the unary calls."""
 
 from schedsvc_client.aio.admission import Admission
 from schedsvc_client.aio.session import SchedulerSession

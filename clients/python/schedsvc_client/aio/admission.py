@@ -1,4 +1,4 @@
-"""One request as an async context manager."""
+"""Wraps one request in an async context manager."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("schedsvc_client.admission")
 
 
 class Holder(Protocol):
-    """A client that asks for admissions and keeps their leases."""
+    """Declares a client that asks for admissions and keeps their leases."""
 
     def submit(self, admission: Admission) -> asyncio.Future[None]:
         """Ask. Done: granted (`admission.lease` is set) or an exception; cancel to withdraw."""
@@ -57,7 +57,7 @@ class Admission:
 
     @property
     def granted(self) -> bool:
-        """Whether it holds a lease that has not been ended."""
+        """Return whether it holds a lease that has not been ended."""
         return self.lease is not None and not self._ended
 
     def submit(self) -> asyncio.Future[None]:
@@ -139,7 +139,7 @@ class Admission:
 
 
 class HoldingAsker(Asker[Admission], Holder):
-    """The common part of the Session and the unary client."""
+    """Holds the common part of the Session and the unary client."""
 
     def _admission(self, request: pb.AdmitRequest) -> Admission:
         return Admission(self, request)

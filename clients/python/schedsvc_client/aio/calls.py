@@ -44,7 +44,7 @@ class CallContext:
         self.targets.answered()
 
     def is_obeyed(self, target: str, response: Any) -> bool:
-        """Whether an answer has an effect, because no later leader is known."""
+        """Return whether an answer has an effect, because no later leader is known."""
         return self._wrong(target, response) is None
 
     def _wrong(self, target: str, response: Any) -> SchedulerUnavailable | None:
@@ -58,7 +58,7 @@ OpenChannel = Callable[[str, grpc.ChannelCredentials | None], Any]
 
 
 class AioCalls:
-    """Channels to the targets of a client, each opened at its first use, inside one event loop."""
+    """Opens channels to the targets of a client, each at its first use, inside one event loop."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ _log = logging.getLogger("schedsvc_client.session")
 
 
 class ContestLog:
-    """One warning a minute: the other engine tries again all the time."""
+    """Logs one warning a minute: the other engine tries again all the time."""
 
     def __init__(self) -> None:
         self._bucket = Bucket(_PERIOD_NS)

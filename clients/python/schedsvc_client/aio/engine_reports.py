@@ -9,7 +9,7 @@ from schedsvc_client.v1 import pool_pb2
 
 
 class EngineReports:
-    """The part of a session that describes an engine."""
+    """Keeps the part of a session that describes an engine."""
 
     _protocol: SessionProtocol
     _wake: asyncio.Event

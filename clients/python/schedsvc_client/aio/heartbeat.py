@@ -46,7 +46,7 @@ class Heartbeat:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the scheduler gave no sign of life for the bound, and is not back yet."""
+        """Return whether the scheduler gave no sign of life for the bound, and is not back yet."""
         return self._pulse.is_silent
 
     def begin(self, *, beats: bool) -> None:
@@ -64,7 +64,7 @@ class Heartbeat:
             self._timer = None
 
     def heard(self, beats: int) -> None:
-        """Take note of a message; `beats`: how many have been acknowledged in all."""
+        """Take note of a message; `beats` is the number that have been acknowledged in all."""
         was_silent = self.is_silent
         is_beat, self._beats = beats > self._beats, beats
         if self._pulse.heard(time.monotonic_ns(), beat=is_beat):

@@ -1,4 +1,4 @@
-"""The asyncio driver of a Session: one stream for a process, reconnected and replayed."""
+"""Drives a Session for asyncio: one stream for a process, reconnected and replayed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _log = logging.getLogger("schedsvc_client.session")
 
 
 class SchedulerSession(EngineReports, HoldingAsker):
-    """One shim process at the scheduler. Use it inside one event loop.
+    """Represents one shim process at the scheduler. Use it inside one event loop.
 
     `target`: one, or several separated by commas; see `Targets`. `incarnation` must be larger at
     each start of the process that calls itself `client_id`: its start time in ns does. `on_state`
@@ -101,7 +101,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self._running: dict[int, Admission] = {}
         self._flushed: list[asyncio.Future[None]] = []
         self._reached: list[asyncio.Future[bool]] = []
-        # Since when no scheduler serves this session; None while one does.
+        # The time from which no scheduler serves this session; None while one does.
         self._away_since_s: float | None = time.monotonic()
         self._wake = asyncio.Event()
         bound_s = self._options.silent_after_s
@@ -122,28 +122,28 @@ class SchedulerSession(EngineReports, HoldingAsker):
 
     @property
     def available(self) -> bool:
-        """Whether an admission would be asked for: connected, or lost only a moment ago."""
+        """Return whether it would ask for an admission: connected, or lost only a moment ago."""
         return self._task is not None and self._given_up is None
 
     @property
     def pool_refused(self) -> CallError | None:
-        """Why the scheduler refuses this client's pools, while it does: another engine has them."""
+        """Return why the scheduler refuses this client's pools: another engine has them."""
         error = self.last_error if self._given_up is not None else None
         return error if error is not None and is_contest(error) else None
 
     @property
     def open_leases(self) -> int:
-        """Leases that this session renews."""
+        """Return the number of leases that this session renews."""
         return self._protocol.open_leases
 
     @property
     def open_requests(self) -> int:
-        """Requests that have no verdict yet."""
+        """Return the number of requests that have no verdict yet."""
         return self._protocol.open_requests
 
     @property
     def prefix_use(self) -> PrefixUse:
-        """The uses of prompt hashes that the scheduler last announced."""
+        """Return the uses of prompt hashes that the scheduler last announced."""
         return self._protocol.prefix_use
 
     def start(self) -> None:
@@ -425,7 +425,8 @@ class SchedulerSession(EngineReports, HoldingAsker):
                 what = "" if refuses_pool(error) else f"; {self._away} until it does not"
                 _log.error("the scheduler at %s refuses this client: %s%s", place, error, what)
                 self._away_logged = True
-            # Of the stream, not of any admission: for them the scheduler is unavailable.
+            # The error is of the stream, not of any admission: for them the scheduler is
+            # unavailable.
             of_caller = isinstance(error, Unauthenticated)
             self._stop_asking(error if of_caller else unavailable(str(error)))
         else:
@@ -468,7 +469,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
                 try:
                     self._on_state(state)
                 except Exception:
-                    # Of the caller; it must not end the session.
+                    # An error of the caller; it must not end the session.
                     _log.exception("on_state failed")
 
 

@@ -1,4 +1,4 @@
-"""Where a session stands."""
+"""Names the states of a session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class SessionState(enum.Enum):
-    """Where a session stands."""
+    """Names the states of a session."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"

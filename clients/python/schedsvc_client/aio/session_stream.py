@@ -23,7 +23,7 @@ _log = logging.getLogger("schedsvc_client.session")
 
 
 class SessionStream:
-    """One stream, from its opening to its end.
+    """Runs one stream, from its opening to its end.
 
     `take` handles a message; it returns why the stream is of no use, or None.
     """

@@ -40,7 +40,7 @@ _log = logging.getLogger("schedsvc_client.unary")
 
 
 class AsyncScheduler(HoldingAsker):
-    """A client that asks by unary calls. Use it inside one event loop, as `async with`.
+    """Asks by unary calls. Use it inside one event loop, as `async with`.
 
     Open leases are renewed, and their totals reported, by one Progress call for all of them.
     """
@@ -228,7 +228,7 @@ class AsyncScheduler(HoldingAsker):
                 raise silent(f"{target}: no answer for {silent_s:g} s")
 
     async def _answers(self, target: str, timeout_s: float) -> bool:
-        """Whether a scheduler answers anything: a Progress of no lease changes nothing.
+        """Return whether a scheduler answers anything: a Progress of no lease changes nothing.
 
         An answer under a term that is over is none.
         """

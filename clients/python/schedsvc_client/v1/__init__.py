@@ -1,1 +1,1 @@
-"""Stubs generated from proto/schedsvc/v1 by `make proto`."""
+"""Holds the stubs that `make proto` generates from proto/schedsvc/v1."""

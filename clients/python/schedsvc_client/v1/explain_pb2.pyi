@@ -85,7 +85,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_LIMIT: _WaitReason.ValueType  # 9
     """Fewer leases in all (`scheduler.leases_max`)."""
     WAIT_REASON_STRICT: _WaitReason.ValueType  # 10
-    """Of a pool alone: the first request waits for another pool."""
+    """The first request waits for another pool; a reason of a pool alone."""
     WAIT_REASON_HEADROOM: _WaitReason.ValueType  # 11
     """KV cache that is kept for growth, or for flows below their share."""
     WAIT_REASON_MODEL_QUOTA: _WaitReason.ValueType  # 12
@@ -126,7 +126,7 @@ WAIT_REASON_DETACHED: WaitReason.ValueType  # 8
 WAIT_REASON_LIMIT: WaitReason.ValueType  # 9
 """Fewer leases in all (`scheduler.leases_max`)."""
 WAIT_REASON_STRICT: WaitReason.ValueType  # 10
-"""Of a pool alone: the first request waits for another pool."""
+"""The first request waits for another pool; a reason of a pool alone."""
 WAIT_REASON_HEADROOM: WaitReason.ValueType  # 11
 """KV cache that is kept for growth, or for flows below their share."""
 WAIT_REASON_MODEL_QUOTA: WaitReason.ValueType  # 12
@@ -167,7 +167,7 @@ class ListRequestIdsResponse(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of the last 256 Admits, those that the caller may see, the latest first. An id of more than 64
+        """Those of the last 256 Admits that the caller may see, the latest first. An id of more than 64
         bytes is left out.
         """
 
@@ -219,9 +219,9 @@ class ExplainResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStory]:
-        """One for each tenant that has used the id; then the last 16 whose clients use it, the latest
-        first. The scheduler remembers the last 65,536 such ids of clients. None: the id is unknown, or
-        the caller may not see it.
+        """One story for each tenant that has used the id as a request id; then the last 16 requests whose
+        clients chose it, the latest first. The scheduler remembers the last 65,536 such ids of
+        clients. None: the id is unknown, or the caller may not see it.
         """
 
     def __init__(

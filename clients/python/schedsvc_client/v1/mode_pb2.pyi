@@ -56,14 +56,16 @@ class ModeStats(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     TENANTS_OVERLAID_FIELD_NUMBER: _builtins.int
     configured: Global___Mode.ValueType
-    """Of tenants that have none of their own in the configuration."""
+    """The mode of tenants that have none of their own in the configuration."""
     overlay: Global___Mode.ValueType
     """An operator's mode for all tenants; unspecified: there is none."""
     tenants_overlaid: _builtins.int
     """How many there are of these."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantMode]:
-        """An operator's modes for single tenants, which override all others. By name, 100 at most."""
+        """An operator's modes for single tenants, which override all others. They are sorted by name, 100
+        at most.
+        """
 
     def __init__(
         self,
@@ -151,7 +153,9 @@ class StateStats(_message.Message):
     problem: _builtins.str
     """Why the file cannot be written; empty while it can. Serving goes on."""
     log_bytes: _builtins.int
-    """Of the file's write-ahead log, which grows while another program is in the middle of a query."""
+    """The size of the file's write-ahead log, which grows while another program is in the middle of a
+    query.
+    """
     def __init__(
         self,
         *,

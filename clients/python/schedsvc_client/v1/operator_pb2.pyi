@@ -5,7 +5,8 @@ An operator's calls to a running scheduler. Conventions: see scheduler.proto.
 
 Allowed only to callers that the configuration lets operate (`operator` in auth.principals, and
 `operate` of a listener); others get PERMISSION_DENIED, which says what to configure. NOT_FOUND
-names the field whose pool, tenant or client is not known. How to use them: docs/operations.md.
+names the field whose pool, tenant or client is not known. How to use them:
+docs/operate/operations.md.
 """
 
 from collections import abc as _abc
@@ -145,7 +146,7 @@ class RotateTenantKeyRequest(_message.Message):
     EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     id: _builtins.str
-    """Of the key that is replaced; empty: the only one that the tenant has."""
+    """The id of the key that is replaced; empty: the only one that the tenant has."""
     grace_ms: _builtins.int
     """The old key expires after this time; 0: at once."""
     expires_in_ms: _builtins.int
@@ -913,9 +914,9 @@ class LeaseFilter(_message.Message):
     tenant: _builtins.str
     pool: _builtins.str
     client_id: _builtins.str
-    """Of the shim process that holds it on a stream now, as in its Hello."""
+    """The id of the shim process that holds it on a stream now, as in its Hello."""
     pool_epoch: _builtins.int
-    """Of the pool, at the grant; 0: any."""
+    """The epoch of the pool at the grant; 0: any."""
     age_min_ms: _builtins.int
     """The least time since the grant."""
     principal: _builtins.str
@@ -1037,9 +1038,9 @@ class Lease(_message.Message):
     """The time within which a report has to arrive. Else it becomes suspect or, if it is, ends."""
     reserved_tokens: _builtins.int
     posted_tokens: _builtins.int
-    """Of these, filled: as reported; without reports the input, from the grant on."""
+    """The filled part of these, as reported; without reports the input, from the grant on."""
     prompt_tokens: _builtins.int
-    """Of all prompts, as admitted."""
+    """The tokens of all prompts, as admitted."""
     output_tokens: _builtins.int
     """Over all sequences, as reported."""
     max_output_tokens: _builtins.int
@@ -1130,7 +1131,7 @@ class RevokeLeasesResponse(_message.Message):
     """Leases that were revoked, or would have been; those that were void are not counted."""
     @_builtins.property
     def unknown_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the ids: no such lease, or it has ended."""
+        """Ids of the request for which there is no lease, or whose lease has ended."""
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RotateTenantKey(self, request, context):
-        """Makes an API key in place of another one, which expires after a grace time.
+        """Replaces an API key by a new one; the replaced key expires after a grace time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,7 +5,8 @@ An operator's calls to a running scheduler. Conventions: see scheduler.proto.
 
 Allowed only to callers that the configuration lets operate (`operator` in auth.principals, and
 `operate` of a listener); others get PERMISSION_DENIED, which says what to configure. NOT_FOUND
-names the field whose pool, tenant or client is not known. How to use them: docs/operations.md.
+names the field whose pool, tenant or client is not known. How to use them:
+docs/operate/operations.md.
 """
 
 from collections import abc as _abc
@@ -82,7 +83,7 @@ class OperatorServiceStub:
     its SHA-256.
     """
     RotateTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateTenantKeyRequest, _operator_pb2.RotateTenantKeyResponse]
-    """Makes an API key in place of another one, which expires after a grace time."""
+    """Replaces an API key by a new one; the replaced key expires after a grace time."""
     RevokeTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeTenantKeyRequest, _operator_pb2.RevokeTenantKeyResponse]
     """Revokes an API key: it stands for no tenant from now on."""
     ListTenantKeys: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListTenantKeysRequest, _operator_pb2.ListTenantKeysResponse]
@@ -137,7 +138,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     its SHA-256.
     """
     RotateTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateTenantKeyRequest, _operator_pb2.RotateTenantKeyResponse]  # type: ignore[assignment]
-    """Makes an API key in place of another one, which expires after a grace time."""
+    """Replaces an API key by a new one; the replaced key expires after a grace time."""
     RevokeTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeTenantKeyRequest, _operator_pb2.RevokeTenantKeyResponse]  # type: ignore[assignment]
     """Revokes an API key: it stands for no tenant from now on."""
     ListTenantKeys: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListTenantKeysRequest, _operator_pb2.ListTenantKeysResponse]  # type: ignore[assignment]
@@ -261,7 +262,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.RotateTenantKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.RotateTenantKeyResponse, _abc.Awaitable[_operator_pb2.RotateTenantKeyResponse]]:
-        """Makes an API key in place of another one, which expires after a grace time."""
+        """Replaces an API key by a new one; the replaced key expires after a grace time."""
 
     @_abc_1.abstractmethod
     def RevokeTenantKey(

@@ -257,7 +257,7 @@ class PoolStats(_message.Message):
     promised_tokens: _builtins.int
     """Reserved by live leases."""
     posted_tokens: _builtins.int
-    """Of these, filled: as reported; without reports the input, from the grant on."""
+    """The filled part of these, as reported; without reports the input, from the grant on."""
     live_leases: _builtins.int
     suspect_leases: _builtins.int
     queued: _builtins.int

@@ -266,7 +266,7 @@ class GroupStats(_message.Message):
     level: _builtins.int
     """1 at the root, at most 4."""
     weight_milli: _builtins.int
-    """By which it shares with its siblings, tenants included, what their parent gets."""
+    """It shares by this weight with its siblings, tenants included, what their parent gets."""
     entitled_ppm: _builtins.int
     """The part of all service that it is due: at each level by the weights of those that run, wait,
     or did so in the last 10 s; 0: no tenant below it does.

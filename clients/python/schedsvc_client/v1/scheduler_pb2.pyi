@@ -211,7 +211,9 @@ class AdmitRequest(_message.Message):
     whole_answer: _builtins.bool
     """No count is known before the end, as of an answer in one piece: input is posted at the grant."""
     client_request_id: _builtins.str
-    """By which its client knows it, if not by request_id, at most 128 bytes. Only Explain uses it."""
+    """The id by which its client knows it, if not request_id, at most 128 bytes. Only Explain uses
+    it.
+    """
     session: _builtins.str
     """The conversation of an agent that this is a turn of, at most 256 bytes; empty: none."""
     @_builtins.property
@@ -275,7 +277,7 @@ class AdmitResponse(_message.Message):
     def refusal(self) -> Global___Refusal: ...
     @_builtins.property
     def leadership(self) -> _leader_pb2.Leadership:
-        """Of a scheduler that leads under a term."""
+        """Stated by a scheduler that leads under a term."""
 
     def __init__(
         self,
@@ -394,7 +396,7 @@ class LeaseProgress(_message.Message):
     input_tokens: _builtins.int
     """Input tokens computed so far, cached ones included; each prompt counts once, whatever n."""
     cached_input_tokens: _builtins.int
-    """Of these, served from the prefix cache."""
+    """The part of these that was served from the prefix cache."""
     output_tokens: _builtins.int
     """Output tokens produced so far, over all completions."""
     def __init__(
@@ -762,7 +764,7 @@ class FlowStats(_message.Message):
     promised_tokens: _builtins.int
     """KV tokens reserved by its leases."""
     posted_tokens: _builtins.int
-    """Of these, filled: as reported; without reports the input, from the grant on."""
+    """The filled part of these, as reported; without reports the input, from the grant on."""
     input_tokens: _builtins.int
     cached_input_tokens: _builtins.int
     output_tokens: _builtins.int
@@ -777,7 +779,7 @@ class FlowStats(_message.Message):
     """Output-length predictions in force, in tokens; 0: falls back."""
     predicted_quantile_tokens: _builtins.int
     waits_for_quota: _builtins.bool
-    """Of the tenant, or of a group above it."""
+    """The quota is of the tenant, or of a group above it."""
     audit: _builtins.bool
     """Its requests are decided and counted, and all granted at once."""
     audited_waits: _builtins.int
@@ -967,7 +969,7 @@ class Totals(_message.Message):
     predictor_level_ppm: _builtins.int
     queued_input_tokens: _builtins.int
     overload_state: _pool_pb2.OverloadState.ValueType
-    """Of the least loaded pool, because waiting requests may run in any."""
+    """The state of the least loaded pool, because waiting requests may run in any."""
     replays_refused: _builtins.int
     """Rejected replays of unknown leases, see LeaseReplay."""
     flows: _builtins.int
@@ -1431,7 +1433,7 @@ class SessionFault(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
-    """Of the Admit or Cancel; 0 for other events."""
+    """The tag of the Admit or Cancel; 0 for other events."""
     code: _builtins.int
     """A google.rpc.Code, as the unary call would have answered."""
     field: _builtins.str

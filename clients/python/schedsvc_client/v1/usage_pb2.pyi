@@ -61,7 +61,9 @@ class UsageStats(_message.Message):
     problem: _builtins.str
     """Why the ledger cannot be written; empty while it can. Serving goes on."""
     log_bytes: _builtins.int
-    """Of the ledger's write-ahead log, which grows while another program is in the middle of a query."""
+    """The size of the ledger's write-ahead log, which grows while another program is in the middle of
+    a query.
+    """
     def __init__(
         self,
         *,

@@ -59,7 +59,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
 
 
 def _has_to_fit(books: Books, pool: Pool) -> bool:
-    """Whether the last grant of a round has to fit: what is in audit need not. O(grants)."""
+    """Return whether the last grant of a round has to fit: what is in audit need not. O(grants)."""
     if not books.handles.was_audited:
         return True
     if not books.terms.ids_tell_order:

@@ -11,7 +11,7 @@ _LONG_AGO_NS = -(1 << 60)
 
 
 def goes_before(one: PriorityClass, other: PriorityClass) -> bool:
-    """Whether a class is better than another."""
+    """Return whether a class is better than another."""
     return (not one.exempt, one.rank) < (not other.exempt, other.rank)
 
 

@@ -50,7 +50,7 @@ class Sizes:
 
     @property
     def lag_max(self) -> int:
-        """How many requests a flow may be behind the other run: the bound at each level."""
+        """Return how many requests a flow may be behind the other run: the bound at each level."""
         charge = self.prompt_tokens * self.input_price + self.output_tokens * self.output_price
         tokens = self.requests * (self.prompt_tokens + self.output_tokens)
         bound = 2 * max(self.prompt_tokens * self.input_price, tokens * self.output_price)
@@ -58,7 +58,7 @@ class Sizes:
 
     @property
     def wait_more_ns(self) -> int:
-        """How much longer a request may wait than in the other run, if no outage is in between."""
+        """Return how much longer a request may wait than in the other run without an outage."""
         return (-(-self.lag_max // self.requests) + 1) * self.run_ns
 
     def outages(self, g: Granted) -> list[int]:

@@ -29,7 +29,7 @@ class Contests:
         self._claims: dict[str, dict[int, Claim]] = {}
 
     def restart(self) -> None:
-        """Another process: it knows nothing of them."""
+        """Begin another process: it knows nothing of them."""
         self._who.clear()
         self._due_ns.clear()
         self._claims.clear()

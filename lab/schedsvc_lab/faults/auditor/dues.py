@@ -11,7 +11,7 @@ class Dues:
         self._owed: dict[tuple[int, int, int], int] = {}  # stream, lease, state
 
     def restart(self) -> None:
-        """Another process: it owes nothing."""
+        """Begin another process: it owes nothing."""
         self._faults.clear()
         self._owed.clear()
 

@@ -11,7 +11,7 @@ from schedsvc_lab.faults.auditor.records import (
 
 
 def are_wrong(prompts: tuple[int, ...], given: int, output: int) -> bool:
-    """Whether a request's figures break a limit of the contract; `given`: its n, 0 where absent."""
+    """Return whether a request's figures break the contract; `given` is its n, 0 if absent."""
     n = given or 1
     sequences = len(prompts) * n
     return (
@@ -26,7 +26,7 @@ def are_wrong(prompts: tuple[int, ...], given: int, output: int) -> bool:
 
 
 def totals_of(report: Any) -> tuple[int, int, int] | None:
-    """Totals of a report, -1 where absent; None where one is out of range."""
+    """Return the totals of a report, -1 if absent; None if one is out of range."""
     has = report.HasField
     totals = (
         report.input_tokens if has("input_tokens") else -1,

@@ -96,11 +96,11 @@ class ImpliedState:
         return [r for r in firsts if self.holds(r)]
 
     def holds(self, r: Request) -> bool:
-        """Whether a pool could ever run a request. O(pools)."""
+        """Return whether a pool could ever run a request. O(pools)."""
         return any(pool.can_hold(r) for pool in self.pools.values())
 
     def takes(self, pool: Pool, target: str, *, late: bool = False) -> bool:
-        """Whether a pool takes requests for a target; "": they name none. O(1).
+        """Return whether a pool takes requests for a target; "": they name none. O(1).
 
         `late`: also what it may have taken before it closed to these.
         """

@@ -56,7 +56,7 @@ class Books(ImpliedState):
         self.restart(0)
 
     def restart(self, now_ns: int) -> None:
-        """Another process, which knows nothing."""
+        """Begin another process, which knows nothing."""
         self.forget_all()
         self.shares.restart()
         self.counters.restart()
@@ -249,7 +249,7 @@ class Books(ImpliedState):
         return lease
 
     def accepts_replay(self, now_ns: int, principal: int, pool: Pool) -> bool:
-        """Whether the scheduler accepts a replay of an unknown lease; if not, count it."""
+        """Return whether the scheduler accepts a replay of an unknown lease; if not, count it."""
         holds = principal == pool.principal and now_ns < pool.replays_until_ns
         holds = holds and self.shares.may_offer(principal, pool.name)
         self.counts["replays_refused"] += not holds

@@ -34,7 +34,7 @@ class OperatorActions:
         self.restart(frozenset(), closed=False)
 
     def restart(self, drained: frozenset[str], *, closed: bool) -> None:
-        """Another process."""
+        """Begin another process."""
         self.drained = set(drained)
         self.closed = closed  # everything is drained
         self.audited: set[str] = set()  # tenants
@@ -43,7 +43,7 @@ class OperatorActions:
         self._sweeps = False
 
     def serves(self, pool: Pool) -> bool:
-        """Whether a pool may grant."""
+        """Return whether a pool may grant."""
         return bool(pool.offers) and not self.closed and pool.name not in self.drained
 
     def drain(self, pool: str, *, draining: bool) -> None:
@@ -102,7 +102,7 @@ class OperatorActions:
         )
 
     def is_stranded(self, books: ImpliedState, r: Request) -> bool:
-        """Whether a request that waits can go nowhere any more. O(pools)."""
+        """Return whether a request that waits can go nowhere any more. O(pools)."""
         target = r.ask.pool if r.ask else ""
         if self.closed or target in self.drained:
             return True

@@ -120,7 +120,7 @@ class Meters:
         self._nodes: dict[str, Meter] = {}
 
     def restart(self, now_ns: int) -> None:
-        """Another process: all buckets are full, nothing runs."""
+        """Begin another process: all buckets are full, nothing runs."""
         quotas = self._quotas
         if quotas is None:
             return

@@ -39,7 +39,7 @@ def require(holds: bool, what: str, *figures: object) -> None:
 
 
 def is_telemetry(t: Any) -> bool:
-    """Whether figures of an engine are within the contract."""
+    """Return whether figures of an engine are within the contract."""
     figures: tuple[int, ...] = (t.running, t.waiting, t.used_tokens, t.preemptions)
     return min(figures) >= 0 and max(figures) <= TELEMETRY_MAX
 
@@ -316,16 +316,16 @@ class Pool:
         return tokens - most - (sequences + 1) * (self.block + 1)
 
     def blocks(self, tokens: int, sequences: int) -> int:
-        """Blocks for `tokens` tokens; each sequence may leave its last block partly filled."""
+        """Return the blocks for `tokens` tokens; each sequence may have a partly filled one."""
         return -(-tokens // self.block) + sequences - 1
 
     def need(self, r: Request, output_tokens: int) -> int:
-        """Blocks of a request that produces so much in each sequence."""
+        """Return the blocks of a request that produces so much in each sequence."""
         tokens = r.prompt_tokens * r.n + output_tokens * r.sequences
         return self.blocks(tokens, r.sequences)
 
     def can_hold(self, r: Request) -> bool:
-        """Whether it could ever run here, all its output counted."""
+        """Return whether it could ever run here, all its output counted."""
         limits = self.terms.limits
         total = r.prompt_tokens + r.max_output_tokens * r.sequences
         if 0 < limits.max_request_input_tokens < r.prompt_tokens:

@@ -60,11 +60,11 @@ class Auditor:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether nothing can be judged before the next process: see `Books.is_lost`."""
+        """Return whether nothing can be judged before the next process: see `Books.is_lost`."""
         return self.books.is_lost
 
     def restart(self, now_ns: int, known: Known | None = None, credit_ns: int = 0) -> None:
-        """Another process: it knows what an earlier one saved, or nothing.
+        """Begin another process: it knows what an earlier one saved, or nothing.
 
         `credit_ns`: what buckets are credited for at most, for the time away.
         """

@@ -55,7 +55,7 @@ class Shares:
         self._streams: dict[int, int] = {}  # open ones, and whose they are
 
     def is_limited(self, principal: int) -> bool:
-        """Whether this is the principal that has grants."""
+        """Return whether this is the principal that has grants."""
         return principal == self._principal
 
     def places(self, most: int) -> int:
@@ -63,13 +63,13 @@ class Shares:
         return max(1, most * self._grants.share_ppm // _PPM) if self._grants else most
 
     def may_offer(self, principal: int, pool: str) -> bool:
-        """Whether a principal may offer a pool."""
+        """Return whether a principal may offer a pool."""
         return (
             self._grants is None or principal != self._principal or fits(self._grants.pools, pool)
         )
 
     def may_name(self, principal: int, tenant: str) -> bool:
-        """Whether a principal may vouch for a tenant."""
+        """Return whether a principal may vouch for a tenant."""
         return (
             self._grants is None
             or principal != self._principal
@@ -112,7 +112,7 @@ class Shares:
         name: str,
         claimed: Collection[str] = (),
     ) -> bool:
-        """Whether grants and places let a stream offer a pool, owned or not. O(pools).
+        """Return whether grants and places let a stream offer a pool, owned or not. O(pools).
 
         `claimed`: the pools of other engines that it claims; they count as offered.
         """
@@ -138,7 +138,7 @@ class Shares:
             self.granted.append(Granted(r.key[0], r.key[2], r.asked_ns, lease.granted_ns))
 
     def lacks_lease(self, books: ImpliedState, principal: int) -> bool:
-        """Whether the principal has its share of the leases. O(leases)."""
+        """Return whether the principal has its share of the leases. O(leases)."""
         if not self.is_limited(principal):
             return False
         live = sum(lease.request.principal == principal for lease in books.live.values())
@@ -168,7 +168,7 @@ class Shares:
         return False
 
     def has_all_answers(self, lease: Lease) -> bool:
-        """Whether the answer of a lease that has just ended exceeds its principal's share."""
+        """Return whether the answer of a lease that just ended exceeds its principal's share."""
         return self.is_limited(lease.request.principal) and (
             self.answers > self.places(self._terms.answers_max)
         )
@@ -246,7 +246,7 @@ class Shares:
 
 
 def fits(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether a name fits one of some patterns, in which * stands for any text."""
+    """Return whether a name fits one of some patterns, in which * stands for any text."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

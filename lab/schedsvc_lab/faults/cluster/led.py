@@ -186,7 +186,7 @@ class _VirtualFollowing(Following):
             call.cancel()
 
     async def serves(self, target: str) -> bool:
-        """Whether the member at a target leads now."""
+        """Return whether the member at a target leads now."""
         process, answer = self.process, self.process.loop.create_future()
         world, queue = process.world, process.world.queue
 
@@ -246,7 +246,7 @@ class LedProcess(Process):
 
     @property
     def leads(self) -> bool:
-        """Whether it may decide now."""
+        """Return whether it may decide now."""
         with self.world.at(self):
             return not self.is_dead and self.is_ready and self.led.driver.leads
 

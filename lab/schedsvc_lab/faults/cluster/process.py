@@ -156,7 +156,7 @@ class Process:
 
     @property
     def leads(self) -> bool:
-        """Whether it leads a set now."""
+        """Return whether it leads a set now."""
         return False
 
     def end(self, ended: Callable[[], None]) -> None:

@@ -152,7 +152,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.errors.append(context.get("exception") or RuntimeError(context.get("message")))
 
     def get_debug(self) -> bool:
-        """Tasks ask for it."""
+        """Return False; tasks ask for it."""
         return False
 
     def is_running(self) -> bool:

@@ -1,9 +1,10 @@
 """Books on quotas of a minute that members share, kept from verdicts.
 
 The promise: what all members grant never exceeds what one bucket allows. Beyond it come, as
-docs/cluster.md states, a bucket for each time that the store's clock was set forward, and what
-members spend by their own parts while the store is away. If the store loses data, all members that
-live and reach it keep the bucket. Another fault may keep one from that; then a bucket more counts.
+docs/operate/cluster.md states, a bucket for each time that the store's clock was set forward, and
+what members spend by their own parts while the store is away. If the store loses data, all members
+that live and reach it keep the bucket. Another fault may keep one from that; then a bucket more
+counts.
 """
 
 from collections.abc import Iterable

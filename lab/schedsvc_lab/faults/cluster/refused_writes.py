@@ -18,7 +18,7 @@ _SETTLED_NS = 2_000 * _MS
 
 
 class RefusedWrites:
-    """Lets the store refuse writes, and holds members to what docs/cluster.md states."""
+    """Lets the store refuse writes, and holds members to what docs/operate/cluster.md states."""
 
     def __init__(self, world: World) -> None:
         self._world, self._queue = world, world.queue
@@ -76,7 +76,7 @@ class RefusedWrites:
         self._queue.after(within_ns + _MESSAGES_NS, check)
 
     def _is_well(self, process: Process, since_ns: int) -> bool:
-        """Whether a process runs and relies on the store, and has reached it since then."""
+        """Return whether a process runs and relies on the store, and has reached it since then."""
         hindered_ns = max(process.cut_until_ns, process.slow_until_ns, process.paused_until_ns)
         if not process.is_ready or process.is_dead or hindered_ns > since_ns:
             return False

@@ -104,7 +104,7 @@ class VirtualConnection:
         self._world.queue.after(busy_ns + self._process.delay_ns(), arrive)
 
     def _is_held_up(self, arrive: Any, words: Words | None) -> bool:
-        """Whether a cut takes a message now; it may still arrive later."""
+        """Return whether a cut takes a message now; it may still arrive later."""
         queue = self._world.queue
         until_ns = max(self._process.cut_until_ns, self._host.hole_until_ns)
         if until_ns <= queue.now_ns:

@@ -1,8 +1,8 @@
 """Books over all members of a cluster, kept from messages and from what cores are charged.
 
-It holds three promises of docs/cluster.md, "One fairness". A member is charged by how much the
-totals of others grew, once. The totals of an origin do not fall. At rest, each member has read of
-each living origin exactly what that origin has served of the tenants that both serve.
+It holds three promises of docs/operate/cluster.md, "One fairness". A member is charged by how much
+the totals of others grew, once. The totals of an origin do not fall. At rest, each member has read
+of each living origin exactly what that origin has served of the tenants that both serve.
 """
 
 import struct

@@ -25,7 +25,10 @@ class Fence:
         self.highest: tuple[int, str] = (0, "")
 
     def obeys(self, term: int, leader: str) -> bool:
-        """Whether a verdict has an effect: its term is the highest, and of one leader. O(1)."""
+        """Return whether a verdict has an effect: its term is the highest, and of one leader.
+
+        O(1).
+        """
         highest, holder = self.highest
         if term < highest or (term == highest and leader != holder):
             return False
@@ -109,7 +112,7 @@ class TermBooks:
                 self._known[member] = max(self._known.get(member, 0), term)
 
     def _is_unknown(self, leader: str) -> bool:
-        """Whether the present leader was no rival of another one when that one reached the store.
+        """Return whether the leader was no rival of another one when that reached the store.
 
         A leader that does not reach the store goes on if there is no other member; one that starts
         in that time, or had stood still, takes the next term all the same.
@@ -118,7 +121,7 @@ class TermBooks:
         return leader in self._rivals and present not in self._rivals[leader]
 
     def _may_end(self, term: int, now_ns: int) -> bool:
-        """Whether the next term has just begun after one that a loss of the store explains.
+        """Return whether the next term has just begun after one that a loss of the store explains.
 
         The store gave that term twice, or it is lower than one before.
         A member that knows of the loss takes the next term, and the other one goes on until its

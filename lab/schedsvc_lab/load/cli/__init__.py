@@ -328,7 +328,7 @@ def _tell(run: RunResult, result: Result, out: Path | None, console: Console | N
 
 
 def _failure(result: Result) -> str:
-    """Why the run does not count; "" where it does."""
+    """Return why the run does not count; "" where it does."""
     generator = result["generator"]
     if result["interrupted"]:
         return (

@@ -91,7 +91,7 @@ def read_extra(value: str | None) -> dict[str, Any]:
 
 
 def read_keys(path: Path | None) -> dict[str, str]:
-    """Tenant to API key from a YAML mapping. The keys themselves appear in no message."""
+    """Read tenants and API keys from a YAML mapping. The keys themselves appear in no message."""
     keys = _read_mapping(path, "--api-keys")
     if not all(isinstance(key, str) for key in keys.values()):
         raise click.BadParameter(
@@ -102,7 +102,7 @@ def read_keys(path: Path | None) -> dict[str, str]:
 
 
 def read_tenant_headers(path: Path | None) -> dict[str, dict[str, str]]:
-    """Tenant to headers from a YAML mapping of mappings. The values appear in no message."""
+    """Read tenants and headers from YAML mappings. The values appear in no message."""
     found: dict[str, dict[str, str]] = {}
     for tenant, headers in _read_mapping(path, "--headers-of").items():
         if not isinstance(headers, dict):

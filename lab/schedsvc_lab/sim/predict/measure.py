@@ -16,7 +16,7 @@ Tokens = NDArray[np.int64] | int
 
 
 def pinball(promised: Tokens, output: NDArray[np.int64], quantile: float) -> float:
-    """Mean pinball loss in tokens: `quantile` for each token too few, the rest for one too many.
+    """Return the mean pinball loss: `quantile` for each token too few, the rest for one too many.
 
     Its least expectation is at the quantile (Koenker and Bassett, 1978). 0 without requests.
     """
@@ -34,7 +34,7 @@ def static_quantile(output: NDArray[np.int64], quantile: float) -> int:
 def token_seconds(
     promised: Tokens, output: NDArray[np.int64], tokens_per_s: float
 ) -> NDArray[np.float64]:
-    """Reserved output tokens of each request, integrated over its run.
+    """Return reserved output tokens of each request, integrated over its run.
 
     Where the output outgrows its promise, the reservation grows with it token by token.
     """
@@ -45,7 +45,7 @@ def token_seconds(
 
 
 def coverage_by_part(played: Played, requests: Columns, parts: int = TENTHS) -> list[float | None]:
-    """Share of predictions that held, in equal parts of the trace; None where there were none."""
+    """Return the share of predictions that held, by equal parts of the trace; None: none."""
     held = requests.output_tokens <= played.promised
     cut = zip(np.array_split(held, parts), np.array_split(played.predicted, parts), strict=True)
     return [float(part[of].mean()) if of.any() else None for part, of in cut]
@@ -54,7 +54,7 @@ def coverage_by_part(played: Played, requests: Columns, parts: int = TENTHS) -> 
 def _losses(
     of: NDArray[np.bool_], requests: Columns, played: Played, one_flow: Played, quantile: float
 ) -> dict[str, Any]:
-    """Pinball losses over some of the requests, of the predictor and of what stands beside it."""
+    """Return the pinball losses of the predictor and its yardsticks over some requests."""
     output = requests.output_tokens[of]
     static = static_quantile(output, quantile)
     hindsight = np.zeros(len(output), dtype=np.int64)

@@ -65,7 +65,7 @@ class Ask:
 
     @property
     def granted_ns(self) -> int:
-        """When it was granted, where it was."""
+        """Return when it was granted, where it was."""
         return self.arrival_ns + self.waited_ns
 
 

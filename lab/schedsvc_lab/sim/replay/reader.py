@@ -65,7 +65,7 @@ class Recording:
 
     @property
     def frames(self) -> int:
-        """How many frames hold events."""
+        """Return how many frames hold events."""
         return len(self._frames) - 1
 
     def _scan(self, data: mmap.mmap) -> None:

@@ -99,7 +99,7 @@ class Sharing:
 
     @property
     def timed(self) -> bool:
-        """Whether all requests have an arrival time."""
+        """Return whether all requests have an arrival time."""
         return self._timed
 
     def block_use(self, block: int) -> BlockUse:
