@@ -80,7 +80,7 @@ cdef int32_t add_flow(Core core, bytes name, int64_t weight_milli) except -1:
 
 
 cdef int64_t granted_in_class(Core core, int32_t c) noexcept:
-    """How many requests the tenants that are here were granted in a class. O(flows)."""
+    """Return how many requests the tenants that are here were granted in a class. O(flows)."""
     cdef int64_t granted = 0
     cdef int32_t i
     for i in range(core.flows.count):

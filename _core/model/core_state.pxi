@@ -84,7 +84,7 @@ cdef class Core:
     cdef TenantRule default_rule  # where none of them fits
     cdef bint unknown_own  # a proved name that is unknown gets a flow
     cdef int64_t born_count, shared_requests, forgotten
-    # Of tenants that are forgotten, less those of a class that had the place before.
+    # Grants of tenants that are forgotten, less those of a class that had the place before.
     cdef int64_t granted_apart[CLASSES_MAX]
     cdef FlowCounters carried  # of tenants that were at first sight and are not any more
     cdef int32_t forget_at  # flow that is looked at next

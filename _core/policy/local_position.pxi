@@ -15,8 +15,8 @@
 
 cdef inline int64_t lead_of(Flows flows, int32_t pool, const Flow* f) noexcept:
     """Return how far ahead of the others in a pool service elsewhere may keep a flow, or a node:
-    beside the lead, as far as passing a head may bring it there (see backfill.pxi). Else a flow that
-    passes in each of several pools would be forgiven in each what it led by.
+    beside the lead, as far as passing a head may bring it there (see backfill.pxi). Else a flow
+    that passes in each of several pools would be forgiven in each what it led by.
 
     While large requests of another flow wait and run, this one is served elsewhere, and their flow
     catches up with that later. So an automatic lead goes by the largest charge: by the average one,

@@ -1,4 +1,4 @@
-# By what sessions are ordered, and whether those of all targets are compared (session_order.pxi).
+# Keys order the sessions of a flow; those of all targets are compared or not (session_order.pxi).
 
 cdef inline int64_t session_key(Flows flows, int32_t s) noexcept:
     return flows.agents.items[s].vtc // flows.grain if flows.order == ORDER_COUNTER else 0

@@ -147,7 +147,7 @@ cdef int enter_line(Flows flows, int32_t q, int32_t i) except -1:
 
 
 cdef inline bint has_line(Flows flows, int32_t flow) noexcept:
-    """Whether a queue of a flow has a line. O(targets)."""
+    """Return whether a queue of a flow has a line. O(targets)."""
     cdef int32_t q = flows.items[flow].first_queue
     while q != NONE and flows.queues[q].line == 0:
         q = flows.queues[q].next_queue

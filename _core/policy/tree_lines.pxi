@@ -344,8 +344,8 @@ cdef int32_t first_head(Flows flows, Heap line, int32_t pool) noexcept:
 
 
 cdef int32_t least_served(Flows flows, int32_t i, int32_t pool) noexcept:
-    """Of the head that is the first of its flow in a pool, and the flow's other head there: the one
-    whose session was served least, ties by arrival. O(targets)."""
+    """Return the head whose session was served least, ties by arrival: `i`, which is the first of
+    its flow in a pool, or the flow's other head there. O(targets)."""
     cdef const Request* r = &flows.requests.items[i]
     cdef const Request* other
     cdef int32_t q

@@ -2,7 +2,7 @@
 -- together: VERSION, this part, and the other parts, each in a block of its own. A member refuses a
 -- store whose functions have another version.
 --
--- Numbers in Lua are doubles: 2^53 + 1 comes back as 2^53.
+-- Numbers in Lua are doubles: 2^53 + 1 is read as 2^53.
 
 local PROBE_MS = 1000
 

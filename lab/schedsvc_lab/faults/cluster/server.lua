@@ -1,5 +1,5 @@
--- What a server gives to its functions: redis, cmsgpack and struct, in Lua 5.1, which Valkey and Redis
--- embed. It has the parts that the functions of schedsvc call; whatever else they name is an error.
+-- Gives functions what a server gives them: redis, cmsgpack and struct, in Lua 5.1, which Valkey and
+-- Redis embed. It has the parts that the functions of schedsvc call; whatever else they name is an error.
 --
 -- The arguments are functions of scripts.py. `command` carries out a command: it returns a text, a
 -- number or false; several values as several results; for an error, true and its text.
@@ -63,7 +63,7 @@ local GLOBALS = setmetatable({
     type = type, unpack = unpack,
 }, {__index = nonexistent, __newindex = readonly})
 
--- What a server answers for a value: numbers without their fraction, lists up to their first nil.
+-- Returns what a server answers for a value: numbers without their fraction, lists up to their first nil.
 local function answer(value)
     local kind = type(value)
     if kind == 'number' then
