@@ -17,7 +17,7 @@ from pathlib import Path
 from .sources import files, relative
 
 WORDS_MAX = 35
-SUFFIXES = (".py", ".pyi", ".pyx", ".pxi", ".mjs", ".proto", ".yaml", ".md")
+SUFFIXES = (".py", ".pyi", ".pyx", ".pxi", ".mjs", ".ts", ".proto", ".yaml", ".md")
 # Lists the constructions themselves.
 _ITSELF = frozenset({"tests/tidy/prose.py", "tests/tidy/test_prose.py"})
 _HELP = frozenset({"help", "short_help", "epilog"})
@@ -87,7 +87,7 @@ def _paragraphs(suffix: str, text: str) -> Iterator[tuple[int, str]]:
         )
         yield from _joined(found, "#")
     else:
-        sign = "//" if suffix in {".mjs", ".proto"} else "#"
+        sign = "//" if suffix in {".mjs", ".ts", ".proto"} else "#"
         found = (
             (at, line[line.index(sign) :], bool(line[: line.index(sign)].strip()))
             for at, line in enumerate(text.splitlines(), 1)
