@@ -25,11 +25,10 @@ from schedsvc_client import (
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.errors import from_rpc_error
 from schedsvc_client.sync import Scheduler
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests.waiting import until
-
-from .fake_scheduler import FakeScheduler, refusal
 
 QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.02, progress_delay_s=0.005)
 
