@@ -58,7 +58,7 @@ def test_client(tmp_path: Path, node: str, transport: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["end", "failover", "fake"])
+@pytest.mark.parametrize("name", ["end", "failover", "fake", "gate"])
 def test_alone(name: str, node: str) -> None:
     run_node([node, "--test", TESTS / f"{name}.test.mjs"])
 

@@ -72,7 +72,7 @@ def test_sample_is_refused(packed: Path, kind: str, tmp_path: Path) -> None:
 
 def test_examples_of_the_page(packed: Path, kind: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```ts\n(.*?)^```", (FOLDER / "README.md").read_text(), re.M | re.S)
-    assert len(blocks) >= 2
+    assert len(blocks) >= 4
     sources = []
     for number, block in enumerate(blocks):
         source = tmp_path / f"page{number}.ts"
