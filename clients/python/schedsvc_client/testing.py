@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from schedsvc_client.loop_thread import LoopThread
-from schedsvc_client.v1 import identity_pb2, leader_pb2, pool_pb2
+from schedsvc_client.v1 import explain_pb2, identity_pb2, leader_pb2, pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _UNARY: dict[str, Any] = {
@@ -191,10 +191,17 @@ class FakeScheduler:
             request_deserializer=identity_pb2.WhoIsRequest.FromString,
             response_serializer=identity_pb2.WhoIsResponse.SerializeToString,
         )
-        identity = grpc.method_handlers_generic_handler(
-            "schedsvc.v1.IdentityService", {"WhoIs": who_is}
+        explain = grpc.unary_unary_rpc_method_handler(
+            self._explain,
+            request_deserializer=explain_pb2.ExplainRequest.FromString,
+            response_serializer=explain_pb2.ExplainResponse.SerializeToString,
         )
-        server.add_generic_rpc_handlers((handler, identity))
+        others = {"IdentityService": {"WhoIs": who_is}, "ExplainService": {"Explain": explain}}
+        handlers = [
+            grpc.method_handlers_generic_handler(f"schedsvc.v1.{name}", methods)
+            for name, methods in others.items()
+        ]
+        server.add_generic_rpc_handlers((handler, *handlers))
         if self.credentials is not None:
             port = server.add_secure_port(self.target, self.credentials)
         else:
@@ -354,6 +361,17 @@ class FakeScheduler:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such key")
             raise AssertionError("abort() raises")
         return identity_pb2.WhoIsResponse(tenant=tenant)
+
+    async def _explain(
+        self, request: explain_pb2.ExplainRequest, context: Any
+    ) -> explain_pb2.ExplainResponse:
+        await self._authenticate(context)
+        response = explain_pb2.ExplainResponse()
+        for book in self.books.values():
+            if book.request_id == request.request_id:
+                ended = "ENDED" if book.completes else "LIVE"
+                response.requests.add(state=f"REQUEST_STATE_{ended}", tenant=book.tenant)
+        return response
 
     # Session.
 
