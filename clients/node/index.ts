@@ -16,7 +16,7 @@ import type { StatsResponse__Output as StatsResponse } from './build/schedsvc/v1
 import type { Answer, Asked, Method } from './contract';
 import { checkNames, checkRequest, METHODS } from './contract';
 import { CallFailed, Refused } from './errors';
-import { fenceOf, Targets } from './targets';
+import { fenceOf, isLocal, Targets } from './targets';
 
 export { CallFailed, credentials, Refused };
 export type { AdmitRequest, Answer, Asked, Method, Outcome, RequestStory, StatsResponse };
@@ -94,19 +94,6 @@ export interface Books {
   outputTokens: number;
 }
 
-// Whether a target is on this host by its name: a Unix socket, or a loopback address.
-function isLocal(target: string): boolean {
-  if (target.startsWith('unix:')) return true;
-  const address = target.replace(/^(dns|ipv4|ipv6):(.*\/)?/, '');
-  const host = address.replace(/:\d+$/, '').replace(/^\[|\]$|\.$/g, '').toLowerCase();
-  return (
-    host === 'localhost' ||
-    host.endsWith('.localhost') ||
-    ['0.0.0.0', '::', '::1'].includes(host) ||
-    /^(::ffff:)?127(\.\d{1,3}){3}$/.test(host)
-  );
-}
-
 /** A client of one scheduler, or of several of which one leads. */
 export class Scheduler {
   #targets;
@@ -116,7 +103,8 @@ export class Scheduler {
   #probe = { target: '', missed: 0, atMs: 0 };
   #open = new Set<Admission>();
   #ending = new Set<Promise<unknown>>();
-  #closing = new AbortController();
+  #waiting = new Set<AbortController>();
+  #closed: Error | undefined;
 
   /**
    * @param target e.g. 'unix:/run/schedsvc/schedsvc.sock' or 'scheduler:50051'; several, separated
@@ -150,8 +138,15 @@ export class Scheduler {
       const details = `prefix_block_hashes: ${text}`;
       throw new CallFailed('Admit', { code: status.INVALID_ARGUMENT, details });
     }
+    if (this.#closed) throw this.#closed;
+    options.signal?.throwIfAborted();
     const asked = { requestId: randomUUID(), ...request };
-    const signal = AbortSignal.any([this.#closing.signal, ...[options.signal ?? []].flat()]);
+    // Not AbortSignal.any(): on Node 20 a signal that lives long keeps what it gives for ever.
+    const waiting = new AbortController();
+    const { signal } = waiting;
+    const leave = () => waiting.abort(options.signal?.reason);
+    options.signal?.addEventListener('abort', leave, { once: true });
+    this.#waiting.add(waiting);
     try {
       const admission = await this.#admit(asked, { ...options, signal });
       if (!signal.aborted) return admission;
@@ -161,6 +156,9 @@ export class Scheduler {
       const isLate = error instanceof CallFailed && error.code === status.DEADLINE_EXCEEDED;
       if (signal.aborted || isLate) this.#goesOn(this.#giveBack(asked));
       throw error;
+    } finally {
+      options.signal?.removeEventListener('abort', leave);
+      this.#waiting.delete(waiting);
     }
   }
 
@@ -225,7 +223,8 @@ export class Scheduler {
    * up. If it is away, that takes until the leases have expired.
    */
   async close(): Promise<void> {
-    this.#closing.abort(new Error('the Scheduler was closed'));
+    this.#closed = new Error('the Scheduler was closed');
+    for (const waiting of this.#waiting) waiting.abort(this.#closed);
     for (const admission of this.#open) this.#goesOn(admission.cancel());
     while (this.#ending.size) await Promise.all(this.#ending);
     for (const client of this.#clients.values()) client.close();

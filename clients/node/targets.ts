@@ -105,3 +105,16 @@ export function fenceOf(targets: readonly string[]): Fence {
   if (fences.size > FENCES_MAX) fences.delete(fences.keys().next().value!);
   return fence;
 }
+
+/** Whether a target is on this host by its name: a Unix socket, or a loopback address. */
+export function isLocal(target: string): boolean {
+  if (target.startsWith('unix:')) return true;
+  const address = target.replace(/^(dns|ipv4|ipv6):(.*\/)?/, '');
+  const host = address.replace(/:\d+$/, '').replace(/^\[|\]$|\.$/g, '').toLowerCase();
+  return (
+    host === 'localhost' ||
+    host.endsWith('.localhost') ||
+    ['0.0.0.0', '::', '::1'].includes(host) ||
+    /^(::ffff:)?127(\.\d{1,3}){3}$/.test(host)
+  );
+}

@@ -74,6 +74,8 @@ test('close() cancels what runs, withdraws what waits, and waits for every end',
   assert.deepEqual([fake.live.length, attempts()], [0, 3]);
   assert.equal(fake.leases.get('1').ends[0].outcome, 'OUTCOME_CANCELLED');
   assert.deepEqual(fake.withdrawn, [fake.requests[1].requestId]);
+  await assert.rejects(scheduler.admit(request), { message: /was closed/ });
+  assert.equal(fake.requests.length, 2);
 });
 
 test('a grant that was on its way to a request that was withdrawn is returned', async () => {
