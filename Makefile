@@ -247,4 +247,4 @@ test-image: dist ## Build the images on an empty Debian and run them: needs root
 clean: ## Remove what was built.
 	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV)
 	rm -rf build clients/*/build lab/build dist out deploy/man
-	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules
+	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules clients/node/dist

@@ -29,7 +29,7 @@ PROJECTS = {
 #: The page that shows users which version to install.
 PAGE = "docs/use/install.md"
 CHART = "deploy/chart/schedsvc"
-#: Other files that state the version: image, chart, Kustomize, compose, and pages that show them.
+#: Other files that state the version: image, chart, Kustomize, compose, pages that show them, npm.
 OTHERS = (
     "deploy/Containerfile",
     f"{CHART}/Chart.yaml",
@@ -38,12 +38,14 @@ OTHERS = (
     "deploy/kustomize/example/kustomization.yaml",
     "deploy/compose.yaml",
     "docs/use/vllm.md",
+    "clients/node/package.json",
 )
 _FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
 _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
 # Without a version, `schedsvc` in quotation marks may be a folder.
 _PIN = re.compile(r'"(?:(schedsvc-[a-z]+)|(schedsvc)(?=[=<>!~]))(?:[=<>!~][^"\[\]]*)?"')
 _ARGUMENT = re.compile(r"(?m)^(ARG VERSION=).*$")
+_NPM = re.compile(r'("name": "schedsvc",\n *"version": )"[^"]*"')
 _CHART = re.compile(r"(?m)^(version: )[\d.]+\S*$")
 _APP = re.compile(r'(?m)^(appVersion: )"[^"]*"')
 _NEW_TAG = re.compile(r"(newTag: )[^\s,}]+")
@@ -77,7 +79,8 @@ Left to do, in this order:
     to `newName` in deploy/kustomize/example/kustomization.yaml. A tag may be moved to another
     image, so write the digest of each, as your registry shows it, by
     `deploy/release.py --set-digest NAME=sha256:...`. {unpinned}
- 8. `helm push dist/chart/schedsvc-{chart}.tgz` to your registry of charts.
+ 8. `npm run build && npm pack && npm publish ./schedsvc-*.tgz` in clients/node.
+ 9. `helm push dist/chart/schedsvc-{chart}.tgz` to your registry of charts.
 """
 
 
@@ -95,6 +98,7 @@ def with_version(file: Path, new: str) -> str:
         # The package's own name stands in quotation marks too, and gets no version.
         named = re.sub(r'(?m)^name = "(schedsvc-[a-z]+)==[^"]*"', r'name = "\1"', pinned)
         return _VERSION.sub(rf'\1"{new}"', named, count=1)
+    text = _NPM.sub(rf'\1"{chart_version(new)}"', text)
     text = _CHART.sub(rf"\g<1>{chart_version(new)}", text)
     text = _APP.sub(rf'\1"{new}"', text)
     # \g<1>, because a digit follows.
@@ -135,7 +139,7 @@ def images() -> dict[str, bool]:
 
 
 def chart_version(version: str) -> str:
-    """Return a version in the form that Helm asks for: 1.2rc1 is 1.2.0-rc1 there."""
+    """Return a version in the form that Helm and npm ask for: 1.2rc1 is 1.2.0-rc1 there."""
     numbers, rest = re.fullmatch(r"([\d.]*\d)(.*)", version).groups()  # type: ignore[union-attr]
     padded = ".".join([*numbers.split("."), "0", "0"][:3])
     return f"{padded}-{rest.lstrip('.')}" if rest else padded

@@ -16,7 +16,10 @@ from deploy.release import ROOT
 IN_CI = "SCHEDSVC_CI" in os.environ
 SUITE = "bookworm"
 _SOURCES = Path("/etc/apt")
-_INSTALL = "`.ci/tools` installs Debian's packages; kubectl 1.27 or newer comes from Kubernetes"
+_INSTALL = (
+    "`.ci/tools` installs Debian's packages; kubectl 1.27 or newer comes from Kubernetes, "
+    "Node 20 or newer with npm from Node.js"
+)
 # Beside its other limits a container asks for more files than some machines allow.
 _LIMITS = ("--ulimit", "nofile=1024", "--ulimit", "nproc=4096")
 

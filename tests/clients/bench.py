@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Engine, Exchange, ask, owner
-from .fake_scheduler import FakeScheduler
 
 TRUST = {"x-tenant-id": "acme"}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from schedsvc_client import ClientOptions
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import runtime
 from schedsvc_vllm.settings import Settings
 
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 
 
 @pytest.fixture

@@ -25,13 +25,13 @@ from random import Random
 from typing import Any
 
 from openai._streaming import SSEDecoder
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, owner
-from .fake_scheduler import FakeScheduler
 
 SAID = [{"role": "user", "content": "x"}]
 #: Path, the body that asks, and whether its stream is of the form that usage is taken out of.

@@ -28,13 +28,13 @@ from typing import Any
 import uvicorn
 from aiohttp import web
 from schedsvc_client import api_key_hash
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import proxy_cli
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.settings import Settings
 
 from tests.server.certificates import Authority
 
-from .fake_scheduler import FakeScheduler
 from .issuer import AUDIENCE, ISSUER, Signer, unsigned
 from .test_gate_certificates import App, context_of, files_of
 from .test_vllm_proxy import Server

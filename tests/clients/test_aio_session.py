@@ -19,12 +19,11 @@ from schedsvc_client import (
     Unauthenticated,
 )
 from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests.waiting import Stopwatch, until
-
-from .fake_scheduler import FakeScheduler, refusal
 
 # Patient while it connects, which may take a busy machine longer than a user would wait.
 QUICK = ClientOptions(

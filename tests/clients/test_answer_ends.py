@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.stream_events import FORMS
 
-from .fake_scheduler import FakeScheduler
 from .test_compressed_answers import Packed, end_of, front, packed
 
 __all__ = ["front", "packed"]

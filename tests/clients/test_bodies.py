@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import BodyTooLargeError, ClientLeftError, Message, Receive
 from schedsvc_vllm.bodies import UNCOUNTED_BYTES, Bodies, BodiesFullError
@@ -14,7 +15,6 @@ from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.settings import Settings
 
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
 LARGE = UNCOUNTED_BYTES + 1_000

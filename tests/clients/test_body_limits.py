@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import gate
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.body_limits import ELEMENTS_MAX, ITEMS_MAX, check_bytes, check_elements
@@ -18,7 +19,6 @@ from schedsvc_vllm.settings import Settings
 from bench.bodies import SHAPES, answer_of
 
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 
 CONTEXT = 8_192
 

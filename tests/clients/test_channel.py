@@ -26,10 +26,9 @@ from schedsvc_client import (
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.channel import backoff_ceiling_s, bearer_metadata, check_target
 from schedsvc_client.requests import RequestIds, admit_request
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import quota_pb2, tenants_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
-
-from .fake_scheduler import FakeScheduler
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
@@ -19,7 +20,6 @@ from tests.seeds import SEED
 from tests.waiting import until
 
 from .asgi import Exchange, owner
-from .fake_scheduler import FakeScheduler
 from .test_usage_truth import Server, event, upstream_of
 
 N, TOKENS = 8, 100

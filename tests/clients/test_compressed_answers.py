@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests.waiting import until
 
-from .fake_scheduler import FakeScheduler
 from .upstreams import POOL, listening, proxy
 
 USAGE = {"prompt_tokens": 2_000, "total_tokens": 2_012, "completion_tokens": 12}

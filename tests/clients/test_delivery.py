@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import delivery, runtime
 from schedsvc_vllm.delivery import ClientStalledError, Delivery
@@ -20,7 +21,6 @@ from schedsvc_vllm.settings import Settings
 from tests.waiting import until
 
 from .asgi import Exchange, ask, owner, start
-from .fake_scheduler import FakeScheduler
 from .test_gate_token_counter import Engine
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from schedsvc_client import ClientOptions, SchedulerUnavailable
 from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.testing import Book
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
@@ -18,7 +19,6 @@ from tests.processes.programs import standing
 from tests.waiting import until
 
 from .conftest import Pair, both
-from .fake_scheduler import Book
 from .test_gate_silence import Scheduler
 
 QUICK = ClientOptions(

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import request_sizing
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.field_names import NAMES
@@ -16,7 +17,6 @@ from schedsvc_vllm.request_sizing import parse_json
 
 from tests.seeds import fresh
 
-from .fake_scheduler import FakeScheduler
 from .upstreams import POOL, listening, proxy
 
 PATH = "/v1/completions"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import runtime
 from schedsvc_vllm.gate import Gate
@@ -18,7 +19,6 @@ from tests.waiting import until
 
 from .asgi import Exchange, ask, owner
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler, refusal
 
 
 async def test_a_completion_is_admitted_and_billed_to_the_token(bench: Bench) -> None:

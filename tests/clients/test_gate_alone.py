@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
@@ -15,7 +16,6 @@ from tests.waiting import until
 
 from .asgi import Exchange, ask, owner
 from .bench import Bench, gives_up_soon
-from .fake_scheduler import FakeScheduler
 
 
 async def test_fail_open_keeps_the_last_level_and_ends(bench: Bench) -> None:

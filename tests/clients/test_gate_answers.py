@@ -6,13 +6,13 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler, refusal
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.audio_routes import PARTS_MAX, parse_form, seconds_of
@@ -18,7 +19,6 @@ from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.settings import PoolSettings, Settings
 
 from .asgi import Exchange, owner, start
-from .fake_scheduler import FakeScheduler
 from .test_gate_routes import TEXT, TOKENS, Answering, gates
 from .test_gate_token_counter import Processor
 from .test_vllm_proxy import Server, behind, started

@@ -21,6 +21,7 @@ import aiohttp
 import pytest
 import uvicorn
 from schedsvc_client import TenantProof, api_key_hash
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import tenants_pb2
 from schedsvc_vllm import certificates, proxy_cli
 from schedsvc_vllm.certificates import XFCC, CertificateSettings, read_patterns
@@ -35,7 +36,6 @@ from tests.server.certificates import Authority, Pair
 
 from .asgi import Engine, ask, owner
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 from .test_proxy_start import POOL, PROXY, upstream
 from .test_vllm_proxy import Server, behind
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
@@ -17,7 +18,6 @@ from schedsvc_vllm.settings import Settings
 from tests.waiting import until
 
 from .asgi import Exchange, ask, owner, start
-from .fake_scheduler import FakeScheduler
 from .test_gate_response_end import STREAM, Answer, end_of, engine, leave
 from .test_gate_token_counter import Processor
 

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.settings import Settings
 
@@ -16,7 +17,6 @@ from schedsvc.server import Server as Scheduler
 
 from .asgi import ask
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 from .test_vllm_proxy import Server, behind
 from .upstreams import POOL, proxy
 

@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings, SettingsError
 from yarl import URL
 
-from .fake_scheduler import FakeScheduler
 from .issuer import AUDIENCE, ISSUER, Signer
 from .upstreams import POOL, listening, proxy
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.settings import Settings
 
 from .asgi import ask
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler
 
 
 def suggesting(fake: FakeScheduler, priority: int) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import idempotency
 from schedsvc_vllm.idempotency import Replays
@@ -16,7 +17,6 @@ from tests.waiting import until
 
 from .asgi import Exchange, ask
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler, refusal
 
 KEY = TRUST | {"idempotency-key": "stainless-python-retry-1"}
 

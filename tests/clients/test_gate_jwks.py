@@ -8,13 +8,13 @@ import re
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import jwks_source
 from schedsvc_vllm.settings import JwtSettings, Settings
 
 from tests.waiting import until
 
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 from .issuer import AUDIENCE, ISSUER, KeyServer
 from .test_gate_jwt import EC, ED, RSA, asked, keys, settings_for, verifier
 

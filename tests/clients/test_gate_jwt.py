@@ -16,6 +16,7 @@ from typing import Any
 import jwt
 import pytest
 from schedsvc_client import api_key_hash
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import tenants_pb2
 from schedsvc_vllm import jwks_source, jwt_tokens
@@ -28,7 +29,6 @@ from tests.waiting import until
 
 from .asgi import Exchange, ask
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler
 from .issuer import AUDIENCE, ISSUER, KeyServer, Signer, unsigned
 from .test_vllm_proxy import Server, behind, started
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.metrics_page import Counts
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask, owner, start
 from .bench import gives_up_soon
-from .fake_scheduler import FakeScheduler
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.operator_paths import OPERATOR_PATHS
 from schedsvc_vllm.paths import TENANT_PATHS, canonical
@@ -18,7 +19,6 @@ from schedsvc_vllm.routes import GATED_PATHS
 from schedsvc_vllm.settings import Settings, SettingsError
 
 from .asgi import Exchange, owner, start
-from .fake_scheduler import FakeScheduler
 
 VARIANTS = 500
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "GET", "HEAD", "post", "MERGE")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from schedsvc_client.session_notices import PrefixUse
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_vllm.prefixes import BLOCK_BYTES, BLOCK_TOKENS, BLOCKS_MAX, block_hashes
 from schedsvc_vllm.routes import ROUTES
@@ -19,7 +20,6 @@ from tests.waiting import until
 
 from .asgi import ask
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 
 USE = PrefixUse(hashes_max=512, order=True, key=7)
 CHAT = ROUTES["/v1/chat/completions"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from openai._streaming import SSEDecoder
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.settings import Settings
 
@@ -16,7 +17,6 @@ from tests.waiting import until
 
 from .asgi import Exchange, ask
 from .bench import Bench
-from .fake_scheduler import FakeScheduler, refusal
 
 
 @pytest.fixture

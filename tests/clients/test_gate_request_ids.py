@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.request_ids import CLAIMED_MAX, RequestIds
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, ask
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler, refusal
 
 MINE = TRUST | {"x-request-id": "mine"}
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gate import Gate
@@ -17,7 +18,6 @@ from tests.waiting import until
 
 from .asgi import Exchange, ask, owner, start
 from .bench import Bench
-from .fake_scheduler import FakeScheduler
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 USAGE = b'{"usage":{"prompt_tokens":7,"completion_tokens":5}}'

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS
 from schedsvc_vllm.gate import Gate
@@ -16,7 +17,6 @@ from schedsvc_vllm.usage_forms import ANTHROPIC
 from schedsvc_vllm.usage_forms import RESPONSES as RESPONSES_FORM
 
 from .asgi import Exchange, owner, start
-from .fake_scheduler import FakeScheduler, refusal
 
 TEXT = "x" * 100
 TOKENS = 30  # of that text, by the ratio before any lesson

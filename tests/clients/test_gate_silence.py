@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from processes.line import Line
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession, SessionState
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import PoolSettings, Settings
@@ -22,7 +23,6 @@ from tests.waiting import until
 
 from .asgi import Engine, Exchange, ask, owner
 from .bench import TRUST
-from .fake_scheduler import FakeScheduler
 
 PROMPT_TOKENS = len(json.loads(ask())["prompt"])
 

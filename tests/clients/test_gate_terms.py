@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import turn
 from schedsvc_vllm.settings import Settings, SettingsError
 
 from .asgi import ask
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler
 
 MAX_QUEUE, DEADLINE = "x-schedsvc-max-queue-ms", "x-schedsvc-deadline-ms"
 TTFT, OBJECTIVE = "x-llm-d-slo-ttft-ms", "x-llm-d-inference-objective"

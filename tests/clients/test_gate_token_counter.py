@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
@@ -19,7 +20,6 @@ from schedsvc_vllm.token_counter import Counter, TokenTotals
 from tests.waiting import until
 
 from .asgi import Exchange, ask, owner, start
-from .fake_scheduler import FakeScheduler
 
 
 class Processor:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.asgi import Receive, Scope, Send
 from schedsvc_vllm.certificates import XFCC, CertificateSettings, read_patterns
 from schedsvc_vllm.gate import Gate
@@ -17,7 +18,6 @@ from schedsvc_vllm.proxy_cli import http_protocol
 from schedsvc_vllm.settings import Settings
 
 from .asgi import ask
-from .fake_scheduler import FakeScheduler
 from .streams.grammar import OFFER
 from .test_gate_certificates import App
 from .test_http_limits import answer_to, refuse, serving

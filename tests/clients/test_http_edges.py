@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 from schedsvc_client import api_key_hash
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
@@ -20,7 +21,6 @@ from schedsvc_vllm.settings import Settings, SettingsError
 
 from .asgi import Exchange, ask, owner, start
 from .bench import TRUST, Bench
-from .fake_scheduler import FakeScheduler, refusal
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3}}'
 

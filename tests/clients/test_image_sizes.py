@@ -14,6 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from PIL import Image
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.estimate import MESSAGE_TOKENS, PART_TOKENS, TokenRatios
 from schedsvc_vllm.gate import Gate
@@ -23,7 +24,6 @@ from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.settings import Settings, SettingsError
 
 from .asgi import Exchange, owner
-from .fake_scheduler import FakeScheduler
 
 PATCH = 28
 FORMATS = ("PNG", "GIF", "JPEG", "WEBP")

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.paths import TENANT_PATHS
 from schedsvc_vllm.routes import FORM_PATHS, GATED_PATHS
@@ -16,7 +17,6 @@ from schedsvc_vllm.settings import Settings
 
 from tests.lab.emulator.conftest import run_emulator
 
-from .fake_scheduler import FakeScheduler
 from .upstreams import POOL, listening, proxy
 
 #: orjson and Python's parser stop near 1,000 levels; where exactly depends on the stack.

@@ -59,7 +59,7 @@ asyncio.run(run())
 NODE = """
 import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Scheduler } from './schedsvc.mjs';
+import { Scheduler } from 'schedsvc';
 const client = new Scheduler(process.argv[1]);
 await client.stats();
 console.log('first');
@@ -75,7 +75,7 @@ for (; failed < 30; failed += 1) {
   }
 }
 console.log(failed);
-client.close();
+await client.close();
 process.exit(0);
 """
 

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.operator_paths import OPERATOR_PATHS
 from schedsvc_vllm.paths import TENANT_PATHS, canonical
@@ -25,7 +26,6 @@ from schedsvc_lab.emulator.settings import EmulatorSettings
 from schedsvc_lab.engine import load_profile
 
 from .asgi import Exchange, owner, start
-from .fake_scheduler import FakeScheduler
 from .path_lists import READ_PATHS, UNSIZED_PATHS, lists_of
 from .upstreams import POOL, listening, proxy
 

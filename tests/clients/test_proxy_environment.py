@@ -12,8 +12,7 @@ from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.channel import is_local
 from schedsvc_client.operator import Operator
 from schedsvc_client.sync import Scheduler
-
-from .fake_scheduler import FakeScheduler
+from schedsvc_client.testing import FakeScheduler
 
 # Port 9 (discard) of this host answers no proxy request.
 CLOSED = "127.0.0.1:9"

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import proxy_cli
 from schedsvc_vllm.http_limits import head_refusal
 from schedsvc_vllm.launcher import LaunchError
 
 from .asgi import ask
-from .fake_scheduler import FakeScheduler
 from .test_http_limits import answer_to
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3}}'

@@ -8,12 +8,12 @@ from urllib.parse import unquote
 
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, owner
-from .fake_scheduler import FakeScheduler
 from .upstreams import listening
 
 ANSWER = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}

@@ -1,4 +1,4 @@
-"""The README's example runs as it is printed."""
+"""The README's examples run as they are printed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import re
 from pathlib import Path
 from typing import Any
 
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
-
-from .fake_scheduler import FakeScheduler, refusal
 
 README = Path(__file__).parents[2] / "clients/python/README.md"
 
 
+def blocks() -> list[dict[str, Any]]:
+    """Run the page's blocks, and return what they define."""
+    found = []
+    for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL):
+        found.append({"__name__": "example"})
+        exec(compile(code, str(README), "exec"), found[-1])
+    return found
+
+
+def test_the_test_of_the_page_passes() -> None:
+    (test,) = (value for name, value in blocks()[1].items() if name.startswith("test_"))
+    test()
+
+
 async def test_the_example_runs(fake: FakeScheduler, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    example: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, str(README), "exec"), example)
+    example = blocks()[0]
     assert await example["main"](fake.target) == "done"
     end = fake.books[1].end
     assert (end.outcome, end.output_tokens) == (pb.OUTCOME_COMPLETED, 3)

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from schedsvc_client import ClientOptions, SchedulerUnavailable
 from schedsvc_client.aio import SchedulerSession, SessionState
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests.processes.programs import Programs
 from tests.waiting import until
-
-from .fake_scheduler import FakeScheduler
 
 QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.05, unavailable_after_s=30)
 POOL = {"pool": "p", "epoch": 1, "capacity_tokens": 1_000, "block_size_tokens": 10}

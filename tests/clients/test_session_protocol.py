@@ -14,10 +14,9 @@ from schedsvc_client.session_notices import (
     Welcomed,
 )
 from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
+from schedsvc_client.testing import grant
 from schedsvc_client.v1 import pool_pb2, tenants_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
-
-from .fake_scheduler import grant
 
 MS = 1_000_000
 NOTHING = (None, None, None)

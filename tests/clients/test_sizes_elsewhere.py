@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.image_sizes import UNKNOWN_MODEL
@@ -16,7 +17,6 @@ from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange, owner
-from .fake_scheduler import FakeScheduler
 from .test_gate_parts import size
 from .upstreams import listening
 

@@ -7,10 +7,9 @@ from schedsvc_client.fence import Fence, Rank
 from schedsvc_client.outcomes import Outcome
 from schedsvc_client.session_notices import Fenced, LeaseLost
 from schedsvc_client.session_protocol import SessionProtocol
+from schedsvc_client.testing import grant
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
-
-from .fake_scheduler import grant
 
 LEADS = Leadership(term=5, leader="a/1")
 

@@ -18,12 +18,11 @@ from schedsvc_client import ClientOptions, LeaseState, Outcome, Refused
 from schedsvc_client.operator import Operator
 from schedsvc_client.requests import RequestIds
 from schedsvc_client.sync import Admission, Scheduler
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests import forked
 from tests.waiting import until
-
-from .fake_scheduler import FakeScheduler, refusal
 
 QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.02, progress_delay_s=0.005)
 ASK = {"input_tokens": 5, "max_output_tokens": 9}

@@ -25,11 +25,10 @@ from schedsvc_client import (
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.errors import from_rpc_error
 from schedsvc_client.sync import Scheduler
+from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from tests.waiting import until
-
-from .fake_scheduler import FakeScheduler, refusal
 
 QUICK = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.02, progress_delay_s=0.005)
 
@@ -138,6 +137,26 @@ class TestAsync:
                 await asyncio.gather(task, return_exceptions=True)
             seen = {a.lease.lease_id for a in scheduler._running.values() if a.lease}
             assert seen == set()
+        assert fake.live == set()
+
+    async def test_a_grant_on_its_way_to_a_request_that_is_cancelled_is_returned(
+        self, fake: FakeScheduler
+    ) -> None:
+        async with client(fake) as scheduler:
+            await scheduler.stats()  # the channel is up
+            admission = scheduler.admission(input_tokens=5, max_output_tokens=9)
+            entering = asyncio.ensure_future(admission.__aenter__())
+
+            def grants_as_its_client_leaves(_: pb.AdmitRequest) -> pb.AdmitResponse:
+                asyncio.get_running_loop().call_soon(entering.cancel)
+                return fake.granted()
+
+            fake.decide = grants_as_its_client_leaves
+            await asyncio.gather(entering, return_exceptions=True)
+            assert entering.cancelled()
+        assert (len(fake.books), fake.live) == (1, set())
+        end = fake.books[1].end
+        assert (end.outcome, end.input_tokens) == (pb.OUTCOME_CANCELLED, 0)
 
     async def test_a_complete_is_retried_through_an_outage(self, fake: FakeScheduler) -> None:
         fake.complete_errors = [(grpc.StatusCode.UNAVAILABLE, "later")] * 3

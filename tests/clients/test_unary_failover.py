@@ -14,13 +14,13 @@ from schedsvc_client import ClientOptions, SchedulerUnavailable, Unauthenticated
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.operator import Operator
 from schedsvc_client.sync import Scheduler
+from schedsvc_client.testing import Book
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
 
 from tests.waiting import until
 
 from .conftest import Pair, both
-from .fake_scheduler import Book
 from .test_failover import two_schedulers  # noqa: F401 - a fixture
 from .test_gate_silence import Scheduler as Process
 

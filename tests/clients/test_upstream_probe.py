@@ -17,13 +17,13 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import proxy as proxy_module
 from schedsvc_vllm import proxy_cli
 
 from tests import forked
 from tests.waiting import until
 
-from .fake_scheduler import FakeScheduler
 from .upstreams import POOL, listening
 
 #: Far longer than any probe waits: only a proxy that is silent with its upstream takes it.

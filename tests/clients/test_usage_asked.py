@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from .fake_scheduler import FakeScheduler
 from .test_compressed_answers import Packed, end_of, front, packed
 
 __all__ = ["front", "packed"]

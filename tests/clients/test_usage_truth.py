@@ -15,6 +15,7 @@ import hypothesis.strategies as st
 import pytest
 from aiohttp import web
 from hypothesis import given
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
@@ -25,7 +26,6 @@ from schedsvc_vllm.usage import UsageFilter, UsageReader
 from tests.waiting import until
 
 from .asgi import Exchange, owner
-from .fake_scheduler import FakeScheduler
 from .upstreams import listening
 
 HUGE = 100_000_000_000

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler, grant
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import proxy_cli, runtime
@@ -26,7 +27,6 @@ from tests import forked
 from tests.waiting import until
 
 from .asgi import Exchange, ask
-from .fake_scheduler import FakeScheduler, grant
 from .upstreams import listening
 
 MODELS = {"data": [{"id": "m", "max_model_len": 1_024}]}

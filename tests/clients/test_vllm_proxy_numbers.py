@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
 from schedsvc_vllm.settings import Settings
 
 from .asgi import Exchange
-from .fake_scheduler import FakeScheduler
 from .test_vllm_proxy import MODELS, PAGE, started
 from .upstreams import listening
 

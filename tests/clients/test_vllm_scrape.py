@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import engine, runtime
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gate import Gate
@@ -18,7 +19,6 @@ from schedsvc_vllm.telemetry import Reading, Readings
 from tests.waiting import Stopwatch, until
 
 from .asgi import Exchange, ask, owner, start
-from .fake_scheduler import FakeScheduler
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
+from tests.server.certificates import Authority
 
 STOP_S = 15.0
+#: The file of the certificate authority of a scheduler with TLS.
+AUTHORITY = "authority.pem"
 
 
 @contextmanager
@@ -34,12 +37,19 @@ def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def serving(script: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Run a scheduler as a script configures it; gives the target to connect to."""
-    socket = folder / "s.sock"
-    listener = {"unix": str(socket), **script.get("listener", {})}
+def serving(script: dict[str, Any], folder: Path, transport: str = "unix") -> Iterator[str]:
+    """Run a scheduler as a script configures it; gives the target to connect to.
+
+    `transport`: unix, tcp, or tls, whose authority is in `folder / AUTHORITY`.
+    """
+    listener = {"tcp": "127.0.0.1:0"} if transport != "unix" else {"unix": f"{folder}/s.sock"}
+    listener |= script.get("listener", {})
+    if transport == "tls":
+        pair = Authority(folder).issue("localhost")
+        listener["tls"] = {"cert": str(pair.cert_file), "key": str(pair.key_file)}
     # JSON is YAML.
     config = folder / "config.yaml"
     config.write_text(json.dumps({**script["config"], "listeners": [listener]}))
-    with running(["serve", "--config", str(config)], folder):
-        yield f"unix:{socket}"
+    with running(["serve", "--config", str(config)], folder) as ready:
+        (target,) = ready["targets"]
+        yield target

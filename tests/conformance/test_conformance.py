@@ -1,6 +1,7 @@
 """Every script of clients/conformance, in Python and in Node."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import pytest
 
 from .runner import run
-from .server import serving
+from .server import AUTHORITY, serving
 
 CLIENTS = Path(__file__).resolve().parents[2] / "clients"
 SCRIPTS = sorted((CLIENTS / "conformance").glob("*.json"))
-RUNNER = CLIENTS / "node" / "conformance.mjs"
+RUNNER = CLIENTS / "node/test/conformance.mjs"
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 # Each starts Node, too. These have every kind of call between them.
@@ -36,24 +37,38 @@ async def test_python(path: Path, tmp_path: Path) -> None:
         await run(script["steps"], target)
 
 
+def needs_session(path: Path) -> bool:
+    """Whether a script opens a Session, for which an application has no use."""
+    return any("open" in step for step in read(path)["steps"])
+
+
 @pytest.mark.parametrize(
-    "path",
+    ("path", "transport"),
     [
-        pytest.param(path, marks=[] if path.stem in QUICK_IN_NODE else [pytest.mark.slow])
+        pytest.param(
+            path, transport, id=f"{path.stem}-{transport}",
+            marks=[] if path.stem in QUICK_IN_NODE and transport == "unix" else [pytest.mark.slow],
+        )
         for path in SCRIPTS
+        for transport in (("unix",) if needs_session(path) else ("unix", "tcp", "tls"))
     ],
-    ids=lambda path: path.stem,
-)
-def test_node(path: Path, tmp_path: Path, node: str) -> None:
-    with serving(read(path), tmp_path) as target:
+)  # fmt: skip
+def test_node(path: Path, transport: str, tmp_path: Path, node: str) -> None:
+    with serving(read(path), tmp_path, transport) as target:
+        authority = str(tmp_path / AUTHORITY) if transport == "tls" else ""
         done = subprocess.run(
             [node, str(RUNNER), target, str(path)],
+            env={**os.environ, "SCHEDSVC_TLS_CA_FILE": authority},
             capture_output=True,
             text=True,
             timeout=110,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_most_scripts_need_no_session() -> None:
+    assert sum(not needs_session(path) for path in SCRIPTS) >= 15
 
 
 def test_node_fails_where_a_step_does_not_hold(tmp_path: Path, node: str) -> None:

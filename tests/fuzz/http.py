@@ -6,12 +6,12 @@ import json
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.routes import FORM_PATHS, ROUTES
 from schedsvc_vllm.settings import Settings
 
 from tests.clients.asgi import Exchange, Message, Receive, Scope, Send, ask, owner, start
-from tests.clients.fake_scheduler import FakeScheduler
 
 WORDS = (
     b'"stream": true', b'"n": 2', b'"n": 999999', b'"max_tokens": -1', b'"max_tokens": 1e9',

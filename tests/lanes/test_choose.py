@@ -34,7 +34,7 @@ def select(*paths: str, tree: int = 0) -> Selection:
         ("schedsvc/cluster/limits.lua", ("cluster/test_slots_store.py",)),
         ("lab/schedsvc_lab/engine/profiles/fast.yaml", ("lab/sim/test_suite.py",)),
         ("lab/schedsvc_lab/demo/engine.yaml", ("lab/demo/test_demo.py",)),
-        ("clients/node/targets.mjs", ("conformance/test_conformance.py",)),
+        ("clients/node/targets.ts", ("conformance/test_conformance.py",)),
         ("clients/conformance/queue.json", ("conformance/test_conformance.py",)),
         ("clients/vllm/schedsvc_vllm/sse.py", ("clients/test_interop.py",)),
         ("schedsvc/server/reload.py", ("processes/test_kills.py", "server/test_watch.py")),

@@ -12,7 +12,9 @@ import pytest
 from .rules import MONOTONIC_CLOCKS, NO_CLOCK, ROOMS, SEEDED_MAKERS, WALL, WALL_CLOCKS
 from .sources import Module, calls, files, modules, relative
 
-TEXT = files(".py", ".pyi", ".pyx", ".pxi", ".h", ".mjs", ".proto", ".sh", ".yaml", ".toml", ".md")
+TEXT = files(
+    ".py", ".pyi", ".pyx", ".pxi", ".h", ".mjs", ".ts", ".proto", ".sh", ".yaml", ".toml", ".md"
+)
 
 # Spelled in halves, so that this file passes its own test.
 _MARK = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b(?!\s*\(?#\d+)")
@@ -87,10 +89,10 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
     text = path.read_text()
     if path.suffix in {".py", ".pyi"}:
         return python_comments(text)
-    return line_comments(text, "//" if path.suffix == ".mjs" else "#")
+    return line_comments(text, "//" if path.suffix in {".mjs", ".ts"} else "#")
 
 
-@pytest.mark.parametrize("path", files(".py", ".pyi", ".pyx", ".pxi", ".mjs"), ids=relative)
+@pytest.mark.parametrize("path", files(".py", ".pyi", ".pyx", ".pxi", ".mjs", ".ts"), ids=relative)
 def test_no_code_is_commented_out(path: Path) -> None:
     found = dead_code(comments(path))
     assert not found, f"history keeps old code; delete it: lines {found}"

@@ -60,6 +60,7 @@ def test_clear_sentence_passes(text: str) -> None:
         (".pxi", 'cdef f():\n    """It is\n    {}."""\n'),
         (".proto", "// A field is {}.\n"),
         (".mjs", "// A call is {}.\n"),
+        (".ts", "// A call is {}.\n"),
         (".yaml", "a: 1  # is {}\n"),
     ],
 )

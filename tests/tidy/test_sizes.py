@@ -10,7 +10,19 @@ from .rules import FILE_LINES_MAX, FUNCTION_LINES_MAX, LINE_CHARS_MAX
 from .sources import ROOT, cython_functions, files, python_functions, relative
 
 CODE = files(
-    ".py", ".pyi", ".pyx", ".pxi", ".h", ".mjs", ".css", ".html", ".proto", ".sh", "Makefile", "run"
+    ".py",
+    ".pyi",
+    ".pyx",
+    ".pxi",
+    ".h",
+    ".mjs",
+    ".ts",
+    ".css",
+    ".html",
+    ".proto",
+    ".sh",
+    "Makefile",
+    "run",
 )
 FUNCTIONS = files(".py", ".pyx", ".pxi")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from tests.clients.fake_scheduler import FakeScheduler
 from tests.clients.upstreams import POOL, proxy
 from tests.waiting import until
 

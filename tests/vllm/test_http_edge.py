@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-from tests.clients.fake_scheduler import FakeScheduler
 from tests.clients.upstreams import POOL, listening, proxy
 from tests.waiting import until
 

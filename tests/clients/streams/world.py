@@ -9,9 +9,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from schedsvc_client.testing import FakeScheduler
 from schedsvc_vllm import proxy_cli
 
-from tests.clients.fake_scheduler import FakeScheduler
 from tests.waiting import until
 
 from .reading import BODILESS, Field, Read, Reading, passed_fields, passed_targets, read

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -86,9 +86,9 @@ class AsyncScheduler(HoldingAsker):
         """Cancel what is open, wait a moment until the scheduler knows, and hang up."""
         for admission in list(self._running.values()):
             admission.complete(outcome=Outcome.CANCELLED)
-        if self._deliveries:
-            tasks = [task for task, _ in self._deliveries.values()]
-            await asyncio.wait(tasks, timeout=flush_deadline_s)
+        ends_s = time.monotonic() + flush_deadline_s
+        while self._background and (left_s := ends_s - time.monotonic()) > 0:
+            await asyncio.wait(list(self._background), timeout=left_s)
         left = [*self._background, *([self._keeper] if self._keeper else [])]
         for task in left:
             task.cancel()
@@ -241,13 +241,27 @@ class AsyncScheduler(HoldingAsker):
         return self._context.is_obeyed(target, response)
 
     async def _give_back(self, call: Any, request: pb.AdmitRequest) -> None:
+        response: pb.AdmitResponse | None
         try:
-            response: pb.AdmitResponse = await call
+            response = await call
         except (asyncio.CancelledError, grpc.RpcError):
-            return
-        if Outcome(response.outcome) is Outcome.GRANTED:
+            response = await self._lost_verdict(request)
+        if response is not None and Outcome(response.outcome) is Outcome.GRANTED:
             lease = lease_of(request, response.grant, time.monotonic_ns())
             self.end(lease, Outcome.CANCELLED, (0, 0, 0))
+
+    async def _lost_verdict(self, request: pb.AdmitRequest) -> pb.AdmitResponse | None:
+        """Ask again for a grant that was on its way when its call was cancelled: it is the same."""
+        again = pb.AdmitRequest()
+        again.CopyFrom(request)
+        again.queue_ttl_ms = 1
+        try:
+            found = await self.explain(request.request_id, request.tenant)
+            if any(story.state == explain_pb2.REQUEST_STATE_LIVE for story in found.requests):
+                return cast("pb.AdmitResponse", await self._calls.call(_METHODS.Admit, again))
+        except CallError as error:
+            _log.debug("request %s may hold a lease until it expires: %s", again.request_id, error)
+        return None
 
     async def _deliver(
         self, lease: Lease, request: pb.CompleteRequest, tried: asyncio.Event

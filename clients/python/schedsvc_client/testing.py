@@ -1,28 +1,55 @@
-"""A scheduler that follows the test, with books that the tests read. Not a scheduler: it has
-one rule (`decide`) and no ledger."""
+"""A scheduler inside the process, for unit tests of code that asks one.
+
+It answers as the test scripts it, and keeps what it was sent. It has no queue, no limits and no
+fairness.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
-from schedsvc_client.v1 import identity_pb2, leader_pb2, pool_pb2
+
+from schedsvc_client.loop_thread import LoopThread
+from schedsvc_client.v1 import explain_pb2, identity_pb2, leader_pb2, pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
-_UNARY = {
+_UNARY: dict[str, Any] = {
     "Admit": pb.AdmitRequest,
     "Progress": pb.ProgressRequest,
     "Complete": pb.CompleteRequest,
     "Stats": pb.StatsRequest,
 }
-Decide = Callable[[pb.AdmitRequest], pb.AdmitResponse | None]
+
+
+class Failure(NamedTuple):
+    """An Admit that fails; on a Session it is a fault."""
+
+    code: grpc.StatusCode
+    details: str = "as the test asked"
+
+
+class Delayed(NamedTuple):
+    """A verdict that comes after some seconds."""
+
+    seconds: float
+    verdict: pb.AdmitResponse | Failure
+
+
+#: The answer to one Admit; None: it waits until the test calls `release()`.
+Verdict = pb.AdmitResponse | Failure | Delayed | None
+Decide = Callable[[pb.AdmitRequest], Verdict]
+Answer = Callable[[pb.AdmitResponse | Failure], None]
 
 
 def grant(lease_id: int, pool: str = "p", epoch: int = 1, ttl_ms: int = 10_000) -> pb.AdmitResponse:
+    """Return a grant of this lease; the grants that `decide` makes count their leases."""
     given = pb.Grant(
         lease_id=lease_id, pool=pool, pool_epoch=epoch, ttl_ms=ttl_ms, reserved_tokens=64
     )
@@ -32,6 +59,7 @@ def grant(lease_id: int, pool: str = "p", epoch: int = 1, ttl_ms: int = 10_000) 
 def refusal(
     outcome: pb.Outcome.ValueType = pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL, **fields: Any
 ) -> pb.AdmitResponse:
+    """Return a refusal or eviction, with fields of `Refusal`: `retry_after_ms`, `message`."""
     return pb.AdmitResponse(
         outcome=outcome, refusal=pb.Refusal(**fields), queue_duration_us=2_000_000
     )
@@ -48,12 +76,20 @@ class Book:
 
     @property
     def end(self) -> pb.CompleteRequest:
+        """The Complete that ended it; repeats of it have to be the same."""
         assert len({c.SerializeToString() for c in self.completes}) == 1, self.completes
         return self.completes[0]
 
 
 class FakeScheduler:
-    def __init__(self, target: str, credentials: grpc.ServerCredentials | None = None) -> None:
+    """A scheduler that grants what no script and no `decide` of the test answers otherwise.
+
+    `async with` it in tests with an event loop; `with` it in others, where it runs in a thread.
+    """
+
+    def __init__(
+        self, target: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
+    ) -> None:
         self.target = target
         self.credentials = credentials
         self.decide: Decide = lambda request: self.granted()
@@ -76,7 +112,7 @@ class FakeScheduler:
         self.admits: list[pb.AdmitRequest] = []
         self.answers: dict[str, pb.AdmitResponse] = {}
         self.books: dict[int, Book] = {}
-        self.held: dict[str, Callable[[pb.AdmitResponse], None]] = {}
+        self.held: dict[str, Answer] = {}
         self.cancelled: list[str] = []
         self.hellos: list[pb.SessionHello] = []
         self.pools: list[pool_pb2.PoolRegistration] = []
@@ -94,11 +130,40 @@ class FakeScheduler:
         self.stats_errors = 0
         self.complete_errors: list[tuple[grpc.StatusCode, str]] = []
         self.streams: list[_Stream] = []
+        self._script: deque[Verdict] = deque()
         self._server: grpc.aio.Server | None = None
+        self._thread: LoopThread[FakeScheduler] | None = None
 
     # Running it.
 
+    async def __aenter__(self) -> FakeScheduler:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def __enter__(self) -> FakeScheduler:
+        self._thread = LoopThread(lambda: self)
+        self._thread.run(FakeScheduler.start)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._thread is not None
+        self._thread.close(FakeScheduler.stop)
+
     async def start(self) -> None:
+        """Listen at the target, whose port is kept over `stop()` and `start()`."""
         server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),
@@ -108,7 +173,7 @@ class FakeScheduler:
         )
         unary = {
             name: grpc.unary_unary_rpc_method_handler(
-                getattr(self, name),
+                getattr(self, f"_on_{name.lower()}"),
                 request_deserializer=request.FromString,
                 response_serializer=lambda response: response.SerializeToString(),
             )
@@ -126,10 +191,17 @@ class FakeScheduler:
             request_deserializer=identity_pb2.WhoIsRequest.FromString,
             response_serializer=identity_pb2.WhoIsResponse.SerializeToString,
         )
-        identity = grpc.method_handlers_generic_handler(
-            "schedsvc.v1.IdentityService", {"WhoIs": who_is}
+        explain = grpc.unary_unary_rpc_method_handler(
+            self._explain,
+            request_deserializer=explain_pb2.ExplainRequest.FromString,
+            response_serializer=explain_pb2.ExplainResponse.SerializeToString,
         )
-        server.add_generic_rpc_handlers((handler, identity))
+        others = {"IdentityService": {"WhoIs": who_is}, "ExplainService": {"Explain": explain}}
+        handlers = [
+            grpc.method_handlers_generic_handler(f"schedsvc.v1.{name}", methods)
+            for name, methods in others.items()
+        ]
+        server.add_generic_rpc_handlers((handler, *handlers))
         if self.credentials is not None:
             port = server.add_secure_port(self.target, self.credentials)
         else:
@@ -140,12 +212,13 @@ class FakeScheduler:
         self._server = server
 
     async def stop(self) -> None:
+        """Break all calls, and listen no more."""
         if self._server is not None:
             await self._server.stop(grace=None)
             self._server = None
 
     async def restart(self, *, downtime_s: float = 0.0) -> None:
-        """Lose everything but the journal of the tests, and restart as another one."""
+        """Lose everything but the books, and restart as another incarnation."""
         await self.stop()
         self.incarnation += 1
         self.answers.clear()
@@ -158,39 +231,57 @@ class FakeScheduler:
         for stream in list(self.streams):
             stream.broken.set()
 
-    # Books.
+    # Verdicts and books.
+
+    def script(self, *verdicts: Verdict) -> None:
+        """Answer the next Admits so, one after the other."""
+        self._script.extend(verdicts)
 
     @property
     def live(self) -> set[int]:
+        """The leases that have not ended."""
         return {lease_id for lease_id, book in self.books.items() if not book.completes}
 
     def granted(self) -> pb.AdmitResponse:
+        """Make a grant of the next lease."""
         self.next_lease += 1
         epoch = self.pools[-1].epoch if self.pools else 1
         return grant(self.next_lease - 1, epoch=epoch, ttl_ms=self.lease_ttl_ms)
 
-    def release(self, request_id: str, response: pb.AdmitResponse | None = None) -> None:
-        self.held.pop(request_id)(response or self.granted())
+    def release(self, request_id: str, verdict: pb.AdmitResponse | Failure | None = None) -> None:
+        """Answer an Admit that waits; None: with a grant. Raises KeyError if it does not wait."""
+        settle = self.held.pop(request_id)
+        if self._thread is None:
+            settle(verdict or self.granted())
+        else:
+            self._thread.soon(lambda: settle(verdict or self.granted()))
 
-    def _judge(self, request: pb.AdmitRequest, answer: Callable[[pb.AdmitResponse], None]) -> None:
+    def _judge(self, request: pb.AdmitRequest, answer: Answer) -> None:
         self.admits.append(request)
         stored = self.answers.get(request.request_id)
         if stored is not None:
             answer(stored)
             return
 
-        def settle(response: pb.AdmitResponse) -> None:
-            if response.outcome == pb.OUTCOME_GRANTED:
+        def settle(response: pb.AdmitResponse | Failure) -> None:
+            if isinstance(response, pb.AdmitResponse) and response.outcome == pb.OUTCOME_GRANTED:
                 self.answers[request.request_id] = response
                 book = Book(request.request_id, request.tenant)
                 self.books[response.grant.lease_id] = book
             answer(response)
 
-        response = self.decide(request)
-        if response is None:
-            self.held[request.request_id] = settle
-        else:
-            settle(response)
+        verdict = self._script.popleft() if self._script else self.decide(request)
+        if isinstance(verdict, pb.AdmitResponse | Failure):
+            settle(verdict)
+            return
+        self.held[request.request_id] = settle
+        if verdict is not None:
+
+            def settle_late() -> None:
+                if self.held.pop(request.request_id, None) is not None:
+                    settle(verdict.verdict)
+
+            asyncio.get_running_loop().call_later(verdict.seconds, settle_late)
 
     def _cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
@@ -210,19 +301,24 @@ class FakeScheduler:
         if self.token is not None and given != f"Bearer {self.token}":
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the bearer token is wrong")
 
-    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitResponse:
+    async def _on_admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitResponse:
         await self._authenticate(context)
-        future: asyncio.Future[pb.AdmitResponse] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[pb.AdmitResponse | Failure] = loop.create_future()
         self._judge(request, lambda r: None if future.done() else future.set_result(r))
         try:
-            response = pb.AdmitResponse.FromString((await future).SerializeToString())
+            verdict = await future
+            if isinstance(verdict, Failure):
+                await context.abort(*verdict)
+                raise AssertionError("abort() raises")
+            response = pb.AdmitResponse.FromString(verdict.SerializeToString())
             response.MergeFrom(pb.AdmitResponse(leadership=self.leadership))
             return response
         except asyncio.CancelledError:
             self._cancel(request.request_id)
             raise
 
-    async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
+    async def _on_progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
         await self._authenticate(context)
         leases = [self._progress(report) for report in request.leases]
         return pb.ProgressResponse(leases=leases, leadership=self.leadership)
@@ -235,17 +331,18 @@ class FakeScheduler:
         state = self.statuses.get(report.lease_id, pb.LEASE_STATE_LIVE)
         return pb.LeaseStatus(lease_id=report.lease_id, state=state)
 
-    async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
+    async def _on_complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         await self._authenticate(context)
         if self.complete_errors:
             await context.abort(*self.complete_errors.pop(0))
         book = self.books.get(request.lease_id)
         if book is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
+            raise AssertionError("abort() raises")
         book.completes.append(request)
         return pb.CompleteResponse(outcome=request.outcome, leadership=self.leadership)
 
-    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
+    async def _on_stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._authenticate(context)
         if self.stats_errors:
             self.stats_errors -= 1
@@ -262,7 +359,19 @@ class FakeScheduler:
         tenant = self.owners.get(request.api_key_sha256)
         if tenant is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such key")
+            raise AssertionError("abort() raises")
         return identity_pb2.WhoIsResponse(tenant=tenant)
+
+    async def _explain(
+        self, request: explain_pb2.ExplainRequest, context: Any
+    ) -> explain_pb2.ExplainResponse:
+        await self._authenticate(context)
+        response = explain_pb2.ExplainResponse()
+        for book in self.books.values():
+            if book.request_id == request.request_id:
+                ended = "ENDED" if book.completes else "LIVE"
+                response.requests.add(state=f"REQUEST_STATE_{ended}", tenant=book.tenant)
+        return response
 
     # Session.
 
@@ -377,9 +486,14 @@ class _Stream:
             return
         self.tags[admit.tag] = admit.request.request_id
 
-        def give(response: pb.AdmitResponse) -> None:
+        def give(response: pb.AdmitResponse | Failure) -> None:
             self.tags.pop(admit.tag, None)
-            verdict = pb.SessionVerdict(tag=admit.tag, response=response)
-            self.out.put_nowait(pb.SessionResponse(verdicts=[verdict]))
+            message = pb.SessionResponse()
+            if isinstance(response, Failure):
+                code = response.code.value[0]
+                message.faults.add(tag=admit.tag, code=code, description=response.details)
+            else:
+                message.verdicts.add(tag=admit.tag, response=response)
+            self.out.put_nowait(message)
 
         self.fake._judge(admit.request, give)

@@ -1,9 +1,15 @@
 // Helpers that unary calls and streams share.
 
-import { status } from '@grpc/grpc-js';
-import { errorDetails } from '../contract.mjs';
+import { readFileSync } from 'node:fs';
+import { credentials, status } from '@grpc/grpc-js';
+import { errorDetails } from '../dist/errors.js';
 
 export const PATIENCE_MS = 20_000;
+
+const { SCHEDSVC_TLS_CA_FILE: authority } = process.env;
+export const channelCredentials = authority
+  ? credentials.createSsl(readFileSync(authority))
+  : credentials.createInsecure();
 
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 

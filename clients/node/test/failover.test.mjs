@@ -1,69 +1,27 @@
-// Tests of schedsvc.mjs with several targets. The tests run two servers that answer under a chosen
-// leadership: node --test failover.test.mjs
+// Tests of the client with several targets: node --test failover.test.mjs
 
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Metadata, Server, ServerCredentials, status } from '@grpc/grpc-js';
-import { serviceClient } from './contract.mjs';
-import { Scheduler } from './schedsvc.mjs';
-import { Fence, fenceOf, JITTER_MS, NAMED_JITTER_MS, Targets } from './targets.mjs';
+import { Scheduler } from 'schedsvc';
+import { delayed, FakeScheduler, grant, status } from 'schedsvc/testing';
+import { Fence, fenceOf, JITTER_MS, NAMED_JITTER_MS, Targets } from '../dist/targets.js';
 
 const request = { tenant: 'red', inputTokens: [100], maxOutputTokens: 20 };
 
-/** A scheduler that grants its own lease, unless it names a leader, fails, or hangs. */
-class Leader {
+/** A scheduler that grants its own lease. */
+class Leader extends FakeScheduler {
   constructor(leaseId) {
-    Object.assign(this, { leaseId, leadership: null, leader: undefined, hangs: false });
-    Object.assign(this, { admits: [], reports: 0, ends: 0, terms: [], code: undefined });
-    Object.assign(this, { state: 'LEASE_STATE_LIVE', ttlMs: 30_000 });
+    super();
+    this.decide = () => grant({ leaseId });
   }
 
-  #answers(call, answer, respond) {
-    this.terms.push(call.metadata.get('schedsvc-term')[0]);
-    if (this.hangs) return;
-    const metadata = new Metadata();
-    if (this.leader !== undefined) metadata.set('schedsvc-leader', this.leader);
-    if (this.leader !== undefined) {
-      answer({ code: status.UNAVAILABLE, details: 'a standby', metadata });
-    } else if (this.code !== undefined) answer({ code: this.code, details: 'as the test asked' });
-    else answer(null, respond());
+  get terms() {
+    return this.calls.map(({ metadata }) => metadata['schedsvc-term']);
   }
 
-  async start(port = 0) {
-    this.server = new Server();
-    this.server.addService(serviceClient().service, {
-      admit: (call, answer) => {
-        this.admits.push(call.request);
-        const { ttlMs } = this;
-        const grant = { leaseId: this.leaseId, pool: 'main', poolEpoch: '1', ttlMs };
-        const { leadership } = this;
-        this.#answers(call, answer, () => ({ outcome: 'OUTCOME_GRANTED', grant, leadership }));
-      },
-      complete: (call, answer) =>
-        this.#answers(call, answer, () => {
-          this.ends += 1;
-          return { outcome: call.request.outcome, leadership: this.leadership };
-        }),
-      progress: (call, answer) =>
-        this.#answers(call, answer, () => {
-          const leases = call.request.leases.map(({ leaseId }) => ({ leaseId, state: this.state }));
-          this.reports += leases.length;
-          return { leases, leadership: this.leadership };
-        }),
-      stats: (call, answer) => this.#answers(call, answer, () => ({ draining: true })),
-    });
-    this.port = await new Promise((resolve, reject) => {
-      const address = `127.0.0.1:${port}`;
-      this.server.bindAsync(address, ServerCredentials.createInsecure(), (error, bound) =>
-        error ? reject(error) : resolve(bound),
-      );
-    });
-    this.target = `127.0.0.1:${this.port}`;
-  }
-
-  stop() {
-    this.server.forceShutdown();
+  get reports() {
+    return this.calls.filter(({ method }) => method === 'Progress').length;
   }
 }
 
@@ -82,10 +40,10 @@ beforeEach(async () => {
   await Promise.all([a.start(), b.start()]);
 });
 
-afterEach(() => {
-  scheduler?.close();
+afterEach(async () => {
   a.stop();
   b.stop();
+  await scheduler?.close();
 });
 
 test('a call goes to the next target where the first is away', async () => {
@@ -98,11 +56,11 @@ test('a call goes to the next target where the first is away', async () => {
 test('a held call moves on with its request id', async () => {
   a.hangs = true;
   const asking = client({ silentAfterMs: 60_000 }).admit(request);
-  while (a.admits.length === 0) await new Promise(setImmediate);
+  while (a.requests.length === 0) await new Promise(setImmediate);
   a.stop();
   const admission = await asking;
   assert.equal(admission.leaseId, '2');
-  assert.equal(a.admits[0].requestId, b.admits[0].requestId);
+  assert.equal(a.requests[0].requestId, b.requests[0].requestId);
   await admission.cancel();
 });
 
@@ -114,24 +72,10 @@ test('a silent scheduler is left for the next', async () => {
 });
 
 test('a held call stays with a scheduler that answers probes', async () => {
-  const held = [];
-  a.server.forceShutdown();
-  a.server = new Server();
-  let probes = 0;
-  a.server.addService(serviceClient().service, {
-    admit: (_, answer) => held.push(answer),
-    progress: (_, answer) => {
-      probes += 1;
-      answer(null, { leases: [] });
-    },
-    complete: (call, answer) => answer(null, { outcome: call.request.outcome }),
-  });
-  await new Promise((resolve) => {
-    a.server.bindAsync(a.target, ServerCredentials.createInsecure(), resolve);
-  });
+  a.script(delayed(Infinity));
   const asking = client({ silentAfterMs: 900 }).admit(request);
-  while (probes < 5) await new Promise((resolve) => setTimeout(resolve, 10));
-  held[0](null, { outcome: 'OUTCOME_GRANTED', grant: { leaseId: '9', ttlMs: 30_000 } });
+  while (a.reports < 5) await sleep(10);
+  a.release(a.requests[0].requestId, grant({ leaseId: '9' }));
   const admission = await asking;
   assert.equal(admission.leaseId, '9');
   await admission.cancel();
@@ -157,11 +101,12 @@ test('pauses are shorter after the leader is named', () => {
 
 test('the named leader is asked, if it is in the list', async () => {
   a.leader = b.target;
-  assert.equal((await client().stats()).draining, true);
+  await client().stats();
+  assert.equal(b.terms.length, 1);
   assert.equal(a.terms.length, 1);
   b.leader = '192.0.2.1:7600';
   a.leader = undefined;
-  assert.equal((await scheduler.stats()).draining, true);
+  await scheduler.stats();
   assert.equal(a.terms.length, 2);
 });
 
@@ -177,7 +122,7 @@ for (const [name, leadership] of [
     await first.complete();
     a.leader = b.target;
     await assert.rejects(scheduler.admit(request), { name: 'CallFailed', code: 14 });
-    assert.ok(b.admits.length > 0);
+    assert.ok(b.requests.length > 0);
     assert.equal(b.terms[0], '5');
     b.leadership = { term: '6', leader: 'b/2' };
     const next = await scheduler.admit(request);
@@ -193,22 +138,25 @@ for (const [name, leadership] of [
 ]) {
   test(`the state and the end of a lease under ${name} have no effect`, async () => {
     Object.assign(a, { leadership: { term: '5', leader: 'a/1' }, ttlMs: 60 });
-    Object.assign(b, { leadership, state: 'LEASE_STATE_VOID' });
+    b.leadership = leadership;
     const admission = await client({ failoverWaitMs: 60_000 }).admit(request);
+    const lease = a.leases.get('1');
+    const stale = { ...lease, state: 'LEASE_STATE_VOID', reports: [], ends: [] };
+    b.leases.set('1', stale);
     a.leader = b.target;
-    while (b.reports < 2) await sleep(5);
+    while (stale.reports.length < 2) await sleep(5);
     assert.equal(admission.signal.aborted, false);
     const ending = admission.complete();
-    while (b.ends < 2) await sleep(5);
-    assert.equal(a.ends, 0);
+    while (stale.ends.length < 2) await sleep(5);
+    assert.equal(lease.ends.length, 0);
     a.leader = undefined;
     assert.equal((await ending).outcome, 'OUTCOME_COMPLETED');
-    assert.equal(a.ends, 1);
+    assert.equal(lease.ends.length, 1);
   });
 }
 
 test('an answer about the caller is final', async () => {
-  a.code = status.UNAUTHENTICATED;
+  a.fail('Stats', status.UNAUTHENTICATED);
   await assert.rejects(client().stats(), { name: 'CallFailed', code: 16 });
   assert.equal(b.terms.length, 0);
 });

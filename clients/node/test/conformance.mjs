@@ -1,21 +1,19 @@
 // Runs conformance scripts against a live scheduler: node conformance.mjs TARGET SCRIPT...
-// Exit status 0 only where every step of every script holds.
+// Exit status 0 only if every step of every script holds. With SCHEDSVC_TLS_CA_FILE it uses TLS.
 
 import { readFile } from 'node:fs/promises';
 import { basename } from 'node:path';
-import { credentials, Metadata } from '@grpc/grpc-js';
-import { serviceClient } from './contract.mjs';
-import { fill, lookUp, mismatches } from './conformance/matching.mjs';
-import { KINDS, Stream } from './conformance/stream.mjs';
-import { errorOutcome, PATIENCE_MS, sleep } from './conformance/wire.mjs';
+import { loadPackageDefinition, Metadata } from '@grpc/grpc-js';
+import { load } from '../dist/contract.js';
+import { fill, lookUp, mismatches } from './matching.mjs';
+import { KINDS, Stream } from './stream.mjs';
+import { channelCredentials, errorOutcome, PATIENCE_MS, sleep } from './wire.mjs';
 
 const DEADLINE_MS = 30_000;
 const POLL_MS = 20;
-const Client = serviceClient({ keepCase: true });
-const METHODS = {
-  ...Client.service,
-  ...serviceClient({ keepCase: true, service: 'ExplainService' }).service,
-};
+const contract = loadPackageDefinition(load({ keepCase: true })).schedsvc.v1;
+const Client = contract.SchedulerService;
+const METHODS = { ...Client.service, ...contract.ExplainService.service };
 
 /** The state of one script: what was saved, calls under way, open streams. */
 class Runner {
@@ -25,7 +23,7 @@ class Runner {
   #streams = new Map();
 
   constructor(target) {
-    this.#client = new Client(target, credentials.createInsecure());
+    this.#client = new Client(target, channelCredentials);
   }
 
   async run(step) {

@@ -1,13 +1,14 @@
-// Tests of schedsvc.mjs against a live scheduler: SCHEDSVC_TARGET, whose pool runs one request at a
+// Tests of the client against a live scheduler: SCHEDSVC_TARGET, whose pool runs one request at a
 // time for the tenant red, with leases of three seconds. `make test` starts it and runs this.
 
 import assert from 'node:assert/strict';
 import { after, afterEach, test } from 'node:test';
-import { CallFailed, Refused, Scheduler } from './schedsvc.mjs';
-import { sleep } from './conformance/wire.mjs';
+import { CallFailed, Refused, Scheduler } from 'schedsvc';
+import { channelCredentials, sleep } from './wire.mjs';
 
 const LEASE_TTL_MS = 3_000;
-const scheduler = new Scheduler(process.env.SCHEDSVC_TARGET, { token: 'secret' });
+const { SCHEDSVC_TARGET: target } = process.env;
+const scheduler = new Scheduler(target, { token: 'secret', channelCredentials });
 const request = { tenant: 'red', inputTokens: [100], maxOutputTokens: 20, reportsProgress: true };
 
 async function flow() {
@@ -119,9 +120,9 @@ test('too many prefix hashes are refused with their number', async () => {
 });
 
 test('a wrong token is a failed call', async () => {
-  const stranger = new Scheduler(process.env.SCHEDSVC_TARGET, { token: 'wrong' });
+  const stranger = new Scheduler(target, { token: 'wrong', channelCredentials });
   await assert.rejects(stranger.stats(), { name: 'CallFailed', code: 16 });
-  stranger.close();
+  await stranger.close();
 });
 
 test('a lease is renewed in the background', async () => {
