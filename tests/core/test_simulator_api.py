@@ -31,7 +31,8 @@ def test_progress_in_bulk_is_that_of_single_reports() -> None:
         for decision, output in zip(granted, outputs, strict=True):
             computed = 40 if output else -1
             one.progress(now_ns, decision.lease_id, decision.pool_epoch, computed, 0, output)
-        core.progress_all(all_, now_ns, rows, array("q", outputs).tobytes())
+        bases = array("q", [output - step for output in outputs]).tobytes()
+        core.progress_all(all_, now_ns, rows, bases, step)
         assert one.poll(now_ns) == all_.poll(now_ns)
         assert one.stats(now_ns) == all_.stats(now_ns)
         assert one.next_deadline() == all_.next_deadline()

@@ -15,7 +15,7 @@ from schedsvc._core import CANCELLED, GRANTED, Scheduler
 from schedsvc.config import Config, configure
 from schedsvc_lab.engine import Engine, Profile
 from schedsvc_lab.sim.requests import NEVER, Requests
-from schedsvc_lab.sim.runner import EngineRunner, Totals
+from schedsvc_lab.sim.runner import EngineRunner, Report
 from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, Verdict
 from schedsvc_lab.sim.world import Settings, World
 
@@ -135,10 +135,10 @@ class Books(CoreAdapter):
                 self._count(index, 0)
         return verdicts
 
-    def progress(self, now_ns: int, totals: Totals) -> None:
+    def progress(self, now_ns: int, report: Report) -> None:
         """Report, count it, and compare."""
-        super().progress(now_ns, totals)
-        for index, output in zip(*totals, strict=True):
+        super().progress(now_ns, report)
+        for index, output in zip(report.requests, report.outputs(), strict=True):
             self._count(index, output)
         figures = [each.core.stats(now_ns, 0, pools=False)["totals"] for each in self.sharing]
         bounds = [each["fairness_bound_micro"] for each in figures]
@@ -151,10 +151,10 @@ class Books(CoreAdapter):
             self.stats_broken = f"at {now_ns / SECOND:.1f} s Stats' gap {gap} is beyond {bound}"
 
     def complete(
-        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+        self, now_ns: int, index: int, served: bool = True, cached_tokens: int = 0
     ) -> None:
         """Report the end, and count it."""
-        super().complete(now_ns, index, served=served, cached_tokens=cached_tokens)
+        super().complete(now_ns, index, served, cached_tokens)
         self._count(index, self._requests.output_tokens[index])
         del self._counted[index]
 
@@ -180,11 +180,11 @@ class Leavable(EngineRunner):
     def leave(self, now_ns: int, index: int) -> int:
         """End a request whose client has left, and return its output so far. O(running)."""
         self._cut(now_ns)
-        (requests, outputs), _ = self.report(now_ns)
+        report = self.report(now_ns)
         self.engine.abort(index)
         del self.live[index]
         self._indices = None
-        return outputs[requests.index(index)]
+        return report.outputs()[report.requests.index(index)]
 
 
 class Audited(World):

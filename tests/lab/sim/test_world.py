@@ -10,12 +10,13 @@ from schedsvc import _core
 from schedsvc._core import GRANTED, InvariantError
 from schedsvc.config import load
 from schedsvc_lab.engine import Engine, load_profile
+from schedsvc_lab.sim import scenario as scenarios
 from schedsvc_lab.sim.overrides import override
 from schedsvc_lab.sim.report import summarise
 from schedsvc_lab.sim.requests import NEVER, Requests
 from schedsvc_lab.sim.runner import EngineRunner
 from schedsvc_lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
-from schedsvc_lab.sim.scheduler_adapter import CoreAdapter
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, SchedulerAdapter
 from schedsvc_lab.sim.world import Settings, World
 
 MS = 10**6
@@ -211,12 +212,11 @@ def test_without_scheduler_a_request_goes_where_least_is_open():
     assert list(run.outcomes.pool) == [0, 1, 0, 0]
 
 
-class Broken:
+class Broken(SchedulerAdapter):
     """A front that keeps requests, or says everything twice."""
 
-    listens = False
-
     def __init__(self, verdicts):
+        super().__init__(False)
         self.verdicts = verdicts
 
     def arrive(self, now_ns, index):
@@ -224,15 +224,6 @@ class Broken:
 
     def poll(self, now_ns):
         return [(self.index, _core.REJECTED_LIMIT, NEVER)] * self.verdicts
-
-    def next_ns(self):
-        return NEVER
-
-    def reserved_tokens(self, now_ns):
-        return None
-
-    def check(self, now_ns, *, ended):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -248,13 +239,13 @@ def test_a_request_that_is_lost_or_answered_twice_is_noticed(verdicts, complaint
 def test_the_scheduler_hears_how_the_engine_is(monkeypatch, delay_ms):
     """Every tick, as late as other reports, with the engine's own figures of that time."""
     told = []
-    real = CoreAdapter.telemetry
 
-    def telemetry(self, now_ns, pool, what):
-        told.append((now_ns, pool, what))
-        real(self, now_ns, pool, what)
+    class Hearing(CoreAdapter):
+        def telemetry(self, now_ns, pool, what):
+            told.append((now_ns, pool, what))
+            super().telemetry(now_ns, pool, what)
 
-    monkeypatch.setattr(CoreAdapter, "telemetry", telemetry)
+    monkeypatch.setattr(scenarios, "CoreAdapter", Hearing)
     settings = Settings(progress_ns=20 * MS, report_delay_ns=delay_ms * MS, sample_ns=20 * MS)
     run = simulate(Scenario(FAST, engines=2, settings=settings), flood(), "vtc")
     assert {pool for _, pool, _ in told} == {0, 1}
