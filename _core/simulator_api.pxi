@@ -6,15 +6,18 @@ def progress_all(Core core not None, int64_t now_ns, bytes leases not None,
     cdef const int64_t* output = <const int64_t*><const char*>outputs
     cdef Py_ssize_t count = len(outputs) // sizeof(int64_t), at
     cdef int64_t total
+    cdef int32_t i
     cdef Usage u
     if len(outputs) != count * <Py_ssize_t>sizeof(int64_t) or len(leases) != 3 * len(outputs):
         invalid("leases", "must have three numbers of 8 bytes for each one of the outputs")
+    enter(core, now_ns)
     for at in range(count):
-        enter(core, now_ns)
-        # The first token shows that the input has been computed; nothing earlier does.
         total = output[at] + more
+        # The first token shows that the input has been computed; nothing earlier does.
         u = checked_usage(lease[2] if total else NONE, 0, total)
-        progress_lease(core, lease[0], lease[1], &u, 0)
+        i = core.requests.lookup(lease[0])
+        if i != NONE and core.requests.items[i].state != QUEUED:
+            progress_granted(core, i, lease[1], &u)
         lease += 3
 
 

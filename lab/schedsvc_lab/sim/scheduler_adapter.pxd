@@ -4,6 +4,13 @@ cimport cython
 
 from schedsvc_lab.sim.runner cimport Report
 
+cdef int CANCELLED, COMPLETED, EXPIRED, GRANTED
+cdef object progress_all, promised_tokens
+
+cdef class Verdict:
+    cdef readonly Py_ssize_t request, pool
+    cdef readonly int outcome
+
 cdef class Telemetry:
     cdef readonly long long running, waiting, used_tokens, preemptions
 
@@ -24,6 +31,7 @@ cdef class SchedulerAdapter:
 
 cdef class CoreAdapter(SchedulerAdapter):
     cdef readonly object core
+    cdef object _core_poll, _core_next
     cdef list _epochs
     cdef readonly object _requests
     cdef object _prompt_tokens, _output_tokens, _contents, _flows, _told, _deadlines, _sessions

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import NamedTuple
 
 from schedsvc import _core as core_module
 from schedsvc._core import (
@@ -28,8 +27,8 @@ __all__ = [
     "outcome_name",
 ]
 
-# The fields of a lease in a bulk report: its id, its pool's epoch, its tokens of input.
-_LEASE = Struct("=3q")
+# The fields of a lease in a bulk report: its request's handle, its pool's epoch, tokens of input.
+_ROW = Struct("=3q")
 _NAMES = {
     value: name
     for name, value in vars(core_module).items()
@@ -42,12 +41,15 @@ def outcome_name(outcome: int) -> str:
     return _NAMES.get(outcome, str(outcome))
 
 
-class Verdict(NamedTuple):
+class Verdict:
     """The verdict on one request: GRANTED in a pool, or why not."""
 
-    request: int
-    outcome: int
-    pool: int
+    __slots__ = ("outcome", "pool", "request")
+
+    def __init__(self, request: int, outcome: int, pool: int) -> None:
+        self.request = request
+        self.outcome = outcome
+        self.pool = pool
 
 
 class Telemetry:
@@ -139,6 +141,8 @@ class CoreAdapter(SchedulerAdapter):
         # The epochs do not change while it runs.
         self._epochs = [int(pool["epoch"]) for pool in core.stats(0, 0)["pools"]]
         self.core = core
+        # Asked at each moment.
+        self._core_poll, self._core_next = core.poll, core.next_deadline
         self._requests = requests
         self._prompt_tokens, self._output_tokens = requests.prompt_tokens, requests.output_tokens
         self._contents = requests.contents
@@ -150,7 +154,7 @@ class CoreAdapter(SchedulerAdapter):
         self._sessions = requests.sessions if sessions else None
         names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
         self._classes = {name: name.encode() for name in names}
-        self._leases: dict[int, bytes] = {}
+        self._leases: dict[int, tuple[int, int, bytes]] = {}  # id, epoch, row
         self._reported: tuple[int, ...] = ()  # requests last sent, and their leases
         self._reported_leases = b""
         self._refused: list[Verdict] = []
@@ -214,7 +218,7 @@ class CoreAdapter(SchedulerAdapter):
         """Renew the leases and charge what was produced. O(log n) for each."""
         if report.requests is not self._reported:
             leases = self._leases
-            self._reported_leases = b"".join([leases[index] for index in report.requests])
+            self._reported_leases = b"".join([leases[index][2] for index in report.requests])
             self._reported = report.requests
         progress_all(self.core, now_ns, self._reported_leases, report.bases, report.ahead)
 
@@ -222,7 +226,7 @@ class CoreAdapter(SchedulerAdapter):
         self, now_ns: int, index: int, served: bool = True, cached_tokens: int = 0
     ) -> None:
         """End the lease with the exact usage: none where it was not served. O(log n)."""
-        lease_id, epoch, _ = _LEASE.unpack(self._leases.pop(index))
+        lease_id, epoch, _ = self._leases.pop(index)
         outcome, prompt, output = CANCELLED, 0, 0
         if served:
             outcome = COMPLETED
@@ -239,26 +243,25 @@ class CoreAdapter(SchedulerAdapter):
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let the core decide."""
-        decisions = self.core.poll(now_ns)
+        decisions = self._core_poll(now_ns)
         if not decisions and not self._refused:
             return []
         verdicts, self._refused = self._refused, []
         for decision in decisions:
-            if decision.outcome == GRANTED:
-                self._leases[decision.tag] = _LEASE.pack(
-                    decision.lease_id,
-                    decision.pool_epoch,
-                    self._prompt_tokens[decision.tag],
-                )
-            elif decision.outcome == EXPIRED:
+            index, outcome = decision.tag, decision.outcome
+            if outcome == GRANTED:
+                epoch = decision.pool_epoch
+                row = _ROW.pack(decision.handle, epoch, self._prompt_tokens[index])
+                self._leases[index] = (decision.lease_id, epoch, row)
+            elif outcome == EXPIRED:
                 self.expired += 1
                 continue  # reported too seldom: the engine runs it all the same
-            verdicts.append(Verdict(decision.tag, decision.outcome, decision.pool))
+            verdicts.append(Verdict(index, outcome, decision.pool))
         return verdicts
 
     def next_ns(self) -> int:
         """Ask the core for its next deadline."""
-        return self.core.next_deadline()
+        return self._core_next()
 
     def reserved_tokens(self, now_ns: int) -> int | None:
         """Sum what the ledger has promised. O(pools)."""

@@ -5,7 +5,6 @@ reported, all over the weight. While a tenant or a group waits, none of its sibl
 more than the bound beyond what it led by before.
 """
 
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,10 +126,11 @@ class Books(CoreAdapter):
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let the core decide, and count the prompts of what it grants."""
         verdicts = super().poll(now_ns)
-        for index, outcome, _ in verdicts:
+        for verdict in verdicts:
+            index = verdict.request
             del self.queued[index]
             self.gaps.waits(self.tenant(index), -1)
-            if outcome == GRANTED:
+            if verdict.outcome == GRANTED:
                 self._counted[index] = 0
                 self._count(index, 0)
         return verdicts
@@ -160,7 +160,7 @@ class Books(CoreAdapter):
 
     def leave(self, now_ns: int, index: int, output: int) -> None:
         """End the lease of a client that has left after so much output."""
-        lease_id, epoch, _ = struct.unpack("=3q", self._leases.pop(index))
+        lease_id, epoch, _ = self._leases.pop(index)
         prompt = self._requests.prompt_tokens[index]
         self.core.complete(now_ns, lease_id, epoch, CANCELLED, prompt, 0, output)
         self._count(index, output)
@@ -208,7 +208,9 @@ class Audited(World):
         self._leaves = sorted(leaves, reverse=True)
         cost = profile.step_cost(engine.sequences_max)
         self._engines = [Leavable(Engine(engine, cost)) for _ in range(engines)]
-        super().__init__(requests, self.books, self._engines, Settings(progress_ns=progress_ns))
+        super().__init__(
+            requests, self.books, self._engines, Settings(progress_ns=progress_ns, check_samples=64)
+        )
 
     def run_until(self, ends_ns: int) -> None:
         """Serve until a time, and leave what is queued or runs then."""

@@ -102,8 +102,7 @@ class WatchedFront(CoreAdapter):
         _, rows = self.core.list_leases(now_ns, 0, 1 << 16, 1 << 16)
         reserved = {r["lease_id"]: r["reserved_tokens"] for r in rows if not r["suspect"]}
         for request, had in self.seen.out.items():
-            lease_id = int.from_bytes(self._leases[request][:8], "little")
-            has = reserved.get(lease_id, 0)
+            has = reserved.get(self._leases[request][0], 0)
             if has < max(had, 1):
                 self.seen.lost.append(f"{request} had {had} tokens and has {has}")
             self.seen.out[request] = has
@@ -144,7 +143,7 @@ def serve(
     seen = Seen()
     adapter = WatchedFront(seen, core, requests, flows, 600)
     runner = EngineRunner(engine(seen, sizes, FAST.step_cost(sizes.sequences_max)))
-    World(requests, adapter, [runner], Settings(progress_ns=progress_ns)).run()
+    World(requests, adapter, [runner], Settings(progress_ns=progress_ns, check_samples=64)).run()
     assert seen.resumed == runner.engine.counts()[2]
     return seen
 

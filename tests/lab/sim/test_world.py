@@ -16,7 +16,7 @@ from schedsvc_lab.sim.report import summarise
 from schedsvc_lab.sim.requests import NEVER, Requests
 from schedsvc_lab.sim.runner import EngineRunner
 from schedsvc_lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
-from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, SchedulerAdapter
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, SchedulerAdapter, Verdict
 from schedsvc_lab.sim.world import Settings, World
 
 MS = 10**6
@@ -49,7 +49,7 @@ def first_token_s(run):
 @pytest.mark.parametrize("delay_ms", [0, 30])
 @pytest.mark.parametrize("engines", [1, 3])
 def test_every_request_is_served_once_and_again_alike(policy, delay_ms, engines):
-    settings = Settings(report_delay_ns=delay_ms * MS, progress_ns=20 * MS, sample_ns=50 * MS)
+    settings = Settings(20 * MS, delay_ms * MS, 50 * MS, check_samples=1)
     scenario = Scenario(FAST, engines=engines, settings=settings)
     requests = flood()
     run = simulate(scenario, requests, policy)
@@ -223,7 +223,7 @@ class Broken(SchedulerAdapter):
         self.index = index
 
     def poll(self, now_ns):
-        return [(self.index, _core.REJECTED_LIMIT, NEVER)] * self.verdicts
+        return [Verdict(self.index, _core.REJECTED_LIMIT, NEVER)] * self.verdicts
 
 
 @pytest.mark.parametrize(
@@ -233,6 +233,29 @@ def test_a_request_that_is_lost_or_answered_twice_is_noticed(verdicts, complaint
     world = World(Requests(("a",), [(0, 0, 1, 1)]), Broken(verdicts), [], Settings())
     with pytest.raises(InvariantError, match=complaint):
         world.run()
+
+
+class Breaking(SchedulerAdapter):
+    """Keeps requests, and has books that do not balance from a time on."""
+
+    def __init__(self, breaks_ns):
+        super().__init__(False)
+        self.breaks_ns, self.checked_ns = breaks_ns, []
+
+    def check(self, now_ns, ended):
+        self.checked_ns.append(now_ns)
+        if now_ns >= self.breaks_ns:
+            raise InvariantError("a defect")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_defect_is_found_at_the_next_check(every):
+    front = Breaking(10 * SECOND)
+    settings = Settings(sample_ns=SECOND // 2, check_samples=every)
+    arrivals = Requests(("a",), [(number * SECOND // 2, 0, 1, 1) for number in range(60)])
+    with pytest.raises(InvariantError, match="a defect"):
+        World(arrivals, front, [], settings).run()
+    assert front.checked_ns[-1] - front.breaks_ns < every * SECOND // 2
 
 
 @pytest.mark.parametrize("delay_ms", [0, 30])
