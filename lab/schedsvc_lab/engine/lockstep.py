@@ -138,8 +138,8 @@ class Lockstep:
         ):
             raise EngineInvariantError("what decodes in lockstep is miscounted")
 
-    # In so many next steps, fewer than a block has tokens, a member begins a block if its place is
-    # from `_begin()` to before `_end()`, or before `_wrapped()`.
+    # The members that begin a block in the next steps, fewer than a block has tokens, have places
+    # from `_begin()` to before `_end()`, and before `_wrapped()`.
 
     def _begin(self) -> int:
         return self._place(self.clock.steps % self._size, 0, len(self.members))

@@ -157,7 +157,7 @@ def test_refused_requests_have_empty_latencies(trace, tmp_path):
     [detail] = details["policies"]["fcfs"]
     assert detail["refused"] == {"REJECTED_FLOW_QUEUE_FULL": entry["refused"]}
     assert details["peak_memory_bytes"] > 10**7
-    assert not list(tmp_path.glob("*.png"))  # which nobody has asked for
+    assert not list(tmp_path.glob("*.png"))
     for name, client in detail["clients"].items():
         mine = [row for row in rows if row["client"] == name]
         waits = [float(r["first_token_latency_s"]) for r in mine if r["first_token_latency_s"]]

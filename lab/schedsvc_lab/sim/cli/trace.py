@@ -55,7 +55,7 @@ def run_trace(
                 details["policies"][policy].append(detail(run))
                 if out is not None:
                     _write(out, run, pools)
-                # What is not drawn need not be kept.
+                # Other runs are not drawn, and their requests need not be kept.
                 if seed == 0 and figures:
                     drawn.append(run)
     if not is_frozen:
