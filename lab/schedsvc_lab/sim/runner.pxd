@@ -8,6 +8,8 @@ from schedsvc_lab.engine.lockstep cimport Lockstep
 from schedsvc_lab.engine.sequence cimport Clock, Sequence
 from schedsvc_lab.engine.step cimport DecodeRun, Step, StepResult
 
+cdef dict _FORMS
+
 cdef class Report:
     cdef readonly tuple requests
     cdef readonly bytes bases
@@ -52,3 +54,4 @@ cdef class EngineRunner:
     cpdef _cut(self, long long now_ns)
     @cython.locals(step=Step)
     cpdef _plan_step(self, long long now_ns)
+cdef bytes _packed(list numbers)
