@@ -52,7 +52,7 @@ help: ## Show the targets.
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.
 
 $(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml \
-		clients/vllm/pyproject.toml lab/pyproject.toml
+		clients/vllm/pyproject.toml lab/pyproject.toml lab/setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -63,9 +63,11 @@ $(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml 
 
 build: $(STAMP) ## Rebuild the core after a change in _core/, for development: not optimised.
 	$(DEVELOPMENT) $(BIN)/python setup.py --quiet build_ext --inplace
+	cd lab && $(DEVELOPMENT) ../$(BIN)/python setup.py --quiet build_ext --inplace
 
 build-release: $(STAMP) ## Rebuild the core as wheels have it, for what measures its speed.
 	SCHEDSVC_CORE=release $(BIN)/python setup.py --quiet build_ext --inplace
+	cd lab && SCHEDSVC_CORE=release ../$(BIN)/python setup.py --quiet build_ext --inplace
 
 proto: $(STAMP) ## Generate the stubs of proto/, and docs/reference/contract.md.
 	rm -rf build/stubs && mkdir -p build/stubs
@@ -247,4 +249,4 @@ test-image: dist ## Build the images on an empty Debian and run them: needs root
 clean: ## Remove what was built.
 	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV)
 	rm -rf build clients/*/build lab/build dist out deploy/man
-	rm -rf schedsvc/*.so _core/*.c clients/node/node_modules clients/node/dist
+	rm -rf schedsvc/*.so lab/schedsvc_lab/*/*.so _core/*.c clients/node/node_modules clients/node/dist

@@ -71,8 +71,9 @@ Left to do, in this order:
  2. Check that the URLs in the pyproject.toml files lead to pages of yours.
  3. Check the contract: `buf breaking` with the FILE rules holds against the last release.
  4. Move what is under [Unreleased] in CHANGELOG.md below a heading `{version}`, and tag the commit.
- 5. Build the wheels of all Python versions on the tag: `cibuildwheel --output-dir dist`. They
-    replace dist/schedsvc-{version}-*-linux_*.whl, which an index does not accept.
+ 5. Build the wheels of all Python versions on the tag: `cibuildwheel --output-dir dist`, and
+    `cibuildwheel --output-dir dist lab`. They replace dist/schedsvc*-{version}-*-linux_*.whl,
+    which an index does not accept.
  6. `twine upload` the packages in the order of 1.
  7. Build the images on the tag: `make image`. Push {images}
     to your registry. Write its name to `image.repository` in deploy/chart/schedsvc/values.yaml and
@@ -192,17 +193,18 @@ def package_chart(folder: Path) -> Path:
 
 
 def check() -> None:
-    """Check metadata and descriptions, and which manylinux tag the compiled wheel could have."""
+    """Check metadata and descriptions, and which manylinux tag the compiled wheels could have."""
     packages = sorted(str(file) for file in DIST.iterdir() if file.suffix in (".gz", ".whl"))
     _run("-m", "twine", "check", "--strict", *packages)
     if sys.platform != "linux":
         print("auditwheel: skipped, because it reads wheels of Linux alone")
         return
-    [wheel] = DIST.glob("schedsvc-*-linux_*.whl")
-    shown = _run("-m", "auditwheel", "show", str(wheel), capture=True)
-    print(shown.strip())
-    if "manylinux" not in shown:
-        sys.exit(f"{wheel.name}: needs libraries that no manylinux policy allows; see above")
+    for name in ("schedsvc", "schedsvc_lab"):
+        [wheel] = DIST.glob(f"{name}-*-linux_*.whl")
+        shown = _run("-m", "auditwheel", "show", str(wheel), capture=True)
+        print(shown.strip())
+        if "manylinux" not in shown:
+            sys.exit(f"{wheel.name}: needs libraries that no manylinux policy allows; see above")
 
 
 def _run(*arguments: str, capture: bool = False) -> str:

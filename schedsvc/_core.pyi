@@ -429,10 +429,13 @@ class Scheduler(ClusterApi):
         """
 
 # For simulators.
-def progress_all(core: Scheduler, now_ns: int, leases: bytes, outputs: bytes) -> None:
-    """Call `progress()` for leases in turn: native int64, (lease, epoch, input) and output of each.
+def progress_all(
+    core: Scheduler, now_ns: int, leases: bytes, outputs: bytes, more: int = 0
+) -> None:
+    """Call `progress()` for leases in turn: int64 of handle, epoch and input, and output, of each.
 
-    Input is reported only with output, none of it cached. Raises where the first is refused.
+    The handle is the decision's. Each output is `more` than what is given. Input is reported only
+    with output, none of it cached. Raises where the first is refused.
     """
 
 def promised_tokens(core: Scheduler) -> int:

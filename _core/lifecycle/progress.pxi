@@ -73,10 +73,12 @@ cdef int progress_lease(Core core, int64_t lease_id, int64_t epoch, Usage* u, in
     """Apply one report, and return a LEASE_* state. O(log n); O(BUCKETS) where a prediction is
     outgrown."""
     cdef int32_t i = find_lease(core, lease_id, principal)
-    cdef Request* r
-    if i == NONE:
-        return LS_UNKNOWN
-    r = &core.requests.items[i]
+    return LS_UNKNOWN if i == NONE else progress_granted(core, i, epoch, u)
+
+
+cdef int progress_granted(Core core, int32_t i, int64_t epoch, Usage* u) except -1:
+    """The same, of a request that was granted."""
+    cdef Request* r = &core.requests.items[i]
     if r.state == ENDED:
         return LS_ENDED
     account(core, i, u, False)

@@ -24,14 +24,15 @@ def running() -> tuple[core.Scheduler, list[core.Decision]]:
 def test_progress_in_bulk_is_that_of_single_reports() -> None:
     (one, granted), (all_, again) = running(), running()
     assert [d.lease_id for d in granted] == [d.lease_id for d in again]
-    rows = array("q", [n for d in granted for n in (d.lease_id, d.pool_epoch, 40)]).tobytes()
+    rows = array("q", [n for d in granted for n in (d.handle, d.pool_epoch, 40)]).tobytes()
     for step in range(1, 30):
         now_ns = step * SECOND
         outputs = [max(0, 5 * step - number) for number in range(LEASES)]
         for decision, output in zip(granted, outputs, strict=True):
             computed = 40 if output else -1
             one.progress(now_ns, decision.lease_id, decision.pool_epoch, computed, 0, output)
-        core.progress_all(all_, now_ns, rows, array("q", outputs).tobytes())
+        bases = array("q", [output - step for output in outputs]).tobytes()
+        core.progress_all(all_, now_ns, rows, bases, step)
         assert one.poll(now_ns) == all_.poll(now_ns)
         assert one.stats(now_ns) == all_.stats(now_ns)
         assert one.next_deadline() == all_.next_deadline()
@@ -41,7 +42,7 @@ def test_progress_in_bulk_is_that_of_single_reports() -> None:
 
 def test_input_is_reported_only_with_output() -> None:
     scheduler, granted = running()
-    row = array("q", [granted[0].lease_id, 1, 40]).tobytes()
+    row = array("q", [granted[0].handle, 1, 40]).tobytes()
     core.progress_all(scheduler, 1, row, array("q", [0]).tobytes())
     assert scheduler.stats(1)["flows"][0]["input_tokens"] == 0
     core.progress_all(scheduler, 2, row, array("q", [1]).tobytes())
@@ -61,7 +62,7 @@ def test_sizes_that_do_not_agree_are_refused(leases: int, outputs: int) -> None:
 
 def test_a_total_too_large_is_refused_and_earlier_events_count() -> None:
     scheduler, granted = running()
-    rows = array("q", [n for d in granted[:2] for n in (d.lease_id, 1, 40)]).tobytes()
+    rows = array("q", [n for d in granted[:2] for n in (d.handle, 1, 40)]).tobytes()
     too_large = array("q", [3, core.TOTAL_TOKENS_MAX + 1]).tobytes()
     with pytest.raises(core.CallerError, match="output_tokens"):
         core.progress_all(scheduler, 1, rows, too_large)

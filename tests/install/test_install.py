@@ -161,17 +161,31 @@ def test_wheels_hold_the_files_of_the_packages_alone() -> None:
         prefix = folder.relative_to(ROOT).as_posix()
         path = module if prefix == "." else f"{prefix}/{module}"
         wanted = {file[len(path) - len(module) :] for file in tracked(path)}
-        # The compiled core is the only file that is not in the tree.
+        # Compiled modules are the only files that are not in the tree.
         found = {file for file in inside if file.startswith(f"{module}/") and ".so" not in file}
         assert found == wanted
         assert any(file.endswith("licenses/LICENSE") for file in inside)
 
 
-def test_sdist_holds_the_sources_of_the_core_alone() -> None:
-    with tarfile.open(DIST / f"schedsvc-{VERSION}.tar.gz") as archive:
-        inside = {name.partition("/")[2] for name in archive.getnames()}
-    assert tracked("_core") <= inside
+@pytest.mark.parametrize(
+    ("name", "folder", "sources"),
+    [("schedsvc", "", "_core"), ("schedsvc_lab", "lab/", "lab/schedsvc_lab")],
+)
+def test_sdist_holds_sources_alone_of_what_is_compiled(
+    name: str, folder: str, sources: str
+) -> None:
+    with tarfile.open(DIST / f"{name}-{VERSION}.tar.gz") as archive:
+        inside = {folder + name.partition("/")[2] for name in archive.getnames()}
+    assert tracked(sources) <= inside
     assert not [name for name in inside if name.endswith((".c", ".so"))]
+
+
+def test_wheel_of_the_laboratory_holds_each_module_with_c_types_compiled() -> None:
+    [wheel] = DIST.glob(f"schedsvc_lab-{VERSION}-*.whl")
+    inside = zipfile.ZipFile(wheel).namelist()
+    typed = {file.removesuffix(".pxd") for file in inside if file.endswith(".pxd")}
+    assert typed
+    assert {file.partition(".")[0] for file in inside if file.endswith(".so")} == typed
 
 
 def sections(file: Path) -> set[str]:

@@ -68,7 +68,7 @@ RULES = (
     Rule(r"(Makefile|constraints\.txt|pyproject\.toml|\.ci/.*|\.gitignore)$", "runs CI", all=True),
     Rule(r"tests/(lanes|tidy/sources)\b", "chooses what runs", all=True),
     Rule(
-        r"(clients/python|clients/vllm|lab)/(pyproject\.toml|README\.md|LICENSE)$|MANIFEST\.in$"
+        r"(clients/python|clients/vllm|lab)/(pyproject\.toml|README\.md|LICENSE)$|(lab/)?MANIFEST\.in$"
         r"|LICENSE$|README\.md$|(schedsvc|clients/\w+/\w+|lab/schedsvc_lab)/py\.typed$",
         "is in the packages",
         lanes=_PACKAGES,
@@ -90,6 +90,12 @@ RULES = (
         "the console's page",
         ("tests/browser/", "tests/server/"),
         alone=True,
+    ),
+    Rule(
+        r"lab/setup\.py$|lab/schedsvc_lab/(engine|sim)/\w+\.pxd$",
+        "compiles the simulator",
+        files=("lab/schedsvc_lab/engine/sequence.py", "lab/schedsvc_lab/sim/world.py"),
+        lanes=_PACKAGES,
     ),
     Rule(
         r"lab/schedsvc_lab/engine/profiles/",

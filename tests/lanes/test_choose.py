@@ -33,6 +33,8 @@ def select(*paths: str, tree: int = 0) -> Selection:
         ("proto/schedsvc/v1/pool.proto", ("core/test_transitions.py", "conformance/test_skew.py")),
         ("schedsvc/cluster/limits.lua", ("cluster/test_slots_store.py",)),
         ("lab/schedsvc_lab/engine/profiles/fast.yaml", ("lab/sim/test_suite.py",)),
+        ("lab/schedsvc_lab/engine/blocks.pxd", ("lab/sim/test_suite.py",)),
+        ("lab/setup.py", ("lab/sim/test_suite.py",)),
         ("lab/schedsvc_lab/demo/engine.yaml", ("lab/demo/test_demo.py",)),
         ("clients/node/targets.ts", ("conformance/test_conformance.py",)),
         ("clients/conformance/queue.json", ("conformance/test_conformance.py",)),

@@ -85,12 +85,12 @@ class Adapters:
 
         Where adapters hold no blocks, or all of them are not enough, none is dropped.
         """
-        free = self._pool.free
+        free = self._pool.count_free()
         if free >= free_min:
             return True
         if free + self.reclaimable() < free_min:
             return False
-        while self._pool.free < free_min:
+        while self._pool.count_free() < free_min:
             self._drop_one()
         return True
 

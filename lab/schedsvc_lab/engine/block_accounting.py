@@ -1,18 +1,25 @@
 """The state of an engine at one moment, and the moves of sequences between its queues."""
 
-from bisect import bisect_left, insort
-from operator import attrgetter
-
 from schedsvc_lab.engine.adapters import Adapters
 from schedsvc_lab.engine.blocks import BlockPool
 from schedsvc_lab.engine.cache import PrefixCache
 from schedsvc_lab.engine.config import EngineConfig
 from schedsvc_lab.engine.eviction import Future
 from schedsvc_lab.engine.lockstep import Lockstep
-from schedsvc_lab.engine.sequence import STILL, Group, RequestId, Sequence, SequenceState
+from schedsvc_lab.engine.sequence import (
+    ABORTED,
+    FINISHED,
+    HELD,
+    RUNNING,
+    STILL,
+    SWAPPED,
+    WAITING,
+    Group,
+    RequestId,
+    Sequence,
+)
 from schedsvc_lab.engine.waiting import SwappedQueue, WaitingQueue
 
-_key = attrgetter("key")
 # Before every place that a key could give: with the naive front-insert, victims go there.
 _FRONT = -(1 << 128)
 
@@ -25,6 +32,9 @@ class BlockAccounting:
 
     def __init__(self, config: EngineConfig, future: Future | None = None) -> None:
         self.config = config
+        self._size = config.block_size_tokens
+        self._sequences_max = config.sequences_max
+        self._step_tokens_max = config.step_tokens_max
         cache = None
         if config.prefix_cache != "off":
             cache = PrefixCache(config.prefix_cache, config.cache_blocks_max, future)
@@ -48,7 +58,7 @@ class BlockAccounting:
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that `tokens` tokens take."""
-        return -(-tokens // self.config.block_size_tokens)
+        return -(-tokens // self._size)
 
     def group_blocks(self, group: Group) -> int:
         """Return the blocks for all that a group knows, whose members share only their prompt."""
@@ -59,21 +69,21 @@ class BlockAccounting:
 
     def seats_free(self) -> int:
         """Sequences that could run beside those that do."""
-        return self.config.sequences_max - len(self.running) - self.seats_held
+        return self._sequences_max - len(self.running) - self.seats_held
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Return whether the sequence's next token goes into a block that others hold as well."""
         return (
             sequence.group is not None
-            and sequence.computed_tokens % self.config.block_size_tokens > 0
+            and sequence.computed_tokens % self._size > 0
             and self.pool.is_shared(sequence.blocks[-1])
         )
 
     def seat(self, sequence: Sequence) -> None:
         """Let a sequence that has its blocks run, and keep seats for those it will fork."""
         group = sequence.group
-        sequence.state = SequenceState.RUNNING
-        insort(self.running, sequence, key=_key)
+        sequence.state = RUNNING
+        self._enter(sequence)
         if group is not None and group.members[0] is sequence:
             self.groups_running += 1
             if not group.forked:
@@ -83,8 +93,8 @@ class BlockAccounting:
         """Let the members of a group run whose prompt has just been computed."""
         self.seats_held -= len(group.members) - 1
         for member in group.fork(self.pool):
-            member.state = SequenceState.RUNNING
-            insort(self.running, member, key=_key)
+            member.state = RUNNING
+            self._enter(member)
             self.use_adapter(member, 0)
 
     def gather(self) -> int:
@@ -97,10 +107,14 @@ class BlockAccounting:
         together = len(lockstep.members)
         if together == len(running):
             return together
-        if any(sequence.clock is not STILL for sequence in running[together:]):
-            lockstep.dissolve()
-            together = 0
-        for sequence in running[together : self.config.step_tokens_max]:
+        for place in range(together, len(running)):
+            sequence = running[place]
+            if sequence.clock is not STILL:
+                lockstep.dissolve()
+                together = 0
+                break
+        for place in range(together, min(len(running), self._step_tokens_max)):
+            sequence = running[place]
             if not self._only_decodes(sequence):
                 break
             lockstep.join(sequence)
@@ -116,7 +130,7 @@ class BlockAccounting:
 
     def finish(self, sequence: Sequence) -> None:
         """End a running sequence whose output is complete."""
-        sequence.state = SequenceState.FINISHED
+        sequence.state = FINISHED
         self._unseat(sequence)
         group = sequence.group
         if group is not None:
@@ -125,8 +139,9 @@ class BlockAccounting:
                 self.groups_running -= 1
         request_id = sequence.request.request_id
         left = self.requests[request_id]
-        left.remove(sequence)
-        if not left:
+        if len(left) > 1:
+            left.remove(sequence)
+        else:
             del self.requests[request_id]
 
     def abort(self, sequences: list[Sequence]) -> None:
@@ -134,18 +149,18 @@ class BlockAccounting:
         group = sequences[0].group
         if any(sequence.clock is not STILL for sequence in sequences):
             self.lockstep.dissolve()
-        if group is not None and sequences[0].state == SequenceState.RUNNING:
+        if group is not None and sequences[0].state == RUNNING:
             self.groups_running -= 1
             if not group.forked:
                 self.seats_held -= len(group.members) - 1
         for sequence in sequences:
-            state, sequence.state = sequence.state, SequenceState.ABORTED
-            if state == SequenceState.RUNNING:
+            state, sequence.state = sequence.state, ABORTED
+            if state == RUNNING:
                 self._unseat(sequence)
-            elif state == SequenceState.SWAPPED:
+            elif state == SWAPPED:
                 self.swapped.remove(sequence)
                 self.host.release(sequence.blocks)
-            elif state == SequenceState.WAITING:
+            elif state == WAITING:
                 self.waiting.forget()
         if group is not None:
             group.members.clear()
@@ -165,7 +180,7 @@ class BlockAccounting:
         last = self.running[-1]
         group = last.group
         unit = [last] if group is None else [m for m in group.members if m.blocks]
-        if any(sequence.clock is not STILL for sequence in unit):
+        if [True for sequence in unit if sequence.clock is not STILL]:
             self.lockstep.dissolve()
         del self.running[len(self.running) - len(unit) :]
         if group is not None:
@@ -176,11 +191,11 @@ class BlockAccounting:
             # Return the blocks that this step had allocated to the sequence.
             self.pool.trim(sequence.blocks, self.blocks_for(sequence.computed_tokens))
         swap = self.config.preemption == "swap"
-        if swap and len({block for s in unit for block in s.blocks}) <= self.host.free:
-            self.swapped_blocks += self.pool.move((s.blocks for s in unit), self.host)
-            state = SequenceState.SWAPPED
+        if swap and len({block for s in unit for block in s.blocks}) <= self.host.count_free():
+            self.swapped_blocks += self.pool.move([s.blocks for s in unit], self.host)
+            state = SWAPPED
         else:
-            state = SequenceState.WAITING
+            state = WAITING
             self._forget_computed(unit, group)
         for sequence in unit:
             sequence.state = state
@@ -197,17 +212,17 @@ class BlockAccounting:
             for place, unit in enumerate(units, self.front):
                 unit[0].place = place
         for unit in units:
-            if unit[0].state == SequenceState.SWAPPED:
+            if unit[0].state == SWAPPED:
                 self.swapped.push(unit)
                 continue
             for sequence in unit[1:]:
-                sequence.state = SequenceState.HELD
+                sequence.state = HELD
             self.waiting.push(unit[0])
 
     def swap_in(self, unit: list[Sequence]) -> int:
         """Bring the first swapped unit back. Returns how many blocks were moved."""
         self.swapped.pop()
-        moved = self.host.move((s.blocks for s in unit), self.pool)
+        moved = self.host.move([s.blocks for s in unit], self.pool)
         self.swapped_blocks += moved
         for sequence in unit:
             self.seat(sequence)
@@ -223,9 +238,29 @@ class BlockAccounting:
 
     def _unseat(self, sequence: Sequence) -> None:
         """Take a sequence out of the running ones and free its blocks."""
-        del self.running[bisect_left(self.running, sequence.key, key=_key)]
+        del self.running[self._place(sequence)]
         self.pool.release(sequence.blocks)
         self._leave_adapter(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        self.running.insert(self._place(sequence), sequence)
+
+    def _place(self, sequence: Sequence) -> int:
+        """Find where a sequence stands among the running ones, or would. O(log n)."""
+        running, key = self.running, sequence.key
+        low, high = 0, len(running)
+        if high:
+            other = running[high - 1]
+            if other.key < key:  # most often it is the last to come
+                return high
+        while low < high:
+            middle = (low + high) // 2
+            other = running[middle]
+            if other.key < key:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _leave_adapter(self, sequence: Sequence) -> None:
         adapter = sequence.request.adapter

@@ -28,8 +28,7 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Blocks that can be allocated: free or cached. O(1)."""
-        cache = self.cache
-        return len(self._free) if cache is None else len(self._free) + len(cache)
+        return self.count_free()
 
     @property
     def unused(self) -> int:
@@ -44,7 +43,12 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Blocks that some table holds. O(1)."""
-        return self.total - self.free
+        return self.total - self.count_free()
+
+    def count_free(self) -> int:
+        """Count what `free` says, for compiled code."""
+        cache = self.cache
+        return len(self._free) if cache is None else len(self._free) + len(cache)
 
     def allocate(self, count: int, table: list[int]) -> bool:
         """Append `count` free blocks to the table, or nothing where fewer can be had.
@@ -53,11 +57,9 @@ class BlockPool:
         """
         free = self._free
         if count > len(free):
-            if count > self.free:
+            if count > self.count_free():
                 return False
-            cache = self.cache
-            while cache is not None and len(free) < count:
-                free.append(cache.evict())
+            self.free_up(count)
         if count == 1:
             table.append(free.pop())
         elif count:
@@ -65,13 +67,18 @@ class BlockPool:
             del free[-count:]
         return True
 
-    def hand_out(self, tables: list[list[int]]) -> None:
-        """Append a free block to each of the tables; enough must be free. O(tables), as above."""
+    def free_up(self, count: int) -> None:
+        """Give cached blocks up until `count` are unused, for as many calls of `take_one()`.
+
+        As many must be free. O(count), as above.
+        """
         free, cache = self._free, self.cache
-        while cache is not None and len(free) < len(tables):
+        while cache is not None and len(free) < count:
             free.append(cache.evict())
-        for table in tables:
-            table.append(free.pop())
+
+    def take_one(self, table: list[int]) -> None:
+        """Append an unused block to the table. O(1)."""
+        table.append(self._free.pop())
 
     def share(self, table: Iterable[int]) -> None:
         """Count one more holder of each block of a table that already has a holder. O(blocks)."""

@@ -1,14 +1,12 @@
+# cython: overflowcheck=True
 """How long a step takes."""
 
 from collections.abc import Sequence as Points
-from dataclasses import dataclass
-from math import isqrt
 
 MANY_STEPS = 1 << 60
 """More steps than any run has."""
 
 
-@dataclass(frozen=True, slots=True)
 class StepCost:
     """Duration of a step in ns, from what it computes.
 
@@ -21,14 +19,25 @@ class StepCost:
     their time before the step.
     """
 
-    step_ns: int
-    prefill_ns: int
-    prefill_token_ns: int
-    decode_kv_token_ns: int
-    decode_table_ns: tuple[int, ...]
-    swap_token_ns: int = 0
-    copy_token_ns: int = 0
-    adapter_load_ns: int = 0
+    def __init__(
+        self,
+        step_ns: int,
+        prefill_ns: int,
+        prefill_token_ns: int,
+        decode_kv_token_ns: int,
+        decode_table_ns: tuple[int, ...],
+        swap_token_ns: int = 0,
+        copy_token_ns: int = 0,
+        adapter_load_ns: int = 0,
+    ) -> None:
+        self.step_ns = step_ns
+        self.prefill_ns = prefill_ns
+        self.prefill_token_ns = prefill_token_ns
+        self.decode_kv_token_ns = decode_kv_token_ns
+        self.decode_table_ns = decode_table_ns
+        self.swap_token_ns = swap_token_ns
+        self.copy_token_ns = copy_token_ns
+        self.adapter_load_ns = adapter_load_ns
 
     @classmethod
     def build(
@@ -99,10 +108,18 @@ class StepCost:
         # 2 * decode_run_ns(n) = square * n**2 + linear * n
         square = self.decode_kv_token_ns * decodes
         fixed = self.step_ns + self.decode_table_ns[decodes]
-        linear = 2 * (fixed + self.decode_kv_token_ns * kv_tokens) - square
-        if square:
-            return (isqrt(linear * linear + 8 * square * elapsed_ns) - linear) // (2 * square)
-        return 2 * elapsed_ns // linear if linear else MANY_STEPS
+        first_ns = fixed + self.decode_kv_token_ns * kv_tokens
+        if not square:
+            return elapsed_ns // first_ns if first_ns else MANY_STEPS
+        half = 0.5 * square
+        linear = first_ns - half
+        steps = int(((linear * linear + 4.0 * half * elapsed_ns) ** 0.5 - linear) / square)
+        # The root of a rounded number may be off.
+        while self.decode_run_ns(steps, decodes, kv_tokens) > elapsed_ns:
+            steps -= 1
+        while self.decode_run_ns(steps + 1, decodes, kv_tokens) <= elapsed_ns:
+            steps += 1
+        return steps
 
     def decode_steps_until(self, duration_ns: int, decodes: int, kv_tokens: int) -> int:
         """Count the steps of such a run that begin before a time. O(1)."""

@@ -11,11 +11,12 @@ from schedsvc_lab.engine.lockstep import Lockstep
 from schedsvc_lab.engine.planner import Planner
 from schedsvc_lab.engine.runs import Runs
 from schedsvc_lab.engine.sequence import (
+    HELD,
+    RUNNING,
     EngineRequest,
     Group,
     RequestId,
     Sequence,
-    SequenceState,
 )
 from schedsvc_lab.engine.step import DecodeRun, EngineGauges, Step, StepResult
 
@@ -38,6 +39,9 @@ class Engine:
             raise ValueError("cost: its table is smaller than sequences_max")
         self.config = config
         self.cost = cost
+        self._size = config.block_size_tokens
+        self._context_tokens_max = config.context_tokens_max
+        self._by_priority = config.policy == "priority"
         self._accounting = BlockAccounting(config, future)
         self._planner = Planner(self._accounting, cost)
         self._runs = Runs(self._accounting, self._planner, cost)
@@ -63,14 +67,15 @@ class Engine:
 
         Raises EngineRequestError where its id is in use or it could never run.
         """
-        forks = request.beam or (self.config.groups == "fork" and len(request.output_tokens) > 1)
+        several = len(request.output_tokens) > 1
+        forks = request.beam or (several and self.config.groups == "fork")
         self._check_request(request, forks)
-        base = request.priority << _ARRIVALS if self.config.policy == "priority" else 0
+        base = request.priority << _ARRIVALS if self._by_priority else 0
         group = Group(request) if forks else None
         keys = request.prefix_keys if self._accounting.cache is not None else ()
         if keys and request.adapter is not None:
             # Another adapter cannot use the KV cache that an adapter has computed.
-            keys = tuple((request.adapter, key) for key in keys)
+            keys = tuple([(request.adapter, key) for key in keys])
         sequences = []
         for index in range(len(request.output_tokens)):
             sequence = Sequence(request, index, base + self._arrivals, now_ns, group)
@@ -78,7 +83,7 @@ class Engine:
             self._arrivals += 1
             sequences.append(sequence)
             if group is not None and index:
-                sequence.state = SequenceState.HELD
+                sequence.state = HELD
             else:
                 self._accounting.waiting.push(sequence)
         if group is not None:
@@ -125,11 +130,14 @@ class Engine:
         started: list[Sequence] = []
         groups: dict[RequestId, Group] = {}
         # Else something of it was aborted, and each goes its own way.
+        begin = 0
         if step.together and step.together == len(self._accounting.lockstep.members):
             finished = self._accounting.lockstep.advance(1)
-            produced, sequences = sequences[: step.together], sequences[step.together :]
-        for sequence in sequences:
-            if sequence.state != SequenceState.RUNNING:
+            begin = step.together
+            produced = sequences[:begin]
+        for place in range(begin, len(sequences)):
+            sequence = sequences[place]
+            if sequence.state != RUNNING:
                 continue
             computed = sequence.computed_base + sequence.scheduled_tokens
             sequence.computed_base = computed
@@ -187,8 +195,15 @@ class Engine:
     def finish_decodes(self, run: DecodeRun, steps: int) -> StepResult:
         """Apply the first `steps` steps of a run; nothing may have been added or aborted since.
 
-        O(running) to copy a list, and O(blocks allocated + ended * log n).
+        O(running) to copy a list, and as `advance_decodes()`.
         """
+        produced = list(self._accounting.running)
+        finished = self.advance_decodes(run, steps)
+        duration_ns = self.cost.decode_run_ns(steps, run.decodes, run.kv_tokens)
+        return StepResult(duration_ns, steps, produced, finished, [], [])
+
+    def advance_decodes(self, run: DecodeRun, steps: int) -> list[Sequence]:
+        """Do the same, and return only what is complete. O(blocks allocated + ended * log n)."""
         running = self._accounting.running
         if (
             self._step is not None
@@ -196,14 +211,12 @@ class Engine:
             or not 1 <= steps <= run.steps
         ):
             raise EngineInvariantError("this is no run of decodes that was planned just now")
-        produced = list(running)
         finished = self._runs.apply(steps)
         self._steps += steps
-        self._generation_tokens += steps * len(produced)
+        self._generation_tokens += steps * run.decodes
         for sequence in finished:
             self._accounting.finish(sequence)
-        duration_ns = self.cost.decode_run_ns(steps, run.decodes, run.kv_tokens)
-        return StepResult(duration_ns, steps, produced, finished, [], [])
+        return finished
 
     def gauges(self) -> EngineGauges:
         """Take the figures of this moment. O(1)."""
@@ -264,18 +277,19 @@ class Engine:
         outputs = request.output_tokens
         if not outputs or min(outputs) < 1:
             raise EngineRequestError("output_tokens", "must name at least one length, each >= 1")
-        total = request.prompt_tokens + max(outputs)
-        if total > self.config.context_tokens_max:
+        longest = outputs[0] if len(outputs) == 1 else max(outputs)
+        total = request.prompt_tokens + longest
+        if total > self._context_tokens_max:
             raise EngineRequestError(
                 "prompt_tokens",
                 f"prompt and output are {total} tokens, more than the context of "
-                f"{self.config.context_tokens_max}",
+                f"{self._context_tokens_max}",
             )
         if not 0 <= request.returned <= len(outputs):
             raise EngineRequestError(
                 "returned", f"must be 0 to {len(outputs)}, the number of output lengths"
             )
-        if len(request.prefix_keys) > request.prompt_tokens // self.config.block_size_tokens:
+        if len(request.prefix_keys) > request.prompt_tokens // self._size:
             raise EngineRequestError("prefix_keys", "are more than the prompt has full blocks")
         if request.adapter is not None and not self.config.adapters_max:
             raise EngineRequestError("adapter", "is not possible: adapters_max is 0")
@@ -314,7 +328,7 @@ class Engine:
             return
         keys, table = sequence.prefix_keys, sequence.blocks
         done = sequence.registered_blocks
-        full = min(len(keys), sequence.computed_tokens // self.config.block_size_tokens)
+        full = min(len(keys), sequence.computed_base // self._size)
         for at in range(done, full):
             cache.register(keys[at], table[at])
         sequence.registered_blocks = max(done, full)

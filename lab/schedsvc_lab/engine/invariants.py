@@ -28,11 +28,11 @@ def check_invariants(accounting: BlockAccounting, under_way: bool) -> None:
     _check_running(accounting, under_way)
     accounting.lockstep.check(accounting.running)
     for s in waiting:
-        _check(s.state == SequenceState.WAITING, f"{s} waits in the wrong state")
-        _check(not s.blocks and s.computed_tokens == 0, f"{s} waits and holds blocks")
+        _check(s.state == SequenceState.WAITING, "waits in the wrong state", s)
+        _check(not s.blocks and s.computed_tokens == 0, "waits and holds blocks", s)
     for s in swapped:
-        _check(s.state == SequenceState.SWAPPED, f"{s} is swapped in the wrong state")
-        _check(len(s.blocks) == accounting.blocks_for(s.computed_tokens), f"{s} lost blocks")
+        _check(s.state == SequenceState.SWAPPED, "is swapped in the wrong state", s)
+        _check(len(s.blocks) == accounting.blocks_for(s.computed_tokens), "lost blocks", s)
     _check_all_there(accounting, waiting, swapped)
 
 
@@ -46,16 +46,17 @@ def _check_running(accounting: BlockAccounting, under_way: bool) -> None:
     held = sum(len(group.members) - 1 for group in groups.values() if not group.forked)
     _check(held == accounting.seats_held, "the held seats are miscounted")
     for s in running:
-        _check(s.state == SequenceState.RUNNING, f"{s} runs in the wrong state")
+        _check(s.state == SequenceState.RUNNING, "runs in the wrong state", s)
         planned = s.scheduled_tokens if under_way else 0
         _check(
             accounting.blocks_for(s.computed_tokens)
             <= len(s.blocks)
             <= accounting.blocks_for(s.computed_tokens + planned),
-            f"{s} holds {len(s.blocks)} blocks",
+            "holds more or fewer blocks than its tokens take",
+            s,
         )
-        _check(s.computed_tokens <= s.known_tokens, f"{s} computed more than it knows")
-        _check(s.produced_tokens < s.output_tokens, f"{s} should have ended")
+        _check(s.computed_tokens <= s.known_tokens, "computed more than it knows", s)
+        _check(s.produced_tokens < s.output_tokens, "should have ended", s)
 
 
 def _check_all_there(
@@ -67,13 +68,14 @@ def _check_all_there(
         for s in sequences:
             if s.state == SequenceState.HELD:
                 group = s.group
-                _check(group is not None and not group.forked, f"{s} waits for no prompt")
-                _check(not s.blocks, f"{s} waits for its prompt and holds blocks")
+                _check(group is not None and not group.forked, "waits for no prompt", s)
+                _check(not s.blocks, "waits for its prompt and holds blocks", s)
                 places[id(s)] += 1
             _check(places.pop(id(s), 0) == 1, "a sequence is lost, or counted twice")
     _check(not places, "a sequence is there that no request has")
 
 
-def _check(condition: bool, what: str) -> None:
+def _check(condition: bool, what: str, sequence: Sequence | None = None) -> None:
+    # A message is put together only where it is needed: it takes longer than the test.
     if not condition:
-        raise EngineInvariantError(what)
+        raise EngineInvariantError(what if sequence is None else f"{sequence} {what}")

@@ -1,6 +1,5 @@
 """Sequences that decode in lockstep: a step moves one clock, instead of each of them."""
 
-from bisect import bisect_left
 from heapq import heappop, heappush
 
 from schedsvc_lab.engine.blocks import BlockPool
@@ -13,18 +12,21 @@ class Lockstep:
 
     They are filed by the step at which they end, and by the step, modulo the block size, at which
     their next token begins a block: their phase. So a step costs O(log n + ends + blocks taken).
-    Between `take()` and `advance()` it is under way, and they hold its blocks already.
+    Between `take()` and `advance()` it is under way, and they hold its blocks already. `changes`
+    counts how often one has joined or left.
     """
 
-    __slots__ = ("_bases", "_ends", "_phases", "_pool", "clock", "members")
+    __slots__ = ("_bases", "_ends", "_phases", "_pool", "_size", "changes", "clock", "members")
 
     def __init__(self, pool: BlockPool) -> None:
         self.clock = Clock()
         self._pool = pool
+        self._size = pool.block_size_tokens
         self._bases = 0  # sum of all computed_base
         self._ends: list[tuple[int, int, Sequence]] = []  # heap of (clock at the end, key, who)
         self._phases: list[int] = []  # ascending
         self.members: list[Sequence] = []  # by phase
+        self.changes = 0
 
     def join(self, sequence: Sequence) -> None:
         """Take in a sequence that has but its newest token to compute, and blocks for the others.
@@ -40,9 +42,10 @@ class Lockstep:
         end = sequence.output_tokens - sequence.produced_base
         heappush(self._ends, (end, sequence.key, sequence))
         phase = self._phase(sequence)
-        place = bisect_left(self._phases, phase)
+        place = self._place(phase, 0, len(self.members))
         self._phases.insert(place, phase)
         self.members.insert(place, sequence)
+        self.changes += 1
 
     def dissolve(self) -> None:
         """Let all go their own ways, also while a step is under way. O(n)."""
@@ -52,33 +55,44 @@ class Lockstep:
         self._phases.clear()
         self.members.clear()
         self._bases = 0
+        self.changes += 1
 
     def take(self, steps: int) -> None:
         """Allocate the blocks of the next steps, of which there are enough. O(log n + blocks)."""
-        rounds, rest = divmod(steps, self._pool.block_size_tokens)
+        rounds, rest = steps // self._size, steps % self._size
         if rounds:
             for sequence in self.members:
                 self._pool.allocate(rounds, sequence.blocks)
-        begin, end, wrapped = self._window(rest)
-        self._pool.hand_out([s.blocks for s in self.members[begin:end]])
+        begin = self._begin()
+        end = self._end(rest, begin)
+        self._hand_out(begin, end)
+        wrapped = self._wrapped(rest, begin)
         if wrapped:
-            self._pool.hand_out([s.blocks for s in self.members[:wrapped]])
+            self._hand_out(0, wrapped)
 
     def advance(self, steps: int) -> list[Sequence]:
         """Do the steps whose blocks were taken, at most `steps_left()`.
 
         Returns who has ended and left, in order of key. O(ended * log n), and shifts as `join()`.
         """
-        self.clock.steps = now = self.clock.steps + steps
+        now = self.clock.steps + steps
+        self.clock.steps = now
         ends, ended = self._ends, []
         while ends and ends[0][0] <= now:
             sequence = heappop(ends)[2]
-            place = self.members.index(sequence, bisect_left(self._phases, self._phase(sequence)))
-            del self._phases[place], self.members[place]
-            self._bases -= sequence.computed_base
-            self._part(sequence)
+            self._leave(sequence)
             ended.append(sequence)
         return ended
+
+    def _leave(self, sequence: Sequence) -> None:
+        members = self.members
+        place = self._place(self._phase(sequence), 0, len(members))
+        while members[place] is not sequence:
+            place += 1
+        del members[place], self._phases[place]
+        self._bases -= sequence.computed_base
+        self._part(sequence)
+        self.changes += 1
 
     def steps_left(self) -> int:
         """Return the number of steps until the first member ends; there is one. O(1)."""
@@ -90,24 +104,25 @@ class Lockstep:
 
     def blocks_ahead(self, steps: int) -> int:
         """Count the blocks that the next steps take. O(log n)."""
-        rounds, rest = divmod(steps, self._pool.block_size_tokens)
-        begin, end, wrapped = self._window(rest)
-        return rounds * len(self.members) + end - begin + wrapped
+        rounds, rest = steps // self._size, steps % self._size
+        begin = self._begin()
+        more = self._end(rest, begin) - begin + self._wrapped(rest, begin)
+        return rounds * len(self.members) + more
 
     def steps_within(self, steps: int, blocks: int) -> int:
         """Find the most steps, up to `steps`, for which `blocks` blocks suffice. Needs a member.
 
         O(log n).
         """
-        size, count = self._pool.block_size_tokens, len(self.members)
+        size, count = self._size, len(self.members)
         # No member takes more blocks than this; if even that fits, no count is needed.
         if count * (steps // size + 1) <= blocks:
             return steps
         # In a round of as many steps as a block has tokens, each member takes one block. The blocks
         # that are left over decide at which step the next member finds none.
-        rounds, left = divmod(blocks, count)
+        rounds, left = blocks // count, blocks % count
         now = self.clock.steps % size
-        place = (bisect_left(self._phases, now) + left) % count
+        place = (self._begin() + left) % count
         return min(steps, rounds * size + (self._phases[place] - now) % size)
 
     def check(self, running: list[Sequence]) -> None:
@@ -123,20 +138,46 @@ class Lockstep:
         ):
             raise EngineInvariantError("what decodes in lockstep is miscounted")
 
-    def _window(self, steps: int) -> tuple[int, int, int]:
-        """Find who begins a block in the next steps, fewer than a block has tokens, by place.
+    # The members that begin a block in the next steps, fewer than a block has tokens, have places
+    # from `_begin()` to before `_end()`, and before `_wrapped()`.
 
-        They are from the first place to before the second one, and before the third one.
+    def _begin(self) -> int:
+        return self._place(self.clock.steps % self._size, 0, len(self.members))
+
+    def _end(self, steps: int, begin: int) -> int:
+        before = self.clock.steps % self._size + steps
+        count = len(self.members)
+        return self._place(before, begin, count) if before <= self._size else count
+
+    def _wrapped(self, steps: int, begin: int) -> int:
+        before = self.clock.steps % self._size + steps - self._size
+        return self._place(before, 0, begin) if before > 0 else 0
+
+    def _place(self, phase: int, low: int, high: int) -> int:
+        """Find the first place from `low` on, and at most `high`, with such a phase or a later one.
+
+        O(log n).
         """
-        phases, size = self._phases, self._pool.block_size_tokens
-        now = self.clock.steps % size
-        begin = bisect_left(phases, now)
-        if now + steps <= size:
-            return begin, bisect_left(phases, now + steps, begin), 0
-        return begin, len(phases), bisect_left(phases, now + steps - size, 0, begin)
+        phases = self._phases
+        while low < high:
+            middle = (low + high) // 2
+            at = phases[middle]
+            if at < phase:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _hand_out(self, begin: int, end: int) -> None:
+        """Give a block to each member from one place to before another. O(blocks)."""
+        pool, members = self._pool, self.members
+        pool.free_up(end - begin)
+        for at in range(begin, end):
+            sequence = members[at]
+            pool.take_one(sequence.blocks)
 
     def _phase(self, sequence: Sequence) -> int:
-        return -sequence.computed_base % self._pool.block_size_tokens
+        return -sequence.computed_base % self._size
 
     def _part(self, sequence: Sequence) -> None:
         steps = self.clock.steps

@@ -1,22 +1,23 @@
 """Plans the next step: which sequences go on, are preempted, return, or are admitted."""
 
-from typing import NamedTuple
-
 from schedsvc_lab.engine.block_accounting import BlockAccounting
 from schedsvc_lab.engine.cache import PrefixCache
 from schedsvc_lab.engine.cost import StepCost
-from schedsvc_lab.engine.sequence import Sequence, SequenceState
+from schedsvc_lab.engine.sequence import RUNNING, SWAPPED, Sequence
 from schedsvc_lab.engine.step import Step
 
 _PPM = 1_000_000
 
 
-class Admission(NamedTuple):
+class Admission:
     """A waiting sequence that could be admitted: the tokens to compute, the blocks it finds."""
 
-    sequence: Sequence
-    tokens: int
-    found: list[int]
+    __slots__ = ("found", "sequence", "tokens")
+
+    def __init__(self, sequence: Sequence, tokens: int, found: list[int]) -> None:
+        self.sequence = sequence
+        self.tokens = tokens
+        self.found = found
 
 
 class Planner:
@@ -32,6 +33,10 @@ class Planner:
         self._accounting = accounting
         self._config = accounting.config
         self._cost = cost
+        self._size = accounting.config.block_size_tokens
+        self._step_tokens_max = accounting.config.step_tokens_max
+        self._delay_factor_ppm = accounting.config.delay_factor_ppm
+        self._separate = accounting.config.prefill == "separate"
         self._prompt_step_ns = 0  # duration of the last step with prompts
         self._transfer_ns = 0  # of the step that is being planned
         self.cache_query_tokens = 0
@@ -42,11 +47,11 @@ class Planner:
         accounting = self._accounting
         planned: list[Sequence] = []
         preempted: list[Sequence] = []
-        separate = self._config.prefill == "separate"
+        separate = self._separate
         self._transfer_ns = 0
         together = 0
         if separate and not accounting.swapped:
-            self._plan_waiting(planned, self._config.step_tokens_max, now_ns)
+            self._plan_waiting(planned, self._step_tokens_max, now_ns)
         if not planned:
             together = self._plan_lockstep(planned)
             budget = self._plan_running(planned, preempted, together)
@@ -60,7 +65,8 @@ class Planner:
             return None
         prompt_tokens, decodes = 0, together
         kv_tokens = accounting.lockstep.kv_tokens() if together else 0
-        for sequence in planned[together:]:
+        for place in range(together, len(planned)):
+            sequence = planned[place]
             if sequence.computed_base < sequence.prefill_end_tokens:
                 prompt_tokens += sequence.scheduled_tokens
             else:
@@ -88,7 +94,7 @@ class Planner:
             sequence = accounting.waiting.peek()
             if sequence is None:
                 return None
-            if self._config.delay_factor_ppm and self.delay_left_ns(now_ns) > 0:
+            if self._delay_factor_ppm and self.delay_left_ns(now_ns) > 0:
                 return None
             group = sequence.group
             seats = 1 if group is None else len(group.members)
@@ -102,7 +108,7 @@ class Planner:
 
     def delay_left_ns(self, now_ns: int) -> int:
         """Return for how long the first in the queue is still held back; 0: it is not."""
-        factor = self._config.delay_factor_ppm
+        factor = self._delay_factor_ppm
         if not factor or not self._accounting.running:
             return 0
         first = self._accounting.waiting.peek()
@@ -124,7 +130,7 @@ class Planner:
         if seats > accounting.seats_free():
             return None
         need = self._need(unit, budget)
-        free = accounting.pool.free
+        free = accounting.pool.count_free()
         adapter, adapters = unit[0].request.adapter, accounting.adapters
         if adapters is not None:
             if adapter is not None and not adapters.has_slot(adapter):
@@ -135,7 +141,7 @@ class Planner:
 
     def _need(self, unit: list[Sequence], budget: int) -> int:
         """Count the blocks of a swapped unit, its copies and its next tokens included."""
-        size = self._config.block_size_tokens
+        size = self._size
         partial = [s.blocks[-1] for s in unit if s.computed_tokens % size]
         need = _distinct(unit) + len(partial) - len(set(partial))
         for sequence in unit:
@@ -147,7 +153,7 @@ class Planner:
         """Schedule what goes in lockstep, if there are blocks for all of it. Returns how many."""
         accounting = self._accounting
         lockstep, count = accounting.lockstep, accounting.gather()
-        if lockstep.blocks_ahead(1) > accounting.pool.free:
+        if lockstep.blocks_ahead(1) > accounting.pool.count_free():
             lockstep.dissolve()
             return 0
         lockstep.take(1)
@@ -164,7 +170,7 @@ class Planner:
         accounting = self._accounting
         running, pool = accounting.running, accounting.pool
         block_size = pool.block_size_tokens
-        budget = self._config.step_tokens_max - position
+        budget = self._step_tokens_max - position
         thrown_out: list[list[Sequence]] = []
         while position < len(running) and budget:
             sequence = running[position]
@@ -183,7 +189,7 @@ class Planner:
             if count > 0 or copies:
                 # The victim stands last, so it was not scheduled in this step; at worst it is
                 # the sequence itself, with its group, and the loop ends.
-                while count + copies > pool.free and position <= len(running):
+                while count + copies > pool.count_free() and position <= len(running):
                     if accounting.adapters is None or not accounting.adapters.reclaim(
                         count + copies
                     ):
@@ -193,7 +199,8 @@ class Planner:
                 self._take(sequence, count, copies)
             planned.append(sequence)
             budget -= end - computed
-        for sequence in running[position:]:
+        for place in range(position, len(running)):
+            sequence = running[place]
             sequence.scheduled_tokens = 0
         if thrown_out:
             self._throw_out(thrown_out, planned, preempted)
@@ -205,7 +212,7 @@ class Planner:
         if copies:
             accounting.pool.copy_last(sequence.blocks)
             accounting.copied_blocks += 1
-            self._transfer_ns += self._cost.copy_ns(self._config.block_size_tokens)
+            self._transfer_ns += self._cost.copy_ns(self._size)
         if count > 0:
             accounting.pool.allocate(count, sequence.blocks)
 
@@ -215,10 +222,10 @@ class Planner:
         """Queue the victims, and forget what was planned of them before."""
         for unit in units:
             preempted += unit
-            if unit[0].state == SequenceState.SWAPPED:
+            if unit[0].state == SWAPPED:
                 self._move_cost(_distinct(unit))
         self._accounting.requeue(units)
-        planned[:] = [s for s in planned if s.state == SequenceState.RUNNING]
+        planned[:] = [s for s in planned if s.state == RUNNING]
 
     def _plan_swapped(self, planned: list[Sequence], budget: int) -> int:
         """Bring swapped units back, in order, until the first that does not fit."""
@@ -256,10 +263,10 @@ class Planner:
         """Return what a waiting sequence could compute in a step now, if it fits."""
         accounting = self._accounting
         target, found = _target(sequence), []
-        tokens, free = target, accounting.pool.free
+        tokens, free = target, accounting.pool.count_free()
         if sequence.prefix_keys and accounting.cache is not None:
             # The last token is computed in any case: the next one comes out of it.
-            size = self._config.block_size_tokens
+            size = self._size
             found = accounting.cache.find(sequence.prefix_keys, (target - 1) // size)
             tokens -= len(found) * size
             free -= sum([block in accounting.cache for block in found])
@@ -280,15 +287,15 @@ class Planner:
         return None if need > free else Admission(sequence, tokens, found)
 
     def _admit(self, admission: Admission) -> None:
-        sequence, tokens, found = admission
+        sequence, tokens, found = admission.sequence, admission.tokens, admission.found
         accounting = self._accounting
         accounting.waiting.pop()
         sequence.prefill_end_tokens = _target(sequence)
         if sequence.prefix_keys and accounting.cache is not None:
             self._hold_found(sequence, found, accounting.cache)
-        need = accounting.blocks_for(sequence.computed_tokens + tokens) - len(sequence.blocks)
+        need = accounting.blocks_for(sequence.computed_base + tokens) - len(sequence.blocks)
         self._adapter_cost(accounting.use_adapter(sequence, need))
-        if need > accounting.pool.free and accounting.adapters is not None:
+        if need > accounting.pool.count_free() and accounting.adapters is not None:
             accounting.adapters.reclaim(need)
         accounting.pool.allocate(need, sequence.blocks)
         sequence.scheduled_tokens = tokens
@@ -301,7 +308,7 @@ class Planner:
             sequence.blocks.append(block)
         cache.count_hits(found)
         cache.pass_by(sequence.request.request_id, sequence.prefix_keys)
-        tokens = len(found) * self._config.block_size_tokens
+        tokens = len(found) * self._size
         sequence.computed_base = sequence.cached_tokens = tokens
         sequence.registered_blocks = len(found)
         if not sequence.preemptions:
@@ -313,7 +320,7 @@ class Planner:
             self._transfer_ns += self._cost.adapter_load_ns
 
     def _move_cost(self, blocks: int) -> None:
-        self._transfer_ns += self._cost.swap_ns(blocks * self._config.block_size_tokens)
+        self._transfer_ns += self._cost.swap_ns(blocks * self._size)
 
 
 def _target(sequence: Sequence) -> int:
@@ -321,7 +328,7 @@ def _target(sequence: Sequence) -> int:
     # A group computes its prompt once more, then each member what it had produced.
     if sequence.group is not None:
         return sequence.request.prompt_tokens
-    return sequence.request.prompt_tokens + sequence.produced_tokens
+    return sequence.request.prompt_tokens + sequence.produced_base + sequence.clock.steps
 
 
 def _due(sequence: Sequence, budget: int) -> int:

@@ -19,6 +19,9 @@ class Runs:
         self._accounting = accounting
         self._planner = planner
         self._cost = cost
+        self._sequences_max = accounting.config.sequences_max
+        self._step_tokens_max = accounting.config.step_tokens_max
+        self._separate = accounting.config.prefill == "separate"
 
     def plan(self, steps_max: int, duration_max_ns: int | None, now_ns: int) -> DecodeRun | None:
         """Foresee a run, and decide nothing. O(log n) and `BlockAccounting.gather()`."""
@@ -46,15 +49,14 @@ class Runs:
         return lockstep.advance(steps)
 
     def _only_decodes(self, now_ns: int) -> bool:
-        """Return whether no sequence can join those that decode, until one ends."""
-        accounting, config = self._accounting, self._accounting.config
+        """Return whether no sequence can join those that decode in the next step, or until one ends."""
+        accounting = self._accounting
         count = len(accounting.running)
         if accounting.swapped:
-            return self._planner.next_return(config.step_tokens_max - count) is None
-        if count == config.sequences_max:
+            return self._planner.next_return(self._step_tokens_max - count) is None
+        if count == self._sequences_max:
             return True
-        separate = config.prefill == "separate"
-        budget = config.step_tokens_max - (0 if separate else count)
+        budget = self._step_tokens_max - (0 if self._separate else count)
         return not budget or self._planner.next_admission(budget, now_ns) is None
 
     def _free(self) -> int:
@@ -67,4 +69,4 @@ class Runs:
             first = accounting.waiting.peek()
             if first is not None and first.prefix_keys:
                 return accounting.pool.unused
-        return accounting.pool.free
+        return accounting.pool.count_free()

@@ -19,7 +19,7 @@ COST_MAX = 1 << 20
 
 
 class SequenceState(IntEnum):
-    """Where a sequence stands."""
+    """Names the values of `Sequence.state`: where a sequence stands."""
 
     WAITING = 0
     RUNNING = 1
@@ -30,7 +30,11 @@ class SequenceState(IntEnum):
     """It shares the prompt of its group's first sequence, which has to be computed first."""
 
 
-class EngineRequest(NamedTuple):
+# As plain numbers, which compiled code compares in one instruction.
+WAITING, RUNNING, FINISHED, ABORTED, SWAPPED, HELD = (int(state) for state in SequenceState)
+
+
+class EngineRequest:
     """One prompt, and the true output length of each of its sequences.
 
     The model cannot know when a language model would stop, so the caller says it: sequence i ends
@@ -43,15 +47,39 @@ class EngineRequest(NamedTuple):
     a key are not shared. `adapter` names the LoRA adapter that the request needs.
     """
 
-    request_id: RequestId
-    prompt_tokens: int
-    output_tokens: tuple[int, ...]
-    priority: int = 0
-    beam: bool = False
-    returned: int = 0
-    seed: int = 0
-    prefix_keys: tuple[Key, ...] = ()
-    adapter: Hashable = None
+    __slots__ = (
+        "adapter",
+        "beam",
+        "output_tokens",
+        "prefix_keys",
+        "priority",
+        "prompt_tokens",
+        "request_id",
+        "returned",
+        "seed",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        prompt_tokens: int,
+        output_tokens: tuple[int, ...],
+        priority: int = 0,
+        beam: bool = False,
+        returned: int = 0,
+        seed: int = 0,
+        prefix_keys: tuple[Key, ...] = (),
+        adapter: Hashable = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.priority = priority
+        self.beam = beam
+        self.returned = returned
+        self.seed = seed
+        self.prefix_keys = prefix_keys
+        self.adapter = adapter
 
 
 class Clock:
@@ -125,7 +153,7 @@ class Sequence:
         self.cached_tokens = 0
         self.registered_blocks = 0
         self.preemptions = 0
-        self.state = SequenceState.WAITING
+        self.state = WAITING
 
     @property
     def computed_tokens(self) -> int:
@@ -144,7 +172,7 @@ class Sequence:
 
     def __repr__(self) -> str:
         return (
-            f"<{self.state.name.lower()} {self.request.request_id!r}[{self.index}] "
+            f"<{SequenceState(self.state).name.lower()} {self.request.request_id!r}[{self.index}] "
             f"{self.computed_tokens} computed, {self.produced_tokens}/{self.output_tokens} out>"
         )
 

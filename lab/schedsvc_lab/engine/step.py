@@ -34,33 +34,58 @@ class EngineGauges(NamedTuple):
     adapter_loads: int
 
 
-class Step(NamedTuple):
+class Step:
     """A step that is under way: what it computes and how long it takes.
 
     `transfer_ns` of its duration go to blocks that are swapped or copied, and to adapters. The
     first `together` of its sequences decode in lockstep.
     """
 
-    duration_ns: int
-    sequences: list[Sequence]
-    preempted: list[Sequence]
-    prompt_tokens: int
-    decodes: int
-    kv_tokens: int
-    transfer_ns: int
-    together: int
+    __slots__ = (
+        "decodes",
+        "duration_ns",
+        "kv_tokens",
+        "preempted",
+        "prompt_tokens",
+        "sequences",
+        "together",
+        "transfer_ns",
+    )
+
+    def __init__(
+        self,
+        duration_ns: int,
+        sequences: list[Sequence],
+        preempted: list[Sequence],
+        prompt_tokens: int,
+        decodes: int,
+        kv_tokens: int,
+        transfer_ns: int,
+        together: int,
+    ) -> None:
+        self.duration_ns = duration_ns
+        self.sequences = sequences
+        self.preempted = preempted
+        self.prompt_tokens = prompt_tokens
+        self.decodes = decodes
+        self.kv_tokens = kv_tokens
+        self.transfer_ns = transfer_ns
+        self.together = together
 
 
-class DecodeRun(NamedTuple):
+class DecodeRun:
     """Decode steps that could be done at once; the first of them reads `kv_tokens`."""
 
-    steps: int
-    duration_ns: int
-    decodes: int
-    kv_tokens: int
+    __slots__ = ("decodes", "duration_ns", "kv_tokens", "steps")
+
+    def __init__(self, steps: int, duration_ns: int, decodes: int, kv_tokens: int) -> None:
+        self.steps = steps
+        self.duration_ns = duration_ns
+        self.decodes = decodes
+        self.kv_tokens = kv_tokens
 
 
-class StepResult(NamedTuple):
+class StepResult:
     """The result of a step or of a run of decode steps.
 
     Each of `produced` has `tokens` more tokens of output; `started` are those of them whose first
@@ -68,9 +93,20 @@ class StepResult(NamedTuple):
     planned, and wait again.
     """
 
-    duration_ns: int
-    tokens: int
-    produced: list[Sequence]
-    finished: list[Sequence]
-    preempted: list[Sequence]
-    started: list[Sequence]
+    __slots__ = ("duration_ns", "finished", "preempted", "produced", "started", "tokens")
+
+    def __init__(
+        self,
+        duration_ns: int,
+        tokens: int,
+        produced: list[Sequence],
+        finished: list[Sequence],
+        preempted: list[Sequence],
+        started: list[Sequence],
+    ) -> None:
+        self.duration_ns = duration_ns
+        self.tokens = tokens
+        self.produced = produced
+        self.finished = finished
+        self.preempted = preempted
+        self.started = started

@@ -4,7 +4,7 @@ from bisect import insort
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
-from schedsvc_lab.engine.sequence import Sequence, SequenceState
+from schedsvc_lab.engine.sequence import WAITING, Sequence
 
 # Entries of aborted sequences are dropped when they outnumber the live ones, and this.
 STALE_MIN = 64
@@ -38,7 +38,7 @@ class WaitingQueue:
         heap = self._heap
         while heap:
             sequence = heap[0][1]
-            if sequence.state == SequenceState.WAITING:
+            if sequence.state == WAITING:
                 return sequence
             heappop(heap)
         return None
@@ -62,14 +62,14 @@ class WaitingQueue:
         """Account for one queued sequence that has just left the state WAITING."""
         self._live -= 1
         if len(self._heap) + len(self._parked) > 2 * self._live + STALE_MIN:
-            self._heap = [e for e in self._heap if e[1].state == SequenceState.WAITING]
-            self._parked = [e for e in self._parked if e[1].state == SequenceState.WAITING]
+            self._heap = [e for e in self._heap if e[1].state == WAITING]
+            self._parked = [e for e in self._parked if e[1].state == WAITING]
             heapify(self._heap)
 
     def live(self) -> list[Sequence]:
         """List the queued sequences in order. O(n log n)."""
         entries = sorted([*self._heap, *self._parked])
-        return [e[1] for e in entries if e[1].state == SequenceState.WAITING]
+        return [e[1] for e in entries if e[1].state == WAITING]
 
 
 class SwappedQueue:

@@ -161,11 +161,11 @@ class Run:
             self.engine.add(now_ns, decision.tag, agent.prompt_tokens, ANSWER_TOKENS, keys)
 
     def _report(self, now_ns: int) -> None:
-        (requests, outputs), used_tokens = self.engine.report(now_ns)
-        for request, output in zip(requests, outputs, strict=True):
+        report = self.engine.report(now_ns)
+        for request, output in zip(report.requests, report.outputs(), strict=True):
             self.core.progress(now_ns, self.leases[request], 1, -1, -1, output)
         running, waiting, preemptions = self.engine.engine.counts()
-        self.core.telemetry(now_ns, 0, 1, running, waiting, used_tokens, preemptions)
+        self.core.telemetry(now_ns, 0, 1, running, waiting, report.used_tokens, preemptions)
 
     def _finish(self, now_ns: int) -> None:
         _, finished = self.engine.finish()

@@ -1,15 +1,39 @@
 """One engine in virtual time: steps and runs of decodes, cut where something arrives."""
 
+from array import array
 from collections.abc import Hashable
+from struct import Struct
 
-from schedsvc_lab.engine import DecodeRun, Engine, EngineRequest, Sequence
+from schedsvc_lab.engine.engine import Engine
+from schedsvc_lab.engine.sequence import EngineRequest, Sequence
+from schedsvc_lab.engine.step import DecodeRun
 from schedsvc_lab.sim.requests import NEVER
 
 _STEPS_MAX = 1 << 40
+_FORMS: dict[int, Struct] = {}  # of as many numbers as sequences run
 
 
-Totals = tuple[tuple[int, ...], list[int]]
-"""Requests of one engine (the same tuple until they change), and the output of each so far."""
+class Report:
+    """A shim's report: `requests` of one engine, and the output of each so far in `outputs()`.
+
+    `requests` is the same tuple until they change. Output i is `bases[i] + ahead`, the bases being
+    64-bit numbers in bytes: most often only `ahead` grows from one report to the next.
+    `used_tokens` of KV cache are held, in whole blocks.
+    """
+
+    __slots__ = ("ahead", "bases", "requests", "used_tokens")
+
+    def __init__(
+        self, requests: tuple[int, ...], bases: bytes, ahead: int, used_tokens: int
+    ) -> None:
+        self.requests = requests
+        self.bases = bases
+        self.ahead = ahead
+        self.used_tokens = used_tokens
+
+    def outputs(self) -> list[int]:
+        """List the output of each request."""
+        return [base + self.ahead for base in array("q", self.bases)]
 
 
 class EngineRunner:
@@ -22,10 +46,14 @@ class EngineRunner:
     """
 
     __slots__ = (
+        "_bases",
+        "_changes",
         "_decodes",
         "_indices",
+        "_lockstep",
         "_round_steps",
         "_run",
+        "_size",
         "_start_ns",
         "cached",
         "end_ns",
@@ -37,6 +65,10 @@ class EngineRunner:
         self.engine = engine
         self.live: dict[int, Sequence] = {}
         self.cached: dict[int, int] = {}
+        self._lockstep = engine.lockstep
+        self._size = engine.config.block_size_tokens
+        self._bases = b""  # of what is live, where all of it was in lockstep
+        self._changes = -1  # of the lockstep, when the bases were taken; -1: never
         self._indices: tuple[int, ...] | None = ()  # of what is live, if it has not changed
         self.end_ns = NEVER  # of what is under way
         self._start_ns = 0
@@ -59,7 +91,7 @@ class EngineRunner:
         """
         self._cut(now_ns)
         request = EngineRequest(
-            index, prompt_tokens, (output_tokens,), prefix_keys=keys, adapter=adapter
+            index, prompt_tokens, (output_tokens,), 0, False, 0, 0, keys, adapter
         )
         self.live[index] = self.engine.add(request, now_ns)[0]
         self._indices = None
@@ -69,7 +101,7 @@ class EngineRunner:
         if self.end_ns != NEVER:
             return
         steps_max = self._round_steps - self._decodes if self._round_steps else _STEPS_MAX
-        self._run = self.engine.plan_decodes(steps_max, now_ns=now_ns)
+        self._run = self.engine.plan_decodes(steps_max, None, now_ns)
         if self._run is not None:
             self._start_ns = now_ns
             self.end_ns = now_ns + self._run.duration_ns
@@ -84,17 +116,19 @@ class EngineRunner:
         self.end_ns = NEVER
         first: list[int] = []
         if self._run is not None:
-            result = self.engine.finish_decodes(self._run, self._run.steps)
+            steps = self._run.steps
+            ended = self.engine.advance_decodes(self._run, steps)
             self._run = None
-            self._decodes += result.tokens
+            self._decodes += steps
         else:
             result = self.engine.finish_step()
             first = [_index(s) for s in result.started]
             if len(first) < len(result.produced):
                 self._decodes += 1
+            ended = result.finished
         self.cached.clear()
-        finished = []
-        for sequence in result.finished:
+        finished: list[int] = []
+        for sequence in ended:
             index = _index(sequence)
             finished.append(index)
             if sequence.cached_tokens:
@@ -115,33 +149,40 @@ class EngineRunner:
         """Count decode steps from 0 again."""
         self._decodes = 0
 
-    def report(self, now_ns: int) -> tuple[Totals, int]:
-        """Return the output tokens so far of all live requests, and `used_tokens`. O(live)."""
-        done = self._steps_done(now_ns)
-        # This is asked often, and most often of sequences that are all in lockstep, as in a run.
-        lockstep = self.engine.lockstep
-        clock, live = lockstep.clock, self.live.values()
-        ahead = clock.steps + done
-        if len(lockstep.members) == len(live):
-            outputs = [s.produced_base + ahead for s in live]
+    def report(self, now_ns: int) -> Report:
+        """Report on all live requests. O(1); O(live) where they, or their pace, have changed."""
+        done, lockstep = self._steps_done(now_ns), self._lockstep
+        ahead = lockstep.clock.steps + done
+        if len(lockstep.members) == len(self.live):
+            if self._changes != lockstep.changes:
+                self._bases = _packed([s.produced_base for s in self.live.values()])
+                self._changes = lockstep.changes
+            bases = self._bases
         else:
-            outputs = [
-                s.produced_base + ahead if s.clock is clock else s.produced_base for s in live
-            ]
+            bases = _packed(self._outputs(ahead))
+            ahead = 0
         if self._indices is None:
             self._indices = tuple(self.live)
-        return (self._indices, outputs), self._used_tokens(done)
+        return Report(self._indices, bases, ahead, self._used_tokens(done))
+
+    def _outputs(self, ahead: int) -> list[int]:
+        """List the outputs of live requests, of which only some are in lockstep. O(live)."""
+        clock, outputs = self._lockstep.clock, []
+        for sequence in self.live.values():
+            base = sequence.produced_base
+            outputs.append(base + ahead if sequence.clock is clock else base)
+        return outputs
 
     def used_tokens(self, now_ns: int) -> int:
         """KV cache held, in tokens of whole blocks. O(log n)."""
         return self._used_tokens(self._steps_done(now_ns))
 
     def _used_tokens(self, done: int) -> int:
-        size = self.engine.config.block_size_tokens
-        blocks = self.engine.blocks.used
+        pool = self.engine.blocks
+        blocks = pool.total - pool.count_free()
         if done:
-            blocks += self.engine.blocks_ahead(done)
-        return blocks * size
+            blocks += self._lockstep.blocks_ahead(done)
+        return blocks * self._size
 
     def _steps_done(self, now_ns: int) -> int:
         """Count the steps of the run under way that have ended. O(1)."""
@@ -161,8 +202,9 @@ class EngineRunner:
         self._run = None
         self.end_ns = NEVER
         if done:
-            result = self.engine.finish_decodes(run, done)
-            self._start_ns += result.duration_ns
+            duration_ns = self.engine.cost.decode_run_ns(done, run.decodes, run.kv_tokens)
+            self.engine.advance_decodes(run, done)
+            self._start_ns += duration_ns
             self._decodes += done
         if self._start_ns < now_ns:
             self._plan_step(self._start_ns)
@@ -171,6 +213,14 @@ class EngineRunner:
         step = self.engine.plan_step(now_ns)
         if step is not None:
             self.end_ns = now_ns + step.duration_ns
+
+
+def _packed(numbers: list[int]) -> bytes:
+    """Pack 64-bit numbers: in a third of the time of an array."""
+    form = _FORMS.get(len(numbers))
+    if form is None:
+        form = _FORMS[len(numbers)] = Struct(f"={len(numbers)}q")
+    return form.pack(*numbers)
 
 
 def _index(sequence: Sequence) -> int:

@@ -1,9 +1,7 @@
 """Connects arrivals to engines: through the production core, or directly."""
 
-from array import array
 from collections.abc import Sequence
 from struct import Struct
-from typing import NamedTuple, Protocol
 
 from schedsvc import _core as core_module
 from schedsvc._core import (
@@ -18,7 +16,7 @@ from schedsvc._core import (
     promised_tokens,
 )
 from schedsvc_lab.sim.requests import NEVER, Requests
-from schedsvc_lab.sim.runner import EngineRunner, Totals
+from schedsvc_lab.sim.runner import EngineRunner, Report
 
 __all__ = [
     "CoreAdapter",
@@ -29,8 +27,8 @@ __all__ = [
     "outcome_name",
 ]
 
-# The fields of a lease in a bulk report: its id, its pool's epoch, its tokens of input.
-_LEASE = Struct("=3q")
+# The fields of a lease in a bulk report: its request's handle, its pool's epoch, tokens of input.
+_ROW = Struct("=3q")
 _NAMES = {
     value: name
     for name, value in vars(core_module).items()
@@ -43,40 +41,50 @@ def outcome_name(outcome: int) -> str:
     return _NAMES.get(outcome, str(outcome))
 
 
-class Verdict(NamedTuple):
+class Verdict:
     """The verdict on one request: GRANTED in a pool, or why not."""
 
-    request: int
-    outcome: int
-    pool: int
+    __slots__ = ("outcome", "pool", "request")
+
+    def __init__(self, request: int, outcome: int, pool: int) -> None:
+        self.request = request
+        self.outcome = outcome
+        self.pool = pool
 
 
-class Telemetry(NamedTuple):
+class Telemetry:
     """A shim's report on its engine; `preemptions` since the engine's start."""
 
-    running: int
-    waiting: int
-    used_tokens: int
-    preemptions: int
+    __slots__ = ("preemptions", "running", "used_tokens", "waiting")
+
+    def __init__(self, running: int, waiting: int, used_tokens: int, preemptions: int) -> None:
+        self.running = running
+        self.waiting = waiting
+        self.used_tokens = used_tokens
+        self.preemptions = preemptions
 
 
-class SchedulerAdapter(Protocol):
+class SchedulerAdapter:
     """Decides which request goes to which engine, and when. Times are virtual.
 
-    Shims send progress only where it `listens`.
+    Shims send progress only where it `listens`. `expired` counts leases that were not renewed in
+    time. This one hears everything and decides nothing.
     """
 
-    listens: bool
-    expired: int  # leases that were not renewed in time
+    __slots__ = ("expired", "listens")
+
+    def __init__(self, listens: bool) -> None:
+        self.listens = listens
+        self.expired = 0
 
     def arrive(self, now_ns: int, index: int) -> None:
         """Take in a request."""
 
-    def progress(self, now_ns: int, totals: Totals) -> None:
+    def progress(self, now_ns: int, report: Report) -> None:
         """Hear how far running requests are."""
 
     def complete(
-        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+        self, now_ns: int, index: int, served: bool = True, cached_tokens: int = 0
     ) -> None:
         """Hear that a request has ended, or that its engine did not take it.
 
@@ -88,21 +96,25 @@ class SchedulerAdapter(Protocol):
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Give the verdicts that have fallen."""
+        return []
 
     def next_ns(self) -> int:
         """Return when to poll without another event; NEVER: not."""
+        return NEVER
 
     def reserved_tokens(self, now_ns: int) -> int | None:
         """Return the KV cache promised in all pools; None if the adapter makes no promises."""
+        return None
 
     def digest(self) -> int:
         """Return the digest of all decisions."""
+        return 0
 
-    def check(self, now_ns: int, *, ended: bool) -> None:
+    def check(self, now_ns: int, ended: bool) -> None:
         """Verify the books. Raises InvariantError, also where `ended` and something is left."""
 
 
-class CoreAdapter:
+class CoreAdapter(SchedulerAdapter):
     """Drives the production core as the server does, with one lease for each running request.
 
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
@@ -112,8 +124,6 @@ class CoreAdapter:
     request i wants its first token (0: none). `prefixes`: the core gets the hashes of prompts,
     whose KV cache engines keep. `sessions`: conversations of the trace are sessions of agents.
     """
-
-    listens = True
 
     def __init__(
         self,
@@ -127,11 +137,15 @@ class CoreAdapter:
         prefixes: bool = False,
         sessions: bool = False,
     ) -> None:
+        super().__init__(True)
         # The epochs do not change while it runs.
         self._epochs = [int(pool["epoch"]) for pool in core.stats(0, 0)["pools"]]
         self.core = core
-        self.expired = 0
+        # Asked at each moment.
+        self._core_poll, self._core_next = core.poll, core.next_deadline
         self._requests = requests
+        self._prompt_tokens, self._output_tokens = requests.prompt_tokens, requests.output_tokens
+        self._contents = requests.contents
         self._flows = flows
         self._output_tokens_max = output_tokens_max
         self._told = told
@@ -140,8 +154,9 @@ class CoreAdapter:
         self._sessions = requests.sessions if sessions else None
         names = (str(row["name"]) for row in core.stats(0, 0)["classes"])
         self._classes = {name: name.encode() for name in names}
-        self._leases: dict[int, bytes] = {}
-        self._batch: tuple[tuple[int, ...], bytes] = ((), b"")  # requests last sent, their leases
+        self._leases: dict[int, tuple[int, int, bytes]] = {}  # id, epoch, row
+        self._reported: tuple[int, ...] = ()  # requests last sent, and their leases
+        self._reported_leases = b""
         self._refused: list[Verdict] = []
 
     def arrive(self, now_ns: int, index: int) -> None:
@@ -161,13 +176,12 @@ class CoreAdapter:
             self._refused.append(Verdict(index, -answer, NEVER))
 
     def _admit(self, now_ns: int, flow: int, index: int, request_class: bytes) -> int:
-        requests = self._requests
         return self.core.admit(
             now_ns,
             flow,
             index.to_bytes(8, "little"),
-            requests.prompt_tokens[index],
-            max(self._output_tokens_max, requests.output_tokens[index]),
+            self._prompt_tokens[index],
+            max(self._output_tokens_max, self._output_tokens[index]),
             reports_progress=True,
             tag=index,
             adapter=self._adapter(index),
@@ -179,7 +193,7 @@ class CoreAdapter:
         )
 
     def _adapter(self, index: int) -> bytes:
-        contents = self._requests.contents
+        contents = self._contents
         name = None if contents is None else contents.adapter(self._requests.place[index])
         return b"" if name is None else name.encode()
 
@@ -189,10 +203,10 @@ class CoreAdapter:
         return self._sessions[self._requests.place[index]].encode()
 
     def _hashes(self, index: int) -> tuple[int, ...]:
-        contents = self._requests.contents
+        contents = self._contents
         if contents is None or not self._prefixes:
             return ()
-        return contents.hashes(self._requests.place[index], self._requests.prompt_tokens[index])
+        return contents.hashes(self._requests.place[index], self._prompt_tokens[index])
 
     def _class_of(self, index: int) -> bytes:
         classes = self._requests.classes
@@ -200,52 +214,54 @@ class CoreAdapter:
             return b""
         return self._classes.get(classes[self._requests.place[index]], b"")
 
-    def progress(self, now_ns: int, totals: Totals) -> None:
+    def progress(self, now_ns: int, report: Report) -> None:
         """Renew the leases and charge what was produced. O(log n) for each."""
-        requests, outputs = totals
-        if requests is not self._batch[0]:
+        if report.requests is not self._reported:
             leases = self._leases
-            self._batch = (requests, b"".join([leases[index] for index in requests]))
-        progress_all(self.core, now_ns, self._batch[1], array("q", outputs).tobytes())
+            self._reported_leases = b"".join([leases[index][2] for index in report.requests])
+            self._reported = report.requests
+        progress_all(self.core, now_ns, self._reported_leases, report.bases, report.ahead)
 
     def complete(
-        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+        self, now_ns: int, index: int, served: bool = True, cached_tokens: int = 0
     ) -> None:
         """End the lease with the exact usage: none where it was not served. O(log n)."""
-        lease_id, epoch, _ = _LEASE.unpack(self._leases.pop(index))
+        lease_id, epoch, _ = self._leases.pop(index)
         outcome, prompt, output = CANCELLED, 0, 0
         if served:
             outcome = COMPLETED
-            prompt = self._requests.prompt_tokens[index]
-            output = self._requests.output_tokens[index]
+            prompt = self._prompt_tokens[index]
+            output = self._output_tokens[index]
         self.core.complete(now_ns, lease_id, epoch, outcome, prompt, cached_tokens, output)
 
     def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
         """Report it to the core. O(1)."""
-        self.core.telemetry(now_ns, pool, self._epochs[pool], *told)
+        self.core.telemetry(
+            now_ns, pool, self._epochs[pool],
+            told.running, told.waiting, told.used_tokens, told.preemptions,
+        )  # fmt: skip
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let the core decide."""
-        decisions = self.core.poll(now_ns)
+        decisions = self._core_poll(now_ns)
         if not decisions and not self._refused:
             return []
         verdicts, self._refused = self._refused, []
         for decision in decisions:
-            if decision.outcome == GRANTED:
-                self._leases[decision.tag] = _LEASE.pack(
-                    decision.lease_id,
-                    decision.pool_epoch,
-                    self._requests.prompt_tokens[decision.tag],
-                )
-            elif decision.outcome == EXPIRED:
+            index, outcome = decision.tag, decision.outcome
+            if outcome == GRANTED:
+                epoch = decision.pool_epoch
+                row = _ROW.pack(decision.handle, epoch, self._prompt_tokens[index])
+                self._leases[index] = (decision.lease_id, epoch, row)
+            elif outcome == EXPIRED:
                 self.expired += 1
                 continue  # reported too seldom: the engine runs it all the same
-            verdicts.append(Verdict(decision.tag, decision.outcome, decision.pool))
+            verdicts.append(Verdict(index, outcome, decision.pool))
         return verdicts
 
     def next_ns(self) -> int:
         """Ask the core for its next deadline."""
-        return self.core.next_deadline()
+        return self._core_next()
 
     def reserved_tokens(self, now_ns: int) -> int | None:
         """Sum what the ledger has promised. O(pools)."""
@@ -255,7 +271,7 @@ class CoreAdapter:
         """Return the digest of the core's decision log."""
         return self.core.digest()
 
-    def check(self, now_ns: int, *, ended: bool) -> None:
+    def check(self, now_ns: int, ended: bool) -> None:
         """Verify every invariant of the core, and at the end that it holds nothing. O(n)."""
         self.core.check()
         if not ended:
@@ -271,13 +287,11 @@ class CoreAdapter:
             raise core_module.InvariantError(f"after the run the core still holds {left}")
 
 
-class DirectAdapter:
+class DirectAdapter(SchedulerAdapter):
     """No scheduler: every request goes at once to the engine with the fewest open requests."""
 
-    listens = False
-    expired = 0
-
     def __init__(self, runners: Sequence[EngineRunner]) -> None:
+        super().__init__(False)
         self._runners = runners
         self._added = [0] * len(runners)
         self._pool_of: dict[int, int] = {}
@@ -290,36 +304,18 @@ class DirectAdapter:
         self._pool_of[index] = pool
         self._verdicts.append(Verdict(index, GRANTED, pool))
 
-    def progress(self, now_ns: int, totals: Totals) -> None:
-        """Ignore it: there is no scheduler."""
-
     def complete(
-        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+        self, now_ns: int, index: int, served: bool = True, cached_tokens: int = 0
     ) -> None:
         """Forget it."""
         self._added[self._pool_of.pop(index)] -= 1
-
-    def telemetry(self, now_ns: int, pool: int, told: Telemetry) -> None:
-        """Ignore it: there is no scheduler."""
 
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let everything in."""
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
 
-    def next_ns(self) -> int:
-        """Nothing is due without an event."""
-        return NEVER
-
-    def reserved_tokens(self, now_ns: int) -> int | None:
-        """Return None: without a scheduler there are no promises."""
-        return None
-
-    def digest(self) -> int:
-        """There are no decisions."""
-        return 0
-
-    def check(self, now_ns: int, *, ended: bool) -> None:
+    def check(self, now_ns: int, ended: bool) -> None:
         """At the end nothing is open."""
         if ended and self._pool_of:
             raise core_module.InvariantError(f"{len(self._pool_of)} requests never ended")

@@ -1,18 +1,18 @@
 """The world of a run in virtual time: arrivals, what decides, engines, reports on their way."""
 
+import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
 
 from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, InvariantError
-from schedsvc_lab.engine import EngineGauges, EngineRequestError
+from schedsvc_lab.engine.errors import EngineRequestError
+from schedsvc_lab.engine.step import EngineGauges
 from schedsvc_lab.sim.requests import NEVER, Outcomes, Requests
-from schedsvc_lab.sim.runner import EngineRunner, Totals
+from schedsvc_lab.sim.runner import EngineRunner, Report
 from schedsvc_lab.sim.scheduler_adapter import SchedulerAdapter, Telemetry
 
-_SAMPLES_PER_CHECK = 64
 # After everything that happens.
 _FAR_NS = 1 << 62
 
@@ -25,21 +25,26 @@ class Settings:
     `progress_ns`, and each end at once;
     every report reaches the scheduler `report_delay_ns` later. With `round_steps` > 0 the scheduler
     considers new work only every `round_steps` decode steps, right after a report, or when the
-    engine is idle (the server of the VTC paper).
+    engine is idle (the server of the VTC paper). The books are verified at every
+    `check_samples`-th sample.
     """
 
     progress_ns: int = 200_000_000
     report_delay_ns: int = 0
     sample_ns: int = 1_000_000_000
     round_steps: int = 0
+    check_samples: int = 1_024
 
 
-class Occupancy(NamedTuple):
+class Occupancy:
     """KV cache of all engines at one moment, in tokens; `reserved` is None without scheduler."""
 
-    at_ns: int
-    used: int
-    reserved: int | None
+    __slots__ = ("at_ns", "reserved", "used")
+
+    def __init__(self, at_ns: int, used: int, reserved: int | None) -> None:
+        self.at_ns = at_ns
+        self.used = used
+        self.reserved = reserved
 
 
 class World:
@@ -65,23 +70,38 @@ class World:
         self.now_ns = 0
         self.ended = 0
         self._adapter = adapter
-        self._runners = runners
-        self._settings = settings
+        self._runners = list(runners)
+        self._contents = requests.contents
+        self._count = len(requests)
+        self._arrival_times = requests.arrival_ns
+        self._progress_ns = settings.progress_ns
+        self._delay_ns = settings.report_delay_ns
+        self._sampling_ns = settings.sample_ns
+        self._check_samples = settings.check_samples
         self._listens = adapter.listens
         self._rounds = settings.round_steps > 0
         self._arrived = 0
         self._arrival_ns = self._next_arrival_ns()
         self._cached: dict[int, int] = {}  # tokens from the prefix cache, not reported yet
-        # Due, and the request that has ended or the totals of those that run.
-        self._reports: deque[tuple[int, int | Totals]] = deque()
+        # Due, and the request that has ended or a report on those that run.
+        self._reports: deque[tuple[int, int | Report]] = deque()
         self._telemetry: deque[tuple[int, int, Telemetry]] = deque()  # due, pool, what
         self._tick_ns = settings.progress_ns
         self._sample_ns = 0
 
     def run(self, watch: Callable[[int], None] | None = None) -> None:
         """Serve all requests; `watch` hears now and then how many have ended."""
-        count = len(self.requests)
-        while self.ended < count or self._reports:
+        # Nothing that a run makes again and again refers to itself: the collector would only look.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._run(watch)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _run(self, watch: Callable[[int], None] | None) -> None:
+        while self.ended < self._count or self._reports:
             sample_ns = self._sample_ns
             self._step(self._next_ns())
             if watch is not None and sample_ns != self._sample_ns:
@@ -132,13 +152,12 @@ class World:
             if 0 <= deadline_ns < next_ns:
                 next_ns = deadline_ns
         if next_ns == _FAR_NS:
-            lost = len(self.requests) - self.ended
+            lost = self._count - self.ended
             raise InvariantError(f"{lost} requests wait and nothing will ever happen")
         return max(self.now_ns, next_ns)
 
     def _next_arrival_ns(self) -> int:
-        arrivals = self.requests.arrival_ns
-        return arrivals[self._arrived] if self._arrived < len(arrivals) else _FAR_NS
+        return self._arrival_times[self._arrived] if self._arrived < self._count else _FAR_NS
 
     def _step(self, now_ns: int) -> None:
         """Let everything of one moment happen."""
@@ -186,33 +205,40 @@ class World:
 
     def _tick(self) -> None:
         """Let every shim report its running requests, and how its engine is."""
-        due_ns = self.now_ns + self._settings.report_delay_ns
+        due_ns = self.now_ns + self._delay_ns
+        # With several engines, all reports on requests come before those on engines.
+        waits = self._delay_ns > 0 or len(self._runners) > 1
         for pool, runner in enumerate(self._runners):
-            totals, used_tokens = runner.report(self.now_ns)
+            report = runner.report(self.now_ns)
             if runner.live:
-                self._tell(totals)
+                self._tell(report)
             running, waiting, preemptions = runner.engine.counts()
-            told = Telemetry(running, waiting, used_tokens, preemptions)
-            self._telemetry.append((due_ns, pool, told))
-        self._tick_ns = self.now_ns + self._settings.progress_ns
+            told = Telemetry(running, waiting, report.used_tokens, preemptions)
+            if waits:
+                self._telemetry.append((due_ns, pool, told))
+            else:
+                self._adapter.telemetry(due_ns, pool, told)
+        self._tick_ns = self.now_ns + self._progress_ns
 
-    def _tell(self, report: int | Totals) -> None:
-        """Send the end of a request, or the totals of those that run."""
-        if self._settings.report_delay_ns:
-            self._reports.append((self.now_ns + self._settings.report_delay_ns, report))
+    def _tell(self, report: int | Report) -> None:
+        """Send the end of a request, or a report on those that run."""
+        if self._delay_ns:
+            self._reports.append((self.now_ns + self._delay_ns, report))
         else:
             self._report(report)
 
-    def _report(self, report: int | Totals) -> None:
-        if isinstance(report, tuple):
+    def _report(self, report: int | Report) -> None:
+        if isinstance(report, Report):
             self._adapter.progress(self.now_ns, report)
         else:
-            self._adapter.complete(self.now_ns, report, cached_tokens=self._cached.pop(report, 0))
+            self._adapter.complete(self.now_ns, report, True, self._cached.pop(report, 0))
 
     def _decide(self) -> None:
         """Take the verdicts that have fallen, and hand what was granted to its engine."""
         outcomes, requests = self.outcomes, self.requests
-        for index, outcome, pool in self._adapter.poll(self.now_ns):
+        verdicts = self._adapter.poll(self.now_ns)
+        for verdict in verdicts:
+            index, outcome, pool = verdict.request, verdict.outcome, verdict.pool
             if outcomes.outcome[index]:
                 raise InvariantError(f"request {index} got a second verdict")
             outcomes.decided_ns[index] = self.now_ns
@@ -224,10 +250,11 @@ class World:
                         index,
                         requests.prompt_tokens[index],
                         requests.output_tokens[index],
-                        *self._contents(index, pool),
+                        self._keys(index, pool),
+                        self._adapter_of(index, pool),
                     )
                 except EngineRequestError:
-                    self._adapter.complete(self.now_ns, index, served=False)
+                    self._adapter.complete(self.now_ns, index, False)
                     outcome = REJECTED_TOO_LARGE
                 else:
                     outcomes.pool[index] = pool
@@ -237,17 +264,20 @@ class World:
         if self._rounds:
             self._runners[0].round_done()
 
-    def _contents(self, index: int, pool: int) -> tuple[tuple[tuple[int, int], ...], str | None]:
-        """Say what an engine may know of a prompt: the keys of its blocks, and its adapter."""
-        contents = self.requests.contents
-        if contents is None:
-            return (), None
-        config, place = self._runners[pool].engine.config, self.requests.place[index]
-        adapter = contents.adapter(place) if config.adapters_max else None
-        if config.prefix_cache == "off":
-            return (), adapter
-        prompt_tokens = self.requests.prompt_tokens[index]
-        return contents.keys(place, prompt_tokens, config.block_size_tokens), adapter
+    def _keys(self, index: int, pool: int) -> tuple[tuple[int, int], ...]:
+        """Name what the blocks of a prompt hold, where the engine keeps them. O(blocks)."""
+        config = self._runners[pool].engine.config
+        if self._contents is None or config.prefix_cache == "off":
+            return ()
+        requests = self.requests
+        place, prompt_tokens = requests.place[index], requests.prompt_tokens[index]
+        return self._contents.keys(place, prompt_tokens, config.block_size_tokens)
+
+    def _adapter_of(self, index: int, pool: int) -> str | None:
+        """Name the adapter that a request needs, where the engine has adapters."""
+        if self._contents is None or not self._runners[pool].engine.config.adapters_max:
+            return None
+        return self._contents.adapter(self.requests.place[index])
 
     def _end(self, index: int) -> None:
         if self.outcomes.end_ns[index] != NEVER:
@@ -256,20 +286,22 @@ class World:
         self.ended += 1
 
     def _sample(self) -> None:
-        used = sum(runner.used_tokens(self.now_ns) for runner in self._runners)
+        used = 0
+        for runner in self._runners:
+            used += runner.used_tokens(self.now_ns)
         reserved = self._adapter.reserved_tokens(self.now_ns)
         self.occupancy.append(Occupancy(self.now_ns, used, reserved))
-        self._sample_ns = self.now_ns + self._settings.sample_ns
-        if len(self.occupancy) % _SAMPLES_PER_CHECK == 0:
+        self._sample_ns = self.now_ns + self._sampling_ns
+        if len(self.occupancy) % self._check_samples == 0:
             self._check(ended=False)
 
     def _check(self, *, ended: bool) -> None:
-        self._adapter.check(self.now_ns, ended=ended)
+        self._adapter.check(self.now_ns, ended)
         for runner in self._runners:
             runner.engine.check()
             gauges = runner.engine.gauges()
             held = gauges.used_blocks - gauges.adapters_loaded * runner.engine.config.adapter_blocks
             if ended and (gauges.running or gauges.waiting or gauges.swapped or held):
                 raise InvariantError(f"after the run an engine still holds work: {gauges}")
-        if ended and len(self.outcomes.order) != len(self.requests):
+        if ended and len(self.outcomes.order) != self._count:
             raise InvariantError("a request has no verdict")

@@ -10,17 +10,15 @@ from schedsvc.config import Config
 from schedsvc.records.recording.start import Recording
 from schedsvc_lab.engine import Engine
 from schedsvc_lab.sim.runner import EngineRunner
-from schedsvc_lab.sim.scheduler_adapter import Verdict
+from schedsvc_lab.sim.scheduler_adapter import SchedulerAdapter, Verdict
 from schedsvc_lab.sim.world import Settings, World
 
 
-class RecordedAdapter:
+class RecordedAdapter(SchedulerAdapter):
     """Asks a core by the messages of the contract, as a server does for unary callers."""
 
-    listens = True
-    expired = 0
-
     def __init__(self, core, requests, output_tokens_max):
+        super().__init__(True)
         self._core, self._requests, self._output_tokens_max = core, requests, output_tokens_max
         self._request_of, self._leases, self._decided = {}, {}, []
 
@@ -43,21 +41,18 @@ class RecordedAdapter:
         else:
             self._request_of[answer] = index
 
-    def progress(self, now_ns, totals):
-        for index, output in zip(*totals, strict=True):
+    def progress(self, now_ns, report):
+        for index, output in zip(report.requests, report.outputs(), strict=True):
             self._core.progress(
                 now_ns, *self._leases[index], self._requests.prompt_tokens[index], 0, output
             )
 
-    def complete(self, now_ns, index, *, served=True, cached_tokens=0):
+    def complete(self, now_ns, index, served=True, cached_tokens=0):
         assert served
         self._core.complete(
             now_ns, *self._leases.pop(index), COMPLETED, self._requests.prompt_tokens[index],
             cached_tokens, self._requests.output_tokens[index],
         )  # fmt: skip
-
-    def telemetry(self, now_ns, pool, told):
-        pass
 
     def poll(self, now_ns):
         verdicts, self._decided = self._decided, []
@@ -71,13 +66,10 @@ class RecordedAdapter:
     def next_ns(self):
         return self._core.next_deadline()
 
-    def reserved_tokens(self, now_ns):
-        return None
-
     def digest(self):
         return self._core.digest()
 
-    def check(self, now_ns, *, ended):
+    def check(self, now_ns, ended):
         assert not ended or not self._leases
 
 

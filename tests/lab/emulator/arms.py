@@ -6,6 +6,7 @@ requests have ended, and after them a length that 999 of 1,000 stay below. That 
 alone.
 """
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from schedsvc.config import Config
 from schedsvc_lab.engine import Profile, load_profile
 from schedsvc_lab.load.target import OutputMode, Target
 from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.runner import Report
 from schedsvc_lab.workload import TraceRequest
 from tests.lab.sim.filling import CAPACITY, ORACLE, OUTPUT_MAX, Filled, Filling, Traffic
 
@@ -128,16 +130,17 @@ class Twin(Filling):
             self._told = set(live)
             return
         self._told &= live.keys()
-        (indices, outputs), _ = self._runners[0].report(self.now_ns)
-        first = [
-            (index, output)
-            for index, output in zip(indices, outputs, strict=True)
+        report = self._runners[0].report(self.now_ns)
+        first = {
+            index: output
+            for index, output in zip(report.requests, report.outputs(), strict=True)
             if output and index not in self._told
-        ]
+        }
         if first:
-            self._told.update(index for index, _ in first)
-            self._tell((tuple(index for index, _ in first), [output for _, output in first]))
-        self._tick_ns = self.now_ns + self._settings.progress_ns
+            self._told.update(first)
+            outputs = array("q", first.values()).tobytes()
+            self._tell(Report(tuple(first), outputs, 0, report.used_tokens))
+        self._tick_ns = self.now_ns + self._progress_ns
 
 
 def imitate(requests: Requests, profile: Profile, arm: Arm, learnt: float) -> Filled:

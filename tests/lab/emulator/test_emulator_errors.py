@@ -1,6 +1,8 @@
 import asyncio
 import json
 
+from schedsvc_lab.engine import Engine
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 DEEP = '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}"
 
@@ -142,10 +144,12 @@ async def test_unknown_paths_and_methods_have_the_same_form(running):
 
 
 async def test_a_dead_engine_answers_503_and_hangs_no_client(running, monkeypatch, caplog):
-    def broken():
-        raise RuntimeError("a defect")
+    class Broken(Engine):
+        def finish_step(self):
+            raise RuntimeError("a defect")
 
-    monkeypatch.setattr(running.emulator.driver.engine, "finish_step", broken)
+    engine = running.emulator.driver.engine
+    monkeypatch.setattr(running.emulator.driver, "engine", Broken(engine.config, engine.cost))
     body = {"prompt": "a", "max_tokens": 5}
     async with asyncio.timeout(30):
         assert (await running.post("/v1/completions", body))[0] == 503

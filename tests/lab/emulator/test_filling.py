@@ -14,6 +14,7 @@ from schedsvc_lab.engine import load_profile
 from schedsvc_lab.load.generator import RunResult
 from schedsvc_lab.load.prompts import Prompts
 from schedsvc_lab.load.samples import Fate, Recorder, Sample
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter
 from tests.lab.sim.filling import OUTPUT_MAX, TENANTS, Filled
 
 from . import filling
@@ -181,19 +182,21 @@ def test_the_oracle_reserves_what_is_produced_also_when_there_would_be_enough_to
     assert totals["reserved_to_used_ppm"] == pytest.approx(1_000_000, abs=2_000)
 
 
-def test_the_twin_reports_as_the_gate_does():
-    run, told, engine_ms = twin(PREDICTED, seconds=5), [], []
-    progress, telemetry = run._adapter.progress, run._adapter.telemetry
+def test_the_twin_reports_as_the_gate_does(monkeypatch):
+    told, engine_ms = [], []
 
-    def heard(now_ns, totals):
-        told.append((now_ns // 10**6, dict(zip(*totals, strict=True))))
-        progress(now_ns, totals)
+    class Hearing(CoreAdapter):
+        def progress(self, now_ns, report):
+            totals = dict(zip(report.requests, report.outputs(), strict=True))
+            told.append((now_ns // 10**6, totals))
+            super().progress(now_ns, report)
 
-    def asked(now_ns, pool, reading):
-        engine_ms.append(now_ns // 10**6)
-        telemetry(now_ns, pool, reading)
+        def telemetry(self, now_ns, pool, reading):
+            engine_ms.append(now_ns // 10**6)
+            super().telemetry(now_ns, pool, reading)
 
-    run._adapter.progress, run._adapter.telemetry = heard, asked
+    monkeypatch.setattr(Twin, "front", Hearing)
+    run = twin(PREDICTED, seconds=5)
     run.play()
     gaps_ms = [b - a for a, b in pairwise(engine_ms)]
     assert gaps_ms

@@ -1,7 +1,5 @@
 """Swap, resume order, delay factor, prefix cache, adapters, memory profile: figures by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from schedsvc_lab.engine import (
@@ -357,5 +355,7 @@ def test_keys_of_tokens_are_chained():
 
 
 def test_free_costs_take_no_time():
-    free = replace(COST, swap_token_ns=0, copy_token_ns=0, adapter_load_ns=0)
+    update = dict.fromkeys(("swap_token_ns", "copy_token_ns", "adapter_load_ns"), 0)
+    cost = PROFILE.cost.model_copy(update=update)
+    free = PROFILE.model_copy(update={"cost": cost}).step_cost(8)
     assert (free.swap_ns(100), free.copy_ns(100)) == (0, 0)

@@ -1,5 +1,4 @@
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,12 +17,9 @@ from schedsvc_lab.engine import (
 CONTEXT = 48
 BLOCKS = (1, 3, 4, 16)
 ROUNDS_MAX = 5_000
-COST = replace(
-    load_profile("a10g-llama2-7b").step_cost(6),
-    swap_token_ns=1_000,
-    copy_token_ns=100,
-    adapter_load_ns=5_000_000,
-)
+PROFILE = load_profile("a10g-llama2-7b")
+TRANSFERS = {"swap_token_ns": 1_000, "copy_token_ns": 100, "adapter_load_ns": 5_000_000}
+COST = PROFILE.model_copy(update={"cost": PROFILE.cost.model_copy(update=TRANSFERS)}).step_cost(6)
 
 
 @st.composite

@@ -5,7 +5,6 @@ reported, all over the weight. While a tenant or a group waits, none of its sibl
 more than the bound beyond what it led by before.
 """
 
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from schedsvc._core import CANCELLED, GRANTED, Scheduler
 from schedsvc.config import Config, configure
 from schedsvc_lab.engine import Engine, Profile
 from schedsvc_lab.sim.requests import NEVER, Requests
-from schedsvc_lab.sim.runner import EngineRunner, Totals
+from schedsvc_lab.sim.runner import EngineRunner, Report
 from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, Verdict
 from schedsvc_lab.sim.world import Settings, World
 
@@ -127,18 +126,19 @@ class Books(CoreAdapter):
     def poll(self, now_ns: int) -> list[Verdict]:
         """Let the core decide, and count the prompts of what it grants."""
         verdicts = super().poll(now_ns)
-        for index, outcome, _ in verdicts:
+        for verdict in verdicts:
+            index = verdict.request
             del self.queued[index]
             self.gaps.waits(self.tenant(index), -1)
-            if outcome == GRANTED:
+            if verdict.outcome == GRANTED:
                 self._counted[index] = 0
                 self._count(index, 0)
         return verdicts
 
-    def progress(self, now_ns: int, totals: Totals) -> None:
+    def progress(self, now_ns: int, report: Report) -> None:
         """Report, count it, and compare."""
-        super().progress(now_ns, totals)
-        for index, output in zip(*totals, strict=True):
+        super().progress(now_ns, report)
+        for index, output in zip(report.requests, report.outputs(), strict=True):
             self._count(index, output)
         figures = [each.core.stats(now_ns, 0, pools=False)["totals"] for each in self.sharing]
         bounds = [each["fairness_bound_micro"] for each in figures]
@@ -151,16 +151,16 @@ class Books(CoreAdapter):
             self.stats_broken = f"at {now_ns / SECOND:.1f} s Stats' gap {gap} is beyond {bound}"
 
     def complete(
-        self, now_ns: int, index: int, *, served: bool = True, cached_tokens: int = 0
+        self, now_ns: int, index: int, served: bool = True, cached_tokens: int = 0
     ) -> None:
         """Report the end, and count it."""
-        super().complete(now_ns, index, served=served, cached_tokens=cached_tokens)
+        super().complete(now_ns, index, served, cached_tokens)
         self._count(index, self._requests.output_tokens[index])
         del self._counted[index]
 
     def leave(self, now_ns: int, index: int, output: int) -> None:
         """End the lease of a client that has left after so much output."""
-        lease_id, epoch, _ = struct.unpack("=3q", self._leases.pop(index))
+        lease_id, epoch, _ = self._leases.pop(index)
         prompt = self._requests.prompt_tokens[index]
         self.core.complete(now_ns, lease_id, epoch, CANCELLED, prompt, 0, output)
         self._count(index, output)
@@ -180,11 +180,11 @@ class Leavable(EngineRunner):
     def leave(self, now_ns: int, index: int) -> int:
         """End a request whose client has left, and return its output so far. O(running)."""
         self._cut(now_ns)
-        (requests, outputs), _ = self.report(now_ns)
+        report = self.report(now_ns)
         self.engine.abort(index)
         del self.live[index]
         self._indices = None
-        return outputs[requests.index(index)]
+        return report.outputs()[report.requests.index(index)]
 
 
 class Audited(World):
@@ -208,7 +208,9 @@ class Audited(World):
         self._leaves = sorted(leaves, reverse=True)
         cost = profile.step_cost(engine.sequences_max)
         self._engines = [Leavable(Engine(engine, cost)) for _ in range(engines)]
-        super().__init__(requests, self.books, self._engines, Settings(progress_ns=progress_ns))
+        super().__init__(
+            requests, self.books, self._engines, Settings(progress_ns=progress_ns, check_samples=64)
+        )
 
     def run_until(self, ends_ns: int) -> None:
         """Serve until a time, and leave what is queued or runs then."""

@@ -82,6 +82,8 @@ class Filling(World):
     """A run that notes preemptions as they come. A `config` is taken as it is: with one, an
     oracle is only who asks for just its output."""
 
+    front = CoreAdapter
+
     def __init__(
         self,
         requests: Requests,
@@ -108,7 +110,7 @@ class Filling(World):
             engine.sequences_max, engine.context_tokens_max,
         )  # fmt: skip
         flows = [self.core.flow_index(name.encode()) for name in requests.clients]
-        adapter = CoreAdapter(self.core, requests, flows, 0 if oracle else OUTPUT_MAX)
+        adapter = self.front(self.core, requests, flows, 0 if oracle else OUTPUT_MAX)
         runner = EngineRunner(Engine(engine, profile.step_cost(engine.sequences_max)))
         settings = Settings(progress_ns=progress_ns, sample_ns=SECOND // 4)
         super().__init__(requests, adapter, [runner], settings)

@@ -6,10 +6,12 @@ from random import Random
 import pytest
 
 from schedsvc_lab.engine import load_profile
+from schedsvc_lab.sim import scenario as scenarios
 from schedsvc_lab.sim.contents import Contents
 from schedsvc_lab.sim.details import detail
 from schedsvc_lab.sim.requests import Requests
 from schedsvc_lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter
 from schedsvc_lab.workload import Record, read_trace
 from tests.seeds import fresh
 
@@ -54,15 +56,13 @@ def test_shared_blocks_are_found_again_by_hand(tmp_path):
 
 def test_hits_are_charged_at_their_price(tmp_path, monkeypatch):
     told = []
-    from schedsvc_lab.sim import scheduler_adapter
 
-    real = scheduler_adapter.CoreAdapter.complete
+    class Hearing(CoreAdapter):
+        def complete(self, now_ns, index, served=True, cached_tokens=0):
+            told.append((index, cached_tokens))
+            super().complete(now_ns, index, served, cached_tokens)
 
-    def complete(self, now_ns, index, **given):
-        told.append((index, given.get("cached_tokens")))
-        real(self, now_ns, index, **given)
-
-    monkeypatch.setattr(scheduler_adapter.CoreAdapter, "complete", complete)
+    monkeypatch.setattr(scenarios, "CoreAdapter", Hearing)
     requests = mooncake(tmp_path, [(0, 1_024, 8, [1, 2]), (5_000, 1_024, 8, [1, 3])])
     totals(requests, prefix_cache="lru")
     assert told == [(0, 0), (1, 512)]

@@ -49,7 +49,9 @@ def requests(seed=1, count=150):
 
 @pytest.mark.parametrize("policy", ["engine", "fcfs", "vtc"])
 def test_a_run_is_the_same_after_any_other(policy):
-    scenario = Scenario(BUSY, engines=2, jitter_ns=10**7, settings=Settings(progress_ns=10**7))
+    scenario = Scenario(
+        BUSY, engines=2, jitter_ns=10**7, settings=Settings(progress_ns=10**7, check_samples=8)
+    )
     first = simulate(scenario, requests(), policy, seed=5)
     simulate(Scenario(FAST), requests(2), "vtc", seed=6)
     again = simulate(scenario, requests(), policy, seed=5)

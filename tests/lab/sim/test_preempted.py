@@ -6,6 +6,7 @@ the pool is registered with more cache than it has, and outputs seem short, so p
 """
 
 from dataclasses import dataclass, field
+from heapq import heapify
 from random import Random
 
 import pytest
@@ -13,7 +14,6 @@ import pytest
 from schedsvc._core import GRANTED, Scheduler
 from schedsvc.config import configure
 from schedsvc_lab.engine import Engine, load_profile
-from schedsvc_lab.engine.block_accounting import BlockAccounting
 from schedsvc_lab.sim.requests import Requests
 from schedsvc_lab.sim.runner import EngineRunner
 from schedsvc_lab.sim.scenario import patient_config
@@ -102,14 +102,21 @@ class WatchedFront(CoreAdapter):
         _, rows = self.core.list_leases(now_ns, 0, 1 << 16, 1 << 16)
         reserved = {r["lease_id"]: r["reserved_tokens"] for r in rows if not r["suspect"]}
         for request, had in self.seen.out.items():
-            lease_id = int.from_bytes(self._leases[request][:8], "little")
-            has = reserved.get(lease_id, 0)
+            has = reserved.get(self._leases[request][0], 0)
             if has < max(had, 1):
                 self.seen.lost.append(f"{request} had {had} tokens and has {has}")
             self.seen.out[request] = has
 
 
-def serve(*, percent=150, progress_ns=MS, lease_ttl_ms=30_000, audit=False, **options):
+def serve(
+    *,
+    percent=150,
+    progress_ns=MS,
+    lease_ttl_ms=30_000,
+    audit=False,
+    engine=WatchedEngine,
+    **options,
+):
     """Serve two tenants, of whose outputs each fifth is ten times as long as the others, from a
     core that counts `percent` of the cache.
 
@@ -121,22 +128,22 @@ def serve(*, percent=150, progress_ns=MS, lease_ttl_ms=30_000, audit=False, **op
         for number in range(300)
     ]
     requests = Requests(("a", "b"), rows)
-    engine = FAST.config(**options)
+    sizes = FAST.config(**options)
     config = patient_config(requests.clients)
     changes = {"quantile_ppm": 500_000, "lease_ttl_ns": lease_ttl_ms * MS, "lease_grace_ns": 0}
     core = Scheduler(**config.core_options() | changes)
     configure(core, config, 0)
     core.set_pool(
-        0, b"engine", 1, engine.capacity_tokens * percent // 100,
-        engine.block_size_tokens, engine.sequences_max, engine.context_tokens_max,
+        0, b"engine", 1, sizes.capacity_tokens * percent // 100,
+        sizes.block_size_tokens, sizes.sequences_max, sizes.context_tokens_max,
     )  # fmt: skip
     flows = [core.flow_index(name.encode()) for name in requests.clients]
     for flow in flows:
         core.set_flow_mode(0, flow, audit)
     seen = Seen()
     adapter = WatchedFront(seen, core, requests, flows, 600)
-    runner = EngineRunner(WatchedEngine(seen, engine, FAST.step_cost(engine.sequences_max)))
-    World(requests, adapter, [runner], Settings(progress_ns=progress_ns)).run()
+    runner = EngineRunner(engine(seen, sizes, FAST.step_cost(sizes.sequences_max)))
+    World(requests, adapter, [runner], Settings(progress_ns=progress_ns, check_samples=64)).run()
     assert seen.resumed == runner.engine.counts()[2]
     return seen
 
@@ -164,16 +171,22 @@ def test_victims_that_are_put_in_front_as_they_came_out_are_seen(options):
     assert seen.overtaken == []
 
 
-def test_victims_that_are_put_behind_all_others_are_seen(monkeypatch):
-    requeue = BlockAccounting.requeue
+class UnfairEngine(WatchedEngine):
+    """Puts what a step has thrown out behind all that waits."""
 
-    def behind(self, units):
-        for unit in units:
-            unit[0].place = unit[0].key + (1 << 64)
-        requeue(self, units)
+    def plan_step(self, now_ns=0):
+        step = super().plan_step(now_ns)
+        if step and step.preempted:
+            queue = self._accounting.waiting._heap
+            for at, (_, sequence) in enumerate(queue):
+                if sequence in step.preempted:
+                    queue[at] = (sequence.key + (1 << 64), sequence)
+            heapify(queue)
+        return step
 
-    monkeypatch.setattr(BlockAccounting, "requeue", behind)
-    assert serve().overtaken
+
+def test_victims_that_are_put_behind_all_others_are_seen():
+    assert serve(engine=UnfairEngine).overtaken
 
 
 def test_leases_of_preempted_requests_that_end_are_seen():

@@ -1,12 +1,13 @@
 """Runs of decodes that are cut where something arrives, beside plain steps."""
 
+from array import array
 from random import Random
 
 import pytest
 
 from schedsvc_lab.engine import Engine, load_profile
 from schedsvc_lab.sim.requests import NEVER
-from schedsvc_lab.sim.runner import EngineRunner
+from schedsvc_lab.sim.runner import EngineRunner, Report
 from tests.seeds import fresh
 
 
@@ -21,18 +22,8 @@ def make(kv_tokens, prefill):
     return Engine(config, profile.step_cost(config.sequences_max))
 
 
-class Stepper:
+class Stepper(EngineRunner):
     """The same engine, one step at a time: what a runner has to equal."""
-
-    def __init__(self, engine):
-        self.engine = engine
-        self.end_ns = NEVER
-        self.live = {}
-
-    add = EngineRunner.add
-    _run = None
-    _cut = EngineRunner._cut
-    _steps_done = EngineRunner._steps_done
 
     def plan(self, now_ns):
         if self.end_ns == NEVER and (step := self.engine.plan_step()) is not None:
@@ -48,8 +39,8 @@ class Stepper:
         return first, finished
 
     def report(self, now_ns):
-        outputs = [s.produced_tokens for s in self.live.values()]
-        return (tuple(self.live), outputs), self.used_tokens(now_ns)
+        outputs = array("q", [s.produced_tokens for s in self.live.values()])
+        return Report(tuple(self.live), outputs.tobytes(), 0, self.used_tokens(now_ns))
 
     def used_tokens(self, now_ns):
         return self.engine.gauges().used_tokens
@@ -74,7 +65,8 @@ def drive(runner, arrivals, looks):
             if kind == "arrive":
                 runner.add(now_ns, number, *arrivals[number][1:])
             else:
-                seen.append(sorted(zip(*runner.report(now_ns)[0], strict=True)))
+                report = runner.report(now_ns)
+                seen.append(sorted(zip(report.requests, report.outputs(), strict=True)))
         runner.plan(now_ns)
     runner.engine.check()
     return firsts, ends, seen, runner.engine.gauges()
@@ -110,7 +102,8 @@ def test_used_tokens_within_a_run_are_those_of_its_last_ended_step():
         stepper.plan(0)
     assert runner.used_tokens(1_000) == 16
     assert runner.used_tokens(1_000 + 21 * step_ns) == stepper.used_tokens(0) == 32
-    assert runner.report(1_000 + 21 * step_ns) == (((0,), [21]), 32)
+    report = runner.report(1_000 + 21 * step_ns)
+    assert (report.requests, report.outputs(), report.used_tokens) == ((0,), [21], 32)
 
 
 def test_a_round_is_due_after_its_steps_or_when_idle():

@@ -64,7 +64,7 @@ def compared(trace, tmp_path_factory):
     """The folder of one comparison, which draws, and what it prints."""
     out = tmp_path_factory.mktemp("compared") / "out"
     result = sim("--trace", trace, "--policy", "engine", "--policy", "vtc", "--seeds", 2,
-                 "--jitter", 50, "--out", out, "--json")  # fmt: skip
+                 "--jitter", 50, "--out", out, "--figures", "--json")  # fmt: skip
     assert result.exit_code == 0, result.output
     return out, result.stdout
 
@@ -157,6 +157,7 @@ def test_refused_requests_have_empty_latencies(trace, tmp_path):
     [detail] = details["policies"]["fcfs"]
     assert detail["refused"] == {"REJECTED_FLOW_QUEUE_FULL": entry["refused"]}
     assert details["peak_memory_bytes"] > 10**7
+    assert not list(tmp_path.glob("*.png"))
     for name, client in detail["clients"].items():
         mine = [row for row in rows if row["client"] == name]
         waits = [float(r["first_token_latency_s"]) for r in mine if r["first_token_latency_s"]]

@@ -10,12 +10,13 @@ from schedsvc import _core
 from schedsvc._core import GRANTED, InvariantError
 from schedsvc.config import load
 from schedsvc_lab.engine import Engine, load_profile
+from schedsvc_lab.sim import scenario as scenarios
 from schedsvc_lab.sim.overrides import override
 from schedsvc_lab.sim.report import summarise
 from schedsvc_lab.sim.requests import NEVER, Requests
 from schedsvc_lab.sim.runner import EngineRunner
 from schedsvc_lab.sim.scenario import Scenario, ScenarioError, patient_config, simulate
-from schedsvc_lab.sim.scheduler_adapter import CoreAdapter
+from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, SchedulerAdapter, Verdict
 from schedsvc_lab.sim.world import Settings, World
 
 MS = 10**6
@@ -48,7 +49,7 @@ def first_token_s(run):
 @pytest.mark.parametrize("delay_ms", [0, 30])
 @pytest.mark.parametrize("engines", [1, 3])
 def test_every_request_is_served_once_and_again_alike(policy, delay_ms, engines):
-    settings = Settings(report_delay_ns=delay_ms * MS, progress_ns=20 * MS, sample_ns=50 * MS)
+    settings = Settings(20 * MS, delay_ms * MS, 50 * MS, check_samples=1)
     scenario = Scenario(FAST, engines=engines, settings=settings)
     requests = flood()
     run = simulate(scenario, requests, policy)
@@ -211,28 +212,18 @@ def test_without_scheduler_a_request_goes_where_least_is_open():
     assert list(run.outcomes.pool) == [0, 1, 0, 0]
 
 
-class Broken:
+class Broken(SchedulerAdapter):
     """A front that keeps requests, or says everything twice."""
 
-    listens = False
-
     def __init__(self, verdicts):
+        super().__init__(False)
         self.verdicts = verdicts
 
     def arrive(self, now_ns, index):
         self.index = index
 
     def poll(self, now_ns):
-        return [(self.index, _core.REJECTED_LIMIT, NEVER)] * self.verdicts
-
-    def next_ns(self):
-        return NEVER
-
-    def reserved_tokens(self, now_ns):
-        return None
-
-    def check(self, now_ns, *, ended):
-        pass
+        return [Verdict(self.index, _core.REJECTED_LIMIT, NEVER)] * self.verdicts
 
 
 @pytest.mark.parametrize(
@@ -244,17 +235,40 @@ def test_a_request_that_is_lost_or_answered_twice_is_noticed(verdicts, complaint
         world.run()
 
 
+class Breaking(SchedulerAdapter):
+    """Keeps requests, and has books that do not balance from a time on."""
+
+    def __init__(self, breaks_ns):
+        super().__init__(False)
+        self.breaks_ns, self.checked_ns = breaks_ns, []
+
+    def check(self, now_ns, ended):
+        self.checked_ns.append(now_ns)
+        if now_ns >= self.breaks_ns:
+            raise InvariantError("a defect")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_defect_is_found_at_the_next_check(every):
+    front = Breaking(10 * SECOND)
+    settings = Settings(sample_ns=SECOND // 2, check_samples=every)
+    arrivals = Requests(("a",), [(number * SECOND // 2, 0, 1, 1) for number in range(60)])
+    with pytest.raises(InvariantError, match="a defect"):
+        World(arrivals, front, [], settings).run()
+    assert front.checked_ns[-1] - front.breaks_ns < every * SECOND // 2
+
+
 @pytest.mark.parametrize("delay_ms", [0, 30])
 def test_the_scheduler_hears_how_the_engine_is(monkeypatch, delay_ms):
     """Every tick, as late as other reports, with the engine's own figures of that time."""
     told = []
-    real = CoreAdapter.telemetry
 
-    def telemetry(self, now_ns, pool, what):
-        told.append((now_ns, pool, what))
-        real(self, now_ns, pool, what)
+    class Hearing(CoreAdapter):
+        def telemetry(self, now_ns, pool, what):
+            told.append((now_ns, pool, what))
+            super().telemetry(now_ns, pool, what)
 
-    monkeypatch.setattr(CoreAdapter, "telemetry", telemetry)
+    monkeypatch.setattr(scenarios, "CoreAdapter", Hearing)
     settings = Settings(progress_ns=20 * MS, report_delay_ns=delay_ms * MS, sample_ns=20 * MS)
     run = simulate(Scenario(FAST, engines=2, settings=settings), flood(), "vtc")
     assert {pool for _, pool, _ in told} == {0, 1}

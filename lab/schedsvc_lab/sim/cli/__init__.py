@@ -14,7 +14,7 @@ __all__ = ["sim"]
 EPILOG = """\b
 Example:
   schedsvc sim --trace trace.csv --policy engine --policy fcfs --policy vtc \\
-      --out out/sim
+      --out out/sim --figures
   schedsvc sim --trace trace.csv --policy vtc --config schedsvc.yaml \\
       --seeds 5 --jitter 50 --json
   schedsvc sim --suite vtc-paper
@@ -74,7 +74,10 @@ class _Sim(click.Group):
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for report.json, requests and decisions as CSV, and PNG figures.",
+    help="Folder for report.json, and requests and decisions as CSV.",
+)
+@click.option(
+    "--figures", is_flag=True, help="Draw PNG figures of the first seed into --out of a trace, too."
 )
 @click.pass_context
 def sim(
@@ -87,6 +90,7 @@ def sim(
     recording: Path | None,
     as_json: bool,
     out: Path | None,
+    figures: bool,
     **options: Any,
 ) -> None:
     """Simulate engines behind the scheduler, in virtual time, under one or several policies."""
@@ -115,6 +119,8 @@ def sim(
         raise click.UsageError(
             "give --trace FILE and at least one --policy, --suite NAME or --replay FILE"
         )
+    if figures and out is None:
+        raise click.UsageError("--figures: give --out DIRECTORY for them")
     scenario, requests = world(**options)
     _make(out)
     run_trace(
@@ -124,6 +130,7 @@ def sim(
         seeds or 1,
         span_s=span_s,
         out=out,
+        figures=figures,
         as_json=as_json,
     )
 

@@ -28,6 +28,7 @@ def run_trace(
     *,
     span_s: float | None,
     out: Path | None,
+    figures: bool,
     as_json: bool,
 ) -> None:
     """Run every policy with every seed; write files and print what came of it."""
@@ -54,23 +55,24 @@ def run_trace(
                 details["policies"][policy].append(detail(run))
                 if out is not None:
                     _write(out, run, pools)
-                # Other seeds are not drawn, and their requests need not be kept.
-                if seed == 0 and out is not None:
+                # Other runs are not drawn, and their requests need not be kept.
+                if seed == 0 and figures:
                     drawn.append(run)
     if not is_frozen:
         gc.unfreeze()
     details["peak_memory_bytes"] = peak_memory_bytes()
     if out is not None:
-        # Imported here: matplotlib would make runs without --out start later.
-        from schedsvc_lab.sim.figures import draw_all
-
-        draw_all(drawn, out, span_s)
         write_report(report, out / "report.json")
         write_report(details, out / "details.json")
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
         show(report, details, table_console(markup=True))
+    if out is not None and figures:
+        # Imported here: matplotlib would make other runs start later.
+        from schedsvc_lab.sim.figures import draw_all
+
+        draw_all(drawn, out, span_s)
 
 
 def _write(out: Path, run: Run, pools: tuple[str, ...]) -> None:
