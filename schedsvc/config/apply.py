@@ -283,8 +283,10 @@ def _classes(core: Configurable, config: Config, before: Config | None) -> dict[
     if DEFAULT_CLASS in old:
         entries.setdefault(DEFAULT_CLASS, Class(name=DEFAULT_CLASS))
     found = {DEFAULT_CLASS: 0}
-    # A class that returns comes before a new one, which would take its place.
-    for name in sorted(entries, key=lambda name: core.class_index(name.encode()) < 0):
+    names = list(entries)
+    if before:  # a class that returns comes before a new one, which would take its place
+        names.sort(key=lambda name: core.class_index(name.encode()) < 0)
+    for name in names:
         entry = entries[name]
         found[name] = core.set_class(
             name.encode(),

@@ -49,7 +49,7 @@ class Runs:
         return lockstep.advance(steps)
 
     def _only_decodes(self, now_ns: int) -> bool:
-        """Return whether no sequence can join those that decode in the next step, or until one ends."""
+        """Return whether none can join those that decode in the next step, or until one ends."""
         accounting = self._accounting
         count = len(accounting.running)
         if accounting.swapped:

@@ -173,9 +173,9 @@ async def test_requests_given_up_are_reported(tmp_path: Path) -> None:
 
 
 async def test_an_interrupted_run_writes_what_there_is(tmp_path: Path) -> None:
-    said = [[{"from": "human", "value": value}] for value in ("fine", "hang")]
-    talks = [{"id": str(number), "conversations": said[number]} for number in range(2)]
-    (tmp_path / "talks.json").write_text(json.dumps(talks))
+    said = [("human", "fine"), ("gpt", "yes"), ("human", "hang")]  # so the first turn has ended
+    turns = [{"from": who, "value": value} for who, value in said]
+    (tmp_path / "talks.json").write_text(json.dumps([{"id": "0", "conversations": turns}]))
     out = tmp_path / "out"
     async with fake() as (server, url):
         process = await asyncio.create_subprocess_exec(
