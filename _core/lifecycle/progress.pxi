@@ -77,7 +77,7 @@ cdef int progress_lease(Core core, int64_t lease_id, int64_t epoch, Usage* u, in
 
 
 cdef int progress_granted(Core core, int32_t i, int64_t epoch, Usage* u) except -1:
-    """The same, of a request that was granted."""
+    """Count the progress of a request that was granted, as above."""
     cdef Request* r = &core.requests.items[i]
     if r.state == ENDED:
         return LS_ENDED

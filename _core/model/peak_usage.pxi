@@ -131,8 +131,9 @@ cdef inline void peak_with(
 
 
 cdef int64_t least_peak(const GrowingLeases* runs, const GrowingLease* one_more) noexcept nogil:
-    """A load that the peak, in blocks, is not below: it leaves the blocks out that begin within the
-    rest of `left`. Few loads are above it, so few have to be counted exactly. O(leases)."""
+    """Return a load that the peak, in blocks, is not below: it leaves the blocks out that begin
+    within the rest of `left`. Few loads are above it, so few have to be counted exactly.
+    O(leases)."""
     cdef int64_t blocks = 0, width = 0, most = 0
     cdef bint is_in = one_more == NULL
     cdef const GrowingLease* run

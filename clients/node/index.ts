@@ -38,7 +38,7 @@ const SERVICE_CONFIG = {
   ],
 };
 
-// Of one attempt to end a lease.
+// These bound one attempt to end a lease.
 const END_DEADLINE_MS = 5_000;
 const END_BACKOFF_MIN_MS = 50;
 const END_BACKOFF_MAX_MS = 2_000;

@@ -68,8 +68,9 @@ RULES = (
     Rule(r"(Makefile|constraints\.txt|pyproject\.toml|\.ci/.*|\.gitignore)$", "runs CI", all=True),
     Rule(r"tests/(lanes|tidy/sources)\b", "chooses what runs", all=True),
     Rule(
-        r"(clients/python|clients/vllm|lab)/(pyproject\.toml|README\.md|LICENSE)$|(lab/)?MANIFEST\.in$"
-        r"|LICENSE$|README\.md$|(schedsvc|clients/\w+/\w+|lab/schedsvc_lab)/py\.typed$",
+        r"(clients/python|clients/vllm|lab)/(pyproject\.toml|README\.md|LICENSE)$"
+        r"|(lab/)?MANIFEST\.in$|LICENSE$|README\.md$"
+        r"|(schedsvc|clients/\w+/\w+|lab/schedsvc_lab)/py\.typed$",
         "is in the packages",
         lanes=_PACKAGES,
     ),

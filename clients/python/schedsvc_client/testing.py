@@ -1,4 +1,4 @@
-"""A scheduler inside the process, for unit tests of code that asks one.
+"""Runs a scheduler inside the process, for unit tests of code that asks one.
 
 It answers as the test scripts it, and keeps what it was sent. It has no queue, no limits and no
 fairness.
@@ -29,14 +29,14 @@ _UNARY: dict[str, Any] = {
 
 
 class Failure(NamedTuple):
-    """An Admit that fails; on a Session it is a fault."""
+    """Lets an Admit fail; on a Session it is a fault."""
 
     code: grpc.StatusCode
     details: str = "as the test asked"
 
 
 class Delayed(NamedTuple):
-    """A verdict that comes after some seconds."""
+    """Gives a verdict after some seconds."""
 
     seconds: float
     verdict: pb.AdmitResponse | Failure
@@ -67,7 +67,7 @@ def refusal(
 
 @dataclass
 class Book:
-    """The record of one lease."""
+    """Records one lease."""
 
     request_id: str
     tenant: str
@@ -76,13 +76,13 @@ class Book:
 
     @property
     def end(self) -> pb.CompleteRequest:
-        """The Complete that ended it; repeats of it have to be the same."""
+        """Return the Complete that ended it; repeats of it have to be the same."""
         assert len({c.SerializeToString() for c in self.completes}) == 1, self.completes
         return self.completes[0]
 
 
 class FakeScheduler:
-    """A scheduler that grants what no script and no `decide` of the test answers otherwise.
+    """Grants what no script and no `decide` of the test answers otherwise.
 
     `async with` it in tests with an event loop; `with` it in others, where it runs in a thread.
     """
@@ -121,7 +121,7 @@ class FakeScheduler:
         self.goodbyes = 0
         self.messages: list[bytes] = []
         self.faults: list[pb.SessionFault] = []
-        # Of each pool, or of the one named.
+        # It is each pool's, or that of the one named.
         self.pool_fault: pb.SessionFault | None = None
         self.faulty_pool = ""
         self.statuses: dict[int, pb.LeaseState.ValueType] = {}
@@ -406,7 +406,7 @@ class FakeScheduler:
 
 
 class _Stream:
-    """One Session stream."""
+    """Serves one Session stream."""
 
     def __init__(self, fake: FakeScheduler) -> None:
         self.fake = fake
