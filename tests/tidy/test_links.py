@@ -11,12 +11,15 @@ from .sources import ROOT, files, relative
 
 PAGES = [*files(".md"), *sorted((ROOT / "docs/reference").glob("*.md"))]
 TEXTS = files(
-    ".py", ".pyi", ".pyx", ".pxi", ".proto", ".lua", ".mjs", ".yaml", ".yml", ".md", ".sh", ".toml",
+    ".py", ".pyi", ".pyx", ".pxi", ".proto", ".lua", ".mjs", ".ts", ".yaml", ".yml", ".md", ".sh", ".toml",
     ".service", ".txt", "Makefile", "Containerfile", ".html", ".js",
 )  # fmt: skip
 _LINK = re.compile(r'(?:\]\(|src="|href=")([^)\s">]+)[)"]')
 _NAMED = re.compile(r"(?<![\w./-])(?:(?:\.\./)*)(docs/[\w./-]*\w\.(?:md|png|sh|yaml))(#[\w-]+)?")
 _URL = re.compile(r"blob/main/(docs/[\w./-]+\.md)(#[\w-]+)?")
+_FILE = re.compile(
+    r"`((?:_core|bench|clients|deploy|lab|proto|schedsvc|spec|tests)/[\w./-]+\.\w+)`"
+)
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -56,6 +59,17 @@ def unknown_pages(text: str, root: Path = ROOT) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_of_documents_lead_somewhere(page: Path) -> None:
     assert not list(broken(page, page.read_text()))
+
+
+def test_files_that_documents_name_exist() -> None:
+    named = [(page, name) for page in PAGES for name in _FILE.findall(page.read_text())]
+    assert len(named) > 50
+    lost = [
+        (relative(page), name)
+        for page, name in named
+        if not ((ROOT / name).exists() or (page.parent / name).exists())
+    ]
+    assert not lost
 
 
 def test_pages_that_code_names_exist() -> None:
