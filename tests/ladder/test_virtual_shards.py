@@ -17,10 +17,10 @@ from bench.virtual_shards.plan import Plan
 from bench.virtual_shards.world import World, store_cost_ns
 from schedsvc.cluster.member import Member
 
-PLAN = Plan(members=5, tenants=1_000, active=250, rate=40, seconds=90)
+PLAN = Plan(members=5, tenants=1_000, active=250, rate=80, seconds=90)
 SMALL = [
     *("--members", "5", "--tenants", "1000", "--active", "250"),
-    *("--rate", "40", "--seconds", "90"),
+    *("--rate", "80", "--seconds", "90"),
 ]
 
 

@@ -11,8 +11,8 @@ from .sources import ROOT, files, relative
 
 PAGES = [*files(".md"), *sorted((ROOT / "docs/reference").glob("*.md"))]
 TEXTS = files(
-    ".py", ".pyi", ".pyx", ".pxi", ".proto", ".lua", ".mjs", ".ts", ".yaml", ".yml", ".md", ".sh", ".toml",
-    ".service", ".txt", "Makefile", "Containerfile", ".html", ".js",
+    ".py", ".pyi", ".pyx", ".pxi", ".proto", ".lua", ".mjs", ".ts", ".yaml", ".yml", ".md", ".sh",
+    ".toml", ".service", ".txt", "Makefile", "Containerfile", ".html", ".js",
 )  # fmt: skip
 _LINK = re.compile(r'(?:\]\(|src="|href=")([^)\s">]+)[)"]')
 _NAMED = re.compile(r"(?<![\w./-])(?:(?:\.\./)*)(docs/[\w./-]*\w\.(?:md|png|sh|yaml))(#[\w-]+)?")
