@@ -24,9 +24,8 @@ cdef inline int64_t lead_of(Flows flows, int32_t pool, const Flow* f) noexcept:
     others' weights, one of a small weight would let all fall far behind."""
     cdef int64_t lead = flows.positions.lead_max
     if lead == LEAD_AUTO:
-        lead = flows.positions.pace[pool] + <int64_t>min(
-            <wide>LEAD_MOST, <wide>LEAD_CHARGES * flows.largest_charge * 1000 // f.weight_milli
-        )
+        lead = LEAD_CHARGES * 1000 * min(flows.largest_charge, LEAD_MOST) // f.weight_milli
+        lead = flows.positions.pace[pool] + min(lead, LEAD_MOST)
     return lead + flows.lead_given_max
 
 

@@ -34,12 +34,19 @@ async def test_policy_that_evicts_is_noticed_while_connected(
 
         await until(is_so, f"{name} is {value}")
 
+    async def logs(count: int) -> None:
+        async def has() -> bool:
+            return len(events(log)) >= count
+
+        await until(has, f"{count} events are logged")
+
     try:
         await asyncio.to_thread(member.start, log)
         await shows("members", 1)
         await shows("store_may_evict", 0)
         assert b"OK" in store.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         await shows("store_may_evict", 1)
+        await logs(1)
         [noticed] = events(log)
         assert noticed["event"] == "cluster_store_may_evict"
         assert noticed["level"] == "error"
@@ -48,6 +55,7 @@ async def test_policy_that_evicts_is_noticed_while_connected(
         assert (await asyncio.to_thread(member.metrics))["schedsvc_cluster_members"] == 1
         assert b"OK" in store.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
         await shows("store_may_evict", 0)
+        await logs(2)
         assert [line["event"] for line in events(log)][1:] == ["cluster_store_keeps_keys"]
     finally:
         await asyncio.to_thread(member.stop)

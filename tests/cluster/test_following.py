@@ -59,7 +59,7 @@ async def test_a_standby_continues_from_the_rows(store_url: str, tmp_path: Path)
             await leads(b)
             assert b._server._keeper.operators().hash_key == hash_key  # type: ignore[union-attr]
             async with calling(b) as stub:
-                spent = await stub.Admit(ask(), metadata=proof(), wait_for_ready=True, timeout=20)
+                spent = await stub.Admit(ask(), metadata=proof(), wait_for_ready=True, timeout=8)
                 other = await stub.Admit(ask(tenant="b"), metadata=proof(), timeout=20)
             assert spent.leadership.term == other.leadership.term == 2
             assert spent.outcome == scheduler_pb2.OUTCOME_EVICTED_TTL  # its quota is spent

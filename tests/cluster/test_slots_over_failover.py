@@ -85,7 +85,11 @@ async def test_a_cap_holds_over_a_failover(tmp_path: Path, store: StoreServer, k
         ]
         for each in running:
             await each.submit()
-        assert (await quotas(sets.a)).slots == CAP, await quotas(sets.a)
+
+        async def holds_all() -> bool:
+            return (await quotas(sets.a)).slots == CAP
+
+        await until(holds_all, "a holds all slots")
         waiting = asyncio.create_task(sets.admit_at_c())
         sets.stack.callback(waiting.cancel)
         sets.a.send({"kill": signal.SIGKILL, "term": signal.SIGTERM}[kind])

@@ -174,7 +174,8 @@ class Positions:
     def _lead(self, flow: int, pool: int) -> int:
         most = self.state.limits["lead_max_micro"]
         weight = self.state.flows[flow].weight_milli
-        charges = min(4 * self.state.largest_charge * 1000 // weight, LEAD_MOST)
+        largest = min(self.state.largest_charge, LEAD_MOST)
+        charges = min(4 * largest * 1000 // weight, LEAD_MOST)
         auto = charges + self.pace[pool]
         return (auto if most == -1 else most) + self.state.lead_given
 
