@@ -106,3 +106,19 @@ def test_it_forgets_what_earlier_requests_taught() -> None:
     serve(s, "large", 1, LARGE)
     s.reset_learned()
     assert lead(s, 1_000) == 0
+
+
+def varint(value: int) -> bytes:
+    """Write a number as protobuf does."""
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+@pytest.mark.parametrize("passes", [0, 5_000 * TOKEN])
+def test_passes_of_a_head_add_to_a_lead_that_is_set(passes: int) -> None:
+    s = bare(("", ""), 1_000)
+    s.set_options(0, lead_max_micro=700 * TOKEN)
+    rows = saved(s, 0)
+    rows[b"o"] = varint(17 << 3) + varint(passes)  # the widest lead that passes were given
+    s.set_saved(0, [(key, value, 0) for key, value in rows.items()])
+    offer(s)
+    assert lead(s, 1_000) == 700 * TOKEN + passes

@@ -52,9 +52,9 @@ BACKFILL_BUGS = (
         "several pools forgive what passing a head brought a flow ahead in each",
         "    return lead + flows.lead_given_max\n",
         "    if BUG:\n        return lead\n",
-        "test_shares_are_alike_wherever_tenants_share[engines-a10g-llama2-7b-60:1]",
+        "test_passes_of_a_head_add_to_a_lead_that_is_set",
         "policy/local_position.pxi",
-        "tests/lab/sim/test_backfill.py",
+        "tests/core/test_automatic_lead.py",
     ),
     _mutant(
         "light-with-a-queue",

@@ -50,6 +50,18 @@ class ClassOrder:
         self._since = {line: self._since.get(line, since_ns) for line in lines}
         self._is_blind = False
 
+    def _waits_since(self, line: tuple[str, str], unknown_ns: int) -> int:
+        """Return since when a line of a class waits.
+
+        With one pool a tenant's sessions stand in one order. So if a class is due in one line, a
+        request of the other one may run.
+        """
+        if not (self._terms.has_sessions and self._terms.pools == 1):
+            return self._since.get(line, unknown_ns)
+        return min(
+            (at for known, at in self._since.items() if known[0] == line[0]), default=unknown_ns
+        )
+
     def _check(self, now_ns: int, r: Request, others: list[Request]) -> None:
         line = r.cls.name, r.ask.pool if r.ask else ""
         better = [
@@ -62,7 +74,7 @@ class ClassOrder:
             what = r.cls.name, "before", best.name
             require(not best.exempt, "granted before an exempt class", *what)
             unknown_ns = _LONG_AGO_NS if self._is_blind else now_ns
-            waited_ns = now_ns - self._since.get(line, unknown_ns)
+            waited_ns = now_ns - self._waits_since(line, unknown_ns)
             require(waited_ns >= r.cls.ageing_ns, "granted before a better class", *what, waited_ns)
             require(not self._brought, "ageing brought two in a row", *what)
         self._brought = bool(better)
