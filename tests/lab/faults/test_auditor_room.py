@@ -107,7 +107,7 @@ def waits(name: str, rank: int, seq: int) -> Any:
 )
 def test_ageing_is_held_to_what_is_known(lags: bool, waited_s: int, holds: bool) -> None:
     """While a stream does not read, it is unknown which were served, and since when others wait."""
-    order = ClassOrder(cast("Any", SimpleNamespace(strict_classes=True)))
+    order = ClassOrder(cast("Any", SimpleNamespace(strict_classes=True, has_sessions=False)))
     better, worse = waits("default", 0, 1), waits("batch", 1, 2)
     books: Any = SimpleNamespace(lagging=set(), fresh=[], seq=2)
     books.queues = {("a", ""): {1: better}, ("b", ""): {2: worse}}
