@@ -1,4 +1,4 @@
-"""A tree of shares costs each call at most two thirds more than no groups, or little more."""
+"""A tree of shares costs each call at most half as much again as no groups, or little more."""
 
 import json
 import shutil
@@ -17,22 +17,32 @@ pytestmark = [
 
 
 #: With three pools the bar holds with nothing to spare, and another compiler may miss it.
-THREE_POOLS_MAX = 1.7
+THREE_POOLS_MAX = 1.55
+#: Depth four may add this to a poll, however cheap a flat one is.
+POLL_MORE, POLL_MORE_OF_THREE = 26_650, 62_790  # instructions
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("pools", "ratio_max"),
-    [(["--pools", "1", "--any"], RATIO_MAX), (["--pools", "3"], THREE_POOLS_MAX)],
+    ("pools", "ratio_max", "poll_more"),
+    [
+        (["--pools", "1", "--any"], RATIO_MAX, POLL_MORE),
+        (["--pools", "3"], THREE_POOLS_MAX, POLL_MORE_OF_THREE),
+    ],
     ids=["one", "three"],
 )
-def test_depth_four_costs_at_most_so_much_more(pools: list[str], ratio_max: float) -> None:
+def test_depth_four_costs_at_most_so_much_more(
+    pools: list[str], ratio_max: float, poll_more: int
+) -> None:
     command = [sys.executable, "-m", "tests.core.depth_cost", *pools, "--json"]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     calls = json.loads(done.stdout)["calls"]
     assert calls.keys() == set(CALLS)
     for call, its in calls.items():
         assert its["depth_1"] > 1000, f"{call} was not counted: {its}"
-        assert its["ratio"] <= (ratio_max if call == "poll" else 1.55), f"{call}: {its}"
+        if call == "poll":
+            assert its["depth_4"] - its["depth_1"] <= poll_more, its
+        else:
+            assert its["ratio"] <= ratio_max, f"{call}: {its}"
     dear = any(its["ratio"] > RATIO_MAX for its in calls.values())
     assert done.returncode == dear, done.stderr
