@@ -85,6 +85,52 @@ def test_what_waits_follows_a_pool_that_closes_and_opens(pools: int) -> None:
     s.check()
 
 
+def full(pools: int, *flows: str) -> tuple[core.Scheduler, int]:
+    """Full pools, of which p0 takes only what names it, and the lease that fills that one."""
+    s = scheduler(pools, *flows, credit_max_micro=0)
+    if flows[-1] == "grouped":
+        s.set_flow_quota(0, 1, s.set_quota(0, b"group:g", -1, weight_milli=1_000))
+    bar(s, 0, *range(1, pools))
+    leases = [grant(s, 0, f"full{k}", 50, 50, pool=k).lease_id for k in range(pools)]
+    return s, leases[0]
+
+
+@pytest.mark.parametrize("pools", [2, 64])
+def test_a_tenant_is_not_backlogged_in_a_closed_pool_that_it_does_not_name(pools: int) -> None:
+    """The request that names this pool runs, and one for any other still waits."""
+    s, lease = full(pools, "f", "grouped")
+    admit(s, 0, "any", flow=1)
+    named = admit(s, 0, "named", flow=1, pool=0)
+    s.complete(0, lease, 1, output_tokens=1)
+    assert [d.handle for d in s.poll(0)] == [named]
+    s.check()
+
+
+@pytest.mark.parametrize("pools", [2, 64, 65])
+def test_a_tenant_that_comes_to_a_closed_pool_is_lifted_there(pools: int) -> None:
+    """That it waits for any other pool gives it no early place in that one."""
+    s, lease = full(pools, "f", "served", "comes")
+    s.complete(0, lease, 1, output_tokens=1)
+    for number in range(6):
+        admit(s, 0, f"served{number}", 50, 50, flow=1, pool=0)
+    granted = []
+
+    def serve() -> None:
+        (d,) = s.poll(0)
+        granted.append(d.flow)
+        s.complete(0, d.lease_id, 1, output_tokens=50)
+
+    for _ in range(3):
+        serve()
+    admit(s, 0, "any", 50, 50, flow=2)
+    for number in range(3):
+        admit(s, 0, f"comes{number}", 50, 50, flow=2, pool=0)
+    s.check()
+    for _ in range(6):
+        serve()
+    assert granted[3:] in ([1, 2] * 3, [2, 1] * 3)
+
+
 def test_what_waits_for_a_closed_pool_waits_for_its_ttl() -> None:
     s = scheduler(1, queue_ttl_ns=SECOND)
     grant(s, 0, "full", 50, 50)

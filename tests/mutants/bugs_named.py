@@ -3,7 +3,8 @@
 from mutant import Mutant
 
 CLOSING = 15 << 50  # from here on some pools take only requests that name them
-_WALK = "tests/core/test_named_only.py::test_pools_that_close_and_open_keep_the_books"
+_FILE = "tests/core/test_named_only.py"
+_WALK = f"{_FILE}::test_pools_that_close_and_open_keep_the_books"
 _SAME = (
     "tests/core/test_named_only.py::test_closed_pools_change_nothing_for_requests_without_a_pool"
 )
@@ -63,7 +64,7 @@ NAMED_BUGS = (
             ),
         ),
         0,
-        tests=(_WALK,),
+        tests=(f"{_FILE}::test_a_tenant_is_not_backlogged_in_a_closed_pool_that_it_does_not_name",),
     ),
     Mutant(
         "opened-pool-without-lift",
@@ -90,7 +91,7 @@ NAMED_BUGS = (
             ),
         ),
         0,
-        tests=(_WALK,),
+        tests=(f"{_FILE}::test_a_tenant_that_comes_to_a_closed_pool_is_lifted_there",),
     ),
     Mutant(
         "session-waits-for-a-closed-pool",
@@ -103,6 +104,6 @@ NAMED_BUGS = (
             ),
         ),
         0,
-        tests=("tests/core/test_named_only.py::test_session_that_waits_for_a_cap_follows",),
+        tests=(f"{_FILE}::test_session_that_waits_for_a_cap_follows",),
     ),
 )
