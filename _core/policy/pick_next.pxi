@@ -1,4 +1,5 @@
-# The choice of the request that runs next in a pool.
+# The choice of the request that runs next in a pool. The head of a class is chosen by
+# head_in_class() in locality.pxi, the least served in a line by tree_lines.pxi.
 #
 # The best class first, or the one that ageing brings forward (see classes), at most every second
 # time; in it least (counter, seq) first. If that head does not fit, strict order stops; under

@@ -1,4 +1,4 @@
-# Reading the events of a Session other than Admit.
+# Reading a LeaseReplay.
 
 cdef int read_replay(
     Core core, Cursor* c, Ask* ask, Usage* usage, int64_t* lease_id, int64_t* epoch,

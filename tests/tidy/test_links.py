@@ -20,6 +20,7 @@ _URL = re.compile(r"blob/main/(docs/[\w./-]+\.md)(#[\w-]+)?")
 _FILE = re.compile(
     r"`((?:_core|bench|clients|deploy|lab|proto|schedsvc|spec|tests)/[\w./-]+\.\w+)`"
 )
+_SYMBOL = re.compile(r"`(\w+)(?:\(\))?`(?: and `(\w+)`)? of `([\w./-]+\.\w+)`")
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -70,6 +71,18 @@ def test_files_that_documents_name_exist() -> None:
         if not ((ROOT / name).exists() or (page.parent / name).exists())
     ]
     assert not lost
+
+
+def test_names_that_documents_place_in_a_file_are_there() -> None:
+    """`name()` of `file`: the file has that name."""
+    named = [each for page in PAGES for each in _SYMBOL.findall(page.read_text())]
+    placed = [(name, file) for *names, file in named for name in names if name]
+    assert len(placed) > 8
+    assert not [
+        (name, file)
+        for name, file in placed
+        if not re.search(rf"\b{name}\b", (ROOT / file).read_text())
+    ]
 
 
 def test_pages_that_code_names_exist() -> None:
