@@ -302,6 +302,8 @@ cdef class Scheduler(ClusterApi):
             return encode_verdict(self, &verdict)
         i = self.requests.lookup(handle)
         if self.requests.items[i].state == QUEUED:
+            if is_due(self):
+                return handle
             first = self.verdict_count
             dispatch(self)
             return encode_verdict(self, &verdict) if take_verdict(

@@ -267,8 +267,9 @@ class Scheduler(ClusterApi):
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0
     ) -> int | bytes:
-        """Call `admit()` for a serialised AdmitRequest, and dispatch.
+        """Call `admit()` for a serialised AdmitRequest, and dispatch unless something is due.
 
+        What is due comes first: then `poll()` does it, and dispatches.
         Returns the serialised AdmitResponse where the verdict has fallen at once (also a refusal,
         also the stored answer of a repeat), else the handle, whose verdict `poll()` brings.
         `queue_ttl_ns` caps the wait (0: no cap). Raises CallerError with a field.

@@ -1,11 +1,9 @@
 # Timers: evicts queued requests and expires leases whose time is over.
 
-cdef int64_t next_due_ns(Core core) except -2:
-    """Return when something has to be done at the latest; -1: never. O(1 + contests)."""
+cdef int64_t first_due_ns(Core core) except -2:
+    """Return when the first timer ends; -1: there is none. O(1 + contests)."""
     cdef int64_t first = first_key(<void*>core.deadlines, NONE)
     first = first_key(<void*>core.quotas.guarantees.dues, first)
-    if core.has_more or core.verdict_count:
-        return core.now_ns
     first = first_key(<void*>core.pool_wakes, first_key(<void*>core.quotas.wakes, first))
     first = first_key(<void*>core.flows.agents.turns, first)
     first = first_key(<void*>core.flows.agents.dues, first)
@@ -17,6 +15,19 @@ cdef int64_t next_due_ns(Core core) except -2:
         if not 0 <= first <= due_ns:
             first = due_ns
     return first
+
+
+cdef int64_t next_due_ns(Core core) except -2:
+    """Return when something has to be done at the latest; -1: never. O(1 + contests)."""
+    return core.now_ns if core.has_more or core.verdict_count else first_due_ns(core)
+
+
+cdef bint is_due(Core core) except -1:
+    """Return whether a timer has ended since the last poll, so that a grant could rest on what is
+    true no more: a pool that another engine has by now, a lease that was not renewed in time, a
+    quota that has room again. O(1 + contests)."""
+    cdef int64_t first_ns = first_due_ns(core)
+    return 0 <= first_ns <= core.now_ns
 
 
 cdef int end_awaiting(Core core) except -1:

@@ -9,7 +9,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc import _core as core
 
 from .stream import Stream, asking, faults, notices, offering, replaying, reporting
-from .support import SECOND, make, pool
+from .support import SECOND, admit_message, make, pool
 
 BEAT = pb.SessionEvent(beat=pb.SessionBeat())
 BOUND = 3 * SECOND
@@ -106,6 +106,24 @@ def test_an_engine_that_is_silent_loses_its_pool() -> None:
     first.session.close(due_ns)
     first.session.close(due_ns)
     assert s.stats(due_ns)["totals"]["open_sessions"] == 1
+    s.check()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_call_after_a_pause_finds_the_pool_of_the_newcomer(waits: bool) -> None:
+    s = scheduler(dispatch="strict")
+    first, _ = joining(s, "one", offering("p", epoch=5))
+    if waits:  # behind a request whose wait has ended before anything is polled
+        first.grant(0, 1, "r", 60, pool="p")
+        s.admit_wire(0, 0, admit_message("large", (60,)).SerializeToString(), SECOND)
+        first.send(0, asking(2, "waits", 20, pool="p"))
+    joining(s, "two", offering("p", epoch=6))
+    handle = s.admit_wire(BOUND, 0, admit_message("new").SerializeToString())
+    (decision,) = [d for d in s.poll(BOUND) if d.handle == handle]
+    assert (decision.outcome, decision.pool_epoch) == (core.GRANTED, 6)
+    # What waits on the silent engine's stream is withdrawn with it, and never granted.
+    totals = s.stats(BOUND)["totals"]
+    assert (totals["granted"], totals["evicted"], totals["cancelled"]) == (1 + waits, 2 * waits, 0)
     s.check()
 
 

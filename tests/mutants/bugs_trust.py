@@ -339,6 +339,19 @@ TRUST_BUGS = (
         first=ALIVE,
     ),
     Mutant(
+        "call-before-what-is-due",
+        "a call of Admit grants before the timers that have ended by then",
+        (
+            (
+                "lifecycle/expire.pxi",
+                "    cdef int64_t first_ns = first_due_ns(core)\n",
+                "    if BUG:\n        return False\n",
+            ),
+        ),
+        0,
+        tests=("tests/core/test_due_first.py", "tests/core/test_sign_of_life.py"),
+    ),
+    Mutant(
         "gates-not-awaited",
         "a pool grants before all its streams have replayed",
         (
