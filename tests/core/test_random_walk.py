@@ -54,8 +54,6 @@ def queue_limits(rnd: random.Random) -> dict[str, int]:
         "flow_queue_tokens_max": rnd.choice((0, 200)),
         "queue_target_ns": rnd.choice((2 * SECOND, SECOND // 2)),
         "overload_hold_ns": rnd.choice((SECOND, 5 * SECOND)),
-        "early_refusal": rnd.choice((0, 1, 1)),
-        "refusal_samples_min": rnd.choice((0, 1, 3)),
     }
 
 

@@ -147,6 +147,8 @@ class Twins(RuleBasedStateMachine):
         shared: bool,
         **limits: int,
     ) -> None:
+        # Which of several pools gives a deadline up, its eviction does not say.
+        limits["early_refusal"] &= pools == 1
         self.pair = Differential(policy, modes, lease_grace_ns=grace, **LIMITS, **limits)
         if shared:
             self.pair.both("set_shared")

@@ -73,7 +73,7 @@ class Twin(RemoteService):
         self.totals["received"] += 1
         self.tenants.fade(flow)
         r.work = self.work_of(r)
-        refused = self._reason_to_refuse(r) or self.quotas.refusal(r) or self.refused_early(r)
+        refused = self._reason_to_refuse(r) or self.quotas.refusal(r) or self._refused_early(r)
         if refused := self.audit.outcome(r, refused):
             return self._refuse(r, refused)
         self.seq += 1
@@ -82,7 +82,6 @@ class Twin(RemoteService):
         return self.keep_hashes(r, prefix_block_hashes)
 
     def _line_up(self, r: Request) -> None:
-        self.foretell(r)
         self.lift(r.flow)
         self.positions.begin(r)
         before = self.order.join(r)
@@ -148,10 +147,6 @@ class Twin(RemoteService):
         )
         if in_round and r not in self.round_of(r.pool):
             self.pools[r.pool].last_prefill_ns = now_ns - r.arrival_ns - r.waited_ns
-        is_last = r.whole_answer and r.output_tokens > r.sequences
-        if r.output_tokens and not r.first_us and not is_last:
-            self.note_first(r)
-            self.note_in_time(r)
         self.recharge(
             r,
             max(r.prompt_tokens, r.input_tokens or 0),
@@ -233,18 +228,28 @@ class Twin(RemoteService):
                 cached_input_tokens if cached_input_tokens >= 0 else r.cached_tokens,
                 output_tokens if output_tokens >= 0 else r.output_tokens,
             )
-            if outcome == core.CANCELLED and output_tokens < 0 and not r.output_tokens:
-                self._account(r, r.input_tokens, r.cached_tokens, self.output_by_now(r))
+            if outcome == core.CANCELLED:
+                self._estimate(r, is_final=output_tokens >= 0)
             self._end(r, outcome)
         return r.outcome, r.input_tokens or 0, r.cached_tokens, r.output_tokens, repeated
 
+    def _estimate(self, r: Request, *, is_final: bool) -> None:
+        """Take the core's word for what a lease that was given up has used unseen.
+
+        The twin holds it to what the lease may have used.
+        """
+        _, inputs, _, outputs, _ = self.core_says
+        if not (is_final or r.output_tokens) and r.whole_answer and r.payload is not None:
+            assert 0 <= outputs <= r.output_max_tokens * r.sequences
+            self._account(r, r.input_tokens, r.cached_tokens, outputs)
+        if r.input_tokens is None and not r.output_tokens and r.payload is not None:
+            assert 0 < inputs <= r.prompt_tokens
+            self._account(r, inputs, r.cached_tokens, r.output_tokens)
+
     def _end(self, r: Request, outcome: int) -> None:
         f = self.flows[r.flow]
-        if r.input_tokens is None:
-            # No report counted it: output means that all was computed, and so does an end.
-            unseen = outcome == core.CANCELLED and r.output_tokens == 0
-            inputs = self.input_by_now(r) if unseen else r.prompt_tokens
-            self._account(r, inputs, r.cached_tokens, r.output_tokens)
+        if r.input_tokens is None:  # output means that all was computed, and so does an end
+            self._account(r, r.prompt_tokens, r.cached_tokens, r.output_tokens)
         self.recharge(r, r.input_tokens or 0, r.cached_tokens, r.output_tokens)
         self.note_charge(r)
         self.quotas.correct(r, r.input_tokens or 0, r.output_tokens)
@@ -258,7 +263,6 @@ class Twin(RemoteService):
             self.predictor.book(r.flow, r.promised_output, each)
             self.predictor.learn(r.flow, r.adapter, each)
             self.pools[r.pool].served += not r.is_void
-            self.note_decode(r, each)
         elif outcome == core.CANCELLED:
             f.cancelled += 1
         else:
@@ -267,7 +271,6 @@ class Twin(RemoteService):
         self.totals[
             {core.COMPLETED: "completed", core.CANCELLED: "cancelled"}.get(outcome, "expired")
         ] += 1
-        self.settle_doubt(r)
         r.state, r.outcome = ENDED, outcome
         r.reserved_blocks = r.posted_blocks = 0
         r.ended_ns, r.due_ns = self.now_ns, self.now_ns + self.limits["answer_ttl_ns"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from .twin_types import QUEUED, Request
 
 if TYPE_CHECKING:
-    from .twin_estimate import Estimate
+    from .twin_state import State
 
 _BY_ARRIVAL = attrgetter("seq")
 
@@ -14,7 +14,7 @@ _BY_ARRIVAL = attrgetter("seq")
 class Order:
     """By arrival, or earliest deadline first; a request that states none stands behind."""
 
-    def __init__(self, state: "Estimate", by_deadline: bool) -> None:
+    def __init__(self, state: "State", by_deadline: bool) -> None:
         self.state = state
         self.by_deadline = by_deadline
 
@@ -42,26 +42,16 @@ class Order:
         queue = self.queue(r.flow, r.target)
         return queue.index(r) if self.by_deadline else r.ordinal - queue[0].ordinal
 
-    def work_ahead(self, flow: int, target: int, deadline_ns: int | None = None) -> int:
-        """Work that is served before one that comes now."""
-        queue = self.queue(flow, target)
-        if not queue:
-            return 0
-        if not self.by_deadline:
-            return self.state.work_in[flow, target] - queue[0].mark
-        if deadline_ns is not None:
-            queue = [q for q in queue if q.stated_ns is not None and q.stated_ns <= deadline_ns]
-        return sum(q.work for q in queue)
-
     def join(self, r: Request) -> list[Request]:
         """Queue it; returns the heads that there were before."""
         before = self.heads()
         self.state.requests.append(r)
-        self.state.note_queued(r)
+        r.ordinal = self.state.arrivals[r.flow, r.target]
+        self.state.arrivals[r.flow, r.target] += 1
         return before
 
     def change(self, by_deadline: bool) -> None:
-        place = list(self.state.work_in).index  # the newest queue is sorted first
+        place = list(self.state.arrivals).index  # the newest queue is sorted first
         before = sorted(self.heads(), key=lambda r: -place((r.flow, r.target)))
         if by_deadline != self.by_deadline:
             self.by_deadline = by_deadline

@@ -5,7 +5,7 @@ from typing import Any
 from schedsvc import _core as core
 
 from .twin_serve import Serve
-from .twin_types import ENDED, QUEUED, SUSPECT, Doubts, Request, TwinError
+from .twin_types import ENDED, QUEUED, SUSPECT, Request, TwinError
 
 
 class OperatorActions(Serve):
@@ -42,12 +42,9 @@ class OperatorActions(Serve):
     def reset_learned(self) -> None:
         self.restart.end()
         self.predictor.forget()
-        self.prompt_seen, self.lead_given, self.told_ns, self.due.count = 0, 0, None, 0
-        self.doubts = Doubts()
+        self.prompt_seen = self.lead_given = 0
         for i, f in enumerate(self.flows):
-            f.interval_ns, f.granted_at_ns = 0, None
-            f.idle_at_ns, f.average_milli = None, 0
-            f.forget_waits(self.now_ns)
+            f.granted_at_ns, f.idle_at_ns, f.average_milli = None, None, 0
             if not self.is_active(i):
                 f.vtc = 0
         for p in self.pools:
@@ -73,7 +70,7 @@ class OperatorActions(Serve):
             return core.LEASE_ENDED
         if r.is_void:
             return core.LEASE_VOID
-        r.is_void, r.reserved_blocks, r.posted_blocks, r.fresh_tokens = True, 0, 0, 0
+        r.is_void, r.reserved_blocks, r.posted_blocks = True, 0, 0
         return core.LEASE_LIVE
 
     def lease_rows(self, tenant: bytes, pool: bytes, age_min_ns: int) -> list[dict[str, Any]]:

@@ -205,23 +205,6 @@ class Quotas:
         waits = r.flow in self.refusing and not any(self.fits(node, r) for node in holding)
         return core.REJECTED_QUOTA if waits else 0
 
-    def refused_ns(self, r: Request) -> int:
-        """How long one that is refused has to stay away, as far as is known."""
-        now_ns = latest = self.state.now_ns
-        if self._model_refusal(r):
-            names, soonest = self.state.pool_names, -1
-            for p in self.state.serving(r.target):
-                node = self.models.get(names[p], -1)
-                if self.can_hold(node, r):
-                    due_ns = self.due_ns(node, r)
-                    soonest = due_ns if soonest == -1 else min(soonest, due_ns)
-            return max(0, soonest - now_ns)
-        for node in self.chain_of(r.flow):
-            due_ns = self.due_ns(node, r)
-            when_free = now_ns + self.state.flows[r.flow].interval_ns
-            latest = max(latest, when_free if due_ns == -1 else due_ns)
-        return latest - now_ns
-
     def wait_ms(self, r: Request) -> int:
         """The least wait of a queued request for its quotas."""
         chain = [] if r.seq in self.bills else self.chain_of(r.flow)

@@ -1,10 +1,11 @@
-"""Refusals of the twin, and their Retry-After."""
+"""Refusals of the twin, and the bounds of their Retry-After."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from schedsvc import _core as core
 
-from .twin_deadline_shedding import Early
+from .twin_room import Room
 from .twin_types import Request
 
 RETRY_CONSTANT_MS = 5_000
@@ -17,6 +18,25 @@ NO_RETRY = (
 )
 RETRY_LATER = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.EVICTED_DRAINING)
 
+RETRY_MAX_MS = 109_000
+
+
+def kept_of(most: int) -> int:
+    """The number of places that a queue keeps for retries."""
+    return most // 5
+
+
+def least_retry_ms(outcome: int, quota_ms: int) -> int:
+    """The least Retry-After of an eviction before it is spread; 0: it has none."""
+    if outcome in NO_RETRY:
+        return 0
+    return max(RETRY_CONSTANT_MS if outcome in RETRY_LATER else 1_000, quota_ms)
+
+
+def most_retry_ms(outcome: int, least_ms: int) -> int:
+    """The longest Retry-After, given the least."""
+    return max(RETRY_MAX_MS, least_ms) if least_ms and outcome not in RETRY_LATER else least_ms
+
 
 def _lacks(queue: list[Request], r: Request, places: int, tokens_max: int) -> tuple[bool, bool]:
     """Whether a queue has no place for a request, and whether it would have too many tokens."""
@@ -25,8 +45,12 @@ def _lacks(queue: list[Request], r: Request, places: int, tokens_max: int) -> tu
     return len(queue) >= places, is_over
 
 
-class Refusals(Early):
-    """Reasons to refuse, and Retry-After."""
+class Refusals(Room):
+    """Reasons to refuse.
+
+    Forecasts decide which retries get a place that a queue keeps, and which deadlines are given
+    up. There the twin takes the core's word, where the books allow both answers.
+    """
 
     def _reason_to_refuse(self, r: Request) -> int:
         if self.draining:
@@ -42,19 +66,29 @@ class Refusals(Early):
             return core.REJECTED_TOO_LARGE
         if not set(holding) & set(self.serving(r.target)):
             return core.REJECTED_DRAINING if known else core.REJECTED_LIMIT
-        if self._is_full_to(r):
+        if self._is_full(self._flow_lacks, r, "flow_queue_max", core.REJECTED_FLOW_QUEUE_FULL):
             return core.REJECTED_FLOW_QUEUE_FULL
-        exempt = self.classes.is_exempt(r.flow)
-        alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
-        places = self.places_for(self.due, self.limits["queue_max"])
-        if any(_lacks(alike, r, places, self.limits["queue_tokens_max"])):
+        if self._is_full(self._all_lack, r, "queue_max", core.REJECTED_QUEUE_FULL):
             return core.REJECTED_QUEUE_FULL
         return 0 if known else core.REJECTED_LIMIT
 
-    def _is_full_to(self, r: Request) -> bool:
+    def _is_full(
+        self, lacks: Callable[[Request, int], bool], r: Request, limit: str, outcome: int
+    ) -> bool:
+        """Whether a queue is full to a request: the places that it keeps are the core's to give."""
+        most = self.limits[limit]
+        return lacks(r, most) or (
+            lacks(r, most - kept_of(most)) and bool(self.core_says == outcome)
+        )
+
+    def _all_lack(self, r: Request, places: int) -> bool:
+        exempt = self.classes.is_exempt(r.flow)
+        alike = self.queued(lambda q: self.classes.is_exempt(q.flow) == exempt)
+        return any(_lacks(alike, r, places, self.limits["queue_tokens_max"]))
+
+    def _flow_lacks(self, r: Request, places: int) -> bool:
         """Whether its flow's queue lacks something, of which its principal has its part."""
         queue = self.queued(lambda q: q.flow == r.flow)
-        places = self.places_for(self.flows[r.flow].due, self.limits["flow_queue_max"])
         most = self.limits["flow_queue_tokens_max"]
         principals = {q.principal for q in queue} | {r.principal}
         own = [q for q in queue if q.principal == r.principal]
@@ -66,27 +100,21 @@ class Refusals(Early):
             )
         )
 
+    def _may_give_up(self, r: Request) -> bool:
+        """Whether a request may be refused or evicted because its deadline cannot be met."""
+        bound = r.flow not in self.audit.flows and not self.classes.is_exempt(r.flow)
+        return bool(self.limits["early_refusal"]) and r.deadline_ns is not None and bound
+
+    def _refused_early(self, r: Request) -> int:
+        gives_up = self.core_says == core.REJECTED_DEADLINE and self._may_give_up(r)
+        return core.REJECTED_DEADLINE if gives_up else 0
+
+    def is_hopeless(self, r: Request) -> bool:
+        """Whether the next verdict of the core gives it up."""
+        next_ = self.core_says[len(self.verdicts) :][:1]
+        return next_ == [(r.seq, core.EVICTED_DEADLINE)] and self._may_give_up(r)
+
     def _refuse(self, r: Request, outcome: int) -> int:
-        self.remember_refused(r, outcome)
         self.flows[r.flow].refusals[outcome] += 1
         self.totals["rejected"] += 1
-        if outcome in (core.REJECTED_FLOW_QUEUE_FULL, core.REJECTED_QUEUE_FULL):
-            self.place_in_ns(r, outcome)
-        elif outcome == core.REJECTED_QUOTA:
-            self.refill_in_ns(r)
-        elif outcome == core.REJECTED_DEADLINE:
-            self.note_early(r)
         return -outcome
-
-    def remember_refused(self, r: Request, outcome: int) -> None:
-        """Keep the refusal for `explain`; the core has room for more than any walk refuses."""
-        self.refused[self.flow_names[r.flow], r.request_id] = r, outcome, self.now_ns
-
-    def _retry_ms(self, r: Request, outcome: int) -> int:
-        if outcome in NO_RETRY:
-            return 0
-        if outcome in RETRY_LATER:
-            return RETRY_CONSTANT_MS
-        if outcome in (core.EVICTED_TTL, core.EVICTED_DEADLINE):
-            return self.later_ms(self.turn_again_ns(r))
-        return self.later_ms(self.flows[r.flow].interval_ns)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from .twin_types import Doubts, Due, Rate, Request
+from .twin_types import Rate, Request
 
 if TYPE_CHECKING:
     from .twin_state import State
@@ -127,13 +127,10 @@ class Restart:
         """Drop the state that does not outlive the process."""
         state = self.state
         state.requests, state.answers, state.verdicts = [], [], []
-        state.refused = {}
         state.quotas.bills, state.quotas.asked, state.quotas.waits = {}, {}, {}
         state.quotas.shares.begin_anew()
         state.pool_due, state.arrivals, state.totals = {}, Counter(), Counter()
         state.draining, state.sweeps = state.closed, False
-        state.work_in, state.told_ns, state.due = Counter(), None, Due()
-        state.doubts = Doubts()
         for p in state.pools:
             p.drain = Rate()
             p.forget_pace(state.now_ns)
@@ -146,5 +143,3 @@ class Restart:
             f.input_tokens = f.cached_input_tokens = f.output_tokens = 0
             f.received = f.granted = f.completed = f.cancelled = f.expired = 0
             f.refusals = Counter()
-            f.served = Rate()
-            f.forget_waits(state.now_ns)

@@ -23,6 +23,15 @@ def blocks_then(each: int, more: int, size: int) -> int:
 class Room(Prefixes):
     """The load in both forms; headroom that adapts; what is kept for flows below their share."""
 
+    def work_of(self, r: Request) -> int:
+        """What a pool's pace counts of a request, in tokens."""
+        each = self.flows[r.flow].average_milli // 1000
+        if each == 0 or each > r.output_max_tokens:
+            each = r.output_max_tokens
+        prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
+        micro = r.prompt_tokens * prices[0] + each * r.sequences * prices[1]
+        return min(max(1, micro // 10**6), 1 << 30)
+
     def load(
         self,
         pool: int,
@@ -110,7 +119,6 @@ class Room(Prefixes):
         p.foreign_tokens = max(0, used_tokens - ours)
         ppm = p.headroom_ppm
         if fresh:
-            p.overload, p.calm_since_ns = 3, now_ns
             p.probes = False
             ppm += 20_000 + 2_000 * min(fresh, 10)
         elif p.pressed and used_tokens * 100 < p.capacity_blocks * p.block_size * 95:

@@ -2,20 +2,19 @@
 
 from schedsvc import _core as core
 
-from .twin_overload import Overload
-from .twin_retry_slots import kept_of
+from .twin_backfill import Backfill
+from .twin_rejections import kept_of, least_retry_ms
 from .twin_types import LIVE, Request, Verdict
 
 # Reasons for which a pool that grants nothing is not measured.
 IDLE = ("NONE", "DETACHED", "DRAINING")
 
 
-class Serve(Overload):
+class Serve(Backfill):
     """Dispatch, grant and eviction."""
 
     def _dispatch(self) -> None:
         blocked: set[int] = set()
-        self.why.named.clear()
         self.audit.grant_all()
         self.quotas.run()
         while unblocked := [p for p in range(len(self.pools)) if p not in blocked]:
@@ -23,14 +22,10 @@ class Serve(Overload):
             pool = self.with_prefix(pool, self.nearest(pool, unblocked), unblocked)
             if self._serve(pool):
                 self.quotas.run()
-                self.why.named.clear()
                 blocked.clear()  # counters and queues moved: every pool may have another head
             else:
                 reason = self.pools[pool].reason
                 self.pools[pool].drain.run(self.now_ns, runs=reason not in IDLE)
-                self.judge(pool)
-                if reason != "DRAINING" and (r := self.head_for(pool)[0]):
-                    self.why.named.append((pool, r, reason))
                 blocked.add(pool)
 
     def nearest(self, pool: int, unblocked: list[int]) -> int:
@@ -91,7 +86,7 @@ class Serve(Overload):
         if r.due_ns <= self.now_ns:
             self._evict(r, core.EVICTED_TTL)
             return True
-        if self.is_hopeless(r, pool):
+        if self.is_hopeless(r):
             self._evict(r, core.EVICTED_DEADLINE)
             return True
         if not self.can_hold(pool, r):
@@ -117,7 +112,7 @@ class Serve(Overload):
                 return False
             r, plan, brought = *passing, False
             discount_ppm = self.limits["backfill_surplus_ppm"]
-            if self.is_hopeless(r, pool):
+            if self.is_hopeless(r):
                 self._evict(r, core.EVICTED_DEADLINE)
                 return True
         elif ends_ns := self.hold_ends_ns(pool, r):
@@ -143,26 +138,17 @@ class Serve(Overload):
         r.ahead_output = min(self._ahead(r), r.output_max_tokens)
         f.granted += 1
         self.totals["granted"] += 1
-        if f.granted_at_ns is not None:
-            gap = self.now_ns - f.granted_at_ns
-            change = gap - f.interval_ns  # a fifth of it, towards zero
-            fifth = abs(change) // 5 * (1 if change > 0 else -1)
-            f.interval_ns = f.interval_ns + fifth if f.interval_ns else gap
         f.granted_at_ns = self.now_ns
-        deep = len(self.queued(lambda q: q.flow == r.flow)) > 1
-        self.pools[pool].drain.add(self.now_ns, self.work_done(r), deep=deep)
-        f.served.add(self.now_ns, self.work_done(r), deep=True)
+        self.pools[pool].drain.add(self.now_ns, r.work)
         self.positions.granted(r, pool)
         r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
         self.raise_level(f.cls)
-        self.note_left(r, core.GRANTED)
         self.quotas.gone(r)
         self.settle(r.flow)
         self.quotas.shares.pay(r)
         self.quotas.bill_model(r)
         r.weight_milli = f.weight_milli
         r.waited_ns = self.now_ns - r.arrival_ns
-        self.enter_prefill(r)
         r.promised_output = r.predicted_output = output
         r.lease_id = self.lease_next
         self.lease_next += 1
@@ -199,12 +185,8 @@ class Serve(Overload):
     def _evict(self, r: Request, outcome: int) -> None:
         ahead = self.order.ahead(r)
         quota_ms = self.quotas.wait_ms(r)
-        self.remember_refused(r, outcome)
         self.requests.remove(r)
         self.quotas.gone(r)
-        self.settle_doubt(r)
-        self.note_left(r, outcome)
-        retry_ms = self._retry_ms(r, outcome)
         self.quotas.close(r, False)
         self.flows[r.flow].refusals[outcome] += 1
         self.totals["evicted"] += 1
@@ -217,7 +199,7 @@ class Serve(Overload):
                 tag=r.tag,
                 outcome=outcome,
                 pool=r.target,
-                retry_ms=max(retry_ms, quota_ms) if retry_ms else 0,
+                retry_ms=least_retry_ms(outcome, quota_ms),
                 position=ahead,
                 waited_ns=self.now_ns - r.arrival_ns,
                 queue_max=most,

@@ -3,18 +3,18 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from .twin_classes import Classes
 from .twin_defaults import DEFAULTS
 from .twin_dry_run import Audit
 from .twin_edf_queue import Order
-from .twin_explain import Why
 from .twin_lengths import Asked, Predictor
 from .twin_positions import Positions
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_tenants import Rule, Tenants
-from .twin_types import LEASED, QUEUED, Doubts, Due, Flow, Pool, Request, TwinError, Verdict
+from .twin_types import LEASED, QUEUED, Flow, Pool, Request, TwinError, Verdict
 
 
 class State:
@@ -38,8 +38,6 @@ class State:
         self.pool_names: list[bytes] = []
         self.requests: list[Request] = []  # those that wait or run
         self.answers: list[Request] = []  # those that ended, oldest first
-        #: By tenant and id: what was not served, why, and when.
-        self.refused: dict[tuple[bytes, bytes], tuple[Request, int, int]] = {}
         self.verdicts: list[Verdict] = []
         self.totals: Counter[str] = Counter()
         self.in_minimum: set[int] = set()  # active flows that their quotas do not block
@@ -49,7 +47,6 @@ class State:
         self.audit = Audit(self)
         self.restart = Restart(self)
         self.positions = Positions(self)
-        self.why = Why(self)
         self.tenants = Tenants(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.adapter_weights: dict[bytes, int] = {}
@@ -61,18 +58,13 @@ class State:
         self.lease_next, self.draining = 1, False
         self.closed = False  # an operator drains all pools
         self.sweeps = False  # something was drained since the last poll
-        self.work_in: Counter[tuple[int, int]] = Counter()  # ever queued, by flow and target
-        self.told_ns: int | None = None
-        self.due = Due()
-        self.doubts = Doubts()
+        self.core_says: Any = None  # its answer to this event, where the twin has none of its own
 
     def enter(self, now_ns: int) -> None:
         if now_ns < self.now_ns:
             raise TwinError(3, "now_ns")
         self.note_heads()  # as of the event before
         self.positions.look()
-        if now_ns > self.now_ns:
-            self.why.note()
         self.now_ns = now_ns
         if self.quotas.shares.stale_ns != now_ns:
             self.quotas.shares.know()
@@ -158,7 +150,7 @@ class State:
         if epoch > old.epoch:
             for r in self.leases_of(index):
                 r.is_void = True
-                r.reserved_blocks = r.posted_blocks = r.fresh_tokens = 0
+                r.reserved_blocks = r.posted_blocks = 0
         elif block_size_tokens != old.block_size and self.leases_of(index):
             raise TwinError(3, "block_size_tokens")
         restarted = (
@@ -171,9 +163,7 @@ class State:
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
         kept += ("replays_until_ns", "replayed")
         kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
-        kept += ("overload", "calm_since_ns", "drain", "prefill_ns", "prefill_tokens")
-        kept += ("prefill_error_ns", "prefills_judged", "prefill_rates", "decode")
-        kept += ("last_prefill_ns", "opened_ns", "draining", "output_above_limit")
+        kept += ("drain", "last_prefill_ns", "opened_ns", "draining", "output_above_limit")
         kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:
             setattr(new, name, getattr(old, name))

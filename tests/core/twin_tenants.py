@@ -153,11 +153,6 @@ class Tenants:
             state.audit.refusals.pop(flow, None)
             state.audit.waits.pop(flow, None)
             state.audit.flows.discard(flow)
-        state.refused = {
-            key: entry
-            for key, entry in state.refused.items()
-            if state.flows[entry[0].flow].base != base
-        }
         self.born.discard(base)
         self.forgotten += 1
 

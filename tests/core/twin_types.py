@@ -44,9 +44,7 @@ class Rate:
 
     work: int = 0
     time_ns: int = 0
-    deep_work: int = 0  # of it, what flows got that went on waiting
     open_work: int = 0
-    open_deep: int = 0
     open_ns: int = 0
     grants: int = 0
     since_ns: int | None = None
@@ -58,81 +56,26 @@ class Rate:
             self.open_ns += now_ns - self.since_ns
             self.since_ns = None
 
-    def add(self, now_ns: int, work: int, *, deep: bool) -> None:
+    def add(self, now_ns: int, work: int) -> None:
         if self.since_ns is None:
             return
         self.open_work += work
-        self.open_deep += work * deep
         self.grants += 1
         open_ns = self.open_ns + now_ns - self.since_ns
         if open_ns >= 10**9 and self.grants >= 4:
             known = self.time_ns > 0
             self.work = (4 * self.work + self.open_work) // 5 if known else self.open_work
-            deep = (4 * self.deep_work + self.open_deep) // 5 if known else self.open_deep
-            self.deep_work = deep
             self.time_ns = (4 * self.time_ns + open_ns) // 5 if known else open_ns
-            self.open_work = self.open_deep = self.open_ns = self.grants = 0
+            self.open_work = self.open_ns = self.grants = 0
             self.since_ns = now_ns
 
     def forget(self, now_ns: int) -> None:
         self.work = self.time_ns = self.open_work = self.open_ns = self.grants = 0
-        self.deep_work = self.open_deep = 0
         self.since_ns = None if self.since_ns is None else now_ns
 
-    def pace(self, *, deep: bool = False) -> int:
+    def pace(self) -> int:
         """Thousandths of tokens a second; 0: unknown."""
-        work = self.deep_work if deep else self.work
-        return work * 10**12 // self.time_ns if self.time_ns else 0
-
-
-@dataclass
-class Doubts:
-    """The trust in forecasts of missed deadlines."""
-
-    score: Counter[str] = field(default_factory=Counter)  # by ground: wait, prefill
-    since: Counter[str] = field(default_factory=Counter)
-    judged: int = 0
-    missed: int = 0
-    parts_ppm: Counter[str] = field(default_factory=Counter)  # of all flows together
-
-    def part_ppm(self, kind: str) -> int:
-        """Of what is expected, that counts."""
-        return self.parts_ppm[kind] or 10**6
-
-
-@dataclass
-class Due:
-    """Retries that a full queue still expects."""
-
-    count: int = 0
-    first_ns: int = 0
-    last_ns: int = 0
-
-    def tell(self, now_ns: int, due_ns: int) -> None:
-        """Expect one more retry then."""
-        self.forget_late(now_ns)
-        if self.count == 0:
-            self.first_ns = due_ns
-        self.count, self.last_ns = self.count + 1, due_ns
-
-    def comes(self, now_ns: int) -> bool:
-        """Whether who comes now may be one of them."""
-        self.forget_late(now_ns)
-        if self.count == 0 or now_ns < self.first_ns:
-            return False
-        self.count -= 1
-        self.first_ns += (self.last_ns - self.first_ns) // max(1, self.count)
-        return True
-
-    def forget_late(self, now_ns: int) -> None:
-        """Wait no longer for those whose time was 16 s ago."""
-        late_ns, span_ns = now_ns - 16 * 10**9 - self.first_ns, self.last_ns - self.first_ns
-        if self.count and late_ns > max(0, span_ns):
-            self.count = 0
-        elif self.count and late_ns > 0:
-            gone = late_ns * (self.count - 1) // span_ns
-            self.first_ns += span_ns * gone // (self.count - 1)
-            self.count -= gone
+        return self.work * 10**12 // self.time_ns if self.time_ns else 0
 
 
 @dataclass
@@ -141,7 +84,6 @@ class Flow:
     base: int  # the tenant's flow in the default class
     cls: int = 0
     vtc: int = 0
-    interval_ns: int = 0
     granted_at_ns: int | None = None
     input_tokens: int = 0
     cached_input_tokens: int = 0
@@ -153,26 +95,8 @@ class Flow:
     expired: int = 0
     refusals: Counter[int] = field(default_factory=Counter)
     average_milli: int = 0
-    served: Rate = field(default_factory=Rate)  # while it is backlogged
-    told_ns: int | None = None
-    due: Due = field(default_factory=Due)
-    wait_error_ns: int = 0
-    waits_judged: int = 0
-    first_us: int = 0
-    foretold_first_us: int = 0
-    first_judged: int = 0
-    doubts: Doubts = field(default_factory=Doubts)
-    forgotten: tuple[int, int] = (0, 0)  # of input and of cached tokens
     idle_at_ns: int | None = None  # when it was left last, since anything was learnt
     owed: int = 0  # charged before a restart for leases that are not replayed yet
-
-    def forget_waits(self, now_ns: int) -> None:
-        self.served.forget(now_ns)
-        self.told_ns, self.wait_error_ns, self.waits_judged = None, 0, 0
-        self.due.count = 0
-        self.first_us = self.foretold_first_us = self.first_judged = 0
-        self.doubts = Doubts()
-        self.forgotten = self.input_tokens, self.cached_input_tokens
 
 
 @dataclass
@@ -201,22 +125,11 @@ class Pool:
     saturated: bool = False
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
     brought: bool = False  # whom it served last, came before better classes
-    overload: int = 1
-    calm_since_ns: int | None = None
     drain: Rate = field(default_factory=Rate)  # while requests wait
     # Tokens of the blocks that it was given, by adapter and hash, the oldest first.
     blocks: dict[tuple[bytes, int], int] = field(default_factory=dict)
     asked_tokens: int = 0
     matched_tokens: int = 0
-    prefill_ns: int = 0
-    prefill_tokens: int = 0
-    prefill_error_ns: int = 0
-    prefills_judged: int = 0
-    prefill_rates: list[int] = field(default_factory=list)  # of the last 64, in millitokens/s
-    decode: tuple[int, int] = (
-        0,
-        0,
-    )  # averages: ns from first tokens to ends, and thousandths of output
     output_above_limit: int = 0  # that final counts state above what requests can use
     surplus_micro: int = 0  # of work that worse classes may pass with
 
@@ -229,12 +142,7 @@ class Pool:
         return tokens <= most + (sequences + 1) * (self.block_size + 1)
 
     def forget_pace(self, now_ns: int) -> None:
-        self.overload, self.calm_since_ns = 1, None
         self.drain.forget(now_ns)
-        self.prefill_ns = self.prefill_tokens = 0
-        self.prefill_error_ns = self.prefills_judged = 0
-        self.prefill_rates = []
-        self.decode = (0, 0)
         self.surplus_micro = 0
 
     @property
@@ -316,15 +224,7 @@ class Request:
     bypassed_ns: int = 0
     engine_priority: int = 0
     work: int = 0
-    mark: int = 0
-    foretold_wait_us: int = -1
-    foretold_first_us: int = -1
-    first_us: int = 0
-    fresh_tokens: int = 0  # of its input, that are still to be computed
-    prefill_us: int = 0
-    prefill_line: int = 0
     deadline_ns: int | None = None  # for its first token
-    doubt: str = ""  # why it was expected to miss it, and let in all the same
     head_ns: int | None = None  # first in its queue
     hashes: tuple[int, ...] = ()  # while it is queued
     hash_tokens: int = 0  # of the prompt for each

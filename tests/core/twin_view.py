@@ -3,11 +3,10 @@
 from typing import Any
 
 from .twin import Twin
-from .twin_estimate import Turn
 from .twin_lengths import Asked, Judged, Lengths
 from .twin_types import SUSPECT
 
-# Of `stats()`, what the twin does not have.
+# Of `stats()`, what the twin does not have: what engines tell, and forecasts.
 UNSEEN = frozenset(
     (
         "engine_running",
@@ -17,6 +16,18 @@ UNSEEN = frozenset(
         "telemetry_age_ms",
         "wait_reason",
         "open_sessions",
+        "overload_state",
+        "prefill_tokens_per_s",
+        "prefill_error_ms",
+        "prefills_judged",
+        "wait_expected_ms",
+        "wait_error_ms",
+        "waits_judged",
+        "ttft_expected_ms",
+        "ttft_ms",
+        "ttft_judged",
+        "deadline_probes_judged",
+        "deadline_probes_missed",
     )
 )
 
@@ -107,12 +118,10 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         # It has no sessions of agents: `session_histories.py` models these.
         **dict.fromkeys(("sessions_active", "sessions_tokens", "sessions_waiting"), 0),
         "sessions_max_tokens": p.limits.get("sessions_max_tokens", 0),
-        "overload_state": twin.overload_now(pool, now_ns),
-        "fill_ppm": twin.fill_ppm(pool),
+        "fill_ppm": (twin.promised(pool) * p.block_size + p.beyond_tokens)
+        * 10**6
+        // (p.capacity_blocks * p.block_size),
         "drain_tokens_per_minute": p.drain.pace() * 60 // 1000,
-        "prefill_tokens_per_s": p.prefill_tokens * 10**9 // p.prefill_ns if p.prefill_ns else 0,
-        "prefill_error_ms": p.prefill_error_ns // 10**6,
-        "prefills_judged": p.prefills_judged,
         "output_above_limit_tokens": p.output_above_limit,
     }
 
@@ -139,14 +148,6 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "vtc_micro": f.vtc,
         "queued": len(queued),
         "queued_input_tokens": sum(r.prompt_tokens for r in queued),
-        "wait_expected_ms": _wait_ms(twin, flow),
-        "wait_error_ms": f.wait_error_ns // 10**6,
-        "waits_judged": f.waits_judged,
-        "ttft_expected_ms": f.foretold_first_us // 1000,
-        "ttft_ms": f.first_us // 1000,
-        "ttft_judged": f.first_judged,
-        "deadline_probes_judged": f.doubts.judged,
-        "deadline_probes_missed": f.doubts.missed,
         "live_leases": len(live),
         "promised_tokens": sum(r.reserved_blocks * size for r, size in sizes),
         "posted_tokens": sum(r.posted_blocks * size for r, size in sizes),
@@ -208,16 +209,6 @@ def _quota(twin: Twin, now_ns: int, node: int) -> dict[str, Any]:
     }
 
 
-def _wait_ms(twin: Twin, flow: int) -> int:
-    """The wait of one more request of its usual size."""
-    queued = twin.queued(lambda r: r.flow == flow) or twin.queued()
-    if not twin.has_to_wait(-1):
-        return 0
-    size = sum(r.work for r in queued) // max(1, len(queued))
-    wait_ns = twin.wait_of_new(Turn(flow, -1, size))
-    return -1 if wait_ns < 0 else wait_ns // 10**6
-
-
 def _promises(twin: Twin, sums: Judged | None, lengths: Lengths | None) -> dict[str, int]:
     s = sums or Judged()
     known = lengths is not None and lengths.samples >= twin.predictor.enough
@@ -269,7 +260,4 @@ def _totals(twin: Twin) -> dict[str, Any]:
         "predictor_samples": p.overall.samples,
         **_promises(twin, p.total, p.overall),
         "stored_answers": len(twin.answers),
-        "overload_state": min(
-            (twin.overload_now(i, twin.now_ns) for i in twin.serving()), default=1
-        ),
     }
