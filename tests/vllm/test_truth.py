@@ -119,7 +119,7 @@ async def test_the_engine_refuses_in_its_own_words_and_charges_nothing(
     assert used == (before.input_tokens, before.output_tokens)
 
 
-async def test_what_is_nested_too_deeply_is_a_bad_request(stack: Stack) -> None:
+async def test_body_nested_too_deeply_is_a_bad_request(stack: Stack) -> None:
     tools = "[" * 982 + "]" * 982
     raw = json.dumps(chat("Hi", 4))[:-1] + f', "tools": {tools}}}'
     async with (
