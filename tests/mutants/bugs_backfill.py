@@ -1,4 +1,4 @@
-"""Known bugs of the rule that says which request may pass the head of a pool."""
+"""Lists known bugs of the rule that says which request may pass the head of a pool."""
 
 from mutant import Mutant
 
