@@ -118,7 +118,7 @@ few = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, 
 @settings(deadline=None, max_examples=60)
 @given(few, st.integers(0, 4))
 def test_beladys_cache_is_the_best_of_all(requests: list[Prompt], capacity: int) -> None:
-    """The best result is found by trying all choices of what to keep after each request."""
+    """Belady's hits are the most of all choices of blocks to keep after each request."""
     blocks = [tuple(prefixes(prompt, 1)) for prompt in requests]
 
     @cache

@@ -96,7 +96,7 @@ def test_books_on_shares_are_kept_where_nothing_passes() -> None:
 
 @pytest.mark.parametrize(("seed", "events"), [(CLUSTER + 3, 500), (CLUSTER + 7, 2_000)])
 def test_one_seed_is_one_run(seed: int, events: int) -> None:
-    """The leader of a set is replaced while requests wait in the second one."""
+    """The second run is one of a set: its leader hands over while requests wait."""
     first, second = run_case(Case(seed, events)), run_case(Case(seed, events))
     assert first == second
     assert first.digest != run_case(Case(seed + 1, events)).digest
