@@ -1,4 +1,4 @@
-"""The core and its twin, given the same events; any difference fails."""
+"""Gives the core and its twin the same events; any difference fails."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class Differential:
         return index
 
     def classes(self, *names: tuple[bytes, int, int, bool]) -> None:
-        """Priority classes: name, rank, ageing time, whether it is exempt."""
+        """Return priority classes: name, rank, ageing time, whether it is exempt."""
         for given in names:
             assert self.core.set_class(*given) == self.twin.classes.set(*given)
 
@@ -39,7 +39,7 @@ class Differential:
             whom.set_flow_class(flow, default_class, named)
 
     def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """One event for both: the same result, or the same error. Returns it, None for an error."""
+        """Check that both have the same result or error. Return the result; None for an error."""
         want, wanted_error = self._ask(self.twin, method, args, kwargs)
         got, error = self._ask(self.core, method, args, kwargs)
         assert error == wanted_error, f"{method}{args} {kwargs}"
@@ -71,7 +71,7 @@ class Differential:
         return got
 
     def poll(self) -> list[core.Decision]:
-        """Everything that is due now, in one poll."""
+        """Poll once for everything that is due now."""
         got = self.core.poll(self.now_ns)
         want = self.twin.poll(self.now_ns)
         assert [self._plain(d) for d in got] == [self._wanted(v) for v in want]
@@ -100,7 +100,7 @@ class Differential:
             assert self.now_ns < told <= due
 
     def compare(self) -> None:
-        """The books of both, and the core's own proof of them."""
+        """Compare the books of both, and check the core's own proof of them."""
         self.core.check()
         got = core_view(self.core.stats(self.now_ns))
         want = view(self.twin, self.now_ns)
@@ -119,7 +119,7 @@ class Differential:
         self._compare_one()
 
     def _compare_one(self) -> None:
-        """One request in turn: mostly one that waits, sometimes any that is known."""
+        """Compare one request in turn: mostly one that waits, sometimes any that is known."""
         self._looks += 1
         known = (self._looks % 4 and self.twin.queued()) or self.twin.known()
         if known:
@@ -131,7 +131,7 @@ class Differential:
         self._compare_one_refused()
 
     def _compare_one_refused(self) -> None:
-        """One that was refused or evicted, and has not been asked again."""
+        """Compare one that was refused or evicted, and has not been asked again."""
         names = self.twin.flow_names
         known = {(names[r.flow], r.request_id) for r in self.twin.known()}
         gone = [entry for key, entry in self.twin.refused.items() if key not in known]
@@ -149,7 +149,7 @@ class Differential:
             assert got == want, difference(got, want)
 
     def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
-        """The same leases on all pages of `size`."""
+        """Check that all pages of `size` have the same leases."""
         rows, start, first = [], 0, True
         while start or first:
             more = {"tenant": tenant, "pool": pool, "age_min_ns": age_ns}
@@ -192,7 +192,7 @@ class Differential:
         )  # fmt: skip
 
     def drain(self) -> None:
-        """Nothing new, and time enough for every lease and answer to end: all gauges are 0."""
+        """Let time pass until every lease and answer has ended: all gauges are 0."""
         self.both("drain")
         limits = self.twin.limits
         for wait in ("queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "answer_ttl_ns"):
@@ -209,14 +209,14 @@ class Differential:
 
 
 def flow_key(twin: Twin, flow: int) -> bytes:
-    """Key of a flow's row."""
+    """Return the key of a flow's row."""
     f = twin.flows[flow]
     name = twin.classes.items[f.cls].name if f.cls else b""
     return b"f" + len(name).to_bytes(2, "big") + name + twin.flow_names[f.base]
 
 
 def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
-    """A fresh core that is configured as the twin is by now."""
+    """Return a fresh core that is configured as the twin is by now."""
     new, quotas = core.Scheduler(**given, lease_id_base=twin.lease_next), twin.quotas
     if twin.positions.shared:
         new.set_shared(now_ns)
@@ -282,7 +282,7 @@ def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
 
 
 def difference(got: Any, want: Any) -> str:
-    """The differences of two sections."""
+    """Return the differences of two sections."""
     if isinstance(got, list):
         got, want = dict(enumerate(got)), dict(enumerate(want))
     return "\n".join(

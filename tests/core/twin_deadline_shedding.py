@@ -1,4 +1,4 @@
-"""Whom the twin sends away because a deadline cannot be met, and how far that is believed."""
+"""Refuses for the twin what cannot meet its deadline, and keeps how far that is believed."""
 
 from schedsvc import _core as core
 
@@ -10,7 +10,7 @@ PROBE_EVERY = 8
 
 
 class Early(Return):
-    """Early refusal."""
+    """Refuses early."""
 
     def _counts(self, r: Request) -> bool:
         bound = r.flow not in self.audit.flows and not self.classes.is_exempt(r.flow)
@@ -75,7 +75,7 @@ class Early(Return):
         return max(0, self.prefill_ns(p, self.fresh(r)) - p.prefill_error_ns)
 
     def first_expected_ns(self, r: Request) -> int | None:
-        """In how long a request that comes now is expected to have its first token."""
+        """Return how long a request that comes now is expected to wait for its first token."""
         f, enough, wait_ns = self.flows[r.flow], self.limits["refusal_samples_min"], 0
         if self.has_to_wait(r.target):
             wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, r.stated_ns))
@@ -86,7 +86,7 @@ class Early(Return):
         return wait_ns + min((self.prefill_expected_ns(p, r) for p in pools), default=0)
 
     def refused_early(self, r: Request) -> int:
-        """The outcome that refuses it at its arrival, or 0."""
+        """Return the outcome that refuses it at its arrival, or 0."""
         if not self._counts(r):
             return 0
         if self._sends_away(r, "wait", self.first_expected_ns(r)):
@@ -96,7 +96,7 @@ class Early(Return):
         return 0
 
     def note_early(self, r: Request) -> None:
-        """The Retry-After of a request that was refused so."""
+        """Return the Retry-After of a request that was refused so."""
         first_ns = self.first_expected_ns(r)
         assert first_ns is not None
         assert r.deadline_ns is not None
@@ -105,7 +105,7 @@ class Early(Return):
         self.foretold_in_turn(self.flows[r.flow], max(0, late_ns), step_ns)
 
     def is_hopeless(self, r: Request, pool: int) -> bool:
-        """Whether a request whose turn has come is evicted for its deadline."""
+        """Return whether a request whose turn has come is evicted for its deadline."""
         first_ns = self.prefill_expected_ns(self.pools[pool], r)
         return self._counts(r) and self._sends_away(r, "prefill", first_ns)
 

@@ -1,4 +1,4 @@
-"""How fast the twin drains, and how long a request will wait."""
+"""Estimates how fast the twin drains, and how long a request will wait."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def time_for(work: int, pace: int) -> int:
 
 @dataclass
 class Turn:
-    """Whose wait is asked for."""
+    """Names the request whose wait is asked for."""
 
     flow: int
     target: int
@@ -85,7 +85,7 @@ class Estimate(Room):
         return before
 
     def wait_from(self, turn: Turn, ahead: int) -> int:
-        """How long it will wait with so much of its own queue before it; -1: unknown."""
+        """Return the wait with so much of its own queue before it; -1: unknown."""
         pace = self.pace_of(turn.target)
         if pace == 0:
             return -1
@@ -102,7 +102,7 @@ class Estimate(Room):
         return self.wait_from(turn, ahead)
 
     def foretell(self, r: Request) -> None:
-        """The forecast of a request that is about to be queued."""
+        """Return the forecast of a request that is about to be queued."""
         if not self.has_to_wait(r.target):
             return
         wait_ns = self.wait_of_new(Turn(r.flow, r.target, r.work, r.stated_ns))
@@ -121,7 +121,7 @@ class Estimate(Room):
         self._note_backlog(r.flow, 1)
 
     def note_left(self, r: Request, outcome: int) -> None:
-        """It has left its queue, for that reason."""
+        """Record that it has left its queue, for that reason."""
         f = self.flows[r.flow]
         error_ns = self.now_ns - r.arrival_ns - r.foretold_wait_us * 1000
         in_turn = outcome in (core.GRANTED, core.EVICTED_DEADLINE)
@@ -142,7 +142,7 @@ class Estimate(Room):
     # From the grant to the first token.
 
     def fresh(self, r: Request) -> int:
-        """Input that has to be computed, by the part of the flow's that was cached."""
+        """Return input that has to be computed, by the part of the flow's that was cached."""
         f = self.flows[r.flow]
         inputs = f.input_tokens - f.forgotten[0]
         cached = max(0, min(f.cached_input_tokens - f.forgotten[1], inputs))
@@ -184,7 +184,7 @@ class Estimate(Room):
         return min(each, r.output_max_tokens) * r.sequences
 
     def input_by_now(self, r: Request) -> int:
-        """Input that may have been computed since the grant of a lease that reported none."""
+        """Return input that may be computed since the grant of a lease that reported none."""
         rates = self.pools[r.pool].prefill_rates
         if not rates or r.payload is None:
             return r.prompt_tokens

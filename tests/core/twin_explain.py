@@ -1,4 +1,4 @@
-"""Why the twin's requests wait: each reason is found from the start after every event."""
+"""Finds why the twin's requests wait: each reason from the start after every event."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Why:
-    """The reason of each queued request's wait, and how long it waited for each."""
+    """Holds the reason of each queued request's wait, and how long it waited for each."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
@@ -19,7 +19,7 @@ class Why:
         self.now: dict[int, tuple[str, int]] = {}  # by seq: what for, and since when
 
     def waits_for(self, r: Request) -> str:
-        """The reason of a queued request's wait at this time."""
+        """Return the reason of a queued request's wait at this time."""
         first = self.state.order.queue(r.flow, r.target)[0]
         return self._of_head(r) if first is r else "QUEUE"
 
@@ -33,7 +33,7 @@ class Why:
         return found[1] if found else "TURN"
 
     def by_pool(self, r: Request) -> tuple[int, str] | None:
-        """The first of the pools whose next it was at the last dispatch, and its reason."""
+        """Return the first of the pools whose next it was at the last dispatch, and its reason."""
         for pool, other, reason in self.named:
             if other is r:
                 return pool, "MODEL_QUOTA" if reason == "QUOTA" else reason

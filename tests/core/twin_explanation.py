@@ -1,4 +1,4 @@
-"""The rows of `Scheduler.explain()` for the twin's requests."""
+"""Makes the rows of `Scheduler.explain()` for the twin's requests."""
 
 from collections import Counter
 from typing import Any
@@ -14,7 +14,7 @@ MICRO = 10**6
 
 
 def story(twin: Twin, now_ns: int, r: Request) -> dict[str, Any]:
-    """The row of `Scheduler.explain()` for a request."""
+    """Return the row of `Scheduler.explain()` for a request."""
     granted_ns = r.arrival_ns + r.waited_ns
     until_ns = now_ns if r.state == QUEUED else granted_ns
     since_ns = {QUEUED: r.arrival_ns, ENDED: r.ended_ns}.get(r.state, granted_ns)
@@ -65,7 +65,7 @@ def story(twin: Twin, now_ns: int, r: Request) -> dict[str, Any]:
 
 
 def refused_story(twin: Twin, now_ns: int, r: Request, outcome: int, at_ns: int) -> dict[str, Any]:
-    """The row for one that was not served, without the reasons of its wait."""
+    """Return the row for one that was not served, without the reasons of its wait."""
     waited_ns = at_ns - r.arrival_ns
     return {
         "tenant": twin.flow_names[r.flow].decode(),

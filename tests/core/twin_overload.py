@@ -1,4 +1,4 @@
-"""How busy a pool of the twin is: levels that rise at once and fall when it has been calm."""
+"""Rates the load of the twin's pools: levels that rise at once and fall after a calm time."""
 
 from .twin_backfill import Backfill
 
@@ -6,7 +6,7 @@ UNDER, NEARLY, OVER = 1, 2, 3
 
 
 class Overload(Backfill):
-    """The level of each pool, from its figures and its next request."""
+    """Holds the level of each pool, from its figures and its next request."""
 
     def fill_ppm(self, pool: int) -> int:
         p = self.pools[pool]

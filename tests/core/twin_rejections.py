@@ -1,4 +1,4 @@
-"""Refusals of the twin, and their Retry-After."""
+"""Refuses for the twin, with a Retry-After."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def _lacks(queue: list[Request], r: Request, places: int, tokens_max: int) -> tu
 
 
 class Refusals(Early):
-    """Reasons to refuse, and Retry-After."""
+    """Holds reasons to refuse, and Retry-After."""
 
     def _reason_to_refuse(self, r: Request) -> int:
         if self.draining:
@@ -52,7 +52,7 @@ class Refusals(Early):
         return 0 if known else core.REJECTED_LIMIT
 
     def _is_full_to(self, r: Request) -> bool:
-        """Whether its flow's queue lacks something, of which its principal has its part."""
+        """Return whether its flow's queue lacks something and its principal has its part of it."""
         queue = self.queued(lambda q: q.flow == r.flow)
         places = self.places_for(self.flows[r.flow].due, self.limits["flow_queue_max"])
         most = self.limits["flow_queue_tokens_max"]

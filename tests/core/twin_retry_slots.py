@@ -1,4 +1,4 @@
-"""Retry-After of the twin's refusals, and the places that it keeps for retries."""
+"""Keeps Retry-After of the twin's refusals, and the places that it keeps for retries."""
 
 from schedsvc import _core as core
 
@@ -10,15 +10,15 @@ RETRY_MAX_NS = 109 * SECOND
 
 
 def kept_of(most: int) -> int:
-    """The number of places that a queue keeps for retries."""
+    """Return the number of places that a queue keeps for retries."""
     return most // 5
 
 
 class Return(Estimate):
-    """Retry-After."""
+    """Computes Retry-After."""
 
     def turn_ns(self, flow: int, target: int, work: int) -> int:
-        """How long so much work of a flow takes."""
+        """Return how long so much work of a flow takes."""
         pace = self.pace_of(target)
         if pace == 0:
             return min(self.flows[flow].interval_ns or SECOND, RETRY_MAX_NS)
@@ -36,11 +36,11 @@ class Return(Estimate):
         return self._in_turn(teller, wait_ns * 11 // 8 + step_ns // 2, step_ns * 11 // 8)
 
     def places_for(self, due: Due, most: int) -> int:
-        """How many may be queued when one more arrives."""
+        """Return how many may be queued when one more arrives."""
         return most if due.comes(self.now_ns) else most - kept_of(most)
 
     def place_in_ns(self, r: Request, outcome: int) -> int:
-        """When a request that a full queue refuses will find a place."""
+        """Return when a request that a full queue refuses will find a place."""
         own = outcome == core.REJECTED_FLOW_QUEUE_FULL
         queue = self.queued(lambda q: q.flow == r.flow or not own)
         most = self.limits["flow_queue_tokens_max" if own else "queue_tokens_max"]
@@ -63,7 +63,7 @@ class Return(Estimate):
         return wait_ns
 
     def refill_in_ns(self, r: Request) -> int:
-        """When a request that its quotas refuse will find enough in them."""
+        """Return when a request that its quotas refuse will find enough in them."""
         chain, needs = self.quotas.chain_of(r.flow), self.quotas.needs(r)
         ticks = [
             needs[which] // bucket.rate
@@ -74,7 +74,7 @@ class Return(Estimate):
         return self._in_turn(self.flows[r.flow], wait_ns, max(ticks, default=0) * TICK_NS)
 
     def turn_again_ns(self, r: Request) -> int:
-        """When one that waited for its whole TTL would have its turn in time.
+        """Return when one that waited for its whole TTL would have its turn in time.
 
         With a deadline after those that wait, else after the retries of earlier refusals."""
         flow = self.flows[r.flow]

@@ -1,4 +1,4 @@
-"""Records of the twin: flows, pools and requests."""
+"""Defines records of the twin: flows, pools and requests."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -18,7 +18,7 @@ class TwinError(Exception):
 
 
 class Verdict(NamedTuple):
-    """A Decision; `retry_ms` is what the core spreads by up to 10 %."""
+    """Mirrors a Decision; `retry_ms` is what the core spreads by up to 10 %."""
 
     handle: int
     tag: int
@@ -80,14 +80,14 @@ class Rate:
         self.since_ns = None if self.since_ns is None else now_ns
 
     def pace(self, *, deep: bool = False) -> int:
-        """Thousandths of tokens a second; 0: unknown."""
+        """Return thousandths of tokens a second; 0: unknown."""
         work = self.deep_work if deep else self.work
         return work * 10**12 // self.time_ns if self.time_ns else 0
 
 
 @dataclass
 class Doubts:
-    """The trust in forecasts of missed deadlines."""
+    """Holds the trust in forecasts of missed deadlines."""
 
     score: Counter[str] = field(default_factory=Counter)  # by ground: wait, prefill
     since: Counter[str] = field(default_factory=Counter)
@@ -96,7 +96,7 @@ class Doubts:
     parts_ppm: Counter[str] = field(default_factory=Counter)  # of all flows together
 
     def part_ppm(self, kind: str) -> int:
-        """Of what is expected, that counts."""
+        """Return the part of what is expected that counts."""
         return self.parts_ppm[kind] or 10**6
 
 
@@ -116,7 +116,7 @@ class Due:
         self.count, self.last_ns = self.count + 1, due_ns
 
     def comes(self, now_ns: int) -> bool:
-        """Whether who comes now may be one of them."""
+        """Return whether a request that comes now may be one of them."""
         self.forget_late(now_ns)
         if self.count == 0 or now_ns < self.first_ns:
             return False
@@ -221,7 +221,7 @@ class Pool:
     surplus_micro: int = 0  # of work that worse classes may pass with
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
-        """Whether leases of the sum and number of the replays, with this one, can be granted."""
+        """Return whether leases of the replays' sum and number, with this one, can be granted."""
         tokens += self.replayed[0] - self.replay_debt
         sequences += self.replayed[1]
         most = self.engine_tokens + self.engine_tokens * max(0, -headroom_min_ppm) // 1_000_000
@@ -343,7 +343,7 @@ TICKS_MAX = 10**12
 
 @dataclass
 class Bucket:
-    """Millionths of a unit: `rate` a tick, up to a minute's worth."""
+    """Holds millionths of a unit: `rate` a tick, up to a minute's worth."""
 
     rate: int
     level: int
@@ -363,7 +363,7 @@ class Bucket:
         self.level = min(self.size, level - micro)
 
     def due_ns(self, micro: int) -> int:
-        """When it holds so much, or is full."""
+        """Return when it holds so much, or is full."""
         wanted = min(micro, self.size)
         after = range(TICKS_MAX)
         ticks = bisect_left(after, wanted, key=lambda k: self.level_at(self.at_ns + k * TICK_NS))
@@ -372,7 +372,7 @@ class Bucket:
 
 @dataclass
 class Bill:
-    """The amounts that a request has taken from its quotas."""
+    """Holds the amounts that a request has taken from its quotas."""
 
     nodes: list[int]
     inputs: int
@@ -397,7 +397,7 @@ class Wait:
 
 @dataclass
 class Hold:
-    """A head that is held to the share of its flow."""
+    """Describes a head that is held to the share of its flow."""
 
     request: Request
     limited: bool = False  # it may not borrow

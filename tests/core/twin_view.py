@@ -1,4 +1,4 @@
-"""The rows of `Scheduler.stats()`, computed from the twin by reading everything."""
+"""Computes the rows of `Scheduler.stats()` from the twin by reading everything."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from .twin_estimate import Turn
 from .twin_lengths import Asked, Judged, Lengths
 from .twin_types import SUSPECT
 
-# Of `stats()`, what the twin does not have.
+# The figures of `stats()` that the twin does not have.
 UNSEEN = frozenset(
     (
         "engine_running",
@@ -48,12 +48,12 @@ def _class(twin: Twin, flow: int) -> str:
 
 
 def wait_reasons(twin: Twin) -> list[str]:
-    """Why each pool granted nothing more at the last poll."""
+    """Return why each pool granted nothing more at the last poll."""
     return [p.reason if twin.queued() else "NONE" for p in twin.pools]
 
 
 def core_view(stats: dict[str, Any]) -> dict[str, Any]:
-    """The same of the core's own snapshot."""
+    """Return the same of the core's own snapshot."""
 
     def seen(figures: dict[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in figures.items() if k not in UNSEEN}
@@ -174,7 +174,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
 
 
 def _shared(twin: Twin) -> list[int]:
-    """Nodes of groups and models with limits, and the root while any tenant has a share."""
+    """Yield nodes of groups and models with limits, and the root while any tenant has a share."""
     quotas, shares = twin.quotas, twin.quotas.shares
     shares.know()
     nodes = [*quotas.names.values(), *([shares.root] if shares.root != -1 else [])]
@@ -209,7 +209,7 @@ def _quota(twin: Twin, now_ns: int, node: int) -> dict[str, Any]:
 
 
 def _wait_ms(twin: Twin, flow: int) -> int:
-    """The wait of one more request of its usual size."""
+    """Return the wait of one more request of its usual size."""
     queued = twin.queued(lambda r: r.flow == flow) or twin.queued()
     if not twin.has_to_wait(-1):
         return 0
