@@ -1,4 +1,4 @@
-"""`python -m bench`."""
+"""`python -m bench` starts here."""
 
 from bench.cli import main
 

@@ -1,4 +1,4 @@
-"""`python -m bench.attack`: what thousands of hostile connections cost a conforming tenant.
+"""`python -m bench.attack` measures the cost of thousands of hostile connections to a tenant.
 
 A scheduler serves a Unix socket, as beside an engine, and others reach it through its edge. A
 conforming tenant asks, is granted, and completes, a hundred times a second, while attackers
@@ -74,7 +74,7 @@ Exit status 1: some attack more than doubled the conforming tenant's p99, or too
 
 @dataclass(frozen=True)
 class Case:
-    """One attack: what is done, and whether its callers have a token.
+    """Describes one attack: what is done, and whether its callers have a token.
 
     `door`: where they come in: at the edge, or at a port of the scheduler itself (listener).
     `shim`: where the conforming tenant's shim is: on the Unix socket, or at that same door.
@@ -129,7 +129,7 @@ def growth_mb_max(case: Case, process: str, limits: Limits | None = None) -> flo
     if case.door == "listener":
         kb = 2 * most.connections_max * CONNECTION_KB + most.streams_max * call_kb
     elif process == "edge":
-        # Of those that are let in both ends.
+        # Calls that are admitted occupy both ends.
         calls = edge_max * (3 if case.known else 1)
         kb = 2 * edge_connections * CONNECTION_KB + calls * call_kb
     else:
@@ -149,7 +149,7 @@ def measure(case: Case, connections: int, seconds: float) -> dict[str, Any]:
 
 
 class _Watched:
-    """Memory, files and CPU time of a process during the slices."""
+    """Measures memory, files and CPU time of a process during the slices."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -1,4 +1,4 @@
-"""Thousands of connections that mean harm, in a process of their own.
+"""Opens thousands of hostile connections, in a process of their own.
 
 `python -m bench.attackers --target HOST:PORT --ready-file FILE` connects, writes the file, attacks
 until SIGTERM, and then prints its counts as JSON. It updates the counts in the file during the
@@ -39,7 +39,7 @@ MESSAGE_BYTES = 65_500
 PATH = "/schedsvc.v1.SchedulerService/Admit"
 
 _SPARE_FILES = 64
-#: Of a message of gRPC.
+#: The prefix of a gRPC message.
 _HEAD_BYTES = 5
 #: More than the fields of a message take without hashes, which fill it up.
 _SMALLEST_BYTES = 2_000
@@ -86,7 +86,7 @@ def _resets(before: int) -> bytes:
 
 
 class Attack:
-    """The state that all connections share: the messages, and the counts of events."""
+    """Holds the state that all connections share: the messages, and the counts of events."""
 
     def __init__(
         self, kind: str, seed: int, token: str = "", message_bytes: int = MESSAGE_BYTES
@@ -131,7 +131,7 @@ class Attack:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. It attacks as often as the other end lets it."""
+    """Drives one connection. It attacks as often as the other end lets it."""
 
     def __init__(self, attack: Attack) -> None:
         self._attack = attack

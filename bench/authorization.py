@@ -31,7 +31,7 @@ _RESAMPLES = 2_000
 
 
 class Caller:
-    """A stream to a core whose pool has room for all."""
+    """Streams to a core whose pool has room for all."""
 
     def __init__(self) -> None:
         # A full table of answers: in both halves each Complete pushes one out.

@@ -1,4 +1,4 @@
-"""`python -m bench.bulk`: many at once (T9), and how much memory many take (T10).
+"""`python -m bench.bulk` measures many requests at once (T9), and the memory of many (T10).
 
 T9: everything that waits, or runs, is due in one moment. The core does a bounded part of it at each
 poll; between two parts the event loop serves other callers. The stall is the longest time in which

@@ -43,7 +43,7 @@ def _complete(answer: bytes) -> bytes:
 
 
 class Admits:
-    """A caller of Admit on one target, over a channel of its own."""
+    """Calls Admit on one target, over a channel of its own."""
 
     def __init__(self, peer: Peer, target: str, *, is_scheduler: bool) -> None:
         self._peer = peer

@@ -1,4 +1,4 @@
-"""The ladder as a picture: each rung on one logarithmic axis of time."""
+"""Draws the ladder: each rung on one logarithmic axis of time."""
 
 from pathlib import Path
 

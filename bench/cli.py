@@ -1,4 +1,4 @@
-"""`python -m bench`: measures the ladder, shows it, and writes the report."""
+"""`python -m bench` measures the ladder, shows it, and writes the report."""
 
 import json
 import os

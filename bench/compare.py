@@ -1,4 +1,4 @@
-"""Two things compared on a machine that is not quiet: interleaved slices, ratios, an interval."""
+"""Compares two things on a machine that is not quiet: interleaved slices, ratios, an interval."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _RESAMPLES = 4_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """Median of the ratios a/b over all rounds, with a 95 % bootstrap interval."""
+    """Holds the median of the ratios a/b over all rounds, with a 95 % bootstrap interval."""
 
     ratio: float
     low: float

@@ -1,4 +1,4 @@
-"""Fixtures of the measurements: the recorder, and the two servers."""
+"""Provides the fixtures of the measurements: the recorder, and the two servers."""
 
 import gc
 from collections.abc import Iterator

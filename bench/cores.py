@@ -1,4 +1,4 @@
-"""Cores in the states that are measured. Their time is made up, so each run decides the same."""
+"""Makes cores in the states that are measured. Time is made up, so each run decides the same."""
 
 import time
 from collections import deque
@@ -41,7 +41,7 @@ def _core(flows: int, running_max: int, scheduler: type[Scheduler]) -> Scheduler
 
 
 class Overload:
-    """A full pool, and `queued` requests behind it, of flows drawn by Zipf's law.
+    """Holds a full pool, and `queued` requests behind it, of flows drawn by Zipf's law.
 
     Every lease that ends makes room for exactly one other.
     """
@@ -125,7 +125,7 @@ class Overload:
 
 
 class Running(Overload):
-    """An empty queue: each request is granted at once. Some leases run all along."""
+    """Keeps the queue empty: each request is granted at once. Some leases run all along."""
 
     def __init__(self, flows: int, answers: int, scheduler: type[Scheduler] = Scheduler) -> None:
         """Begin once `answers` answers are stored."""
@@ -203,7 +203,7 @@ class Picks:
 
 
 class Wire:
-    """Serialised messages into a core and out of it, as the service passes them on."""
+    """Passes serialised messages into a core and out of it, as the service does."""
 
     FLOWS = 1_000
 

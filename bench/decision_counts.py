@@ -1,4 +1,4 @@
-"""The core's decisions that `python -m bench.decisions` counts, one core in each process.
+"""Makes the core's decisions that `python -m bench.decisions` counts, one core in each process.
 
     python -m bench.decision_counts FOLDER CORE --flows 100000 --rounds 400
 
@@ -29,7 +29,7 @@ _NEVER_NS = 1 << 50
 
 
 class Blocked:
-    """A pool with leases of eight tenants, of whom each has another request that fits.
+    """Holds a pool with leases of eight tenants, each of which has another request that fits.
 
     None of these may pass the next request, whose start they would move.
     """

@@ -1,4 +1,4 @@
-"""`python -m bench.decisions`: instructions of the core's decisions, against an earlier commit.
+"""`python -m bench.decisions` counts instructions of the core's decisions, before and after.
 
 Method: both cores are compiled as a release, and callgrind counts each in a process of its own. The
 same calls take both through the same states. A count is that of the core's methods alone, with all

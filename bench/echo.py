@@ -1,4 +1,4 @@
-"""The reference server: the same grpc.aio server as ours, with handlers that do nothing.
+"""Runs the reference server: the same grpc.aio server as ours, with handlers that do nothing.
 
 `python -m bench.echo --folder DIR` serves Admit and Session on a Unix socket and on TCP. Both give
 one constant answer, which `ANSWER_METHOD` sets: so it is as long as the real one.

@@ -1,4 +1,4 @@
-"""`python -m bench.edge`: instructions of gate and proxy for a request, against an earlier commit.
+"""`python -m bench.edge` counts the instructions of gate and proxy, against an earlier commit.
 
 Method: callgrind counts in a process of each tree that serves the same requests, one at a time,
 after a few that warm it up. Behind the gate stands an app that answers at once; behind the proxy's

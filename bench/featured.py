@@ -1,4 +1,4 @@
-"""Cores with a feature on, in the states in which its cost is measured. Their time is made up.
+"""Makes cores with a feature on, in the states that are measured. Their time is made up.
 
 The figures are CPU time of the thread, so they exclude the time that other programs take.
 """
@@ -33,7 +33,7 @@ def _drawn(flows: int) -> Sequence[int]:
 
 
 class Featured:
-    """Flows drawn by Zipf's law; `running` requests run, and `queued` requests wait behind them.
+    """Draws flows by Zipf's law; `running` requests run, and `queued` requests wait behind them.
 
     `queued` 0: nothing limits what runs, so that each request is granted at once.
     """

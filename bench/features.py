@@ -1,4 +1,4 @@
-"""The features beyond the default policies: each switched on by itself, then all together."""
+"""Switches on the features beyond the default policies: each by itself, then all together."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def _no_more(flow: int, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Feature:
-    """Settings, a set-up of a core with these flows, and further fields of a request.
+    """Holds settings, a set-up of a core with these flows, and further fields of a request.
 
     The last is asked for with its flow and its number.
     """

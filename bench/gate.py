@@ -1,4 +1,4 @@
-"""`python -m bench.gate`: the CPU that the vLLM gate takes of its server for a streamed request.
+"""`python -m bench.gate` measures the CPU that the vLLM gate takes for a streamed request.
 
 Method: one process serves slices of requests in turn, through the gate and past it, each round in
 the other order; behind the gate stands a scheduler in a process of its own, and an engine that
@@ -50,7 +50,7 @@ Examples:
 
 
 class Engine:
-    """An app that streams, with as much of vLLM's state as the gate reads."""
+    """Streams as an app, with as much of vLLM's state as the gate reads."""
 
     def __init__(self) -> None:
         told = SimpleNamespace(running=IN_FLIGHT, waiting=0, used_tokens=5_000, preemptions=0)
@@ -217,7 +217,7 @@ def measure(rounds: int, requests: int) -> dict[str, Any]:
 @click.command(epilog=_EPILOG)
 @click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
 @click.option(
-    "--requests", type=click.IntRange(1), default=24, show_default=True, help="Of each slice."
+    "--requests", type=click.IntRange(1), default=24, show_default=True, help="Per slice."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def main(rounds: int, requests: int, as_json: bool) -> None:

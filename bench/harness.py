@@ -60,7 +60,7 @@ def principal(name: str, **grants: Any) -> dict[str, Any]:
 
 
 class Taken(NamedTuple):
-    """Times of one Admit."""
+    """Holds the times of one Admit."""
 
     ms: float
     cpu_ms: float  # of the scheduler
@@ -68,7 +68,7 @@ class Taken(NamedTuple):
 
 
 class Victim:
-    """The caller that behaves: it asks for `wanted` every `period_s`."""
+    """Behaves as a caller should: it asks for `wanted` every `period_s`."""
 
     def __init__(self, target: str, server: Peer, period_s: float, **wanted: Any) -> None:
         self._server = server
@@ -116,7 +116,7 @@ class Victim:
 
 @dataclass
 class Attackers:
-    """The process of the attackers; `counts` holds what came of it after the block."""
+    """Holds the process of the attackers; after the block, `counts` holds what they achieved."""
 
     process: "Popen[bytes]"
     settle_s: float

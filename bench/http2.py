@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113) by hand: what a well-behaved client library would never send.
+"""Builds frames of HTTP/2 (RFC 9113) by hand, also those that no client library would send.
 
 Only as much as calls of gRPC need; headers are literals of HPACK (RFC 7541) without its tables.
 """
@@ -21,7 +21,7 @@ _CANCEL = 8
 
 
 class Kind:
-    """Types of frames."""
+    """Lists the types of frames."""
 
     DATA = 0
     HEADERS = 1
@@ -38,7 +38,7 @@ END_HEADERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame that was received."""
+    """Holds one frame that was received."""
 
     kind: int
     flags: int

@@ -1,4 +1,4 @@
-"""`python -m bench.http_cost`: CPU of gate and proxy for a request, against an earlier commit.
+"""`python -m bench.http_cost` measures the CPU of gate and proxy, against an earlier commit.
 
 Method: the clients of the earlier commit and those of this tree each run in a process of their own,
 before the same scheduler and the same engine. They serve slices of streamed requests in turn, each
@@ -71,7 +71,7 @@ def _started(
 
 
 class GateSide:
-    """The gate of one tree, in a process that serves a slice for each line that it reads."""
+    """Runs the gate of one tree, in a process that serves a slice for each line that it reads."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -107,7 +107,7 @@ async def serve_lines(target: str, pool: str, pieces: int) -> None:
 
 
 class ProxySide:
-    """The proxy of one tree; a client here sends it the slices."""
+    """Runs the proxy of one tree; a client here sends it the slices."""
 
     def __init__(self, process: subprocess.Popen[bytes], socket: Path, pieces: int) -> None:
         self.process = process
@@ -226,11 +226,11 @@ def _measured(app: str, before: str, pieces: int, rounds: int, requests: int) ->
 @click.option("--app", type=click.Choice(("gate", "proxy")), default="gate", show_default=True)
 @click.option("--before", default=BEFORE, show_default=True, metavar="COMMIT")
 @click.option(
-    "--pieces", type=click.IntRange(1), default=gates.FEW, show_default=True, help="Of an answer."
+    "--pieces", type=click.IntRange(1), default=gates.FEW, show_default=True, help="Per answer."
 )
 @click.option("--rounds", type=click.IntRange(2), default=60, show_default=True)
 @click.option(
-    "--requests", type=click.IntRange(1), default=96, show_default=True, help="Of each slice."
+    "--requests", type=click.IntRange(1), default=96, show_default=True, help="Per slice."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--serve", nargs=2, hidden=True, metavar="TARGET POOL")

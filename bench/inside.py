@@ -1,4 +1,4 @@
-"""Builds of the core by themselves: of an earlier tree, or with loops of C around its events.
+"""Builds cores by themselves: of an earlier tree, or with loops of C around their events.
 
 With the loops (loops.pxi) what is timed is no Python.
 """

@@ -1,4 +1,4 @@
-"""A server that answers at once: what is left of a latency is the load generator's own.
+"""Answers at once as a server, so what is left of a latency is the load generator's own.
 
 `python -m bench.instant --ready-file FILE` serves completions on a free port of 127.0.0.1 and
 writes the port to the file. It reads no more of a request than where it ends.
@@ -34,7 +34,7 @@ def _answers() -> tuple[bytes, bytes]:
 
 
 class _Instant(asyncio.Protocol):
-    """One connection: an answer for each request that is complete."""
+    """Serves one connection: an answer for each request that is complete."""
 
     answer, models = _answers()
 

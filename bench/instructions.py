@@ -28,7 +28,7 @@ def under_callgrind(command: Sequence[str], folder: Path) -> list[str]:
 
 
 class Counter:
-    """Instructions since the last look, without the look itself. `folder`: of `under_callgrind`.
+    """Counts instructions since its last reading. `folder` is that of `under_callgrind`.
 
     Raises RuntimeError where valgrind does not run this process, or its header or gcc is missing.
     """

@@ -1,4 +1,4 @@
-"""`python -m bench.load`: what the load generator itself adds to a latency.
+"""`python -m bench.load` measures what the load generator itself adds to a latency.
 
 Method: open-loop Poisson arrivals against a server that answers at once, the generator pinned to
 one core and the server to another. The scheduling lag is how much later than its intended time a

@@ -1,4 +1,4 @@
-"""The machine: what it is, its cores, and the CPU time of a process."""
+"""Describes the machine, its cores, and the CPU time of a process."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Serialised messages as a shim would send them, made fast enough to keep a server busy."""
+"""Builds serialised messages as a shim sends them, fast enough to keep a server busy."""
 
 import struct
 from array import array
@@ -91,7 +91,7 @@ def _write_digits(rows: Bytes, at: int, values: Ints, digits: int) -> None:
 
 
 class Traffic:
-    """A Session's messages in steady state, without end.
+    """Yields a Session's messages in steady state, without end.
 
     Each message ends the leases that the one before it began, and asks for as many: half of its
     events are Completes, half Admits. With one event a message, the two take turns. The leases

@@ -1,4 +1,4 @@
-"""`python -m bench.overload`: goodput when 2, 5 and 10 times too much is asked (T8).
+"""`python -m bench.overload` measures goodput when 2, 5 and 10 times too much is asked (T8).
 
 A scheduler, and the emulated engine with the gate in it, each run in a process of their own.
 Requests of three tenants arrive in open-loop Poisson processes, so no client waits for an answer
@@ -62,7 +62,7 @@ Exit status 1: goodput at the highest load is below nine tenths of its peak.
 
 @dataclass(frozen=True)
 class _Stand:
-    """The measured processes: the scheduler, and the engine behind the gate."""
+    """Holds the measured processes: the scheduler, and the engine behind the gate."""
 
     scheduler: Peer
     engine_pid: int

@@ -1,4 +1,4 @@
-"""A shim that holds leases in a pool of its own, reports and ends them: in a process of its own.
+"""Runs a shim in its own process, which holds leases in its own pool, reports and ends them.
 
 So it measures what Progress and Complete take at the scheduler, and nothing of the load generator.
 """

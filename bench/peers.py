@@ -1,4 +1,4 @@
-"""The two server processes: the scheduler as `schedsvc serve`, and the echo."""
+"""Starts the two server processes: the scheduler as `schedsvc serve`, and the echo."""
 
 import json
 import subprocess

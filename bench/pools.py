@@ -1,4 +1,4 @@
-"""`python -m bench.pools`: what an Admit costs with many pools, and how much memory these take.
+"""`python -m bench.pools` measures what an Admit costs with many pools, and their memory.
 
 An Admit is `Scheduler.admit_wire()`: bytes in, bytes out. `room`: each is granted at once, in any
 pool, while four leases run in each. `dlpm`: the same, and each brings the hashes of a prompt that
@@ -103,7 +103,7 @@ def admit_us(pools: int, admits: int, *, policy: str = "vtc", hashed: bool = Fal
 
 
 class _Full:
-    """A core all of whose pools are full, and the times of its calls, in us."""
+    """Holds a core all of whose pools are full, and the times of its calls, in us."""
 
     def __init__(self, pools: int) -> None:
         self._core = _core(pools, "vtc", 2 * (_INPUT + _OUTPUT))

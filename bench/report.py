@@ -1,4 +1,4 @@
-"""The report: what the measurements left, in the order of the ladder, judged."""
+"""Writes the report: what the measurements left, in the order of the ladder, judged."""
 
 import json
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""`python -m bench.restart`: a scheduler that was killed, back with 100,000 leases in flight (T11).
+"""`python -m bench.restart` restarts a killed scheduler with 100,000 leases in flight (T11).
 
-Two lives of one server over one state file. In the second, one shim replays all its leases on its
-Session; the server is ready when every one of them is in the books and it grants a new request.
-Measured is CPU time of the process, client and server together, since what other programs take of
-it is not ours; the time on the wall stands beside it. The core alone, without gRPC, is measured
-too: how long one message of replays delays all other callers.
+One server runs twice over one state file. In its second run, one shim replays all its leases on its
+Session; the server is ready when it has recorded every lease and grants a new request. The measure
+is the CPU time of the process, client and server together, because time on the wall includes other
+programs; it is printed beside. Another figure is of the core alone, without gRPC: the time for
+which one message of replays delays all other callers.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The reference: how the artifact of the VTC paper finds whom to serve next."""
+"""Chooses the next flow as the artifact of the VTC paper does: the reference."""
 
 import time
 
@@ -9,7 +9,7 @@ _LOOKS = 20_000
 
 
 class DictScan:
-    """Counters in a dict, the least found by looking at each (arXiv 2401.00588, artifact).
+    """Keeps counters in a dict; looks at each to find the least (arXiv 2401.00588, artifact).
 
     As in its `generate_new_batch`, the pick is `min(counters, key=counters.get)`, and the input's
     price over the flow's weight is then charged. The other work of that method for each pick

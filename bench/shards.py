@@ -1,4 +1,4 @@
-"""`python -m bench.shards`: what sharing one fairness costs the store, and each member.
+"""`python -m bench.shards` measures what sharing one fairness costs the store, and each member.
 
 Members with real cores exchange totals through a real store. Each tenant is served at a few of
 them. The members live in one process and take turns in one event loop, so their CPU time is that of
@@ -52,7 +52,7 @@ Exit status 1: the store or a member needed more than the bounds.
 
 @dataclass(frozen=True)
 class Plan:
-    """A load: `rate` requests a second of each tenant at each of its members."""
+    """Describes a load: `rate` requests a second of each tenant at each of its members."""
 
     members: int
     tenants: int
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass
 class Shard:
-    """A scheduler of the cluster, and the tenants that it serves."""
+    """Holds a scheduler of the cluster, and the tenants that it serves."""
 
     driver: Driver
     member: Member

@@ -1,4 +1,4 @@
-"""The ladder as a table."""
+"""Prints the ladder as a table."""
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table

@@ -27,7 +27,7 @@ from bench.processes import started
 
 __all__ = ["TOTAL_MB", "main"]
 
-#: Of edge, scheduler with its metrics page, gate and proxy together, idle memory included.
+#: The limit for edge, scheduler with its metrics page, gate and proxy together, idle included.
 TOTAL_MB = 512.0
 _BODY_BYTES = 30_000_000
 _PIECE = b" " * 65_536

@@ -1,4 +1,4 @@
-"""`python -m bench.simulator`: requests simulated in a CPU second, beside an earlier commit (T12).
+"""`python -m bench.simulator` counts requests simulated in a CPU second, before and after (T12).
 
 The earlier commit is built in a folder below build/, its core with the flags of a release. Both
 run the trace under one policy, each in a process of its own, in turns (A B B A), so that what else

@@ -1,4 +1,4 @@
-"""How much is measured: the full ladder, a quick look, or just enough to see that it works."""
+"""Sets how much is measured: the full ladder, a quick look, or just enough to see that it works."""
 
 import os
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ ENVIRONMENT = "SCHEDSVC_BENCH_SIZES"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one run."""
+    """Holds the sizes of one run."""
 
     name: str
     #: Flows of the core's Admit, and the requests that are queued meanwhile.

@@ -37,7 +37,7 @@ __all__ = ["BOUNDS_MS", "Stall", "main", "measure"]
 
 #: The longest turn, by what is configured.
 BOUNDS_MS = {"plain": 5.0, "all": 20.0}
-#: Of a reload, which applies a whole configuration at once: it has a bound of its own.
+#: A reload applies a whole configuration at once, so it has a bound of its own.
 RELOAD_MS = 2_000.0
 _MESSAGE_BYTES = 65_536
 _EVENTS_MAX = 4_096
@@ -51,7 +51,7 @@ _Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The longest turn that one input caused."""
+    """Describes the longest turn that one input caused."""
 
     what: str
     features: str
@@ -61,7 +61,7 @@ class Stall:
 
 @dataclass
 class Turns:
-    """The CPU time of the longest callback since `begin()`."""
+    """Keeps the CPU time of the longest callback since `begin()`."""
 
     longest_ns: int = 0
 

@@ -1,4 +1,4 @@
-"""`python -m bench.start`: what `schedsvc serve` takes from its exec until it is ready (T21).
+"""`python -m bench.start` measures `schedsvc serve` from its exec until it is ready (T21).
 
 Ready is the log line that `serve` writes once it listens. Each round starts one process of each
 kind, so that what the machine does besides falls on all alike; the figures are medians of the

@@ -34,7 +34,7 @@ def _ack(answer: bytes) -> int:
 
 
 class Pump:
-    """An event loop for streams."""
+    """Runs an event loop for streams."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -49,7 +49,7 @@ class Pump:
 
 
 class Stream:
-    """One stream over a peer's Unix socket, and the traffic that goes over it."""
+    """Holds one stream over a peer's Unix socket, and the traffic that goes over it."""
 
     def __init__(
         self, pump: Pump, peer: Peer, method: str, events: int, *, counts_acks: bool, series: int

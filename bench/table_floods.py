@@ -1,4 +1,4 @@
-"""A caller with a token that fills one bounded table at full rate, in a process of its own.
+"""Fills one bounded table at full rate as a caller with a token, in a process of its own.
 
 It writes the file `--ready-file` once the scheduler has answered, attacks until SIGTERM, and prints
 how many events it sent. `python -m bench.tables` runs it.
@@ -156,7 +156,7 @@ def messages(tokens: int, events: Callable[[int], list[_Event]]) -> Iterator[tup
 
 
 class Flood:
-    """One caller that does one thing as often as the scheduler lets it."""
+    """Repeats one call as often as the scheduler allows."""
 
     def __init__(self, target: str, token: str, ready_file: Path) -> None:
         self.counts: Counter[str] = Counter()

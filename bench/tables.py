@@ -1,4 +1,4 @@
-"""`python -m bench.tables`: what one token at full rate costs another caller's Admit, by table.
+"""`python -m bench.tables` measures what one token at full rate costs another's Admit, by table.
 
 For each bounded table of the scheduler, one caller with a token fills it, and goes on at full rate
 (bench/table_floods.py), while another asks, is granted and completes at a steady low rate. The

@@ -1,4 +1,4 @@
-"""Which figure of which rung has a target, and whether it is met."""
+"""States which figure of which rung has a target, and whether it is met."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Rung = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound on one figure of a rung: `most` or `least`."""
+    """Bounds one figure of a rung: `most` or `least`."""
 
     figure: str
     most: float | None = None
@@ -34,7 +34,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Target:
-    """The limits of a rung of this name and sizes: those to reach, and those that it must keep."""
+    """Holds the limits of a rung of this name and sizes: what to reach, and what to keep."""
 
     id: str
     rung: str

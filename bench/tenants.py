@@ -1,4 +1,4 @@
-"""Tenants that come and go: one million names in an hour of virtual time, 100,000 of them waiting.
+"""Lets tenants come and go: a million names in an hour of virtual time, 100,000 of them waiting.
 
     python -m bench.tenants own      names that nothing lists, with `flows_max` 200,000
     python -m bench.tenants fixed    the same load from 100,000 listed tenants

@@ -1,4 +1,4 @@
-"""The core's events, called from Python, and its pick beside the reference."""
+"""Measures the core's events, called from Python, and its pick beside the reference."""
 
 import pytest
 

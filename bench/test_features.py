@@ -13,7 +13,7 @@ _POLLS = 4
 
 
 class _States:
-    """A core with the feature in each state that is compared."""
+    """Holds a core with the feature in each state that is compared."""
 
     def __init__(self, feature: Feature) -> None:
         few, queued, short = SIZES.admit_flows[0], SIZES.queued, SIZES.queued_short

@@ -1,4 +1,4 @@
-"""The core's events by themselves, called and timed in C, and its pick beside the reference."""
+"""Measures the core's events alone, called and timed in C, and its pick beside the reference."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""A Session stream through gRPC beside the same stream with an empty handler."""
+"""Measures a Session stream through gRPC beside the same stream with an empty handler."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -76,7 +76,7 @@ def _rung(record: Recorder, name: str, events: int, reference: str, comparison: 
         name,
         f"{events} a message: {_WHAT[name]}",
         {"events_per_message": events, "answers": SIZES.answers},
-        # Of times an event, the ratio reference/ours is one of rates ours/reference.
+        # Both are times of an event, so reference/ours is the ratio of the rates ours/reference.
         figures={"median_ns": comparison.b, "events_per_s": 1e9 / comparison.b},
         reference=reference,
         comparison=comparison,

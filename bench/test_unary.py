@@ -1,4 +1,4 @@
-"""Unary Admit through gRPC beside an empty echo over the same transport."""
+"""Measures unary Admit through gRPC beside an empty echo over the same transport."""
 
 from operator import attrgetter
 

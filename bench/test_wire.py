@@ -1,4 +1,4 @@
-"""Bytes to bytes: serialised messages into the core and out of it, without a socket."""
+"""Passes serialised messages into the core and out of it, without a socket."""
 
 import pytest
 

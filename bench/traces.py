@@ -1,4 +1,4 @@
-"""`python -m bench.traces`: what tracing with sampling off adds to the gate.
+"""`python -m bench.traces` measures what tracing with sampling off adds to the gate.
 
 Method: one process serves slices of streamed requests in turn, through a gate without tracing,
 through one whose sampler takes no trace, and through a second one without tracing, each round in

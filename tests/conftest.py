@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests."""
+"""Holds the fixtures and hooks of all tests."""
 
 import fcntl
 import gc
@@ -69,7 +69,7 @@ CRASHED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(sched: Any) -> None:
-    """A process that died under a test is worse than a failed test, which is tried again."""
+    """Do not retry: a process that died under a test is worse than a failed test."""
     sched.config.stash[CRASHED] = True
 
 
@@ -81,7 +81,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder whose path is short, as that of a socket has to be."""
+    """Make a folder whose path is short, as that of a socket has to be."""
     made = Path(tempfile.mkdtemp(prefix="t-"))
     yield made
     shutil.rmtree(made)

@@ -32,7 +32,7 @@ _INTERPRETERS = (sys.executable, str(Path(sys.executable).resolve()))
 
 
 class _Zygote:
-    """The process that forks, and the socket to it."""
+    """Holds the process that forks, and the socket to it."""
 
     def __init__(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -106,14 +106,14 @@ def _words(command: list[str]) -> list[str] | None:
 
 @cache
 def is_python(program: Path) -> bool:
-    """Whether a file is a script for Python."""
+    """Return whether a file is a script for Python."""
     with program.open("rb") as file:
         first = file.readline()
     return first.startswith(b"#!") and b"python" in first
 
 
 class Popen(subprocess.Popen[Any]):
-    """A process: forked, if its command is a Python program that starts under our conditions."""
+    """Starts a process: forked, if its command is a Python program that starts as ours do."""
 
     def _execute_child(  # type: ignore[override] # subprocess has no other place to start one
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,

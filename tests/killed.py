@@ -1,4 +1,4 @@
-"""A process that holds a file until it is killed, so that nothing of it is closed in order."""
+"""Holds a file in a process until it is killed, so nothing of it is closed in order."""
 
 import importlib
 import subprocess

@@ -17,7 +17,7 @@ FLAGS: list[str] = tomllib.loads((CORE / "flags.toml").read_text())["development
 
 
 def core_sources() -> dict[str, Path]:
-    """The Cython files of the core, by their path below `_core/`."""
+    """Return the Cython files of the core, by their path below `_core/`."""
     paths = sorted(CORE.rglob("*.p[yx][xi]"))
     return {path.relative_to(CORE).as_posix(): path for path in paths}
 

@@ -1,4 +1,4 @@
-"""Seeds for random tests, fresh with each change and yet the same for all who run it.
+"""Makes seeds for random tests, fresh with each change and yet the same for all who run it.
 
 They follow the hash of HEAD's tree: seeds that stay the same find nothing on code that stays the
 same. A run with failures prints SCHEDSVC_SEED, which repeats what its tests drew.

@@ -30,7 +30,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop with a clock of its own."""
+    """Runs an event loop with a clock of its own."""
 
     def __init__(self) -> None:
         self._clock = _Selector()

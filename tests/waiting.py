@@ -1,7 +1,7 @@
 """Waits for conditions: the one place where tests read a clock (tests/tidy/rules.py).
 
 A test names what has to become true, and never how soon: a busy machine is slow, not wrong. The
-limit only ends a test that hangs. Of a time that passes, a test may say how long it lasts at least.
+limit only ends a test that hangs. A test may say how long a passing time lasts at least.
 """
 
 import asyncio

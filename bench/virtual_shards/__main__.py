@@ -1,4 +1,4 @@
-"""The command `python -m bench.virtual_shards`."""
+"""`python -m bench.virtual_shards` starts here."""
 
 import gc
 import json

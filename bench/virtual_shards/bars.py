@@ -1,4 +1,4 @@
-"""The bars that a run has to reach, and whether each holds."""
+"""States the bars that a run has to reach, and whether each holds."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A run as a picture: share errors, who is behind, and the load of the store on one time axis."""
+"""Draws a run: share errors, members that lag, and the load of the store on one time axis."""
 
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,9 @@
 """The fair parts: max-min over both shards of each tenant, by weight.
 
 Tenants with the same shards and the same kind of demand are one group, whose fair parts differ by
-their weights alone. Of all ways to divide what the shards serve, the max-min fair one has the least
-sum of squares of the groups' levels (service over weight), weighted by their weights. One shard
-after the other divides what it serves so that the levels of its groups become equal, given what
+their weights alone. The shards can divide what they serve in many ways. The max-min fair one has
+the least sum of squares of the groups' levels (service over weight), weighted by their weights. One
+shard after the other divides its service so that the levels of its groups become equal, given what
 they get elsewhere. Each step lowers that sum, so the rounds lead to the fair parts.
 """
 

@@ -1,4 +1,4 @@
-"""The processes of several members, and the store that they share, in one virtual time."""
+"""Runs the processes of several members, and the store that they share, in one virtual time."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def membership(number: int) -> dict[str, Any]:
 
 
 class _Link:
-    """The process of a member, as its connections to the store see it."""
+    """Stands for the process of a member, as its connections to the store see it."""
 
     def __init__(self, world: "Fleet", number: int) -> None:
         self._world = world
@@ -49,7 +49,7 @@ class _Link:
 
 
 class Fleet:
-    """Members that join one after the other within half a second, each with a core of its own."""
+    """Adds members one after the other within half a second, each with a core of its own."""
 
     def __init__(self, members: int, seed: int) -> None:
         """Let the store begin."""

@@ -1,4 +1,4 @@
-"""Figures of a run, from its samples."""
+"""Derives the figures of a run from its samples."""
 
 from collections.abc import Sequence
 from typing import Any

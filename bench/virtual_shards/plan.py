@@ -1,4 +1,4 @@
-"""The plan of a run: shards, tenants, their load, and the outages of the store."""
+"""Plans a run: shards, tenants, their load, and the outages of the store."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ OUTPUT_TOKENS = (40, 160)
 #: Requests are charged by the default prices: an output token costs two input tokens.
 _OUTPUT_PRICE = 2
 _WEIGHTS, _PARTS = (1, 2, 4), (0.5, 0.3, 0.2)
-#: Of the active tenants, this part has little demand at its second shard: this part of its fair
+#: This part of the active tenants has little demand at its second shard: this part of its fair
 #: rate. Separate counters give such a tenant about half of what the others get.
 _THIN, _THIN_RATE = 1 / 3, 0.15
 #: Shards are unequal by this much. Were one larger than all its tenants' fair parts together, then
@@ -47,7 +47,7 @@ MEAN_CHARGE, MOST_CHARGE = charge(sum(OUTPUT_TOKENS) / 2), charge(OUTPUT_TOKENS[
 
 @dataclass(frozen=True)
 class Outage:
-    """A time in which members cannot reach the store, in virtual seconds."""
+    """Describes a time in which members cannot reach the store, in virtual seconds."""
 
     name: str
     from_s: float
@@ -58,7 +58,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a run. `rate` is that of the average shard, in requests a second."""
+    """Holds the size of a run. `rate` is that of the average shard, in requests a second."""
 
     members: int = 100
     tenants: int = 1_000_000
@@ -119,7 +119,7 @@ class Plan:
 
 
 class Tenants:
-    """The tenants with their shards and weights, as arrays; the active ones come first."""
+    """Holds the tenants with their shards and weights, as arrays; the active ones come first."""
 
     def __init__(self, plan: Plan) -> None:
         """Draw them. O(tenants)."""
@@ -133,7 +133,7 @@ class Tenants:
         rates = np.linspace(low, high, members) if members > 1 else np.ones(1)
         #: Requests a second of each shard.
         self.rates: NDArray[np.float64] = plan.rate * rnd.permutation(rates)
-        #: By tenant: how many requests of those that are not active have ended.
+        #: Counts the requests that ended, for each tenant that is not active.
         self.ended = np.zeros(count, np.uint8)
         others = plan.tenants - plan.active
         last_s = plan.seconds - 2 * _BETWEEN_S[0]

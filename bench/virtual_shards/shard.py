@@ -1,4 +1,4 @@
-"""One scheduler of the run: its core, its engine, and those who ask it."""
+"""Runs one scheduler: its core, its engine, and the tenants that ask it."""
 
 from collections import deque
 
@@ -16,7 +16,7 @@ _OUTPUTS = 4_096
 
 
 class Shard:
-    """A shard whose engine ends its oldest requests at a fixed rate; its queue is never empty."""
+    """Ends the engine's oldest requests at a fixed rate; the shard's queue is never empty."""
 
     def __init__(self, number: int, core: Scheduler, plan: Plan, tenants: Tenants) -> None:
         """Take over a core, and queue the active tenants' first requests at the first tick."""

@@ -1,4 +1,4 @@
-"""Shards, their members and their store in one virtual time, and what is seen of them."""
+"""Holds shards, their members and their store in one virtual time, and samples them."""
 
 import hashlib
 from collections import Counter
@@ -41,7 +41,7 @@ def store_cost_ns(words: Words, members: int) -> int:
 
 
 class StoreLoad:
-    """The calls and totals that the store got, by second."""
+    """Counts the calls and totals that the store got, by second."""
 
     def __init__(self, members: int, seconds: int) -> None:
         self._members = members
@@ -70,7 +70,7 @@ class Seen:
         #: been served since the start.
         self.tenants: list[NDArray[np.float64]] = []
         self.shards: list[NDArray[np.float64]] = []
-        #: Of all members, the longest and the mean time since the last complete exchange.
+        #: The longest and the mean time since the last complete exchange, over all members.
         self.unsynced_s: list[tuple[float, float]] = []
 
 
@@ -92,7 +92,7 @@ def _config(number: int, plan: Plan, places: int) -> Config:
 
 
 class World(Fleet):
-    """Everything of a run. `run()` once."""
+    """Holds everything of a run. Call `run()` once."""
 
     def __init__(self, plan: Plan, tell: Callable[[int, int], None] | None = None) -> None:
         """`tell` hears the virtual seconds that have passed, and the requests that have ended."""

@@ -1,1 +1,1 @@
-"""The laboratory: what people use around the service. Serving imports none of it."""
+"""Holds what people use around the service. Serving imports none of it."""

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Defines options that several commands have."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An empty Debian and the images that are built on it, once for all tests."""
+"""Builds an empty Debian and the images on it, once for all tests."""
 
 import subprocess
 import tempfile
@@ -18,7 +18,7 @@ BASE = "localhost/base"
 
 @pytest.fixture(scope="session")
 def containers() -> Iterator[Containers]:
-    """A storage that holds the image BASE: what `debian:bookworm-slim` holds, and no more."""
+    """Return a storage that holds BASE, an image with the files of `debian:bookworm-slim`."""
     need("mmdebstrap", "buildah", "podman", "runc")
     need_root()
     if not any(DIST.glob("schedsvc-*.whl")):
@@ -36,14 +36,14 @@ def containers() -> Iterator[Containers]:
 
 @pytest.fixture(scope="session")
 def wheels() -> Path:
-    """A folder that holds the wheels of our packages and of all that they need."""
+    """Return a folder that holds the wheels of our packages and of all that they need."""
     image.gather()
     return image.CONTEXT / "wheels"
 
 
 @dataclass(frozen=True)
 class Images:
-    """The names of both images, and a demo of the laboratory that runs or has ended."""
+    """Names both images, and holds a demo of the laboratory that runs or has ended."""
 
     service: str
     lab: str
@@ -76,11 +76,11 @@ def images(
 
 @pytest.fixture(scope="session")
 def service(images: Images) -> str:
-    """The name of the image with the scheduler."""
+    """Return the name of the image with the scheduler."""
     return images.service
 
 
 @pytest.fixture(scope="session")
 def lab(images: Images) -> str:
-    """The name of the image with the laboratory."""
+    """Return the name of the image with the laboratory."""
     return images.lab

@@ -1,4 +1,4 @@
-"""Kubernetes objects: how tests get them, and what the restricted Pod Security profile asks."""
+"""Reads Kubernetes objects, and checks them by the restricted Pod Security profile."""
 
 import json
 import os
@@ -43,17 +43,17 @@ def rendered(*values: Object, chart: Path = CHART, name: str = "schedsvc") -> li
 
 
 def schema_problems(objects: list[Object]) -> list[str]:
-    """Violations of Kubernetes' newest schema, unknown fields included."""
+    """Return violations of Kubernetes' newest schema, unknown fields included."""
     return list(_asked([{"objects": objects}])[0]["problems"])
 
 
 def compose_problems(text: str) -> list[str]:
-    """Violations of the compose specification in a file, unknown keys included."""
+    """Return violations of the compose specification in a file, unknown keys included."""
     return list(_asked([{"compose": text}])[0]["problems"])
 
 
 def kustomized(folder: Path) -> list[Object]:
-    """The objects that kubectl makes of a folder."""
+    """Return the objects that kubectl makes of a folder."""
     command = ["kubectl", "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
@@ -61,13 +61,13 @@ def kustomized(folder: Path) -> list[Object]:
 
 
 def only(objects: list[Object], kind: str) -> Object:
-    """The one object of a kind."""
+    """Return the one object of a kind."""
     [found] = [each for each in objects if each["kind"] == kind]
     return found
 
 
 def pod_of(objects: list[Object]) -> Object:
-    """The pod's specification in the one StatefulSet."""
+    """Return the pod's specification in the one StatefulSet."""
     spec: Object = only(objects, "StatefulSet")["spec"]["template"]["spec"]
     return spec
 

@@ -1,4 +1,4 @@
-"""The chart: what it renders for fourteen sets of values, and what it refuses."""
+"""Tests the chart: what it renders for fourteen sets of values, and what it refuses."""
 
 import re
 import shutil

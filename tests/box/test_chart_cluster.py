@@ -1,4 +1,4 @@
-"""The chart with a leader and a standby: what it renders, and what it refuses."""
+"""Tests the chart with a leader and a standby: what it renders, and what it refuses."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The compose file: valid, hardened, and in agreement with the configurations that it mounts."""
+"""Tests the compose file: valid, hardened, consistent with the configurations that it mounts."""
 
 from pathlib import Path
 from typing import Any

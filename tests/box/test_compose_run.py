@@ -1,4 +1,4 @@
-"""The compose file: its images, commands and configurations, in one network of podman."""
+"""Runs the compose file: its images, commands and configurations, in one network of podman."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ print(json.dumps([dict(answer.headers), answer.read().decode()]))
 
 
 def options_of(name: str) -> list[str]:
-    """The options of podman for what the file says of a service."""
+    """Return the options of podman for what the file says of a service."""
     service = COMPOSE["services"][name]
     options = [f"--env={key}={value}" for key, value in service.get("environment", {}).items()]
     options += [f"--tmpfs={path}" for path in service.get("tmpfs", [])]

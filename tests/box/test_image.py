@@ -1,4 +1,4 @@
-"""The images: what they hold, how they start, and that a restart keeps the state."""
+"""Tests the images: what they hold, how they start, and that a restart keeps the state."""
 
 import json
 import os
@@ -28,7 +28,7 @@ VOLUMES = ("run/schedsvc", "var/lib/schedsvc", "var/lib/schedsvc-tokens")
 
 @pytest.fixture(scope="session")
 def root(containers: Containers, service: str) -> Iterator[Path]:
-    """The files of the service's image."""
+    """Return the files of the service's image."""
     container = containers.buildah("from", service).strip()
     yield Path(containers.buildah("mount", container).strip())
     containers.buildah("rm", container)
@@ -103,7 +103,7 @@ def test_service_starts_with_little_cpu(containers: Containers, service: str) ->
 
 
 def serving_pid(containers: Containers) -> int:
-    """The scheduler's process as this host sees it: the child of process 1; 0: not there yet."""
+    """Return the scheduler's process on this host, the child of process 1; 0: not there yet."""
     init = containers.podman("inspect", "--format={{.State.Pid}}", "serving").strip()
     return int(Path(f"/proc/{init}/task/{init}/children").read_text() or 0)
 
@@ -120,7 +120,7 @@ def test_stop_during_the_start_is_not_lost(
         containers.podman("stop", "--time=60", "serving")
     finally:
         containers.podman("rm", "--force", "--ignore", "--time=0", "serving")
-    # Before Python's first line the default action ends it. Of a lost signal 137 would remain.
+    # Before Python's first line the default action ends it. If the signal is lost, 137 remains.
     assert process.wait() in (0, 128 + signal.SIGTERM)
 
 

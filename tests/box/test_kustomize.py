@@ -1,4 +1,4 @@
-"""Kustomize: the same objects as the chart's defaults, and the gate as a patch of vLLM."""
+"""Tests Kustomize: the same objects as the chart's defaults, and the gate as a vLLM patch."""
 
 import shutil
 from typing import Any
@@ -36,7 +36,7 @@ def example() -> list[Object]:
 
 
 def plain(found: Any) -> Any:
-    """An object without what only Helm's labels say, and with the configuration as data."""
+    """Return an object without Helm's labels, and with the configuration as data."""
     if isinstance(found, list):
         return [plain(each) for each in found]
     if not isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""A stranger's walk: the commands of docs/use/install.md, in their order, on an empty Debian."""
+"""Runs the commands of docs/use/install.md in their order, on an empty Debian."""
 
 import json
 from pathlib import Path

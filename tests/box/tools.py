@@ -1,4 +1,4 @@
-"""Programs of this machine that images need, and containers in a storage of their own."""
+"""Finds programs of this machine that images need; keeps containers in a separate storage."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def run(command: Sequence[object]) -> str:
 
 @dataclass(frozen=True)
 class Containers:
-    """buildah and podman with images and containers in one folder."""
+    """Runs buildah and podman with images and containers in one folder."""
 
     folder: Path
 
@@ -78,7 +78,7 @@ class Containers:
 
     @property
     def builder(self) -> tuple[str, ...]:
-        """The words that begin a build."""
+        """Return the words that begin a build."""
         options = ("--isolation=chroot", "--network=host", "--layers", "--quiet")
         return ("buildah", *self._storage, "build", "--format=docker", *options)
 
@@ -86,7 +86,7 @@ class Containers:
         return run([*self._podman, *arguments])
 
     def command(self, image: str, *arguments: object, options: Sequence[str] = ()) -> list[str]:
-        """The command that runs an image with a root that it cannot write to."""
+        """Return the command that runs an image with a root that it cannot write to."""
         fixed = ("--rm", "--read-only", "--network=host", *_LIMITS)
         return [*self._podman, "run", *fixed, *options, image, *map(str, arguments)]
 

@@ -1,4 +1,4 @@
-"""A real Chromium, the page of a real scheduler in it, and load on that scheduler."""
+"""Runs a real Chromium with a real scheduler's page, and load on that scheduler."""
 
 import asyncio
 import base64
@@ -51,7 +51,7 @@ def missing(text: str) -> None:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The path of Chromium, as Debian's package `chromium` installs it."""
+    """Return the path of Chromium, as Debian's package `chromium` installs it."""
     found = shutil.which("chromium")
     if found is None:
         missing("not found: chromium; `.ci/tools chromium` installs Debian's package")
@@ -60,7 +60,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The source of axe-core, from npm's registry or from an earlier run."""
+    """Return the source of axe-core, from npm's registry or from an earlier run."""
     folder = ROOT / "build/axe-core"
     archive = folder / "axe-core-4.14.1.tgz"
     if not archive.exists():
@@ -105,7 +105,7 @@ class Screen:
 
 @asynccontextmanager
 async def browsing(chromium: str) -> AsyncIterator[Browser]:
-    """A headless Chromium with a new profile."""
+    """Run a headless Chromium with a new profile."""
     flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=flags)
@@ -121,7 +121,7 @@ async def opened(
     width: int = 1_440,
     scheme: Scheme = "light",
 ) -> Screen:
-    """The console of a server, open in a new page."""
+    """Open the console of a server in a new page."""
     assert server.metrics_url is not None
     origin = server.metrics_url.removesuffix("metrics")
     page = await browser.new_page(
@@ -144,7 +144,7 @@ GROUPS = [{"name": "trials", "quota": {"tokens_per_minute": 10_000}}]
 
 @asynccontextmanager
 async def scheduling(**keys: Any) -> AsyncIterator[tuple[Server, SchedulerServiceStub]]:
-    """A scheduler with the console, and a client of it."""
+    """Run a scheduler with the console, and a client of it."""
     given: dict[str, Any] = {
         "listeners": [{"tcp": "127.0.0.1:0", "operate": True}],
         "metrics": {"listen": "127.0.0.1:0"},
@@ -180,7 +180,7 @@ async def _client(stub: SchedulerServiceStub, tenant: str) -> None:
 
 
 async def _request(stub: SchedulerServiceStub, tenant: str) -> None:
-    """One request: its first token comes after 50 ms, its end after 150."""
+    """Send one request: its first token comes after 50 ms, its end after 150."""
     asked = ask(100, tenant=tenant, max_output_tokens=64, reports_progress=True)
     answer = await stub.Admit(asked)
     if not answer.HasField("grant"):

@@ -1,4 +1,4 @@
-"""The console in a real browser: what is seen, by eye, by keyboard and by a screen reader."""
+"""Tests the console in a real browser: by eye, by keyboard and by a screen reader."""
 
 import asyncio
 import re

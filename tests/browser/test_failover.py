@@ -1,4 +1,4 @@
-"""The console of a member that stands by while its leader is killed, in a real browser."""
+"""Tests the console of a standby while its leader is killed, in a real browser."""
 
 import re
 import signal

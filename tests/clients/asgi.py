@@ -14,7 +14,7 @@ from schedsvc_vllm.asgi import App, Message, Receive, Scope, Send
 
 @dataclass
 class Exchange:
-    """One request and its answer."""
+    """Holds one request and its answer."""
 
     app: App
     body: bytes = b""
@@ -201,7 +201,7 @@ def start(status: int, content_type: bytes, more: Iterable[tuple[bytes, bytes]] 
 
 
 def owner(**state: Any) -> SimpleNamespace:
-    """Something that shows a state as vLLM's app does."""
+    """Return an object that shows a state as vLLM's app does."""
     config = SimpleNamespace(
         cache_config=SimpleNamespace(kv_cache_size_tokens=4_096, block_size=16),
         model_config=SimpleNamespace(max_model_len=1_024),

@@ -1,4 +1,4 @@
-"""A gate between a scripted engine and a scripted scheduler."""
+"""Puts a gate between a scripted engine and a scripted scheduler."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TRUST = {"x-tenant-id": "acme"}
 
 
 def gives_up_soon(gate: Gate) -> None:
-    """From now on a gate that has found its scheduler gives it up as fast as it does elsewhere."""
+    """Make a gate that has found its scheduler give it up as fast as it does in production."""
     assert gate._runtime is not None
     session = gate._runtime.session
     session._options = replace(session._options, unavailable_after_s=1.0)
 
 
 class Bench:
-    """A gate, its engine and its scheduler."""
+    """Holds a gate, its engine and its scheduler."""
 
     def __init__(self, fake: FakeScheduler, settings: Settings) -> None:
         self.fake = fake

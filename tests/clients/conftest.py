@@ -23,14 +23,14 @@ async def fake(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gates wait for their scheduler longer than the second that a machine may stand still."""
+    """Let gates wait for their scheduler longer than the second for which a machine may stall."""
     made = partial(ClientOptions, unavailable_after_s=30.0)
     monkeypatch.setattr(runtime, "ClientOptions", made)
 
 
 @pytest.fixture
 def gives_up(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gates give up as they do elsewhere: for tests in which there is no scheduler to be found."""
+    """Let gates give up as they do in production: for tests without a scheduler to be found."""
     monkeypatch.setattr(runtime, "ClientOptions", ClientOptions)
 
 
@@ -51,7 +51,7 @@ def both(pair: Pair) -> str:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    """Two schedulers for one client; the leases of the first count from 100, of the second 200."""
+    """Run two schedulers for one client; leases of the first count from 100, of the second 200."""
     made = FakeScheduler(f"unix:{tmp_path}/a"), FakeScheduler(f"unix:{tmp_path}/b")
     for index, scheduler in enumerate(made):
         scheduler.incarnation = scheduler.next_lease = 100 * (index + 1)

@@ -55,7 +55,7 @@ STYLES: list[tuple[int | None, tuple[str, str]]] = [
 
 @dataclass
 class Event:
-    """One event of a stream: its bytes, its data as the client may get it, and its usage."""
+    """Holds one event of a stream: its bytes, its data as the client may get it, and its usage."""
 
     raw: bytes
     data: str  # "": it is none (a comment)
@@ -69,7 +69,7 @@ DROPPED = object()
 
 @dataclass
 class Script:
-    """The plan of the upstream for one request."""
+    """Plans the upstream's answer to one request."""
 
     status: int = 200
     headers: list[str] = field(default_factory=list)
@@ -276,7 +276,7 @@ class Server:
 
 
 class Client(Exchange):
-    """A client that leaves after some messages, if it leaves."""
+    """Represents a client that leaves after some messages, if it leaves."""
 
     leaves_after: int | None = None
 
@@ -288,7 +288,7 @@ class Client(Exchange):
 
 
 class Disagreement(AssertionError):
-    """The books of one exchange differ."""
+    """Reports that the books of one exchange differ."""
 
 
 def require(holds: object, what: str, *values: object) -> None:
@@ -298,7 +298,7 @@ def require(holds: object, what: str, *values: object) -> None:
 
 
 class World:
-    """Scheduler, gate, proxy and upstream, and one exchange after the other."""
+    """Holds scheduler, gate, proxy and upstream, and runs one exchange after the other."""
 
     def __init__(self, seed: int, folder: str) -> None:
         self.maker = Maker(Random(seed))

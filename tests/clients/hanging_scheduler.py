@@ -1,4 +1,4 @@
-"""`schedsvc` whose event loop hangs from SIGUSR1 until SIGUSR2; gRPC's own threads go on."""
+"""Runs `schedsvc`, whose event loop hangs from SIGUSR1 until SIGUSR2; gRPC's threads go on."""
 
 import signal
 import time

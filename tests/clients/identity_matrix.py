@@ -1,4 +1,4 @@
-"""The matrix of identities: each way to prove a tenant, beside each place that a client can write.
+"""Combines each way to prove a tenant with each place that a client can write.
 
 A cell is one request of the tenant `own`, whose client claims to be `victim` in one place. Its
 outcome is the tenant that the scheduler charges, or a refusal. There is no front: a request is what
@@ -55,7 +55,7 @@ Fields = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """The proof of a tenant in one request: fields of the head, and of the body."""
+    """Holds the proof of a tenant in one request: fields of the head, and of the body."""
 
     fields: Fields
     body: dict[str, str]
@@ -65,7 +65,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Source:
-    """A way to prove a tenant, and the settings of a gate that uses it."""
+    """Describes a way to prove a tenant, and the settings of a gate that uses it."""
 
     settings: dict[str, str]
     evidence: Callable[[str], Evidence]
@@ -291,7 +291,7 @@ PLACES: dict[str, Place] = {
 
 
 def is_refusal(status: int) -> bool:
-    """Whether a status means that the request, not the server, is at fault."""
+    """Return whether a status means that the request, not the server, is at fault."""
     return 400 <= status < 500 or status == 501
 
 
@@ -299,7 +299,7 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 class Served:
-    """A gate or a proxy that serves, the scheduler that it asks, and the engine behind."""
+    """Runs a gate or a proxy, the scheduler that it asks, and the engine behind."""
 
     def __init__(self, source: Source, fake: FakeScheduler, reached: Callable[[], int]) -> None:
         self._source, self._fake, self._reached = source, fake, reached

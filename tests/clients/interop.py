@@ -1,4 +1,4 @@
-"""Ordinary HTTP clients at the gate and at the proxy, each as its own documentation uses it.
+"""Sends requests of ordinary HTTP clients, as their documentation does, to gate and proxy.
 
     make test-interop                    installs SDKs into an environment of their own first
     python -m tests.clients.interop
@@ -40,7 +40,7 @@ SLOW = (*ENGINE, "--speed", "0.1", "--middleware", "tests.clients.messages_layer
 
 
 class Stand(Programs):
-    """A scheduler, an engine with the gate, and another behind the proxy."""
+    """Runs a scheduler, an engine with the gate, and another behind the proxy."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, CONFIG | {"tenants": TENANTS}, engine=SLOW, gated=False)

@@ -1,4 +1,4 @@
-"""Clients for interop.py: each asks as its own documentation says, and returns what it saw."""
+"""Asks as each client's own documentation says, and returns what the client saw: for interop.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RETRIES = 8
 
 @dataclass
 class Seen:
-    """The client's view: tokens of input and output if it got them, and the events of a stream."""
+    """Holds the client's view: tokens of input and output if it got them, and a stream's events."""
 
     status: int = 200
     usage: tuple[int, int] | None = None
@@ -79,7 +79,7 @@ def by_hand(send: Sender) -> Client:
 
 
 def with_openai(url: str, tenant: str, way: str, tokens: int) -> Seen:
-    """OpenAI's SDK, which retries by itself."""
+    """Ask with OpenAI's SDK, which retries by itself."""
     asked = body(tokens)
     extra = {"emulated_output_tokens": asked.pop("emulated_output_tokens")}
     with openai.OpenAI(

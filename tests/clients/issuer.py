@@ -1,4 +1,4 @@
-"""An issuer of JSON Web Tokens, with real keys and a server for its key set."""
+"""Issues JSON Web Tokens, with real keys and a server for its key set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAKERS: dict[str, Any] = {
 
 
 class Signer:
-    """One key of an issuer."""
+    """Signs with one key of an issuer."""
 
     def __init__(self, algorithm: str, kid: str) -> None:
         make, self._form = _MAKERS[algorithm]

@@ -1,4 +1,4 @@
-"""`/v1/messages` for an engine that has only chats: a layer for the emulator.
+"""Adds `/v1/messages` to an engine that has only chats: a layer for the emulator.
 
 The answers and events have the form of Anthropic's API, so that its SDK reads them.
 """
@@ -14,7 +14,7 @@ _STOPS = {"length": "max_tokens", "stop": "end_turn"}
 
 
 class Messages:
-    """`schedsvc emulate --middleware tests.clients.messages_layer.Messages`."""
+    """Is loaded by `schedsvc emulate --middleware tests.clients.messages_layer.Messages`."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""A DNS server for one name, whose address a test changes."""
+"""Serves DNS for one name, whose address a test changes."""
 
 import socket
 import struct
@@ -16,7 +16,7 @@ class NameServer:
         self.address = address
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
-        #: Of a URI `dns://AUTHORITY/HOST:PORT`.
+        #: The authority of a URI `dns://AUTHORITY/HOST:PORT`.
         self.authority = f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""A collector for tests: a real OTLP server over gRPC that keeps the spans it gets."""
+"""Collects spans for tests: a real OTLP server over gRPC that keeps the spans it gets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHIN_S = 30
 
 @dataclass(frozen=True)
 class Span:
-    """One span, as it came over the wire."""
+    """Holds one span, as it came over the wire."""
 
     name: str
     service: str

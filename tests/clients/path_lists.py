@@ -1,4 +1,4 @@
-"""The lists of paths that the gate decides by, and those of other endpoints that vLLM serves."""
+"""Lists the paths that the gate decides by, and those of other endpoints that vLLM serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon curl is refused that will not wait (x-schedsvc-max-queue-ms: 0) for a full pool.
+"""Measures how soon a full pool refuses curl with x-schedsvc-max-queue-ms: 0.
 
 `python -m tests.clients.refusal_latency` prints the medians: the time from the sent request to the
 first byte of the answer, in turn with a plain 404 of the same server. It exits with status 1 if a

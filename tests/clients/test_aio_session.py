@@ -1,4 +1,4 @@
-"""SchedulerSession against a scripted scheduler: admissions, batching, reconnect, replay."""
+"""Tests SchedulerSession against a scripted scheduler: admissions, batching, reconnect, replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an answer ended: an error is no output, and each dialect has its last event."""
+"""Tests how an answer ends: an error is no output, and each dialect has its last event."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_an_answer_that_is_an_error_ends_as_failed(
 
 
 def responses(last: str) -> list[bytes]:
-    """A stream with 5 tokens in 11 events that are no frames."""
+    """Return a stream with 5 tokens in 11 events that are no frames."""
     usage = {"input_tokens": 7, "output_tokens": 5}
     deltas = [named("response.output_text.delta", delta="a") for _ in range(10)]
     return [named("response.created"), *deltas, named(last, response={"usage": usage})]

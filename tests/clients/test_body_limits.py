@@ -111,7 +111,7 @@ def test_nesting_beyond_64_levels_is_refused(field: str) -> None:
     assert refused({field: nested(65)}) == f"{field}: nested deeper than 64 levels"
 
 
-def test_what_is_not_sized_is_the_engines_to_judge() -> None:
+def test_unsized_fields_are_left_to_the_engine() -> None:
     body = {"prompt": [1] * 100_000, "allowed_token_ids": [1] * 100_000, "x": nested(200)}
     check_elements(body)
     check_elements(json.loads("{}"))

@@ -32,7 +32,7 @@ TWICE = "the header occurs 2 times; send it once"
 
 @dataclass(frozen=True)
 class Row:
-    """Fields of a head, and what the part of a caller is that they speak of.
+    """Pairs fields of a head with the part of a caller that they state.
 
     `value`: a text stands for the end of the message that a use of the part raises, if `param` or
     `status` is set.
@@ -230,7 +230,7 @@ def test_no_part_of_a_head_changes_what_another_means(set_by: str) -> None:
             assert row.holds(getattr(caller, name)), (name, rows, caller)
 
 
-def test_what_no_setting_names_is_not_read() -> None:
+def test_field_that_no_setting_names_is_not_read() -> None:
     for name in ("network", "named", "terms"):
         silent = read({name: Row([], None, more={"address": "192.0.2.1"})}, Sources())
         for row in PARTS[name]:

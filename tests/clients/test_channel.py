@@ -1,4 +1,4 @@
-"""Targets, options, credentials, and the mirrors of the contract's enumerations."""
+"""Tests targets, options, credentials, and the mirrors of the contract's enumerations."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_ids_are_unique_and_keys_are_hashed() -> None:
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for this host, good for a server and a client."""
+    """Make a self-signed certificate for this host, good for a server and a client."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     now = datetime.datetime.now(datetime.timezone.utc)

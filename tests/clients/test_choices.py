@@ -33,7 +33,7 @@ def chunk(index: int, stated: int, style: Any = None, **choice: Any) -> bytes:
 
 
 def turns(order: str) -> Iterator[tuple[int, int]]:
-    """The choices and how many tokens their events have, in the order in which a server writes."""
+    """Return the choices and their events' token counts, in the order in which a server writes."""
     if order == "in turn":
         yield from ((index, 1) for _ in range(TOKENS) for index in range(N))
     elif order == "one by one":

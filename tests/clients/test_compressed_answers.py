@@ -1,4 +1,4 @@
-"""An answer that an upstream compresses: read in each form, and broken where it is broken."""
+"""Tests an answer that an upstream compresses: read in each form, and broken when damaged."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 class Packed:
-    """A server that sends the same bytes, in pieces, to every POST request."""
+    """Sends the same bytes, in pieces, to every POST request."""
 
     def __init__(self) -> None:
         self.status = 200

@@ -73,7 +73,7 @@ async def test_an_error_of_the_server_reaches_the_app_and_its_end() -> None:
         await made.send(piece(1))
 
 
-async def test_what_waits_is_bounded_and_a_client_that_takes_it_goes_on() -> None:
+async def test_waiting_bytes_are_bounded_and_reading_goes_on() -> None:
     reads = asyncio.Semaphore(0)
     got: list[Any] = []
 
@@ -102,7 +102,7 @@ async def test_what_waits_is_bounded_and_a_client_that_takes_it_goes_on() -> Non
 
 
 async def test_an_app_that_waits_for_room_is_cancelled_at_any_moment() -> None:
-    """Also in the turn of the loop in which there is room again."""
+    """It is cancelled also in the turn of the loop in which there is room again."""
     cancelled = 0
     for turns in range(8):
         reads = asyncio.Event()
@@ -151,7 +151,7 @@ def coroutine_of(task: Any) -> str:
 
 
 class Stalled(Exchange):
-    """A client that reads nothing of its answer's body until the test lets it."""
+    """Reads nothing of its answer's body until the test lets it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

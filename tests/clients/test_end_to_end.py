@@ -1,4 +1,4 @@
-"""The real scheduler, the real gate, the emulated engine: three parts, two processes, one wire."""
+"""Tests the real scheduler, the real gate and the emulated engine: two processes, one wire."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ async def test_a_scheduler_that_restarts_takes_the_leases_over(
 
 
 class Cable:
-    """A relay in front of the scheduler's socket, that can be cut."""
+    """Relays to the scheduler's socket, and can be cut."""
 
     def __init__(self, target: str, path: str) -> None:
         self.target = f"unix:{path}"

@@ -1,4 +1,4 @@
-"""Usage is read from answers as engines write them; each file names its source and version."""
+"""Tests usage in answers as engines write them; each file names its source and version."""
 
 import json
 import re

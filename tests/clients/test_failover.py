@@ -1,4 +1,4 @@
-"""A Session with several targets: it moves on with its leases, and obeys only the latest leader."""
+"""Tests a Session with several targets: it moves with its leases, and obeys the latest leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No body runs in which two servers read different values of one field."""
+"""Tests that no body runs in which two servers read different values of one field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate around a scripted engine, in front of a scripted scheduler."""
+"""Tests the gate around a scripted engine, in front of a scripted scheduler."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_stream_reports_progress_while_it_runs(bench: Bench) -> None:
 async def test_reports_of_a_stream_are_gathered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each costs the engine's API process a write: after the first one, one a period is enough."""
+    """A report costs the engine's API process a write: after the first, one a period is enough."""
     bench.engine.output_tokens, bench.engine.tokens_per_event = 60, 1
     bench.engine.step_s = 0.005
     monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 3_600.0)
@@ -141,7 +141,7 @@ class Counting:
         self.reported += 1
 
 
-async def test_what_has_begun_is_asked_no_more(
+async def test_count_that_has_begun_is_not_asked_for_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.ask()
@@ -165,7 +165,7 @@ async def test_what_has_begun_is_asked_no_more(
 
 
 class Broken(Counting):
-    """Cannot report its total: before its first one, or after it."""
+    """Fails to report its total: before its first one, or after it."""
 
     def begin(self) -> bool:
         if super().begin():
@@ -257,7 +257,7 @@ async def test_a_client_that_leaves_the_queue_is_withdrawn_at_once(bench: Bench)
 
 
 async def test_the_app_learns_of_a_client_that_leaves_after_waiting(bench: Bench) -> None:
-    """The watch that began in the queue goes over to the app."""
+    """The app continues the watch of the queue."""
     bench.fake.decide = lambda request: None
     bench.engine.gate = asyncio.Event()
     waiting = bench.exchange(ask(stream=True))
@@ -325,7 +325,7 @@ async def test_cancel_at_every_suspension_leaks_nothing(
 
 
 async def test_a_thousand_requests_twice_end_with_empty_books(bench: Bench) -> None:
-    """The reserved-KV leak of others: the second run is refused where the first one leaked."""
+    """If reserved KV leaks in the first run, the second run is refused."""
     places = 50
 
     def decide(request: pb.AdmitRequest) -> pb.AdmitResponse | None:
@@ -365,7 +365,7 @@ async def test_a_thousand_requests_twice_end_with_empty_books(bench: Bench) -> N
         ("GET", "/v1/models"),
     ],
 )
-async def test_what_does_not_generate_is_never_gated(
+async def test_request_that_does_not_generate_is_never_gated(
     fake: FakeScheduler, method: str, path: str
 ) -> None:
     seen: list[str] = []

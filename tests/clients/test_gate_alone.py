@@ -1,4 +1,4 @@
-"""The gate without its scheduler, and its life with the server."""
+"""Tests the gate without its scheduler, and its life with the server."""
 
 from __future__ import annotations
 

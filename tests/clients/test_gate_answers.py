@@ -1,4 +1,4 @@
-"""Answers of the gate itself: refusals, wrong requests, wrong keys."""
+"""Tests answers of the gate itself: refusals, wrong requests, wrong keys."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ async def test_too_large_bodies_are_refused_before_and_while_they_come(
     await bench.gate._close()
 
 
-async def test_who_asks(fake: FakeScheduler, tmp_path: Path) -> None:
+async def test_tenant_is_read_from_trusted_fields(fake: FakeScheduler, tmp_path: Path) -> None:
     digest = hashlib.sha256(b"sk-1").digest()
     key = {"authorization": "Bearer sk-1"}
     trusting = Settings(

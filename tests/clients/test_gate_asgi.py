@@ -1,4 +1,4 @@
-"""Waits of a request: for the first of several futures, and for a body that comes late."""
+"""Tests waits of a request: for the first of several futures, and for a body that comes late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints that make no tokens (embeddings, scores, classes), and audio: sized, charged, freed."""
+"""Tests endpoints that make no tokens (embeddings, scores, classes) and audio: size and charge."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ REST = b"\r\n\r\n" + b"y" * 9_000 + b"\r\n--b--\r\n"
     ],
 )
 def test_a_form_that_two_parsers_read_differently_is_refused(raw: bytes) -> None:
-    """Starlette's reads the first as one file of 9,057 bytes, and takes the last name."""
+    """Starlette's parser sees one file of 9,057 bytes in the first, and takes the last name."""
     with pytest.raises(BadRequestError):
         parse_form("multipart/form-data; boundary=b", raw)
 

@@ -1,4 +1,4 @@
-"""Tenants that a client certificate names: real certificates, and TLS over real sockets."""
+"""Tests tenants that a client certificate names: real certificates, and TLS over real sockets."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def files_of(authority: Authority, *more: str) -> list[str]:
 async def proxied(
     authority: Authority, upstream: str, environment: dict[str, str], *arguments: str
 ) -> AsyncIterator[Caller]:
-    """The proxy as its command makes it."""
+    """Run the proxy as its command makes it."""
     words = ["--upstream", upstream, *files_of(authority, *arguments)]
     options, settings = proxy_cli.prepare(words, environment)
     gate = proxy_cli.build(options, settings)
@@ -119,7 +119,7 @@ async def proxied(
 
 
 class App:
-    """An engine's server with the gate in it; the app names its server, as vLLM's does."""
+    """Serves an engine with the gate in it; the app names its server, as vLLM's does."""
 
     def __init__(self, settings: Settings, **options: Any) -> None:
         self.engine, self._owner = Engine(), owner()
@@ -141,7 +141,7 @@ class App:
 
 @pytest.fixture
 async def engine(fake: FakeScheduler, authority: Authority) -> AsyncIterator[Caller]:
-    """vLLM's way: the gate inside a server that ends TLS."""
+    """Run the gate inside a server that ends TLS: vLLM's way."""
     own = authority.issue("server")
     app = App(
         Settings.from_environment(variables(fake.target)),
@@ -164,7 +164,7 @@ async def proxy(
 
 @pytest.fixture(params=["engine", "proxy"])
 def caller(request: pytest.FixtureRequest) -> Caller:
-    """Asks each of them in turn."""
+    """Ask each of them in turn."""
     found: Caller = request.getfixturevalue(request.param)
     return found
 
@@ -328,7 +328,7 @@ async def test_a_proxy_forwards_the_names(
 
 
 async def test_the_header_counts_only_if_a_proxy_sets_it(fake: FakeScheduler) -> None:
-    """And where one does, its own certificate is not its client's."""
+    """If a proxy sets it, the proxy's own certificate is not its client's."""
     for more, named in (({}, "is needed"), ({"XFCC_SET_BY": "envoy"}, "acme")):
         settings = Settings.from_environment(variables(fake.target, **more))
         bench = Bench(fake, settings)
@@ -347,8 +347,7 @@ async def test_the_header_counts_only_if_a_proxy_sets_it(fake: FakeScheduler) ->
 
 
 def status_of(path: Path, context: ssl.SSLContext) -> int:
-    """The status that a server on a Unix socket answers to a POST that it does not gate; 0: none
-    yet."""
+    """Return the status of a POST that a server on a Unix socket does not gate; 0: none yet."""
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     with closing(socket.socket(socket.AF_UNIX)) as plain:
         plain.settimeout(20)
@@ -362,7 +361,7 @@ def status_of(path: Path, context: ssl.SSLContext) -> int:
 
 
 def test_the_command_ends_tls(upstream: str, folder: Path, authority: Authority) -> None:
-    """With the event loop that it runs with."""
+    """The command runs with its own event loop."""
     words = [*PROXY, "--upstream", upstream, "--uds", str(folder / "p"), *files_of(authority)]
     environment = os.environ | POOL | variables(f"unix:{folder}/none")
     acme = context_of(authority, authority.issue("acme", "acme.clients.test"))

@@ -46,7 +46,7 @@ def acts(*steps: Any) -> tuple[Answer, asyncio.Event]:
 
 
 def is_counted(end: pb.CompleteRequest) -> bool:
-    """Whether a report says that nothing was used; else it has to say nothing."""
+    """Return whether a report says that nothing was used; else it has to say nothing."""
     assert end.outcome == pb.OUTCOME_CANCELLED
     told = [end.HasField(name) for name in ("input_tokens", "output_tokens")]
     assert told in ([True, True], [False, False])
@@ -66,7 +66,7 @@ def is_counted(end: pb.CompleteRequest) -> bool:
         (200, b": ping\n\n", LEFT),
     ],
 )
-async def test_of_a_client_that_leaves_before_the_first_token_no_count_is_known(
+async def test_client_that_leaves_before_first_token_has_no_count(
     fake: FakeScheduler, steps: tuple[Any, ...]
 ) -> None:
     assert not is_counted(await end_of(fake, *acts(*steps)))

@@ -1,4 +1,4 @@
-"""The answers of gate and proxy to each status code with which the scheduler ends an Admit."""
+"""Tests what gate and proxy answer to each status code with which the scheduler ends an Admit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_code_is_in_the_table() -> None:
 async def asked(
     request: pytest.FixtureRequest, fake: FakeScheduler, behind: tuple[Server, str]
 ) -> AsyncIterator[Any]:
-    """Sends a request; returns its status, its headers and its text."""
+    """Send a request; return its status, its headers and its text."""
     variables = {"SCHEDSVC_TARGET": fake.target, **POOL}
     if request.param == "gate":
         bench = Bench(fake, Settings.from_environment(variables))
@@ -95,7 +95,7 @@ async def test_only_a_scheduler_that_decides_nothing_is_away(
 
 
 async def test_a_tenant_that_the_gate_may_not_vouch_for_gets_403() -> None:
-    """By a real scheduler, and not for a class, which counts as the tenant's own."""
+    """The tenant is refused by a real scheduler; a class is not, and counts as the tenant's own."""
     config = {
         "listeners": [{"tcp": "127.0.0.1:0", "operate": True}],
         "tenants": [{"name": "a"}, {"name": "b"}],

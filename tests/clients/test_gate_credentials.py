@@ -28,7 +28,7 @@ CLOSED = (
 
 
 class Store:
-    """An upstream that keeps responses as vLLM does: by the body's `request_id`."""
+    """Keeps responses as vLLM does: by the body's `request_id`."""
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[str, Any]] = {}
@@ -80,7 +80,7 @@ def variables(fake: FakeScheduler, tmp_path: Path) -> dict[str, str]:
 
 
 def checks(tmp_path: Path) -> dict[str, dict[str, str]]:
-    """Each way in which a gate asks for a credential."""
+    """Return each way in which a gate asks for a credential."""
     return {
         "list": {"SCHEDSVC_API_KEYS_FILE": str(tmp_path / "tenants")},
         "vllm": {"VLLM_API_KEY": "a"},

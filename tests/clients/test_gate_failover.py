@@ -1,5 +1,4 @@
-"""The gate with several schedulers: requests in the gap, and leaders that its engine's other
-processes know."""
+"""Tests the gate with several schedulers: requests in the gap, and leaders known elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key servers that misbehave: their answers end no refresh, and old keys verify nothing."""
+"""Tests key servers that misbehave: their answers end no refresh, old keys verify nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants that a JSON Web Token proves: real keys, tokens and key servers."""
+"""Tests tenants that a JSON Web Token proves: real keys, tokens and key servers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_token_names_the_tenant(bench: Bench, signer: Signer) -> None:
     await bench.settled()
 
 
-async def test_what_is_proved_overrides_a_header(bench: Bench) -> None:
+async def test_proof_overrides_a_header(bench: Bench) -> None:
     assert (await asked(bench, RSA.token(sub="beta"), **{"x-tenant-id": "other"})).status == 200
     assert bench.fake.admits[0].tenant == "beta"
     await bench.settled()
@@ -237,7 +237,7 @@ async def test_a_token_is_verified_once_until_it_expires(
     for _ in range(3):
         assert (await asked(bench, token)).status == 200
     assert len(decoded) == 1
-    # Of the gate's own clock alone: to the library it has not expired.
+    # It has expired by the gate's own clock alone, not for the library.
     for now_s, times in ((until_s + 29, 1), (until_s + 31, 2)):
         monkeypatch.setattr(jwt_tokens, "time", SimpleNamespace(time=lambda now_s=now_s: now_s))
         assert (await asked(bench, token)).status == 200
@@ -245,7 +245,7 @@ async def test_a_token_is_verified_once_until_it_expires(
 
 
 class Wall:
-    """The wall clock of the gate and of its library, which a test sets."""
+    """Replaces the wall clock of the gate and of its library; a test sets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = time.time()
@@ -279,7 +279,7 @@ async def test_a_known_token_is_judged_by_the_clock_as_it_is(
     assert keys.asked == fetched
 
 
-async def test_what_is_remembered_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_tokens_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jwt_tokens, "REMEMBERED_MAX", 3)
     for number in range(5):
         assert (await asked(bench, ED.token(jti=str(number)))).status == 200

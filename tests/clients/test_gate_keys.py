@@ -1,4 +1,4 @@
-"""A gate and a proxy that ask a real scheduler whose an API key is."""
+"""Tests a gate and a proxy that ask a real scheduler whose an API key is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIG = {"listeners": [{"tcp": "127.0.0.1:0", "operate": True}], "tenants": [{"
 
 
 class Keys:
-    """A scheduler, and what its operator does with keys."""
+    """Holds a scheduler, and acts on keys as its operator."""
 
     def __init__(self, scheduler: Scheduler, stub: Any) -> None:
         self.scheduler = scheduler
@@ -68,7 +68,7 @@ async def keys() -> AsyncIterator[Keys]:
 
 
 class Time:
-    """A clock that stands still until it is moved."""
+    """Stands still until a test moves it: a clock."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""The gate's own lines on the engine's page of metrics."""
+"""Tests the gate's own lines on the engine's page of metrics."""
 
 from __future__ import annotations
 

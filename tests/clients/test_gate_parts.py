@@ -77,7 +77,7 @@ def test_any_stream_keeps_all_but_the_usage(
         ends.append(len(data))
     data += b"data: [DONE]" + separator
     usage_filter = UsageFilter(keep_last=keep_last, keep_all=keep_all)
-    # By bytes, or one event in each message, as servers mostly send them.
+    # Cut between bytes, or one event in each message, as servers mostly send them.
     cuts = [0, *(range(size, len(data), size) if size else ends), len(data)]
     pieces = [data[start:end] for start, end in pairwise(cuts)]
     out = b"".join(
@@ -417,7 +417,7 @@ class TestSettings:
             ("SCHEDSVC_BODIES_BYTES_MAX", "0"),
         ],
     )
-    def test_what_is_wrong_names_its_variable(self, name: str, value: str) -> None:
+    def test_wrong_setting_names_its_variable(self, name: str, value: str) -> None:
         with pytest.raises(SettingsError, match=name):
             self.read(**{name: value})
 

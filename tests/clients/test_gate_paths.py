@@ -31,13 +31,13 @@ def nginx(raw: str) -> str:
 
 
 def uvicorn(raw: str) -> str:
-    """Decodes once; Starlette matches what that gives, with or without a slash at the end."""
+    """Decode once; Starlette matches the result, with or without a slash at the end."""
     path = unquote(raw.partition("?")[0])
     return path[:-1] if len(path) > 1 and path.endswith("/") else path
 
 
 def go(raw: str) -> str:
-    """Go's ServeMux: cleaned, then redirected to what that gives."""
+    """Clean the path as Go's ServeMux does, which then redirects to the result."""
     path = unquote(raw.partition("?")[0])
     return posixpath.normpath("/" + path.lstrip("/"))
 
@@ -49,12 +49,12 @@ def node(raw: str) -> str:
 
 
 def twice(raw: str) -> str:
-    """Two of them in a row."""
+    """Pass the path through two of them in a row."""
     return nginx(quote(nginx(raw)))
 
 
 def java(raw: str) -> str:
-    """Tomcat: parameters of a segment do not count."""
+    """Drop the parameters of a segment, as Tomcat does."""
     path = unquote(raw.partition("?")[0])
     return posixpath.normpath("/".join(part.partition(";")[0] for part in path.split("/")))
 
@@ -181,7 +181,7 @@ async def test_other_spellings_are_admitted_and_reach_the_engine_as_one(
     await gate._close()
 
 
-async def test_what_is_not_known_to_be_free_is_refused_and_a_list_opens_it(
+async def test_unknown_path_is_refused_unless_a_list_opens_it(
     fake: FakeScheduler,
 ) -> None:
     app = App()

@@ -84,7 +84,7 @@ def test_a_conversation_that_goes_on_keeps_its_beginning() -> None:
     assert common(hashes({"messages": [said("system", "You are."), *messages[1:]]}), before) == 0
 
 
-def test_what_a_template_writes_alike_is_named_alike() -> None:
+def test_equal_text_of_a_template_has_equal_names() -> None:
     plain = hashes({"messages": [said("user", TEXT)]})
     part: dict[str, object] = {"type": "text", "text": TEXT}
     marked = part | {"cache_control": {"type": "ephemeral"}}
@@ -148,7 +148,7 @@ def test_hashes_need_the_key() -> None:
         ({"messages": [[], 5, None, True]}, "/v1/chat/completions"),
     ],
 )
-def test_what_cannot_be_named_is_not(body: dict[str, Any], path: str) -> None:
+def test_prefix_that_cannot_be_named_is_not(body: dict[str, Any], path: str) -> None:
     assert hashes(body, path) == []
 
 
@@ -185,7 +185,7 @@ async def test_hashes_are_sent_if_the_order_uses_prefixes(telling: Bench) -> Non
 
 
 async def test_hashes_are_not_sent_if_they_help_only_placement(telling: Bench) -> None:
-    """A gate's requests run in its own engine."""
+    """The requests of a gate are run in its own engine."""
     telling.fake.prefix_use = pool_pb2.PrefixUse(hashes_max=512, placement=True, key=99)
     await connected(telling)
     assert (await telling.ask(ask(prompt=TEXT))).status == 200

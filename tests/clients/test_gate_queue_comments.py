@@ -1,4 +1,4 @@
-"""A stream whose request waits says so, where that is asked for."""
+"""Tests that a stream whose request waits says so, if that is asked for."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def commented(bench: Bench) -> None:
     await asyncio.wait_for(task, 60)
 
 
-async def test_what_is_not_streamed_gets_no_comment(waiting: Bench) -> None:
+async def test_answer_without_a_stream_gets_no_comment(waiting: Bench) -> None:
     exchange, task, request_id = await asked(waiting, ask(stream=False))
     await commented(waiting)
     assert exchange.sent == []

@@ -1,4 +1,4 @@
-"""One id for the scheduler, the engine and the client; a client's own x-request-id is kept."""
+"""Tests one id for scheduler, engine and client; a client's own x-request-id is kept."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_an_announced_length_is_the_end_of_what_is_no_stream() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1_000])
-def test_what_came_after_the_client_left_completes_nothing(size: int) -> None:
+def test_answer_after_the_client_left_completes_nothing(size: int) -> None:
     stream = b'data: {"text":"a"}\n\ndata: [DONE]\n\n'
     for left_at in range(0, len(stream), size):
         ending = ResponseEnd(STREAM)
@@ -148,7 +148,7 @@ def test_many_pieces_are_looked_through_together() -> None:
 async def test_a_client_that_has_all_bytes_may_leave(
     fake: FakeScheduler, body: bytes, outcome: int
 ) -> None:
-    """`body`: what it did not wait for."""
+    """The client does not wait for `body`."""
     left = asyncio.Event()
 
     async def answer(receive: Any, send: Any) -> None:
@@ -162,7 +162,7 @@ async def test_a_client_that_has_all_bytes_may_leave(
     assert (end.outcome, end.output_tokens) == (outcome, 5)
 
 
-async def test_what_an_app_answers_after_its_client_has_left_is_not_whole(
+async def test_apps_answer_after_its_client_left_is_not_whole(
     fake: FakeScheduler,
 ) -> None:
     left = asyncio.Event()
@@ -176,7 +176,7 @@ async def test_what_an_app_answers_after_its_client_has_left_is_not_whole(
 
 
 class CountsElsewhere:
-    """A counter inside the engine: the answer itself is not read."""
+    """Counts inside the engine: the answer itself is not read."""
 
     broken, has_begun = False, True
 
@@ -199,7 +199,7 @@ async def test_pieces_are_let_go_while_it_runs(
     fail_open: bool,
     wrong: bool,
 ) -> None:
-    """Also of one that runs without the scheduler, and where a piece is no bytes."""
+    """It is so for a request without the scheduler too, and if a piece is no bytes."""
     go_on = asyncio.Event()
     piece: Any = None if wrong else b"a"
     monkeypatch.setattr(EngineView, "counter", lambda _: CountsElsewhere())

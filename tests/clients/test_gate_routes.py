@@ -1,4 +1,4 @@
-"""Every gated endpoint: how its body is sized, and how its answer is read where nothing counts."""
+"""Tests every gated endpoint: the size of its body, and its answer if nothing counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:..."}}
 
 
 class Answering:
-    """An app that answers every request with the same pieces."""
+    """Answers every request with the same pieces."""
 
     def __init__(self, pieces: list[bytes], kind: bytes = b"application/json") -> None:
         self.pieces = pieces
@@ -35,7 +35,7 @@ class Answering:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The first body, without the id that the gate gives each response."""
+        """Return the first body, without the id that the gate gives each response."""
         body: dict[str, Any] = json.loads(self.bodies[0])
         body.pop("request_id", None)
         return body
@@ -54,7 +54,7 @@ class Answering:
 
 @pytest.fixture
 def gates(fake: FakeScheduler) -> Any:
-    """Asks an app through a gate of its own."""
+    """Ask an app through a gate of its own."""
 
     async def ask(app: Any, path: str, body: dict[str, Any], **headers: str) -> Exchange:
         gate = Gate(app, Settings(target=fake.target))
@@ -200,7 +200,7 @@ async def test_wrong_bodies_name_the_field(
     assert fake.admits == []
 
 
-async def test_what_is_no_text_is_guessed_and_teaches_nothing(
+async def test_body_without_text_is_guessed_and_teaches_nothing(
     fake: FakeScheduler, gates: Any
 ) -> None:
     app = Answering([json.dumps({"usage": USAGE}).encode()])
@@ -272,7 +272,7 @@ async def test_streams_of_other_forms_pass_and_are_read(
 
 
 @pytest.mark.parametrize("stream", [RESPONSES, MESSAGES])
-def test_what_a_stream_begins_with_is_no_token(stream: list[bytes]) -> None:
+def test_streams_opening_event_is_no_token(stream: list[bytes]) -> None:
     """The first token ends a prompt's round: it must not be reported while the prompt is
     computed."""
     form = RESPONSES_FORM if stream is RESPONSES else ANTHROPIC

@@ -1,4 +1,4 @@
-"""The gate before a scheduler whose process is stopped, or whose event loop hangs."""
+"""Tests the gate before a scheduler whose process is stopped, or whose event loop hangs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 class Scheduler(Programs):
-    """A scheduler in a process of its own."""
+    """Runs a scheduler in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, SETTINGS)
@@ -65,7 +65,7 @@ def scheduler() -> Iterator[Scheduler]:
 
 
 class Gated:
-    """A gate before an engine of the tests, and what it sees of its scheduler."""
+    """Runs a gate before an engine of the tests, and shows what it sees of its scheduler."""
 
     def __init__(
         self, target: str, unreachable_after_s: float, epoch: int = 0, gates: int = 1

@@ -1,4 +1,4 @@
-"""Terms of a request in its headers: its longest wait, its deadline, its class."""
+"""Tests terms of a request in its headers: its longest wait, its deadline, its class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting inside the engine's client: every sequence finds the tally of its request."""
+"""Tests counting inside the engine's client: every sequence finds the tally of its request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def state(name: str, parent: Any, prompt_len: int) -> Any:
 
 
 class Engine:
-    """An app that asks its processor for sequences in tasks and generators, as vLLM does."""
+    """Asks its processor for sequences in tasks and generators, as vLLM's app does."""
 
     def __init__(self) -> None:
         self.processor = Processor()
@@ -148,7 +148,7 @@ async def test_no_body_and_no_stream_is_changed(
 
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("prompts", [1, 3])
-async def test_what_was_made_before_an_abort_is_known(
+async def test_tokens_made_before_an_abort_are_known(
     fake: FakeScheduler, counted: tuple[Engine, Gate], prompts: int, n: int
 ) -> None:
     engine, gate = counted
@@ -277,7 +277,7 @@ def test_prompts_that_are_not_computed_yet_do_not_count() -> None:
     # It reuses what the first has computed: the prompt was computed once all the same.
     second.is_prefilling, second.num_cached_tokens = False, 8
     assert tally.totals() == (10, 0, 2)
-    # Of another prompt that the engine has begun with, it is not known how far.
+    # The engine has begun with another prompt, but how far is not known.
     tally.add(state("q", None, 7))
     assert tally.totals() == (None, None, 2)
     tally.close()

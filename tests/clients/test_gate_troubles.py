@@ -1,4 +1,4 @@
-"""The gate before a scheduler whose log, disk or state file fails: requests go on, without a hand.
+"""Tests the gate when its scheduler's log, disk or state file fails: requests go on unaided.
 
 A scheduler that is stopped or hangs is in test_gate_silence.py.
 """
@@ -32,7 +32,7 @@ WITHIN_S = 3.0
 
 
 class Scheduler:
-    """A scheduler in a process of its own, with a state file and a stderr that no program reads."""
+    """Runs a scheduler process with a state file and a stderr that no program reads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.target = folder, f"unix:{folder}/s"

@@ -124,7 +124,7 @@ def asking(tenant: str, user: str) -> dict[str, Any]:
     return {"json": body, "headers": {"x-tenant-id": tenant}}
 
 
-async def test_who_gives_up_gets_no_more_of_the_server_and_pays_what_it_made(
+async def test_client_that_gives_up_pays_and_gets_no_more(
     paced: PacedServer, scheduler: AsyncScheduler
 ) -> None:
     variables = POOL | {

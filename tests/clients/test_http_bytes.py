@@ -1,4 +1,4 @@
-"""Bytes of a connection become the requests that a strict reader finds in them, and no others."""
+"""Tests that a connection's bytes become the requests that a strict reader finds, no others."""
 
 from __future__ import annotations
 

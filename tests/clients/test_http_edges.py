@@ -1,4 +1,4 @@
-"""The edges of HTTP: messages of ordinary clients and servers, and some that must not pass."""
+"""Tests the edges of HTTP: ordinary messages, and some that must not pass."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_numbers_and_flags_are_read_as_the_engine_reads_them(
         ({"stream": True, "stream_options": {"include_usage": "x"}}, "stream_options"),
     ],
 )
-async def test_what_no_engine_reads_as_one_is_named(
+async def test_value_that_no_engine_accepts_is_named(
     bench: Bench, fields: dict[str, Any], param: str
 ) -> None:
     refused = await bench.ask(json.dumps({"prompt": [1, 2]} | fields).encode())
@@ -77,7 +77,7 @@ async def test_what_no_engine_reads_as_one_is_named(
 
 @pytest.mark.parametrize("depth", [982, 20_000])
 @pytest.mark.parametrize("field", ["tools", "messages"])
-async def test_what_is_nested_too_deeply_is_a_bad_request(
+async def test_body_nested_too_deeply_is_a_bad_request(
     bench: Bench, field: str, depth: int
 ) -> None:
     deep = "[" * depth + "]" * depth
@@ -111,7 +111,7 @@ async def test_what_is_nested_too_deeply_is_a_bad_request(
         ({"prompt": [[1] * 2, [1] * 5_000], "max_tokens": None}, [512, 512], 512),
     ],
 )
-async def test_what_exceeds_the_context_is_the_engines_to_answer(
+async def test_engine_answers_a_request_beyond_its_context(
     bench: Bench, fields: dict[str, Any], sizes: list[int], limit: int
 ) -> None:
     body = {"prompt": [1, 2]} | fields
@@ -381,7 +381,7 @@ async def test_a_refusal_of_the_request_itself_reaches_the_client(fake: FakeSche
     assert len(app.bodies) == 3  # it might have been the options
     assert (await Exchange(gate, good, owner=owner()).run()).status == 200
     assert app.bodies[-1]["stream_options"]["continuous_usage_stats"]
-    # By now the server is known to take them.
+    # At this point the server is known to take them.
     assert (await Exchange(gate, bad, owner=owner()).run()).status == 400
     assert len(app.bodies) == 5
     await gate._close()
@@ -447,7 +447,7 @@ def test_a_wrong_origin_is_named(value: str) -> None:
 
 @pytest.mark.parametrize("target", ["@127.0.0.1:{}/x", "http://127.0.0.1:{}/x", "*", ".evil/x"])
 async def test_request_target_names_no_other_server(proxy: Gate, raw: Raw, target: str) -> None:
-    """uvicorn on h11 hands such targets on as they came; behind a URL they are another host."""
+    """uvicorn on h11 passes such targets on unchanged; after a URL they are another host."""
     reached: list[bytes] = []
 
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

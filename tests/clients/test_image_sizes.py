@@ -190,7 +190,7 @@ def test_a_broken_image_has_the_size_of_an_unknown_one(
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "data:", "data:image/png;base64,", "/9j/"]))
-def test_any_text_in_place_of_an_image_has_a_size(text: str, start: str) -> None:
+def test_any_text_instead_of_an_image_has_a_size(text: str, start: str) -> None:
     assert 1 <= QWEN.of_text(start + text) <= IMAGE_TOKENS_MAX
     part = {"type": "image", "source": {"data": start + text}}
     assert QWEN.of_part(part) == QWEN.of_text(start + text)

@@ -1,4 +1,4 @@
-"""Ordinary HTTP clients at the gate and at the proxy."""
+"""Tests ordinary HTTP clients at the gate and at the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that invent API keys, before a gate that asks a real scheduler whose each key is."""
+"""Tests a gate whose clients invent API keys: it asks a real scheduler whose each key is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["behind"]
 NEW = 200
 # In the 10 s in which all new keys have to work the gate asks for no more keys than this.
 CALLS_MAX = 10 * key_turns.PER_S
-# Of 5,000 invented keys a second, those that come between two calls.
+# The part of 5,000 invented keys a second that comes between two calls.
 INVENTED = 5_000 // key_turns.PER_S
 TENANTS = [{"name": name} for name in "abcd"]
 
@@ -95,7 +95,7 @@ NETWORKS: dict[str, Callable[[str, int], tuple[str, str]]] = {
 
 @pytest.mark.parametrize("networks", NETWORKS)
 async def test_invented_keys_keep_no_new_key_out(keys: Keys, networks: str) -> None:
-    """200 of 200 new keys within 10 s beside 5,000 invented ones a second."""
+    """The gate accepts 200 of 200 new keys within 10 s beside 5,000 invented ones a second."""
     valid = await created(keys, NEW)
     given = variables(keys, SCHEDSVC_HEADER_SET_BY="front")
     bench = benched(keys, given)

@@ -15,7 +15,7 @@ from .test_gate_keys import Time
 
 
 class Line:
-    """Requests that wait for turns."""
+    """Queues requests that wait for turns."""
 
     def __init__(self) -> None:
         self.time = Time()

@@ -1,4 +1,4 @@
-"""The file in which a gate keeps the keys that the scheduler has known."""
+"""Tests the file in which a gate keeps the keys that the scheduler has known."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_file_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("damage", [slice(0, 20), slice(0, -1), slice(0, 8), slice(0, 0)])
-def test_a_damaged_file_is_begun_anew(path: Path, damage: slice) -> None:
+def test_a_damaged_file_is_replaced(path: Path, damage: slice) -> None:
     made(path).apply({ONE: "a"})
     path.write_bytes(path.read_bytes()[damage])
     assert made(path).read() == {}

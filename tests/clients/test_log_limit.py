@@ -1,4 +1,4 @@
-"""How many lines clients and an upstream can cause in the log of the proxy and of the gate."""
+"""Bounds the lines that clients and an upstream can cause in the log of proxy and gate."""
 
 from __future__ import annotations
 

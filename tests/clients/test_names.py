@@ -1,4 +1,4 @@
-"""A kept client whose scheduler's name gets another address: it finds the scheduler again soon.
+"""Tests that a kept client finds its scheduler soon after the name's address changes.
 
 The clients call once a second or less often. So the number of calls that fail shows for how long
 the client kept to the old address: 30 s of gRPC's own are 30 calls, or 10 that take 3 s each.

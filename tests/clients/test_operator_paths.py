@@ -76,7 +76,7 @@ class App:
 
 @pytest.fixture
 def variables(fake: FakeScheduler, tmp_path: Path) -> dict[str, str]:
-    """The settings of a gate whose tenants and operators have keys."""
+    """Return the settings of a gate whose tenants and operators have keys."""
     (tmp_path / "tenants").write_text("tenant\n")
     (tmp_path / "operators").write_text("another\noperator\n")
     return {
@@ -100,7 +100,7 @@ async def ask(
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Every path as a spelling, with a method and a caller: any three of these occur together."""
+    """Combine each spelling of a path, a method and a caller so that any three occur together."""
     return [
         (spelling(path), METHODS[(number + each + turn) % len(METHODS)], caller)
         for number, path in enumerate(sorted(OPERATOR_PATHS))
@@ -243,7 +243,7 @@ def test_settings_refuse_a_file_without_operator_keys(
 
 
 class Upstreamed:
-    """A server of every path and method, behind the proxy."""
+    """Serves every path and method, behind the proxy."""
 
     def __init__(self) -> None:
         self.reached: list[str] = []

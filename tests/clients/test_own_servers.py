@@ -1,4 +1,4 @@
-"""The gate as a middleware of servers on FastAPI and Starlette, as its README shows it."""
+"""Tests the gate as a middleware of servers on FastAPI and Starlette, as its README shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefixes before an engine that caches them: the real scheduler, the real gate, the emulator."""
+"""Tests prefixes before an engine that caches them: real scheduler, real gate, the emulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.processes.programs import Programs, eventually, standing
 
 from .test_end_to_end import CONFIG
 
-# Of an engine with room for little more than one prompt: the next request takes its cache.
+# The engine has room for little more than one prompt: the next request takes its cache.
 KV_TOKENS, CONTEXT_TOKENS, BLOCK_TOKENS = 2_048, 2_000, 16
 PROMPT_TOKENS = 1_600
 EACH = 6
@@ -40,7 +40,7 @@ def settings(policy: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Programs]:
-    """A scheduler whose policy can change, and an engine that runs one request at a time."""
+    """Run a scheduler whose policy can change, and an engine that runs one request at a time."""
     with standing(lambda folder: Programs(folder, settings("vtc"), engine=ENGINE)) as made:
         made.start_scheduler()
         made.start_engine(SCHEDSVC_POOL_MAX_RUNNING="1")
@@ -90,7 +90,7 @@ async def under(programs: Programs, http: aiohttp.ClientSession, policy: str) ->
 async def cached_of_mixed(
     http: aiohttp.ClientSession, scheduler: AsyncScheduler, first: int
 ) -> tuple[int, int]:
-    """Two tenants' prompts, each tenant's alike, come by turns while another runs.
+    """Send prompts of two tenants by turns while another runs; each tenant's are alike.
 
     Returns how many tokens were found cached, by the answers, and of how many.
     """
@@ -105,7 +105,7 @@ async def cached_of_mixed(
     return sum(map(cached, answers)), 2 * EACH * PROMPT_TOKENS
 
 
-async def test_what_dlpm_gains_behind_the_gate(
+async def test_dlpm_gains_prefix_hits_behind_the_gate(
     programs: Programs, http: aiohttp.ClientSession, scheduler: AsyncScheduler
 ) -> None:
     """It serves one tenant's prompts after another, and VTC by turns: what one tenant's requests

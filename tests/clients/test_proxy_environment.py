@@ -1,4 +1,4 @@
-"""Proxies of the environment: a scheduler on this host is never reached through one."""
+"""Tests proxies of the environment: a scheduler on this host is never reached through one."""
 
 from __future__ import annotations
 

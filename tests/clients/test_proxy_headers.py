@@ -23,7 +23,7 @@ Ask = Callable[..., "asyncio.Future[bytes]"]
 
 
 class Origin:
-    """An upstream of raw bytes: keeps each request, and answers with `head` and a usage."""
+    """Keeps each raw request as an upstream, and answers with `head` and a usage."""
 
     def __init__(self) -> None:
         self.requests: list[bytes] = []
@@ -122,9 +122,7 @@ async def test_an_upstream_that_ignores_expect_is_not_waited_for(port: int, orig
         (b"x-tenant-id: a\r\nx-tenant-id: b", b"400"),
     ],
 )
-async def test_a_head_that_is_refused_is_not_told_to_continue(
-    port: int, field: bytes, status: bytes
-) -> None:
+async def test_refused_head_gets_no_100_continue(port: int, field: bytes, status: bytes) -> None:
     size = b"" if b"content-length" in field else b"content-length: 9\r\n"
     answer = await answer_to(port, HEAD + size + field + b"\r\nexpect: 100-continue\r\n\r\n")
     assert answer.split(b" ")[1] == status

@@ -1,4 +1,4 @@
-"""Connections to the upstream that the proxy keeps: no request runs twice, and none is lost."""
+"""Tests upstream connections that the proxy keeps: no request runs twice, none is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
 
 
 class Blunt:
-    """An upstream in threads, on blocking sockets, so that its acts need no turn of the loop.
+    """Runs an upstream in threads, on blocking sockets, so its acts need no turn of the loop.
 
     `hangs_up_on`: the number of the request that it reads and does not answer.
     """

@@ -1,4 +1,4 @@
-"""`schedsvc-proxy` as a process: what its files, its socket, its streams and signals may be."""
+"""Tests `schedsvc-proxy` as a process: its files, its socket, its streams and signals."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ KEYS_FILES = ["SCHEDSVC_API_KEYS_FILE", "SCHEDSVC_OPERATOR_KEYS_FILE"]
 
 
 @pytest.mark.parametrize("name", [*KEYS_FILES, "SCHEDSVC_TOKEN_FILE", "SCHEDSVC_TLS_CA_FILE"])
-def test_pipe_in_place_of_a_file_is_named(name: str, tmp_path: Path) -> None:
+def test_pipe_instead_of_a_file_is_named(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SettingsError, match=f"{name}: cannot read .*not a regular file"):
         settings_of(name, tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""When a scheduler counts as silent, by its beats and the time in which the client itself ran."""
+"""Tests when a scheduler counts as silent: by its beats and the time that the client ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOUND = 1_200 * MS
 
 
 class Driven:
-    """A pulse whose ticks come every step, and the beats that it sends."""
+    """Drives a pulse: its ticks come every step, and it keeps the beats that are sent."""
 
     def __init__(self) -> None:
         self.pulse = Pulse(BOUND)

@@ -1,4 +1,4 @@
-"""The README's examples run as they are printed."""
+"""Runs the README's examples as they are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiers and classes that requests name over HTTP, at a real scheduler, and what answers state."""
+"""Tests tiers and classes that HTTP requests name at a real scheduler, and what answers state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENANTS = [{"name": "acme", "classes": ["flex"]}, {"name": "other"}]
 
 @asynccontextmanager
 async def gated(engine: Any, **keys: Any) -> AsyncIterator[tuple[Scheduler, Gate]]:
-    """A scheduler with two classes, and a gate before an engine that reads tiers and objectives."""
+    """Run a scheduler with two classes, and a gate before an engine that reads tiers."""
     listeners = [{"tcp": "127.0.0.1:0"}]
     given = {"listeners": listeners, "classes": CLASSES, "tenants": TENANTS, **keys}
     scheduler = Scheduler(Config.model_validate(given))
@@ -100,7 +100,7 @@ async def test_an_objective_that_is_not_the_tenants_counts_as_its_own(
 
 
 async def test_a_tier_that_the_gate_may_not_name_counts_as_the_tenants() -> None:
-    """A refusal of the gate's own rights let the request run without the scheduler."""
+    """If the gate's own rights refused the tier, the request would run without the scheduler."""
     principals = [{"name": "gate", "listener": "127.0.0.1:0", "pools": ["*"], "classes": []}]
     async with gated(Engine(), auth={"principals": principals}) as (scheduler, gate):
         done = await asked(gate, ask(service_tier="flex"))
@@ -110,8 +110,8 @@ async def test_a_tier_that_the_gate_may_not_name_counts_as_the_tenants() -> None
         assert tiers(done.answer) == ["default"]
 
 
-async def test_by_default_a_tenant_has_its_own_class_alone() -> None:
-    """A tenant without `classes` took 84 times as much as another by a class of its choice."""
+async def test_tenant_without_classes_has_its_own_class_alone() -> None:
+    """A tenant could get the 84-fold service of another by a class of its choice."""
     tenants = [{"name": "acme", "class": "flex"}]
     async with gated(Engine(), tenants=tenants) as (scheduler, gate):
         for tier in ("priority", "default", "flex"):

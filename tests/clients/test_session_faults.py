@@ -1,4 +1,4 @@
-"""Ends of a stream from inside: a refused pool, a defect of the writer."""
+"""Tests ends of a stream from inside: a refused pool, a defect of the writer."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_one_refused_pool_of_several_leaves_the_others_usable(
 
 
 async def test_a_pool_of_another_caller_is_taken_over_when_that_one_leaves() -> None:
-    """The real scheduler, and a shim that starts with a new token before the old one is gone."""
+    """A shim starts with a new token before the old shim is gone; the scheduler is real."""
     with tempfile.TemporaryDirectory(prefix="own-") as name:
         folder = Path(name)
         principals = [

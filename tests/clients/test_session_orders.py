@@ -1,4 +1,4 @@
-"""A Session's two ends with a network between them, in any order of events.
+"""Tests a Session's two ends with a network between them, in any order of events.
 
 Whatever happens: no request gets two verdicts, and once the network is quiet every lease that the
 client ended is ended at the scheduler with the totals the client gave, and no lease lives that the
@@ -31,7 +31,7 @@ def ask(request_id: str) -> pb.AdmitRequest:
 
 
 class Wire:
-    """A scheduler that may answer, delay, or lose the stream at any point between messages."""
+    """Answers, delays, or loses the stream at any point between messages, as a scheduler may."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The Session state machine without a socket: rules one by one, then any order of events."""
+"""Tests the Session state machine without a socket: rules one by one, then any order of events."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def lost(protocol: SessionProtocol, lease_id: int, state: LeaseState) -> None:
 
 
 def reopened(protocol: SessionProtocol, now_ns: int, incarnation: int) -> list[pb.SessionEvent]:
-    """Another stream; what it begins with."""
+    """Return the first messages of another stream."""
     protocol.disconnected()
     protocol.connected(now_ns)
     begins = sent(protocol, now_ns)

@@ -93,7 +93,7 @@ async def run(
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("rule", [llama_cpp, sglang, ollama])
-async def test_what_is_promised_is_at_least_what_is_generated(
+async def test_promise_is_at_least_the_generated_output(
     fake: FakeScheduler, rule: Rule, path: str, limits: dict[str, Any], output_limit: int
 ) -> None:
     prompt: dict[str, Any] = {"prompt": [1, 2, 3]}

@@ -74,7 +74,7 @@ def test_an_event_comes_out_when_it_is_complete(end: bytes, size: int | None) ->
     assert [raw.strip() for raw in found] == [b"data: a", b"data: b"]
 
 
-def test_of_an_event_that_is_too_large_nothing_is_kept_and_the_next_one_is_read() -> None:
+def test_too_large_event_is_dropped_and_the_next_is_read() -> None:
     splitter = EventSplitter()
     piece = b"x" * (1 << 20)
     parts = [event for _ in range(6) for event in splitter.feed(piece)]

@@ -27,7 +27,7 @@ def reconnected(protocol: SessionProtocol) -> None:
 
 @pytest.fixture
 def protocol() -> SessionProtocol:
-    """A protocol that has seen a leader, with one lease that runs and one that has ended."""
+    """Return a protocol that has seen a leader, with one lease that runs and one that has ended."""
     made = SessionProtocol("s", 1, fence=Fence())
     made.connected(0)
     made.receive(0, welcome(LEADS))

@@ -1,4 +1,4 @@
-"""The client of plain threads beyond what it asks: forks, interrupts, callbacks, and its end."""
+"""Tests the client of plain threads beyond what it asks: forks, interrupts, callbacks, its end."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_pauses_are_shorter_after_the_leader_is_named() -> None:
 
 
 def test_a_dead_leader_that_is_named_shortens_no_pauses() -> None:
-    """Two standbys name it for as long as its term lasts."""
+    """It is named by two standbys until its term ends."""
     targets, quick = Targets(f"{A},{B},{C}"), 0
     for step in range(190):
         now_s = 100.0 + step / 100

@@ -1,4 +1,4 @@
-"""Terms in the headers of an HTTP client, with the real scheduler: at gate and proxy."""
+"""Tests terms in the headers of an HTTP client, with the real scheduler: at gate and proxy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = CONFIG | {
 
 
 class Both(Programs):
-    """One scheduler, an engine with the gate in it, and one behind the proxy with its own pool."""
+    """Runs a scheduler, an engine with the gate, and one behind the proxy in another pool."""
 
     def __init__(self, folder: Path, settings: dict[str, Any] = SETTINGS) -> None:
         super().__init__(folder, settings, engine=ENGINE, gated=False)

@@ -1,4 +1,4 @@
-"""The fake scheduler of `schedsvc_client.testing`, as users' tests use it, threads or not."""
+"""Tests the fake scheduler of `schedsvc_client.testing` as users' tests use it."""
 
 from __future__ import annotations
 

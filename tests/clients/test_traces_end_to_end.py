@@ -35,7 +35,7 @@ EXPORT = {
 
 
 class Traced(Programs):
-    """A scheduler, an engine, a collector, and a gate: in the engine's process, or as a proxy."""
+    """Runs a scheduler, an engine, a collector, and a gate: in the engine's process, or a proxy."""
 
     def __init__(self, folder: Path, kind: str, environment: dict[str, str]) -> None:
         super().__init__(folder, SETTINGS, engine=ENGINE, gated=False)
@@ -55,7 +55,7 @@ class Traced(Programs):
         self.wait_until_connected(self.url)
 
     def engine_parents(self, trace_id: str) -> set[str]:
-        """The span ids that the engine was given as its parents in a trace."""
+        """Return the span ids that the engine was given as its parents in a trace."""
         lines = (self.folder / "counts").read_text().splitlines()
         told = [json.loads(line)["traceparent"].split("-") for line in lines]
         return {parts[2] for parts in told if parts[1:2] == [trace_id]}
@@ -70,7 +70,7 @@ def traced(request: pytest.FixtureRequest) -> Iterator[Traced]:
 
 
 class Client:
-    """A client with a trace of its own for each request."""
+    """Has a trace of its own for each request."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http

@@ -1,4 +1,4 @@
-"""The gate's part of W3C's Trace Context, and how tracing is turned on."""
+"""Tests the gate's part of W3C's Trace Context, and how tracing is turned on."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_closing_is_cancelled_at_any_moment() -> None:
-    """Also in the turn of the loop in which all is sent."""
+    """It is cancelled also in the turn of the loop in which all is sent."""
     cancelled = 0
     for turns in range(8):
         sends = threading.Event()

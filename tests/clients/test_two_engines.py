@@ -1,4 +1,4 @@
-"""Two engines that offer the same pool, each behind a gate of its own, before one scheduler."""
+"""Tests two engines that offer the same pool, each behind its own gate, at one scheduler."""
 
 from __future__ import annotations
 

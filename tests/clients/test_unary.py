@@ -1,4 +1,4 @@
-"""AsyncScheduler and the sync Scheduler against a scripted scheduler."""
+"""Tests AsyncScheduler and the sync Scheduler against a scripted scheduler."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fail(_: LeaseState) -> None:
 
 
 class RotatedToken:
-    """The token of a file: right, but absent while it is being written."""
+    """Reads the token of a file: right, but absent while it is being written."""
 
     def __init__(self) -> None:
         self.absent = 0

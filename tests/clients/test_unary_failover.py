@@ -1,4 +1,4 @@
-"""Unary clients with several targets: retries inside the deadline, and fencing."""
+"""Tests unary clients with several targets: retries inside the deadline, and fencing."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ UP = re.compile(r"^schedsvc_proxy_upstream_up\{\S*\} ([01])$", re.MULTILINE)
 
 
 class Stopped:
-    """An emulator in a process of its own that can be stopped, as by a debugger or a swap."""
+    """Runs an emulator process that can be stopped, as by a debugger or a swap."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process, self.url = process, url
@@ -136,7 +136,7 @@ async def test_probes_are_answered_while_the_upstream_is_gone(
 
 
 class Slow:
-    """A server whose health is asked for, and answers when it is let."""
+    """Serves its health, and answers when the test lets it."""
 
     def __init__(self) -> None:
         self.probes = 0

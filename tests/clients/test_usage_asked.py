@@ -1,4 +1,4 @@
-"""A client gets the usage that it asked for, and none that the proxy asked for itself."""
+"""Tests that a client gets the usage that it asked for, and not what the proxy asked for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def usage(tokens: int) -> dict[str, Any]:
 
 
 def chunks(stated: str) -> list[dict[str, Any]]:
-    """Four tokens, as a server states them: in the last chunk, in each, and in one of its own."""
+    """Return 4 tokens as servers state them: in the last chunk, in each, in one of its own."""
     made: list[dict[str, Any]] = [
         {"id": "x", "choices": [{"index": 0, "text": "a", "finish_reason": None}]} for _ in range(4)
     ]
@@ -93,7 +93,7 @@ async def test_a_client_that_does_not_ask_sees_no_usage(
 
 @pytest.mark.parametrize("kind", [SSE, *ODD_KINDS])
 @pytest.mark.parametrize("asks", [False, True])
-async def test_what_is_no_chunk_passes_to_the_byte(
+async def test_bytes_that_are_no_chunk_pass_unchanged(
     packed: tuple[Packed, str], front: str, kind: str, asks: bool
 ) -> None:
     pieces = [b"data: \x00\xff\xfe octets\n\n", b": note\r\r", b"id: 1\n\nevent: x\ndata: []\n\n"]

@@ -269,7 +269,7 @@ def test_prompt_tokens_of_anthropic_are_what_was_new_read_and_written() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, HUGE, 1.5, "12", True, None, [3, "x"], {}])
-def test_what_is_no_count_is_not_taken(count: Any) -> None:
+def test_value_that_is_no_count_is_not_used(count: Any) -> None:
     form = ROUTES["/v1/completions"].usage
     answer = {"usage": {"prompt_tokens": count, "completion_tokens": 12}}
     _, counts = read(UsageReader(form, is_stream=False), [json.dumps(answer).encode()])
@@ -425,7 +425,7 @@ async def test_an_answer_compressed_unasked_is_read(
     assert end_of(fake) == (pb.OUTCOME_COMPLETED, 2_000, 64, 12)
 
 
-async def test_what_cannot_be_read_is_charged_by_its_bytes(
+async def test_unreadable_answer_is_charged_by_its_bytes(
     fake: FakeScheduler, server: Server, ask: Ask
 ) -> None:
     server.pieces = [b"x" * 100]

@@ -38,7 +38,7 @@ def test_vllm_gets_its_own_arguments_and_the_middleware() -> None:
     assert int(epoch) > 1_700_000_000 * 10**9
 
 
-def test_an_option_goes_before_its_variable_and_an_epoch_is_kept() -> None:
+def test_option_overrides_its_variable_and_epoch_is_kept() -> None:
     environment = {"SCHEDSVC_TARGET": "unix:/old", "SCHEDSVC_POOL_EPOCH": "7"}
     prepare(["serve", "m", *TARGET], environment)
     assert environment == {"SCHEDSVC_TARGET": "unix:/run/s.sock", "SCHEDSVC_POOL_EPOCH": "7"}
@@ -95,7 +95,7 @@ def test_middleware_of_the_user_stays() -> None:
         (["serve", "m", "--schedsvc-pool="], {}, "--schedsvc-pool needs a value"),
     ],
 )
-def test_what_cannot_work_is_named(
+def test_setting_that_cannot_work_is_named(
     arguments: list[str], variables: dict[str, str], told: str
 ) -> None:
     with pytest.raises(LaunchError, match=re.escape(told)) as raised:

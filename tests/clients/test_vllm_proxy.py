@@ -1,4 +1,4 @@
-"""`schedsvc-proxy` before the emulator and before servers that misbehave."""
+"""Tests `schedsvc-proxy` before the emulator and before servers that misbehave."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ vllm:kv_cache_usage_perc{engine="0"} 0.5
 
 
 class Server:
-    """A scripted server behind the proxy."""
+    """Runs a scripted server behind the proxy."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
@@ -111,7 +111,7 @@ async def behind() -> AsyncIterator[tuple[Server, str]]:
 
 @pytest.fixture
 async def gate(fake: FakeScheduler, behind: tuple[Server, str]) -> AsyncIterator[Gate]:
-    """A gate before an upstream, started as a server starts it."""
+    """Run a gate before an upstream, started as a server starts it."""
     async with started(Gate(Upstream(behind[1]), Settings(target=fake.target))) as made:
         yield made
 
@@ -149,7 +149,7 @@ def looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_upstream_that_was_restarted_is_another_pool(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
-    """Its epoch is new, so that leases of the old one are void; and it may have other sizes."""
+    """Its epoch is new, so leases of the old one are void; its sizes may differ."""
     await until(lambda: fake.pools)
     server = behind[0]
     # It has just come up, and does not report its cache yet.
@@ -168,10 +168,10 @@ async def test_an_upstream_that_was_restarted_is_another_pool(
 
 @pytest.mark.usefixtures("looked_at_often")
 @pytest.mark.parametrize("begun", [False, True])
-async def test_what_a_restart_overtook_runs_again_unless_its_answer_has_begun(
+async def test_request_lost_in_a_restart_repeats_unless_begun(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler, begun: bool
 ) -> None:
-    """Sent to the new engine under a lease of the old one, before the new one was known."""
+    """The request is sent to the new engine under an old lease, before the new one is known."""
     await until(lambda: fake.pools)
     server = behind[0]
     (server.held if begun else server.answers).clear()
@@ -234,7 +234,7 @@ async def test_after_an_upstream_hung_up_the_gate_checks_the_engine(
 async def test_a_grant_lost_in_a_restart_is_asked_for_again(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
-    """Once: a scheduler that goes on granting leases of the old engine is not asked for ever."""
+    """It asks once: a scheduler may go on granting leases of the old engine."""
     await until(lambda: fake.pools)
     server, old = behind[0], fake.pools[0].epoch
     fake.decide = lambda request: None
@@ -310,7 +310,7 @@ async def test_requests_pass_both_ways_and_are_billed(
     ] * 2
 
 
-async def test_what_is_not_gated_passes_with_its_query(
+async def test_ungated_request_passes_with_its_query(
     gate: Gate, behind: tuple[Server, str], fake: FakeScheduler
 ) -> None:
     for method, path, body in (("GET", "/v1/x%2Fy", b""), ("POST", "/tokenize", b"{}")):

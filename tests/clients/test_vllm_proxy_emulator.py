@@ -1,4 +1,4 @@
-"""`schedsvc-proxy` as a process of its own, before the emulator and the real scheduler."""
+"""Tests `schedsvc-proxy` as a process, before the emulator and the real scheduler."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def flow_of(stats: Any, tenant: str) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_input_of_a_running_answer_is_posted(programs: Programs, stream: bool) -> None:
-    """In one piece from the grant; of a stream with its first report."""
+    """It is posted in one piece from the grant; a stream posts it with its first report."""
     async with (
         AsyncScheduler(programs.target) as scheduler,
         aiohttp.ClientSession(programs.proxy_url, headers={"x-tenant-id": "b"}) as http,
@@ -133,7 +133,7 @@ async def test_input_of_a_running_answer_is_posted(programs: Programs, stream: b
 
 
 def used(stats: Any, tenant: str) -> tuple[int, int, int]:
-    """A tenant in the books: requests, input and output tokens."""
+    """Return a tenant's row in the books: requests, input and output tokens."""
     flow = flow_of(stats, tenant)
     return flow.completed, flow.input_tokens, flow.output_tokens
 

@@ -1,4 +1,4 @@
-"""Numbers and flags in the odd forms that vLLM reads, and sizes beyond it, through the proxy."""
+"""Tests odd forms of numbers and flags that vLLM reads, and sizes beyond it, by the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry from `/metrics`, where the stat logger is filtered out; sizes of several engines."""
+"""Tests telemetry from `/metrics`, if the stat logger is filtered out; several engines' sizes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_engines_that_have_made_no_step_are_at_rest() -> None:
 
 
 class Serving:
-    """An app with a page of metrics."""
+    """Serves a page of metrics."""
 
     def __init__(self) -> None:
         self.page = PAGE
@@ -111,7 +111,7 @@ async def test_without_a_stat_logger_the_gate_asks_the_page(
     await Exchange(gate, ask(), owner=owner()).run()
     await until(lambda: fake.telemetry)
     told = fake.telemetry[0]
-    # Of the pool's 4,096 tokens.
+    # The part of the pool's 4,096 tokens.
     assert (told.running, told.waiting, told.used_tokens, told.preemptions) == (5, 1, 1_536, 4)
     await gate._close()
     fetched = app.fetched
@@ -173,10 +173,10 @@ async def test_an_engine_that_others_keep_busy_is_asked_as_often(
     ("count", "rank", "by_plugin", "by_page"),
     [(1, 0, True, True), (1, -1, True, True), (2, 0, False, True), (2, 1, False, False)],
 )
-def test_of_several_api_processes_the_first_reads_the_common_page(
+def test_first_of_several_api_processes_reads_common_page(
     count: int, rank: int, by_plugin: bool, by_page: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each gets the steps that vLLM gives it, and counts the preemptions of its own requests."""
+    """Each process gets the steps that vLLM gives it, and counts its own requests' preemptions."""
     readings = Readings()
     readings.attach(0)
     monkeypatch.setattr(engine, "READINGS", readings)

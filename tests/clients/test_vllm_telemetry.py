@@ -70,7 +70,7 @@ def test_engines_are_summed_up_and_a_new_one_starts_at_zero() -> None:
     assert told(readings) == (1, 4, 100, 5)
 
 
-def test_what_cannot_be_read_is_said_once_and_never_raised(
+def test_unreadable_telemetry_is_logged_once_never_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     readings = Readings()

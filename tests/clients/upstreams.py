@@ -1,4 +1,4 @@
-"""A server of aiohttp for tests, and the proxy before one, each on a port of its own."""
+"""Runs a server of aiohttp for tests, and the proxy before one, each on a port of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real store for each test that asks for one: Valkey, and in slow tests Debian's Redis."""
+"""Starts a real store for each test that asks for one: Valkey, and in slow tests Debian's Redis."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from .store_server import StoreServer, running_store, store_program
 
 @pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.slow)])
 def program(request: pytest.FixtureRequest) -> Path:
-    """The program of the store. A test that measures time names one of them."""
+    """Return the program of the store. A test that measures time names one of them."""
     return store_program(request.param)
 
 

@@ -1,4 +1,4 @@
-"""A network of its own for one process, which can be cut: every packet is dropped, silently.
+"""Gives one process a network of its own, which can be cut: every packet is dropped silently.
 
 The process runs in a network namespace with one link to this host. The rules are in that namespace,
 so they and the link end with it. It needs root, `ip`, `iptables` and util-linux.
@@ -20,7 +20,7 @@ _PREFIX = "cut"
 
 
 class CutNetwork:
-    """One namespace, whose process may be cut off from this host."""
+    """Holds one namespace, whose process may be cut off from this host."""
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}"
@@ -30,7 +30,7 @@ class CutNetwork:
 
     @property
     def run_in(self) -> tuple[str, ...]:
-        """A command that runs its arguments in the namespace."""
+        """Return a command that runs its arguments in the namespace."""
         return ("nsenter", f"--net=/run/netns/{self._name}")
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""Schedulers with real cores and drivers that share quotas through a real store."""
+"""Runs schedulers with real cores and drivers that share quotas through a real store."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from .store_server import ADMIN_PASSWORD, StoreServer
 
 
 class Sharer:
-    """A scheduler whose member's tasks run."""
+    """Runs a scheduler and its member's tasks."""
 
     def __init__(self, store: StoreServer, member: str, number: int, **keys: Any) -> None:
         cluster = {

@@ -1,4 +1,4 @@
-"""Schedulers with real cores and drivers whose members exchange totals when a test says so."""
+"""Runs schedulers, real cores and drivers; members exchange totals when a test says so."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -46,7 +46,7 @@ class Scheduler:
         await self.member.exchange()
 
     async def exchanged(self) -> bool:
-        """Whether an exchange succeeds; as the member's task does, it hangs up after an error."""
+        """Return whether an exchange succeeds; hang up after an error, as the task does."""
         with suppress(StoreError):
             await self.exchange()
             return True

@@ -1,4 +1,4 @@
-"""An engine's client that has all members as targets, under load, with an audit of its messages."""
+"""Loads all members as an engine's client with several targets, and audits its messages."""
 
 import asyncio
 from contextlib import suppress
@@ -21,7 +21,7 @@ SAVED_S_MAX = 20.0
 
 @dataclass
 class Failover(Found):
-    """How one failover went."""
+    """Holds how one failover went."""
 
     kind: str = "kill"
     number: int = 0
@@ -36,7 +36,7 @@ class Failover(Found):
 
     @property
     def wrong(self) -> list[str]:
-        """All that was wrong."""
+        """Return all that was wrong."""
         return [*self.broken_streams, *self.over_grants, *self.violations]
 
 
@@ -46,7 +46,7 @@ LIMITED: dict[str, Any] = {
 
 
 class Load:
-    """The client, and tenants who always ask."""
+    """Runs the client, and tenants who always ask."""
 
     def __init__(self, targets: str, seen: Failover, hold_s: float = HOLD_S) -> None:
         self._seen, self._hold_s = seen, hold_s

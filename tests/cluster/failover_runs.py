@@ -1,4 +1,4 @@
-"""Many real failovers, whose results are in a file: `python -m tests.cluster.failovers`."""
+"""Runs many real failovers, whose results are in a file: `python -m tests.cluster.failovers`."""
 
 import argparse
 import asyncio
@@ -41,7 +41,7 @@ the logs of the members whose failover was wrong.
 
 @dataclass(frozen=True)
 class Asked:
-    """The failovers that are asked for, and the file of their results."""
+    """Names the failovers that are asked for, and the file of their results."""
 
     kinds: tuple[str, ...]
     each: int
@@ -49,7 +49,7 @@ class Asked:
 
     @property
     def file(self) -> Path:
-        """The file of results."""
+        """Return the file of results."""
         return self.out / "results.jsonl"
 
     def rows(self) -> list[Row]:

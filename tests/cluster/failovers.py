@@ -41,7 +41,7 @@ class NotBegunError(Exception):
 
 
 class World:
-    """Two members, of which `a` leads first, their store, and the load on them."""
+    """Holds two members, of which `a` leads first, their store, and the load on them."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`schedsvc serve` as a member with a role, in a process that a test may signal."""
+"""Runs `schedsvc serve` as a member with a role, in a process that a test may signal."""
 
 import json
 import signal
@@ -28,10 +28,10 @@ QUOTA = 3
 
 
 class MemberProcess:
-    """A member at an address of this host, or of a network of its own.
+    """Runs a member at an address of this host, or of a network of its own.
 
-    `run_in`: a command that runs its arguments there, which must not fork. `keys`: of the
-    configuration, in place of those here.
+    `run_in`: a command that runs its arguments there, which must not fork. `keys` replace those
+    here in the configuration.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ async def leads(member: MemberProcess) -> bool:
 
 
 async def is_followed(member: MemberProcess) -> bool:
-    """Whether a member has followers. It opens its port again when it changes its role."""
+    """Return whether a member has followers. It opens its port again when it changes its role."""
     with suppress(grpc.aio.AioRpcError):
         return bool((await member.pool_set()).followers)
     return False
@@ -132,7 +132,7 @@ async def start_set(leader: MemberProcess, standby: MemberProcess) -> None:
 
 
 async def stands_by(member: MemberProcess) -> bool:
-    """Whether it knows that another member leads under a later term than the first."""
+    """Return whether it knows that another member leads under a later term than the first."""
     with suppress(grpc.aio.AioRpcError):
         found = await member.pool_set()
         return not found.leads and found.leadership.term > 1

@@ -1,4 +1,4 @@
-"""Members with a role in one set, in the test's event loop, with a real store."""
+"""Runs members with a role in one set, in the test's event loop, with a real store."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +25,7 @@ POOL_SET = "main"
 def settings(
     folder: Path, member: str, urls: str | Sequence[str], port: int, **cluster: Any
 ) -> dict[str, Any]:
-    """The keys of a configuration that a member with a role has."""
+    """Return the keys of a configuration that a member with a role has."""
     for name, text in (("password", ADMIN_PASSWORD), ("secret", SECRET), ("peer", PEER_TOKEN)):
         (folder / name).write_text(text)
     return {
@@ -86,7 +86,7 @@ async def calling(each: LedServer) -> AsyncIterator[stubs.SchedulerServiceStub]:
 
 
 def proof(token: str = TOKEN, term: int = 0) -> list[tuple[str, str]]:
-    """Metadata of a call; `term`: the highest one that its client has seen."""
+    """Return metadata of a call; `term`: the highest one that its client has seen."""
     seen = [("schedsvc-term", str(term))] if term else []
     return [("authorization", f"Bearer {token}"), *seen]
 
@@ -100,5 +100,5 @@ def ask(**fields: Any) -> pb.AdmitRequest:
 
 
 def trailer(error: grpc.aio.AioRpcError) -> str | bytes | None:
-    """The target of the leader that an answer names."""
+    """Return the target of the leader that an answer names."""
     return dict(error.trailing_metadata() or ()).get("schedsvc-leader")

@@ -1,4 +1,4 @@
-"""Books kept from the messages alone, between one engine's client and all members of a set.
+"""Keeps books from messages alone, between one engine's client and all members of a set.
 
 The audit sees each message of each stream as it goes over the wire, also what the client ignores.
 It knows the rules of the contract and nothing of the client or of the schedulers:
@@ -24,7 +24,7 @@ _ENDS = (pb.LEASE_STATE_VOID, pb.LEASE_STATE_ENDED, pb.LEASE_STATE_UNKNOWN)
 
 @dataclass
 class Found:
-    """Sentences that an audit has against the set."""
+    """Collects the sentences that an audit has against the set."""
 
     broken_streams: list[str] = field(default_factory=list)
     over_grants: list[str] = field(default_factory=list)
@@ -34,14 +34,14 @@ class Found:
 
 @dataclass
 class _Open:
-    """A lease that is in force at the engine."""
+    """Represents a lease that is in force at the engine."""
 
     reserved: int
     term: int
 
 
 class MessageAudit:
-    """The books of one pool. O(1) for each message, and for each event in it."""
+    """Keeps the books of one pool. O(1) for each message, and for each event in it."""
 
     def __init__(self, capacity_tokens: int, found: Found) -> None:
         self._capacity, self.found = capacity_tokens, found
@@ -114,7 +114,7 @@ class MessageAudit:
 
 
 class AuditedCall:
-    """gRPC's call of one stream, read and written through the books."""
+    """Wraps gRPC's call of one stream, which is read and written through the books."""
 
     def __init__(self, call: Any, target: str, audit: MessageAudit) -> None:
         self._call, self._target, self._audit = call, target, audit
@@ -135,7 +135,7 @@ class AuditedCall:
 
 
 class AuditedSession(SchedulerSession):
-    """The client of an engine, with an audit between it and the network."""
+    """Acts as the client of an engine, with an audit between it and the network."""
 
     def __init__(self, target: str, audit: MessageAudit, **options: Any) -> None:
         super().__init__(target, **options)

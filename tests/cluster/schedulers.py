@@ -33,7 +33,7 @@ WEIGHTS = {"heavy": 4, "light": 1}
 
 
 class SchedulerProcess:
-    """`schedsvc serve` with these pools (name to places), and other keys of the configuration."""
+    """Runs `schedsvc serve` with these pools (name to places), and other configuration keys."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class SchedulerProcess:
 
 
 class Load:
-    """Closed loops of requests, and how many of each tenant were served since a moment."""
+    """Repeats requests in closed loops, and counts those served of each tenant since a moment."""
 
     def __init__(self) -> None:
         self.served: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A store with a replica and a sentinel, which promotes the replica once the primary is gone."""
+"""Runs a store with a replica and a sentinel, which promotes it once the primary is gone."""
 
 import contextlib
 import subprocess
@@ -23,7 +23,7 @@ sentinel failover-timeout main 5000
 
 
 class ReplicatedStore:
-    """Two servers of one store. `primary` is killed by a test; `replica` is promoted then."""
+    """Runs two servers of one store. `primary` is killed by a test; `replica` is promoted then."""
 
     def __init__(self, primary: StoreServer, replica: StoreServer) -> None:
         self.primary, self.replica = primary, replica
@@ -47,7 +47,7 @@ class ReplicatedStore:
         return b"role:master" in self._replication()
 
     def is_followed(self) -> bool:
-        """Whether all that the primary has is at the replica too."""
+        """Return whether all that the primary has is at the replica too."""
         written = self.primary.ask("WAIT", "1", "1000") == b":1\r\n"
         return written and self._is_linked()
 

@@ -1,4 +1,4 @@
-"""Schedulers in the test's event loop that share what operators set, with a real store."""
+"""Runs schedulers in the test's event loop that share operators' settings, with a real store."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ async def ready_store(store: StoreServer) -> None:
 async def member(
     store: StoreServer, name: str, secret: str = SECRET, **keys: Any
 ) -> AsyncIterator[tuple[Server, Both]]:
-    """A scheduler without a role, whose operators' settings are shared."""
+    """Run a scheduler without a role, whose operators' settings are shared."""
     (store.folder / "password").write_text(ADMIN_PASSWORD)
     (store.folder / f"secret-{name}").write_text(secret)
     cluster = {
@@ -45,7 +45,7 @@ async def member(
 
 
 def state_of(folder: Path, name: str) -> dict[str, Any]:
-    """The key `state` of a member whose settings outlive it."""
+    """Return the key `state` of a member whose settings outlive it."""
     return {"state": {"file": str(folder / f"{name}.db"), "every_ms": 100}}
 
 
@@ -63,7 +63,7 @@ async def until_shared(*servers: Server) -> None:
 
 @asynccontextmanager
 async def intruder(store: StoreServer) -> AsyncIterator[StoreConnection]:
-    """A program that may write whatever it likes into the store, and has no secret."""
+    """Run a program that may write anything into the store, and has no secret."""
     link = await connect(admin_of(store))
     try:
         yield link

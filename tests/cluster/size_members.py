@@ -53,7 +53,7 @@ class _Driver(Driver):
 
 
 class _Members(Fleet):
-    """Members with an engine each. `run_until()` within `running()`."""
+    """Runs members with an engine each. `run_until()` within `running()`."""
 
     def __init__(self) -> None:
         super().__init__(members=2, seed=1)
@@ -86,7 +86,7 @@ class _Members(Fleet):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How two tenants shared two members."""
+    """Holds how two tenants shared two members."""
 
     ratio: float
     gap_of_bound: float

@@ -8,7 +8,7 @@ from .store_server import StoreServer
 
 @dataclass(frozen=True)
 class Refusal:
-    """One reason, and a part of what a member then reports."""
+    """Pairs one reason with a part of what a member then reports."""
 
     begin: Callable[[StoreServer], None]
     end: Callable[[StoreServer], None]

@@ -1,4 +1,4 @@
-"""A real store for tests, of Valkey or Redis: started, killed, stopped and started again."""
+"""Runs a real store for tests, of Valkey or Redis: started, killed, stopped and started again."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 class StoreServer:
-    """One server on a port of its own, whose data outlive it in a folder."""
+    """Runs one server on a port of its own, whose data outlive it in a folder."""
 
     def __init__(self, folder: Path, *options: str, program: Path = VALKEY) -> None:
         self.folder, self.program = folder, program

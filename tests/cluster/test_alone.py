@@ -1,4 +1,4 @@
-"""A scheduler whose store cannot be reached serves as one without a cluster, and reports it."""
+"""Tests that a scheduler without its store serves as one without a cluster, and reports it."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ async def test_a_scheduler_with_a_dead_store_serves() -> None:
 
 
 async def test_over_refuse_waits_for_no_store_that_is_away() -> None:
-    """From the start a scheduler refuses as one without `cluster`, and shows that it is alone."""
+    """A new scheduler refuses like one without `cluster`, and it is shown to be alone."""
     quota = {"requests_per_minute": 2, "concurrency": 2, "over": "refuse"}
     tenants = [{"name": "a", "quota": quota}]
     found = []

@@ -1,4 +1,4 @@
-"""A member with a role whose file leaves a port to the system: kept over terms, and no change."""
+"""Tests a member with a role whose port the system chooses: kept over terms, and no change."""
 
 import json
 import signal

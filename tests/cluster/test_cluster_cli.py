@@ -1,4 +1,4 @@
-"""`schedsvc cluster` against a real store."""
+"""Tests `schedsvc cluster` against a real store."""
 
 import json
 from pathlib import Path

@@ -19,7 +19,7 @@ BOTH = 11_000 / 3
 
 
 class Members:
-    """A pool of 1,000 tokens a second at one member, and one of 10,000 at another."""
+    """Runs a pool of 1,000 tokens a second at one member, and one of 10,000 at another."""
 
     def __init__(self) -> None:
         self.worlds = [PoolWorld("ABC", [rate]) for rate in (1_000, 10_000)]

@@ -1,4 +1,4 @@
-"""Several schedulers that share quotas: together they grant what one would."""
+"""Tests several schedulers that share quotas: together they grant what one would."""
 
 import asyncio
 from collections.abc import Callable
@@ -47,7 +47,7 @@ LOSSES: dict[str, Callable[[StoreServer], Any]] = {
 
 
 class Grants:
-    """Grants of a tenant with one limit a minute, and those that came before one bucket had them.
+    """Counts a tenant's grants with one limit a minute, and those before one bucket had them.
 
     `buckets`: how many were full at the start. `slack`: what the quota may be exceeded by, for the
     store's clock counts whole milliseconds.
@@ -99,7 +99,7 @@ async def test_ten_requests_a_minute_over_four_members(store: StoreServer) -> No
 
 
 async def test_large_requests_are_not_stuck_among_members(store: StoreServer) -> None:
-    """A request of 8,000 of 10,000 tokens, while four members hold chunks of 2,000."""
+    """A request asks for 8,000 of 10,000 tokens; four members hold chunks of 2,000."""
     grants = Grants(10_000, slack=10_000 * 0.1 / 60 + 20)
     limits = limited(input_tokens_per_minute=10_000)
     async with sharing(store, 4, tenants=limits) as members:
@@ -269,8 +269,8 @@ async def test_hold_grants_nothing_without_a_store(tmp_path: Path) -> None:
     await alone.stop()
 
 
-async def test_a_dead_members_chunk_comes_back(store: StoreServer) -> None:
-    """A request for the whole bucket, of which a member that was killed holds a part."""
+async def test_a_dead_members_chunk_returns(store: StoreServer) -> None:
+    """A request asks for the whole bucket; a killed member holds a part of it."""
     grants = Grants(60_000, slack=100)
     limits = limited(input_tokens_per_minute=60_000)
     async with sharing(store, 2, tenants=limits) as members:
@@ -304,7 +304,7 @@ async def test_a_chunk_ends_while_the_process_sleeps(store: StoreServer) -> None
 
 
 async def test_a_forgiven_debt_is_forgiven_in_the_store(store: StoreServer) -> None:
-    """A request used more than it took; the operator forgives it at the other member."""
+    """A request has used more than it took; the operator forgives it at the other member."""
     async with sharing(store, 2, tenants=limited(tokens_per_minute=100)) as (a, b):
         answer = await a.ask("t", 50)
         used = 49 + 150

@@ -1,4 +1,4 @@
-"""Buckets of quotas in a real store: what all members spend is what one bucket allows."""
+"""Tests buckets of quotas in a real store: all members spend what one bucket allows."""
 
 import random
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ def requests(count: int) -> tuple[int, int, int, int]:
 
 @dataclass
 class Holder:
-    """A member's books of buckets of requests, as the rules of escrow.lua want them."""
+    """Keeps a member's books of buckets of requests, as the rules of escrow.lua want them."""
 
     virtual: TimedStore
     name: str
@@ -146,7 +146,7 @@ async def test_asks_are_served_in_their_order(virtual: TimedStore) -> None:
     assert await c.ask("q", 1) == 0
 
 
-async def test_an_ask_that_is_not_repeated_holds_nobody_up(virtual: TimedStore) -> None:
+async def test_an_ask_that_is_not_repeated_delays_no_other(virtual: TimedStore) -> None:
     a, b, c = (Holder(virtual, name, {"q": 600}) for name in "abc")
     assert await a.ask("q", 600) == 0
     await a.spend("q")
@@ -234,7 +234,7 @@ async def test_a_clock_that_jumps_gives_one_bucket(virtual: TimedStore) -> None:
 
 
 async def test_the_largest_amounts_are_exact(virtual: TimedStore) -> None:
-    """Of the largest limit, whose product with a minute's milliseconds is beyond 2^53."""
+    """The largest limit is exact, though its product with a minute's milliseconds exceeds 2^53."""
     limit = 10**12
     a = Holder(virtual, "a", {"q": limit}, {"q": WRAP - 5})
     assert await a.ask("q", limit) == 0
@@ -284,12 +284,12 @@ async def test_a_flushed_bucket_restarts_at_what_members_know(
         assert await holder.ask("q", 2) > 0  # it waits for what the others know
     await virtual.set_ms(virtual.now_ms + QUIET_MS)
     answer = await a.exchange(buckets=("q",))
-    # Of 60, with what 3.5 s add: 27 are spent, and 3 held.
+    # The bucket has 60 with what 3.5 s add: 27 are spent, and 3 held.
     assert answer.left[b"q"][0] == 60 - 27 - 3 + 3
     assert await b.ask("q", 33) == 0
 
 
-async def test_a_flushed_bucket_that_nobody_knows_is_full(virtual: TimedStore) -> None:
+async def test_a_flushed_bucket_that_no_member_knows_is_full(virtual: TimedStore) -> None:
     a, b = (Holder(virtual, name, {"q": 60}) for name in "ab")
     assert await a.ask("q", 60) == 0
     await a.spend("q")
@@ -340,7 +340,7 @@ async def test_a_bucket_of_another_program_counts_as_lost(
 
 
 class Reference:
-    """One bucket of one process, from which everything that is spent is taken."""
+    """Models one bucket of one process, from which everything that is spent is taken."""
 
     def __init__(self, limit: int, now_ms: int) -> None:
         self.limit, self.level, self.at_ms = limit, limit * MINUTE_MS, now_ms

@@ -1,4 +1,4 @@
-"""A store whose policy begins to evict keys while members are connected: noticed, no harm."""
+"""Tests a store whose policy begins to evict keys under members: it is noticed, without harm."""
 
 import asyncio
 import json

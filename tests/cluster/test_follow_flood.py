@@ -1,4 +1,4 @@
-"""A member that follows again and again, and what its leader logs of it."""
+"""Tests a member that follows again and again, and what its leader logs of it."""
 
 import json
 from pathlib import Path

@@ -37,7 +37,7 @@ async def row_of(link: StoreConnection, place: str) -> bytes:
 
 
 async def test_a_hostile_store_row_creates_no_right(store: StoreServer) -> None:
-    """Neither a tenant, nor a key, nor a mode; for members that run, and one that joins."""
+    """It creates no tenant, key or mode, neither in members that run, nor in one that joins."""
     await ready_store(store)
     content = json.dumps(ENTRY).encode()
     rows = {

@@ -1,4 +1,4 @@
-"""Reasons why a scheduler cannot join a cluster, each with its sentence, against a real server."""
+"""Tests reasons for which a scheduler cannot join a cluster, each with its sentence."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def member_of(store: StoreServer, user: str = "schedsvc", password: str = "secre
 
 @pytest.fixture
 async def link(store: StoreServer) -> AsyncIterator[StoreConnection]:
-    """A member's connection to a store that was made ready."""
+    """Return a member's connection to a store that was made ready."""
     assert (await init_store(admin_of(store), "prod", "schedsvc", "secret")).keeps_user
     connection = await open_checked(member_of(store))
     yield connection
@@ -64,7 +64,7 @@ async def test_init_replaces_functions_of_an_earlier_version(store: StoreServer)
 
 
 async def test_init_leaves_functions_of_a_later_version(store: StoreServer) -> None:
-    """Members of the later version use them."""
+    """They are used by members of the later version."""
     assert b"schedsvc" in store.ask("FUNCTION", "LOAD", library_source("11"))
     with pytest.raises(StoreRefusedError, match="of version 11, and this schedsvc has version 4"):
         await init_store(admin_of(store), "prod", None, None)
@@ -167,7 +167,7 @@ async def test_the_user_reaches_only_its_cluster(store: StoreServer, link: Store
 
 
 async def test_the_user_can_draw_from_quotas(store: StoreServer, link: StoreConnection) -> None:
-    """Also if that asks another member to return its chunk, whose key the call does not name."""
+    """A draw that asks another member to return its chunk is allowed too: its key is not named."""
     stated, full = Stated(b"q", (9, 0, 0, 0), (0,) * 4, (0,) * 4), (9, 0, 0, 0)
     ask = Ask(b"x", [Part(b"q", full, full)])
     assert await ask_store(link, "prod", b"a/1", 1, [stated], [ask]) is not None

@@ -1,4 +1,4 @@
-"""Requests that wait at a leader keep their places at the next one: real processes and store."""
+"""Tests that requests at a leader keep their places at the next: real processes and store."""
 
 import asyncio
 import signal
@@ -26,7 +26,7 @@ WAITING = 6
 
 
 class Places:
-    """Two members, two gates of an engine, a lease that fills it, and requests behind that."""
+    """Runs two members, two gates of an engine, a lease that fills it, and requests behind that."""
 
     def __init__(self, a: MemberProcess, b: MemberProcess, stack: AsyncExitStack) -> None:
         self.a, self.b, self.targets = a, b, f"{a.target},{b.target}"
@@ -83,7 +83,7 @@ async def places(store: StoreServer, folder: Path) -> AsyncIterator[Places]:
 @one_store
 @pytest.mark.parametrize("kind", ["kill", "term"])
 async def test_the_order_is_by_waiting_time(tmp_path: Path, store: StoreServer, kind: str) -> None:
-    """Tenants ask by turns, each at a gate of its own; both ask again when the leader ends."""
+    """Each tenant asks in turn at a gate of its own; both repeat when the leader ends."""
     async with places(store, tmp_path) as world:
         gates = {name: await world.gate(name) for name in ("heavy", "light")}
         filler = gates["light"].admission(tenant="light", **SHAPE)

@@ -1,4 +1,4 @@
-"""A term that was renewed late: the scheduler goes on as if it had been renewed in time."""
+"""Tests a term that was renewed late: the scheduler goes on as after a renewal in time."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def ask(name: str, ttl_ms: int) -> bytes:
     return request.SerializeToString()
 
 
-async def test_what_waits_is_decided_after_a_late_renewal() -> None:
+async def test_waiting_requests_are_decided_after_a_late_renewal() -> None:
     clock = SteadyClock()
     driver = Driver(new_core(config_of(), clock.now_ns()), clock)
     leading = Leading("main", "a/1", until_ns=boot_ns() + 60 * SECOND_NS)

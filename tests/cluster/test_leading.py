@@ -414,7 +414,7 @@ async def test_a_standby_waits_for_a_leader_that_the_store_lost(
         assert b.leading.term == 8
 
 
-async def test_what_needs_a_restart_stays_over_terms(
+async def test_setting_that_needs_a_restart_stays_over_terms(
     pair: tuple[LedServer, LedServer], tmp_path: Path
 ) -> None:
     first, second = pair

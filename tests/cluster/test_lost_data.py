@@ -1,4 +1,4 @@
-"""A store that loses data under load: all totals are back, and no tenant is charged twice."""
+"""Tests a store that loses data under load: totals return, and no tenant is charged twice."""
 
 import asyncio
 from pathlib import Path
@@ -13,12 +13,12 @@ from .sentinel import replicated_store
 from .store_server import StoreServer
 
 NUMBER = keys_of("prod")[0]
-#: Of one request, by the default prices.
+#: The charge of one request, by the default prices.
 CHARGE = 102 * TOKEN
 
 
 class Served:
-    """The service of all schedulers, in micro-tokens."""
+    """Holds the service of all schedulers, in micro-tokens."""
 
     def __init__(self, *schedulers: Scheduler) -> None:
         self._schedulers = schedulers

@@ -1,4 +1,4 @@
-"""Members with real cores and a real store: what one served is charged at the other."""
+"""Tests members with real cores and a real store: service of one is charged at the other."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ async def test_a_member_reads_only_what_it_serves_too(store: StoreServer) -> Non
 
 
 async def test_a_member_that_the_store_forgot_reads_all_again(store: StoreServer) -> None:
-    """As one that stood still for longer than its entry lasts, while its connection lived."""
+    """It is like one that stood still for longer than its entry lasts, on a live connection."""
     async with cluster(store, "a", "b") as (a, b):
         for scheduler in (a, b):
             scheduler.serve("a", 100)

@@ -1,4 +1,4 @@
-"""The books of failovers: what they hold against a set of members, from messages alone."""
+"""Tests the books of failovers: what they hold against a set, from messages alone."""
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -7,7 +7,7 @@ from .message_audit import AuditedCall, Found, MessageAudit
 
 
 class Books:
-    """An audit of a pool of 100 tokens, and streams of the members a and b."""
+    """Audits a pool of 100 tokens, and streams of the members a and b."""
 
     def __init__(self) -> None:
         self.found = Found()

@@ -1,4 +1,4 @@
-"""When a store that refuses writes again and again counts as back."""
+"""Tests when a store that refuses writes again and again counts as back."""
 
 import pytest
 

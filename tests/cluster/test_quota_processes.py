@@ -1,4 +1,4 @@
-"""Four real scheduler processes that share quotas grant what one would, and no sooner."""
+"""Tests that four real processes which share quotas grant what one would, and no sooner."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ TENANTS = [
     {"name": "small", "quota": {"requests_per_minute": 10}},
     {"name": "large", "quota": {"input_tokens_per_minute": 10_000}},
 ]
-#: By so much the clocks of the test and of the store may differ over the test.
+#: The clocks of the test and of the store may differ by this over the test.
 EARLY_S = 0.1
 
 
@@ -61,7 +61,7 @@ async def ask(channel: grpc.aio.Channel, tenant: str, number: int, tokens: int, 
 
 @one_store
 async def test_four_processes_keep_quotas_as_one_would(tmp_path: Path, store: StoreServer) -> None:
-    """Ten requests a minute, and requests of 8,000 tokens of 10,000 a minute."""
+    """The quota is ten requests a minute; requests ask for 8,000 of 10,000 tokens a minute."""
     await ready(store)
     async with processes(tmp_path, store) as members, contextlib.AsyncExitStack() as stack:
         channels = [

@@ -30,7 +30,7 @@ every_refusal = pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSA
 
 
 def connections(store: StoreServer) -> int:
-    """How many connections the store has taken so far; a member that fails makes another one."""
+    """Return how many connections the store has taken; a member that fails makes another one."""
     found = store.ask("INFO", "stats").split(b"total_connections_received:")[1]
     return int(found.split(b"\r\n")[0])
 
@@ -119,7 +119,7 @@ async def test_caps_are_divided_while_writes_are_refused(
 async def test_a_member_that_starts_while_writes_are_refused_serves(
     store: StoreServer, refusal: Refusal
 ) -> None:
-    """As if the store were away from its start: it enforces the whole limits by itself."""
+    """It enforces the whole limits by itself, as if the store were away from its start."""
     grants = Grants()
     async with sharing(store, 1, tenants=TENANTS) as members:
         await asyncio.to_thread(refusal.begin, store)
@@ -191,7 +191,7 @@ async def test_a_store_that_refuses_one_command_is_not_used(
 async def test_a_server_that_refuses_writes_is_passed_over(
     store: StoreServer, refusal: Refusal, tmp_path: Path
 ) -> None:
-    """Such as the old primary of a failover, which lacks its replicas."""
+    """The old primary of a failover is such a server: it lacks its replicas."""
     cluster = await prepared(store)
     with running_store(tmp_path / "second", program=store.program) as second:
         await prepared(second)

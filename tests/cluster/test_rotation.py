@@ -1,4 +1,4 @@
-"""Secrets of a set's members are changed while they run, as docs/operate/operations.md says."""
+"""Changes secrets of a set's members while they run, as docs/operate/operations.md says."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ async def test_token_of_members_changes_without_a_new_term(
     await ready_store(store)
 
     def entry(*proofs: str) -> dict[str, Any]:
-        """The members' entry of auth.principals, with these proofs."""
+        """Return the members' entry of auth.principals, with these proofs."""
         made = {**token_of("peer", PEER_TOKEN), "pools": [], "member": True}
         if "old" not in proofs:
             del made["sha256"]

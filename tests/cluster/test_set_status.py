@@ -1,4 +1,4 @@
-"""`schedsvc cluster status` and `schedsvc stats` of a leader and its standby, as processes."""
+"""Tests `schedsvc cluster status` and `schedsvc stats` of a leader and its standby process."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def pair(
 
 
 def rows(result: Result) -> list[list[str]]:
-    """The table of the members, cut where two blanks are."""
+    """Return the table of the members, cut at two blanks."""
     lines = result.stdout.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("member "))
     return [[part.strip() for part in line.split("  ") if part.strip()] for line in lines[head:]]

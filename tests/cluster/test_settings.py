@@ -1,4 +1,4 @@
-"""Tenants, API keys and modes that an operator sets at one member hold at all."""
+"""Tests that tenants, API keys and modes set by an operator at one member hold at all."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ async def test_modes_are_shared_and_withdrawn(store: StoreServer) -> None:
 
 
 async def test_a_member_that_joins_reads_all(store: StoreServer) -> None:
-    """Tenants, keys and modes."""
+    """Tenants, keys and modes are read."""
     await ready_store(store)
     async with member(store, "a") as (a, at_a):
         await until_shared(a)
@@ -136,7 +136,7 @@ async def test_a_store_that_lost_all_gets_all_again(store: StoreServer) -> None:
 
 
 async def test_a_deleted_tenant_is_not_brought_back(store: StoreServer, tmp_path: Path) -> None:
-    """By a member that was away with an older state file, also after a restart of the other."""
+    """It is not, neither by a member with an older state file, nor after a restart of the other."""
     await ready_store(store)
     at_first = state_of(tmp_path, "a")
     async with member(store, "a", **at_first) as (a, at_a), member(store, "b") as (b, at_b):

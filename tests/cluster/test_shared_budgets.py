@@ -1,4 +1,4 @@
-"""Budgets of a day that several schedulers share: what one spends, the others know."""
+"""Tests budgets of a day that several schedulers share: the others know what one spends."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Two tenants of weights 4 and 1 at two or four schedulers, whichever their requests go to.
+"""Tests tenants of weights 4 and 1 at two or four schedulers, whichever their requests go to.
 
 The experiment of Dynamo's issue 15187, where two routers with skewed ingress served 163 to 162.
 """
@@ -52,7 +52,7 @@ INGRESS = {
 
 
 async def measured(folder: Path, ingress: str, store: StoreServer | None, *, one: bool) -> float:
-    """The heavy tenant's part with one scheduler for all pools, or with one for each."""
+    """Return the heavy tenant's part with one scheduler for all pools, or with one for each."""
     places, floods = INGRESS[ingress]
     where = dict.fromkeys(places, "a") if one else dict(zip(places, "abcd", strict=False))
     schedulers = [
@@ -95,7 +95,7 @@ async def test_shares_are_those_of_one_scheduler(
 
 
 async def totals_of(address: Address) -> dict[tuple[str, Key], int]:
-    """The service of each member by tenant, in micro-tokens, as the store knows it."""
+    """Return the service of each member by tenant, in micro-tokens, as the store knows it."""
     link = await connect(address)
     try:
         found = await link.command("HGETALL", "{schedsvc:prod}:rows")

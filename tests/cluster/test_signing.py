@@ -1,4 +1,4 @@
-"""Sealed rows: only members make them, and none stands for another place or time."""
+"""Tests sealed rows: only members make them, and none stands for another place or time."""
 
 import pytest
 from hypothesis import given

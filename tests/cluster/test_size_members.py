@@ -1,4 +1,4 @@
-"""Two tenants whose requests differ in size share two members alike, in virtual time."""
+"""Tests two tenants whose requests differ in size: they share two members alike."""
 
 from itertools import product
 

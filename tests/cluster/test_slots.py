@@ -18,7 +18,7 @@ def capped(concurrency: int, **more: Any) -> list[dict[str, Any]]:
 
 
 class Running:
-    """Requests that run until the test ends them."""
+    """Holds requests that run until the test ends them."""
 
     def __init__(self, tenant: str = "t") -> None:
         self._tenant = tenant
@@ -59,7 +59,7 @@ def slots(sharer: Sharer) -> int:
 
 
 def may_run(sharer: Sharer) -> int:
-    """How many requests of the tenant the core lets run."""
+    """Return the number of the tenant's requests that the core lets run."""
     [(_, _, found)] = sharer.driver._core.slot_rows([b"tt"])
     return int(found)
 

@@ -27,7 +27,7 @@ TENANTS = [{"name": "t", "quota": {"concurrency": CAP}}]
 
 
 class Sets:
-    """Members `a` and `b` of one set, `c` of another, and an engine whose gate asks the first."""
+    """Runs members `a` and `b` of one set, `c` of another, and an engine whose gate asks `a`."""
 
     def __init__(self, folder: Path, store: StoreServer, stack: AsyncExitStack) -> None:
         keys: dict[str, Any] = {"tenants": TENANTS, "scheduler": SHORT}

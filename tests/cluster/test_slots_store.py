@@ -1,4 +1,4 @@
-"""The function that divides a cap on concurrency into slots, in a real server."""
+"""Tests the function that divides a cap on concurrency into slots, in a real server."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +14,7 @@ CAP = b"tt"
 
 
 class Caps:
-    """Holders of one cap, in the time of the test."""
+    """Holds one cap for several members, in the time of the test."""
 
     def __init__(self, store: TimedStore, limit: int = 4) -> None:
         self.link, self.limit = store.link, limit
@@ -92,7 +92,7 @@ async def test_an_ask_that_is_not_repeated_is_dropped(caps: Caps) -> None:
     assert await caps.held("c", 0, 1) == 1
 
 
-async def test_others_are_told_to_keep_a_fair_part(caps: Caps) -> None:
+async def test_others_get_the_notice_to_keep_a_fair_part(caps: Caps) -> None:
     assert await caps.held("a", 0, 4) == 4
     assert await caps.held("b", 0, 4) == 0
     await caps.held("a", 4)
@@ -110,7 +110,7 @@ async def test_slots_outlive_silence_for_a_minute(caps: Caps) -> None:
     assert await caps.held("b", 0, 4) == 4
 
 
-async def test_what_still_runs_after_that_shows_as_overlap(caps: Caps) -> None:
+async def test_request_still_running_after_that_is_an_overlap(caps: Caps) -> None:
     await caps.held("set:main", 0, 4, term=3)
     await caps.at(1_000_000 + SET_MS)
     assert await caps.held("b", 0, 3) == 3
@@ -144,7 +144,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("command", "garbage"), OTHERS)
-async def test_a_key_of_another_program_refuses_nobody(
+async def test_a_key_of_another_program_refuses_no_member(
     caps: Caps, command: str, garbage: bytes
 ) -> None:
     """A row that is no cap begins empty, and its holders state theirs again."""

@@ -1,4 +1,4 @@
-"""A sentinel promotes a replica that lacks the last second, while a set serves a client's load."""
+"""Tests a set under a client's load while a sentinel promotes a replica without the last second."""
 
 import signal
 from pathlib import Path
@@ -89,5 +89,5 @@ async def test_no_term_repeats_if_the_store_loses_it(tmp_path: Path, program: Pa
 
 
 async def knows_terms(member: MemberProcess) -> bool:
-    """Whether it reaches a store for terms."""
+    """Return whether it reaches a store for terms."""
     return not (await member.pool_set()).problem

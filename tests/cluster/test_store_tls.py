@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class TlsStore:
-    """A store with a port that takes TLS only, from clients with a certificate of its authority."""
+    """Runs a store whose port takes TLS only, from clients with a certificate of its authority."""
 
     def __init__(self, server: StoreServer, port: int, authority: Authority) -> None:
         self.server, self.port, self.authority = server, port, authority
@@ -102,7 +102,7 @@ async def test_a_member_without_a_certificate_is_refused(tls_store: TlsStore) ->
 
 
 async def test_a_store_without_tls_is_refused(tls_store: TlsStore) -> None:
-    """The port in clear, by a URL of TLS."""
+    """The URL of TLS names the port without TLS."""
     tls_store.port = tls_store.server.port
     with pytest.raises(StoreError, match="cannot connect: "):
         await exchanged(tls_store.config())

@@ -1,4 +1,4 @@
-"""Terms in a real store: taken by one member, renewed, handed over, and never by a forged row."""
+"""Tests terms in a real store: taken, renewed, handed over, and never by a forged row."""
 
 import asyncio
 import os
@@ -86,7 +86,7 @@ async def test_a_released_term_is_taken_at_once(link: StoreConnection) -> None:
 
 
 async def test_a_renewal_after_the_release_renews_nothing(link: StoreConnection) -> None:
-    """The call was on its way when the leader handed its term over on another connection."""
+    """The call is on its way when the leader hands its term over on another connection."""
     a, b = terms_of("a"), terms_of("b")
     await led(a, link)
     assert await b.look(link, may_lead=True) is not None
@@ -349,7 +349,7 @@ async def test_a_term_expires_in_the_store(link: StoreConnection) -> None:
 async def test_a_term_that_a_store_gave_twice_is_over(
     store: StoreServer, link: StoreConnection
 ) -> None:
-    """The store lost the last second, and with it the term that a member had just taken."""
+    """The store loses the last second, and with it the term that a member has just taken."""
     a, b = terms_of("a"), terms_of("b")
     first = await led(a, link)
     store.ask("DEL", HOLD, TERMS)
@@ -367,7 +367,7 @@ async def test_a_term_that_a_store_gave_twice_is_over(
 async def test_a_member_that_is_new_repeats_no_lost_term(
     store: StoreServer, link: StoreConnection
 ) -> None:
-    """The store lost its last second, and in it the term that its leader then wrote again."""
+    """The store loses its last second, and in it the term that its leader then writes again."""
     a, b, late = terms_of("a"), terms_of("b"), terms_of("c")
     await led(a, link)
     await a.release(link)
@@ -400,7 +400,7 @@ async def test_a_former_leader_knows_its_term_after_a_restart(
 async def test_a_member_that_the_store_forgot_knows_of_the_loss(
     store: StoreServer, link: StoreConnection
 ) -> None:
-    """The store lost a term that this member had not seen, so no counter fell for it."""
+    """The store loses a term that this member has not seen, so no counter falls for it."""
     b = terms_of("b")
     for _ in range(2):
         assert await b.look(link, may_lead=True) is None
@@ -418,7 +418,7 @@ async def test_a_member_that_the_store_forgot_knows_of_the_loss(
 async def test_a_member_that_was_away_cannot_rule_out_a_loss(
     monkeypatch: pytest.MonkeyPatch, store: StoreServer, link: StoreConnection
 ) -> None:
-    """After the loss another set began a term of the same number, so the counter looked whole."""
+    """After the loss another set begins a term of the same number, so the counter looks whole."""
     monkeypatch.setattr("schedsvc.cluster.terms._STANDBY_MS", 0)
     a, b = terms_of("a"), terms_of("b")
     assert await b.look(link, may_lead=True) is None
@@ -432,7 +432,7 @@ async def test_a_member_that_was_away_cannot_rule_out_a_loss(
         assert not away.lost_data
 
 
-async def test_who_leads_is_known_from_the_last_row_too(link: StoreConnection) -> None:
+async def test_leader_is_known_from_the_last_row_too(link: StoreConnection) -> None:
     a, b = terms_of("a"), terms_of("b")
     term = await led(a, link)
     await a.release(link)

@@ -1,4 +1,4 @@
-"""Totals of service as books: growth is read once, whatever is lost or repeated."""
+"""Tests totals of service as books: growth is read once, whatever is lost or repeated."""
 
 import random
 
@@ -43,7 +43,7 @@ def test_totals_are_read_as_written(a: int, b: int, c: int, d: int) -> None:
     "data",
     [b"", b"1 2 3", b"1 2 3 4 5", b"-1 2 3 4", b"1 2 3 x", b"1  2 3", b"9" * 200 + b" 1 1 1"],
 )
-def test_what_are_no_totals_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_totals_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="totals"):
         unpack_totals(data)
 
@@ -73,7 +73,7 @@ def test_growth_near_2_to_the_62_sums_to_the_total(steps: list[tuple[int, int]])
     assert refunded == sum(back for _, back in steps)
 
 
-# Of seeds with which the reader sees the first report of each total: others count from a later one.
+# Seeds with which the reader sees each total's first report: others count from a later one.
 @pytest.mark.parametrize("seed", range(20))
 def test_lost_calls_and_a_lost_store_charge_nothing_twice(seed: int) -> None:
     rnd = random.Random(seed)
@@ -111,7 +111,7 @@ def test_lost_calls_and_a_lost_store_charge_nothing_twice(seed: int) -> None:
     assert from_join <= served - at_join + 12_000
 
 
-def test_of_an_unseen_total_the_last_report_counts() -> None:
+def test_last_report_of_an_unseen_total_counts() -> None:
     seen = SeenTotals()
     assert seen.take(A, KEY, Totals(500, 20, 400, 20), 0) == (100, 0)
     assert seen.take(A, KEY, Totals(510, 21, 500, 20), 0) == (10, 1)
@@ -144,7 +144,7 @@ def test_totals_are_sent_in_batches_until_all_are() -> None:
     assert own.unsent == 1
 
 
-def test_what_changes_while_it_is_sent_is_sent_again() -> None:
+def test_total_that_changes_while_it_is_sent_is_sent_again() -> None:
     own = OwnTotals()
     own.add(KEY, 1, 0, 0)
     batch = own.batch()

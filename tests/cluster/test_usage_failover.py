@@ -54,7 +54,7 @@ async def pair(
 async def test_each_lease_is_in_the_exports_once(
     tmp_path: Path, store: StoreServer, kind: str
 ) -> None:
-    """Leaders end one after the other under load; each starts again as a standby."""
+    """One leader ends after the other under load; each starts again as a standby."""
     async with AsyncExitStack() as stack:
         a, b = await pair(tmp_path, store, stack)
         seen = Failover(kind=kind)

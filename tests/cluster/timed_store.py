@@ -1,4 +1,4 @@
-"""A real store whose functions read a clock that a test sets, by which keys expire too."""
+"""Runs a real store whose functions and expiry read a clock that a test sets."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ _READERS = {
 
 
 class TimedStore:
-    """The functions of a real store, in the time of a test."""
+    """Runs the functions of a real store in the time of a test."""
 
     def __init__(self, link: StoreConnection) -> None:
         self.link = link

@@ -1,4 +1,4 @@
-"""The usage that an engine's client reported, beside what the members' ledgers export."""
+"""Compares the usage that an engine's client reported with what the members' ledgers export."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from schedsvc.records.usage.export import Span, plain_rows
 
 
 class Sums(NamedTuple):
-    """Leases that ended, and their tokens."""
+    """Counts leases that ended, and their tokens."""
 
     requests: int
     input_tokens: int
@@ -18,7 +18,7 @@ class Sums(NamedTuple):
 
 
 class UsageBooks:
-    """The first end of each lease that the client sent. It repeats ends, with the same totals."""
+    """Keeps the first end of each lease. The client repeats ends, with the same totals."""
 
     def __init__(self) -> None:
         self._ends: dict[int, Sums] = {}

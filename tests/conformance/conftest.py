@@ -1,4 +1,4 @@
-"""Node, if it is installed, and our client for it: as built here, and as installed elsewhere."""
+"""Finds Node, and our client for it: as built here, and as installed elsewhere."""
 
 import fcntl
 import json
@@ -24,14 +24,14 @@ def run_node(command: Sequence[object], cwd: Path = FOLDER) -> str:
 
 
 def is_older(made: Path, *sources: Path) -> bool:
-    """Whether a file is missing, or older than one of those that it is made of."""
+    """Return whether a file is missing, or older than one of those that it is made of."""
     newest = max(path.stat().st_mtime for path in sources)
     return not made.exists() or made.stat().st_mtime < newest
 
 
 @pytest.fixture(scope="session")
 def node() -> str:
-    """Node, with our client built; skips if there is none, and fails in CI."""
+    """Return Node, with our client built; skip if there is none, and fail in CI."""
     need("node", "npm")
     version = run_node(["node", "--version"]).strip()
     if int(version[1:].split(".")[0]) < VERSION_MIN:
@@ -48,7 +48,7 @@ def node() -> str:
 
 @pytest.fixture(scope="session")
 def packed(node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder elsewhere that has the packed client and TypeScript as a user installs them."""
+    """Make a folder elsewhere that has the packed client and TypeScript as a user installs them."""
     folder = tmp_path_factory.mktemp("elsewhere")
     packages = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
     tools = [

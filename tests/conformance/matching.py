@@ -1,4 +1,4 @@
-"""Values and expectations of the step language; clients/conformance/README.md describes both."""
+"""Matches values with expectations of the step language of clients/conformance/README.md."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def look_up(value: Json, path: str) -> Json:
 
 
 def mismatches(expected: Json, actual: Json, path: str = "") -> Iterator[str]:
-    """The differences, one sentence each; empty if it matches."""
+    """Yield the differences, one sentence each; empty if it matches."""
     if isinstance(expected, dict):
         operators = [key for key in expected if key.startswith("$")]
         if operators:
@@ -60,7 +60,7 @@ def _by_operators(expected: dict[str, Json], actual: Json, path: str) -> Iterato
 
 
 def matches(expected: Json, actual: Json) -> bool:
-    """Whether nothing differs."""
+    """Return whether nothing differs."""
     return next(mismatches(expected, actual), None) is None
 
 

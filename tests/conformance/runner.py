@@ -55,7 +55,7 @@ async def run(steps: list[dict[str, Any]], target: str) -> None:
 
 
 class Runner:
-    """The state of one script: what was saved, calls under way, open streams. A method a verb."""
+    """Holds a script's state: saved values, calls under way, streams. Each verb has a method."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel

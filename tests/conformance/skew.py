@@ -1,4 +1,4 @@
-"""A relay between clients and a scheduler of another minor version of the contract.
+"""Relays between clients and a scheduler of another minor version of the contract.
 
 The peer does not know what a newer side adds (fields, values of enumerations), and does without
 what an older side lacks. The relay adds or takes away on the wire, so that both ends are the
@@ -39,7 +39,7 @@ NEW_REFUSAL, NEW_EVICTION = 31, 47
 
 
 def parts(message: Message) -> list[Message]:
-    """A message and all that it holds. O(size)."""
+    """Yield a message and all that it holds. O(size)."""
     found = [message]
     for field, value in message.ListFields():
         if field.message_type is None:

@@ -1,4 +1,4 @@
-"""Every script of clients/conformance, in Python and in Node."""
+"""Runs every script of clients/conformance, in Python and in Node."""
 
 import json
 import os
@@ -21,7 +21,7 @@ QUICK_IN_NODE = {"idempotency", "lifecycle", "session", "wire"}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A script."""
+    """Read a script."""
     script: dict[str, Any] = json.loads(path.read_text())
     return script
 
@@ -38,7 +38,7 @@ async def test_python(path: Path, tmp_path: Path) -> None:
 
 
 def needs_session(path: Path) -> bool:
-    """Whether a script opens a Session, for which an application has no use."""
+    """Return whether a script opens a Session, for which an application has no use."""
     return any("open" in step for step in read(path)["steps"])
 
 

@@ -20,7 +20,7 @@ from .matching import Json, fill, look_up, matches, mismatches
         (True, True),
     ],
 )
-def test_what_matches(expected: Json, actual: Json) -> None:
+def test_actual_value_matches(expected: Json, actual: Json) -> None:
     assert matches(expected, actual)
 
 
@@ -43,7 +43,7 @@ def test_what_matches(expected: Json, actual: Json) -> None:
         ({"$has": "x"}, None),
     ],
 )
-def test_what_does_not_match(expected: Json, actual: Json) -> None:
+def test_actual_value_does_not_match(expected: Json, actual: Json) -> None:
     assert not matches(expected, actual)
 
 

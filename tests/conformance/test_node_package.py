@@ -1,4 +1,4 @@
-"""The packed Node package, installed in an empty folder elsewhere, as ESM and as CommonJS."""
+"""Tests the packed Node package, installed in an empty folder elsewhere: ESM and CommonJS."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def compiled(packed: Path, kind: str, *sources: Path) -> Path:
 
 
 def run_sample(folder: Path, target: str, engine: str) -> subprocess.CompletedProcess[str]:
-    """One completion through the scheduler."""
+    """Run one completion through the scheduler."""
     return subprocess.run(
         ["node", str(folder / "sample.js"), target, engine, "Once upon a time there was"],
         env={**os.environ, "TENANT": "red"},

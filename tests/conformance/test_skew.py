@@ -36,7 +36,7 @@ OPTIONS = ClientOptions(backoff_min_s=0.01, unavailable_after_s=10)
 async def test_scripts_hold_where_each_side_says_more_than_the_other_knows(
     path: Path, tmp_path: Path
 ) -> None:
-    """Unknown fields in every message of both: a newer client's, and a newer server's."""
+    """Unknown fields are added to every message: of a newer client, and of a newer server."""
     script = read(path)
     with serving(script, tmp_path) as target:
         async with Relay(target, changed("Request", newer), changed("Response", newer)) as relay:
@@ -123,7 +123,7 @@ async def test_an_event_of_a_later_version_costs_only_itself(tmp_path: Path) -> 
             assert session.open_leases == session.open_requests == 0
 
 
-def test_what_the_relay_takes_away_is_in_the_contract() -> None:
+def test_fields_that_the_relay_removes_are_in_the_contract() -> None:
     from schedsvc_client.v1 import pool_pb2
 
     for name, fields in LATEST.items():
@@ -132,7 +132,7 @@ def test_what_the_relay_takes_away_is_in_the_contract() -> None:
         assert known >= set(fields), name
 
 
-def test_what_the_relay_adds_is_unknown_at_every_level() -> None:
+def test_relay_adds_unknown_fields_at_every_level() -> None:
     message = pb.SessionRequest(
         events=[pb.SessionEvent(admit=pb.SessionAdmit(tag=1, request=pb.AdmitRequest(n=2)))]
     )

@@ -22,7 +22,7 @@ POLL_S = 0.02
 
 
 def path_of(method: str) -> str:
-    """The full name of a unary method."""
+    """Return the full name of a unary method."""
     return ELSEWHERE.get(method, SERVICE) + method
 
 
@@ -33,19 +33,19 @@ def message_class(name: str) -> type[Message]:
 
 
 def to_message(name: str, value: dict[str, Any]) -> Message:
-    """A message of the contract out of JSON; a misspelt field raises."""
+    """Make a message of the contract out of JSON; a misspelt field raises."""
     return json_format.ParseDict(value, message_class(name)())
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """A message as JSON, fields with default values included."""
+    """Return a message as JSON, fields with default values included."""
     return json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
 
 
 def error_as_json(error: grpc.aio.AioRpcError) -> dict[str, Any]:
-    """Expectations of a script for a failed call: code, message, fields, whether to retry."""
+    """Return a script's expectations for a failed call: code, message, fields, whether to retry."""
     fields, retry = [], False
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # aio's error serves as a call
     for detail in status.details if status else []:
@@ -57,7 +57,7 @@ def error_as_json(error: grpc.aio.AioRpcError) -> dict[str, Any]:
 
 
 class Stream:
-    """One Session stream: numbers what it sends, and keeps what it receives by kind."""
+    """Holds one Session stream: numbers what it sends, and keeps what it receives by kind."""
 
     kinds = ("verdicts", "leases", "faults", "contests")
 
@@ -80,7 +80,7 @@ class Stream:
         await self._call.write(to_message("SessionRequest", request))
 
     async def take(self, kind: str) -> Any:
-        """The next thing of a kind."""
+        """Return the next thing of a kind."""
         await self._until(lambda: bool(self._queues[kind]), f"none of its {kind}")
         return self._queues[kind].popleft()
 
@@ -89,7 +89,7 @@ class Stream:
         await self._until(lambda: self._acked >= self._sent, f"no ack of seq {self._sent}")
 
     def left(self) -> dict[str, list[Any]]:
-        """Messages that came and were not read."""
+        """Return messages that came and were not read."""
         return {kind: list(queue) for kind, queue in self._queues.items() if queue}
 
     async def close(self) -> None:

@@ -81,7 +81,7 @@ class _Requests:
 
 
 def _count(folder: Path, pools: int, rounds: int, *, names_pool: bool) -> dict[str, list[float]]:
-    """Instructions of one call at each depth, by its name."""
+    """Return the instructions of one call at each depth, by its name."""
     counter = Counter(folder)
     found: dict[str, list[float]] = {call: [] for call in CALLS}
     for depth in DEPTHS:

@@ -1,4 +1,4 @@
-"""The core and its twin, given the same events; any difference fails."""
+"""Gives the core and its twin the same events; any difference fails."""
 
 from collections import Counter
 from typing import Any
@@ -31,7 +31,7 @@ class Differential:
         return index
 
     def classes(self, *names: tuple[bytes, int, int, bool]) -> None:
-        """Priority classes: name, rank, ageing time, whether it is exempt."""
+        """Return priority classes: name, rank, ageing time, whether it is exempt."""
         for given in names:
             assert self.core.set_class(*given) == self.twin.classes.set(*given)
 
@@ -84,7 +84,7 @@ class Differential:
         return got
 
     def poll(self) -> list[core.Decision]:
-        """Everything that is due now, in one poll."""
+        """Poll once for everything that is due now."""
         got = self.core.poll(self.now_ns)
         self.twin.core_says = [(self.seq_of[d.handle], d.outcome) for d in got]
         want = self.twin.poll(self.now_ns)
@@ -115,7 +115,7 @@ class Differential:
             assert self.now_ns < told <= due
 
     def compare(self) -> None:
-        """The books of both, and the core's own proof of them."""
+        """Compare the books of both, and check the core's own proof of them."""
         self.core.check()
         got = core_view(self.core.stats(self.now_ns))
         want = view(self.twin, self.now_ns)
@@ -157,7 +157,7 @@ class Differential:
             assert nexts == {k for k, p in enumerate(pools) if self.twin.head_for(p)[0] is r}
 
     def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
-        """The same leases on all pages of `size`."""
+        """Check that all pages of `size` have the same leases."""
         rows, start, first = [], 0, True
         while start or first:
             more = {"tenant": tenant, "pool": pool, "age_min_ns": age_ns}
@@ -200,7 +200,7 @@ class Differential:
         )  # fmt: skip
 
     def drain(self) -> None:
-        """Nothing new, and time enough for every lease and answer to end: all gauges are 0."""
+        """Let time pass until every lease and answer has ended: all gauges are 0."""
         self.both("drain")
         limits = self.twin.limits
         for wait in ("queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "answer_ttl_ns"):
@@ -217,14 +217,14 @@ class Differential:
 
 
 def flow_key(twin: Twin, flow: int) -> bytes:
-    """Key of a flow's row."""
+    """Return the key of a flow's row."""
     f = twin.flows[flow]
     name = twin.classes.items[f.cls].name if f.cls else b""
     return b"f" + len(name).to_bytes(2, "big") + name + twin.flow_names[f.base]
 
 
 def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
-    """A fresh core that is configured as the twin is by now."""
+    """Return a fresh core that is configured as the twin is by now."""
     new, quotas = core.Scheduler(**given, lease_id_base=twin.lease_next), twin.quotas
     if twin.positions.shared:
         new.set_shared(now_ns)
@@ -290,7 +290,7 @@ def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
 
 
 def difference(got: Any, want: Any) -> str:
-    """The differences of two sections."""
+    """Return the differences of two sections."""
     if isinstance(got, list):
         got, want = dict(enumerate(got)), dict(enumerate(want))
     return "\n".join(

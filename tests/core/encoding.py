@@ -8,7 +8,7 @@ Field = tuple[int, int, int | bytes]  # number, wire type, value
 
 
 def varint(value: int, padding: int = 0) -> bytes:
-    """Base 128, two's complement in 64 bits; `padding` more bytes that say nothing."""
+    """Encode base 128, two's complement in 64 bits; `padding` more bytes that say nothing."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:

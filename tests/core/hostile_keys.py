@@ -43,7 +43,7 @@ def _stream(capacity: int) -> Stream:
 
 
 def _reports(ids: list[int]) -> Prepared:
-    """Leases with these ids, and a message that reports on some of them."""
+    """Make leases with these ids, and a message that reports on some of them."""
     stream = _stream(1 << 30)
     for at in range(0, OPEN, 500):
         stream.send(0, *(replaying(i, f"r{i}") for i in ids[at : at + 500]))
@@ -51,7 +51,7 @@ def _reports(ids: list[int]) -> Prepared:
 
 
 def _cancels(tags: list[int]) -> Prepared:
-    """Requests with these tags, and a message that withdraws some of them."""
+    """Make requests with these tags, and a message that withdraws some of them."""
     stream = _stream(20)
     for at in range(0, OPEN, 500):
         stream.send(0, *(asking(tag, f"r{tag}") for tag in tags[at : at + 500]))

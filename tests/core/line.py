@@ -6,7 +6,7 @@ from .support import SECOND, admit, make
 
 
 class Line:
-    """A pool for two requests at a time, of which one ends every second."""
+    """Runs a pool for two requests at a time, of which one ends every second."""
 
     def __init__(self, *flows: tuple[str, int], **more: int) -> None:
         hour = {"queue_ttl_ns": 3600 * SECOND, "lease_ttl_ns": 3600 * SECOND}

@@ -1,4 +1,4 @@
-"""Random histories in which pools begin and cease to take requests that name none.
+"""Runs random histories in which pools begin and cease to take requests that name none.
 
 Every pool is offered by a stream, and the grants of a principal that may ask decide which of them
 take only requests that name them. As in rest_walk.py a second scheduler gets the same events, and
@@ -21,7 +21,7 @@ STRANGER = 7  # a principal that may ask
 
 
 class _Offering:
-    """A stream that offers pools."""
+    """Offers pools on a stream."""
 
     def __init__(self, scheduler: core.Scheduler, now_ns: int) -> None:
         self.session = scheduler.open_session(0)
@@ -55,7 +55,7 @@ def bar(scheduler: core.Scheduler, now_ns: int, *open_pools: int) -> None:
 
 
 class NamedWalk(RestWalk):
-    """Two schedulers that get the same events, in some of which pools close or open."""
+    """Gives two schedulers the same events, in some of which pools close or open."""
 
     def __init__(self, seed: int, pools: int = 0) -> None:
         self.streams: dict[Any, _Offering] = {}

@@ -1,4 +1,4 @@
-"""Several pools of a core in virtual time, each with its own rate in tokens a second.
+"""Runs several pools of a core in virtual time, each with its own rate in tokens a second.
 
 Requests are of one size. A flow that is backlogged has DEPTH requests queued for a target all the
 time.
@@ -22,7 +22,7 @@ DEPTH = 4 * SLOTS  # so that it never runs out while others end at one moment
 
 
 class PoolWorld:
-    """Pools `p0`, `p1`, … whose engines run SLOTS requests at once."""
+    """Runs pools `p0`, `p1`, … whose engines run SLOTS requests at once."""
 
     def __init__(self, flows: str, rates: list[float], **limits: Any) -> None:
         self.now_ns = 0
@@ -123,7 +123,7 @@ class PoolWorld:
                 return
 
     def rate(self, name: str, begin: int, end: int, pool: int | None = None) -> float:
-        """Tokens a second that a flow was served, in one pool or in all."""
+        """Return the tokens a second that a flow was served, in one pool or in all."""
         total = sum(
             tokens
             for second in range(begin, end)
@@ -133,6 +133,6 @@ class PoolWorld:
         return total / (end - begin)
 
     def longest_wait(self, name: str, pool: int, begin: float, end: float) -> float:
-        """The longest time without a grant in a pool, in seconds."""
+        """Return the longest time without a grant in a pool, in seconds."""
         times = [begin, *(t for t in self.grants[name, pool] if begin < t < end), end]
         return max(b - a for a, b in pairwise(times))

@@ -1,4 +1,4 @@
-"""Random quotas for a pair, small enough to block: tenants, groups, a model. And some audits."""
+"""Draws quotas for a pair, small enough to block: tenants, groups, a model. And some audits."""
 
 import random
 from typing import Any

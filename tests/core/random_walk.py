@@ -1,4 +1,4 @@
-"""A seeded random walk over all events, with an auditor who believes nothing of the core's books.
+"""Walks over all events by a seed, with an auditor who believes nothing of the core's books.
 
 The auditor's rules: a request gets one verdict; a lease that was granted ends once.
 """
@@ -29,12 +29,12 @@ POOLS = ((b"p0", 4096, 16, 0, 0), (b"p1", 2000, 1, 24, 900), (b"p2", 3000, 7, 0,
 
 
 def context_of(capacity: int, block: int, _running: int, model: int) -> int:
-    """How long a sequence can get in a pool."""
+    """Return the longest length that a sequence can have in a pool."""
     return model or capacity // block * block
 
 
 class RandomWalk:
-    """One scheduler, one source of randomness, and what the auditor knows."""
+    """Holds one scheduler, one source of randomness, and what the auditor knows."""
 
     def __init__(
         self, seed: int, policy: str = "vtc", small_pools: int = 0, pools: int = len(POOLS)
@@ -57,7 +57,7 @@ class RandomWalk:
         self.leases: dict[int, core.Decision] = {}  # live as far as the auditor knows
         self.withdrawn: set[int] = set()
         self.handles: set[int] = set()  # ever given out
-        # By handle: the tokens of prompts and of outputs, and the number of sequences.
+        # The tokens of prompts and of outputs, and the number of sequences, by handle.
         self.asked: dict[int, tuple[int, int]] = {}
         self.ids = self.restored = 0
         choices: list[tuple[Callable[[], None], int]] = [
@@ -198,7 +198,7 @@ class RandomWalk:
         assert before or state in (core.LEASE_LIVE, core.LEASE_UNKNOWN)
 
     def drain(self) -> None:
-        """No more events but time."""
+        """Let time pass without other events."""
         self.core.drain(self.now_ns)
         for wait in ("queue_ttl_ns", "lease_ttl_ns", "lease_grace_ns", "answer_ttl_ns"):
             self.now_ns += LIMITS[wait]

@@ -1,4 +1,4 @@
-"""Random histories of full pools, once as they are and once with all pools looked at in each event.
+"""Runs histories of full pools as they are, and with all pools looked at in each event.
 
     python -m tests.core.rest_walk --count 2000 --seed 7
 
@@ -24,7 +24,7 @@ _CLASSES = ((b"low", 5, SECOND, False), (b"high", -5, SECOND, False), (b"probe",
 
 
 class RestWalk:
-    """Two schedulers that get the same events, all drawn from one seed."""
+    """Gives two schedulers the same events, all drawn from one seed."""
 
     def __init__(self, seed: int, pools: int = 0) -> None:
         self.random = rnd = random.Random(seed)

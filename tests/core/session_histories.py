@@ -1,11 +1,11 @@
-"""Random histories of tenants with sessions, beside a plain model of the last level of the tree.
+"""Runs histories of tenants with sessions beside a plain model of the tree's last level.
 
     python -m tests.core.session_histories --count 10000 --seed 7
     python -m tests.core.session_histories --count 10000 --capped
     python -m tests.core.session_histories --count 10000 --killed
 
-Of each tenant the request that is granted is the first of the session with the least counter, ties
-by arrival; requests without a session are one session together. With one pool that holds whether or
+The request of a tenant that is granted is the first of the session with the least counter, ties by
+arrival; requests without a session are one session together. With one pool that holds whether or
 not requests name it: in any interval in which a session waits all the time, no other of its tenant
 is served more than the bound of VTC and the credit more. With a cap each request is granted in the
 end, and every invariant holds. A scheduler that is killed goes on with the counters: all is asked
@@ -30,12 +30,12 @@ ANY = -1
 
 
 class BrokenError(Exception):
-    """A history in which a grant, or what a session was served, is not as promised."""
+    """The grant of a request, or the service of a session, is not as promised."""
 
 
 @dataclass(eq=False)
 class Session:
-    """The model of a session of a tenant; the one without a name is the rest."""
+    """Models a session of a tenant; the one without a name is the rest."""
 
     name: bytes
     vtc: int = 0
@@ -50,7 +50,7 @@ class Session:
 
 @dataclass(eq=False)
 class Tenant:
-    """Sessions of a tenant, and the levels of its lines: a line begins with a session.
+    """Holds sessions of a tenant, and the levels of its lines: a line begins with a session.
 
     With several pools each target has its line, with one pool all targets have one line together.
     """
@@ -68,7 +68,7 @@ class Tenant:
         return not any(session.is_open for session in self.sessions.values())
 
     def waiting(self, line: int) -> list[tuple[int, int, Session]]:
-        """(counter, first arrival, session) of all that wait in a line."""
+        """Return (counter, first arrival, session) of all that wait in a line."""
         found = [
             (session.vtc, min(session.queued[line]), session)
             for session in self.sessions.values()
@@ -100,7 +100,7 @@ class Tenant:
 
 
 class SessionHistory:
-    """One scheduler with some tenants and one pool or several, and the model."""
+    """Runs one scheduler with some tenants and one pool or several, and the model."""
 
     def __init__(
         self, seed: int, pools: int = 1, *, capped: bool = False, killed: bool = False
@@ -120,10 +120,10 @@ class SessionHistory:
             self.tenants.append(Tenant(self.core.set_flow(b"t%d" % n, weight), weight))
         self.names = [b"", *(b"s%d" % k for k in range(self.random.randint(1, 5)))]
         self.now_ns = self.serial = self.granted = 0
-        #: By handle: tenant, session, target, prompt, output, arrival.
+        #: Tenant, session, target, prompt, output, arrival, by handle.
         self.asked: dict[int, tuple[Tenant, Session, int, int, int, int]] = {}
-        #: By lease: tenant, session, target, prompt, output, produced, charged, and what a replay
-        #: says: the most output, what it reserved, its pool.
+        #: Tenant, session, target, prompt, output, produced, charged, and what a replay says (most
+        #: output, reservation, pool), by lease.
         self.live: dict[int, list] = {}  # type: ignore[type-arg]
         self.since: dict[tuple[int, int, int], dict[int, int]] = {}
         self.served: Counter[int] = Counter()
@@ -227,7 +227,7 @@ class SessionHistory:
         self.asked[handle] = tenant, session, target, prompt, output, self.serial
 
     def _line(self, target: int) -> int:
-        """In which line of its tenant a request waits."""
+        """Return the line of its tenant in which a request waits."""
         return ANY if len(self.pools) == 1 else target
 
     def _cancel(self, handle: int) -> None:

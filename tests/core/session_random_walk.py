@@ -1,4 +1,4 @@
-"""Shims at random: they ask, run, lose their streams, reconnect and replay their leases.
+"""Runs shims at random: they ask, run, lose their streams, reconnect and replay their leases.
 
 The auditor's rules: every tag gets one verdict or one fault, unless its stream ended or its request
 went to another stream; a lease is granted once, and ends once.
@@ -37,7 +37,7 @@ LIMITS = {
 
 
 class Shim:
-    """One shim process: its stream, its tags without verdict, its leases."""
+    """Holds one shim process: its stream, its tags without verdict, its leases."""
 
     def __init__(self, walk: "SessionRandomWalk", principal: int) -> None:
         self.walk, self.principal = walk, principal
@@ -116,7 +116,7 @@ class Shim:
 
 
 class SessionRandomWalk:
-    """Three shims of two principals before one scheduler."""
+    """Runs three shims of two principals before one scheduler."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -152,7 +152,7 @@ class SessionRandomWalk:
                 next(s for s in self.shims if s.stream.session.owner == owner).listen()
 
     def settle(self) -> None:
-        """All shims go on until nothing is open; then the streams end."""
+        """Let all shims go on until nothing is open; then end the streams."""
         for _ in range(40):
             for shim in self.shims:
                 while shim.leases:

@@ -1,4 +1,4 @@
-"""A shim's end of a Session stream, without the stream."""
+"""Plays a shim's end of a Session stream, without the stream."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ class Stream:
             self.send(0, HELLO)
 
     def push(self, now_ns: int, *events: pb.SessionEvent) -> None:
-        """One message, and the poll that follows it."""
+        """Send one message, and poll."""
         self.seq += 1
         message = pb.SessionRequest(seq=self.seq, events=events)
         now_ns = max(now_ns, 0)
@@ -71,7 +71,7 @@ class Stream:
         self.core.poll(now_ns)
 
     def pull(self, now_ns: int) -> pb.SessionResponse:
-        """All that waits for the shim, as one message; each part parses and is canonical."""
+        """Return all that waits for the shim, as one message; each part parses and is canonical."""
         whole = pb.SessionResponse()
         while (data := self.session.take(now_ns)) is not None:
             part = pb.SessionResponse.FromString(data)
@@ -92,16 +92,16 @@ class Stream:
 
 
 def fates(response: pb.SessionResponse) -> list[tuple[int, int]]:
-    """(tag, outcome) of each verdict."""
+    """Return (tag, outcome) of each verdict."""
     return [(v.tag, v.response.outcome) for v in response.verdicts]
 
 
 def notices(response: pb.SessionResponse) -> list[tuple[int, int]]:
-    """(lease, state) of each notice."""
+    """Return (lease, state) of each notice."""
     return [(n.lease_id, n.state) for n in response.leases]
 
 
 def faults(response: pb.SessionResponse) -> list[tuple[int, int, str]]:
-    """(tag, code, field) of each fault."""
+    """Return (tag, code, field) of each fault."""
     assert all(f.description for f in response.faults)
     return [(f.tag, f.code, f.field) for f in response.faults]

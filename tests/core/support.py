@@ -1,4 +1,4 @@
-"""Short ways to a scheduler, a grant and a number out of the books."""
+"""Makes a scheduler, a grant and a number out of the books in a few words."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -20,7 +20,7 @@ def make(
     policy: str = "vtc",
     **limits: Any,
 ) -> core.Scheduler:
-    """A scheduler with one pool `p` at epoch 1 and these flows; without any, `f` of weight 1."""
+    """Return a scheduler with one pool `p` at epoch 1 and these flows; default: `f` of weight 1."""
     still = {"headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0}
     given: dict[str, Any] = {"ledger": "sum", "dispatch": "strict"} | still | limits
     scheduler = core.Scheduler(policy=policy, **given)
@@ -61,7 +61,7 @@ def grant(
 def admit_message(
     request_id: str, prompts: Iterable[int] = (10,), **fields: Any
 ) -> pb.AdmitRequest:
-    """An AdmitRequest of tenant `f` for 10 output tokens, where `fields` says nothing else."""
+    """Return an AdmitRequest of tenant `f` for 10 output tokens, unless `fields` overrides them."""
     given: dict[str, Any] = {"tenant": "f", "max_output_tokens": 10} | fields
     return pb.AdmitRequest(request_id=request_id, input_tokens=prompts, **given)
 
@@ -86,7 +86,7 @@ def vtc(scheduler: core.Scheduler, now_ns: int, flow: int = 0) -> int:
 
 
 def gauges(scheduler: core.Scheduler, now_ns: int) -> dict[str, int]:
-    """Everything that is 0 in a drained scheduler."""
+    """Return everything that is 0 in a drained scheduler."""
     stats = scheduler.stats(now_ns)
     found = {k: stats["totals"][k] for k in ("queued", "live_leases", "promised_tokens")}
     for rows, kind in ((stats["pools"], "pool"), (stats["flows"], "flow")):

@@ -1,4 +1,4 @@
-"""LoRA adapters: bounded numbers for names, for as long as a request uses them."""
+"""Tests LoRA adapters: bounded numbers for names, for as long as a request uses them."""
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -9,7 +9,7 @@ from .stream import Stream, replaying
 from .support import SECOND, admit, admit_message, grant, is_drained, make
 
 
-def test_only_so_many_are_in_use_at_once() -> None:
+def test_adapters_in_use_at_once_are_limited() -> None:
     s = make(adapters_max=2)
     runs = grant(s, 0, "runs", adapter=b"a")
     queued = admit(s, 0, "queued", 990, 10, adapter=b"b")

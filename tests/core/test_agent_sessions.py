@@ -1,4 +1,4 @@
-"""Sessions of agents: the last level of the tree of shares, and the cap on what they hold."""
+"""Tests sessions of agents: the last level of the tree, and the cap on what they hold."""
 
 import random
 from collections import Counter
@@ -17,7 +17,7 @@ ACTIVE = 60 * SECOND
 
 
 def one_by_one(**options: Any) -> core.Scheduler:
-    """A scheduler that runs one request at a time, each of 10 and 10 tokens."""
+    """Return a scheduler that runs one request at a time, each of 10 and 10 tokens."""
     return make(capacity=20, credit_max_micro=0, **options)
 
 
@@ -26,7 +26,7 @@ def turn(s: core.Scheduler, now_ns: int, request_id: str, session: str, **more: 
 
 
 def serve(s: core.Scheduler, now_ns: int, names: dict[int, str], count: int) -> list[str]:
-    """Sessions in the order in which their requests are granted, one after the other."""
+    """Return sessions in the order of their requests' grants, one after the other."""
     found: list[str] = []
     while len(found) < count:
         (d,) = s.poll(now_ns)
@@ -44,13 +44,13 @@ def capped(most: int, **options: Any) -> core.Scheduler:
 
 
 def run_turn(s: core.Scheduler, now_ns: int, name: str, serial: int, flow: int = 0) -> None:
-    """A whole turn of 60 and 40 tokens, which is granted at once."""
+    """Run a whole turn of 60 and 40 tokens, which is granted at once."""
     d = grant(s, now_ns, f"{name}-{serial}", 60, 40, flow, session=name.encode())
     s.complete(now_ns, d.lease_id, 1, input_tokens=60, output_tokens=40)
 
 
 class SessionWalk(RandomWalk):
-    """A random walk whose requests name sessions, in pools with a cap that changes."""
+    """Walks at random with requests that name sessions, in pools with a cap that changes."""
 
     capped = 0
 
@@ -101,7 +101,7 @@ def test_requests_without_a_session_are_together_one_of_them() -> None:
 
 
 def test_without_sessions_nothing_changes() -> None:
-    """The same requests decide alike, with a session in one of the tenants or in none."""
+    """The decisions are the same with a session in one of the tenants or in none."""
     digests = []
     for session in (b"", b"only"):
         s = make(("a", 1000), ("b", 2000), capacity=50)
@@ -182,7 +182,7 @@ def test_with_several_pools_a_session_of_a_slow_one_holds_back_none_of_a_quick_o
 
 
 def test_a_withdrawn_request_may_make_another_session_the_next() -> None:
-    """By deadline: what was withdrawn arrived last, the next one of its session first of all."""
+    """The withdrawn request is the last to arrive, the next of its session is the first."""
     s = one_by_one(flow_order="deadline")
     names = {turn(s, 0, "a1", "a"): "a", turn(s, 0, "b1", "b"): "b"}
     urgent = turn(s, 0, "a2", "a", queue_ttl_ns=5 * SECOND)
@@ -193,7 +193,7 @@ def test_a_withdrawn_request_may_make_another_session_the_next() -> None:
     assert [names[d.handle] for d in granted] == ["a"]
 
 
-def test_of_a_tenants_sessions_so_many_have_a_counter() -> None:
+def test_sessions_of_a_tenant_with_a_counter_are_limited() -> None:
     s = make(capacity=10_000_000, flow_queue_max=10_000)
     for k in range(1_100):
         turn(s, 0, f"r{k}", f"s{k}")
@@ -330,7 +330,7 @@ def test_the_tenant_that_holds_least_begins_first() -> None:
 
 
 def test_each_pool_says_that_sessions_wait_for_its_cap() -> None:
-    """A pool that was not looked at when a session began to wait said that nothing waits."""
+    """A pool that was not looked at since a session began to wait has to show the wait."""
     s = capped(150)
     s.set_pool(0, b"q", 1, 10_000, 1)
     turn(s, 0, "r0", "s0", prompt=60, output=40, pool=1)
@@ -405,7 +405,7 @@ SESSIONS = 3
 
 
 def organisations(s: core.Scheduler) -> dict[int, str]:
-    """Organisations 1:2:4 with these numbers of users; each user's flow, and its organisation."""
+    """Make organisations 1:2:4 of so many users; return each user's flow, and its organisation."""
     flows = {}
     for k, (org, count) in enumerate(USERS.items()):
         group = s.set_quota(0, b"group:" + org.encode(), -1, weight_milli=1000 << k)
@@ -419,7 +419,7 @@ def organisations(s: core.Scheduler) -> dict[int, str]:
 @pytest.mark.parametrize("each", [60, pytest.param(1_000, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_organisations_users_and_their_sessions_share_alike(each: int) -> None:
-    """`each`: requests that every user is granted at least."""
+    """`each` is the number of requests that every user is granted at least."""
     s = one_by_one()
     flows = organisations(s)
     asked: dict[int, tuple[int, int]] = {}

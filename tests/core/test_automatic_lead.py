@@ -1,4 +1,4 @@
-"""How far service elsewhere keeps a flow back in a pool under `lead_max: auto`."""
+"""Tests how far service elsewhere keeps a flow back in a pool under `lead_max: auto`."""
 
 import pytest
 

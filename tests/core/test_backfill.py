@@ -1,4 +1,4 @@
-"""Which requests may pass a head that does not fit: the lead, its start, light flows, classes."""
+"""Tests which requests may pass a head that does not fit: lead, start, light flows, classes."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ FLOWS = (("big", 1000), ("a", 1000), ("b", 1000))
 
 
 def backfilling(capacity: int, **more: Any) -> core.Scheduler:
-    """`bypass_max`: 0, so that no flow passes because it is light."""
+    """Set `bypass_max` to 0, so that no flow passes because it is light."""
     given = {"ledger": "peak", "dispatch": "backfill", "bypass_max": 0}
     return make(*FLOWS, capacity=capacity, **(given | more))
 
 
 def blocked(s: core.Scheduler) -> int:
-    """One lease of 60 with 50 to come, and a head that needs 195 of 200: it starts when that
+    """Grant one lease of 60 with 50 to come, and queue a head of 195 of 200: it starts when that
     ends, and 5 are spare then."""
     grant(s, 0, "runs", 10, 50, flow=1, reports_progress=True)
     handle = admit(s, 0, "head", 190, 5, flow=0, reports_progress=True)
@@ -26,21 +26,21 @@ def blocked(s: core.Scheduler) -> int:
     return handle
 
 
-def test_what_ends_before_the_head_starts_goes_first() -> None:
+def test_request_that_ends_before_the_heads_start_passes() -> None:
     s = backfilling(200)
     blocked(s)
     admit(s, 0, "brief", 39, 1, flow=2, reports_progress=True)  # gone after one token
     assert outcomes(s.poll(0)) == [core.GRANTED]
 
 
-def test_what_fits_beside_the_head_goes_first_however_long() -> None:
+def test_request_that_fits_beside_the_head_passes() -> None:
     s = backfilling(200)
     blocked(s)
     admit(s, 0, "long", 1, 4, flow=2)  # reports nothing: it may hold its 5 for ever
     assert outcomes(s.poll(0)) == [core.GRANTED]
 
 
-def test_what_would_move_the_heads_start_waits() -> None:
+def test_request_that_would_delay_the_heads_start_waits() -> None:
     s = backfilling(200)
     blocked(s)
     admit(s, 0, "longer", 1, 5, flow=2)
@@ -71,7 +71,7 @@ def test_strict_order_lets_no_request_pass() -> None:
 
 
 def pass_often(s: core.Scheduler, step_ns: int, times: int, output: int = 1) -> int:
-    """How many requests of others pass the head, each admitted when the one before has ended."""
+    """Return how many others pass the head, each admitted when the one before has ended."""
     passed = 0
     for i in range(times):
         now_ns = i * step_ns
@@ -107,7 +107,7 @@ def test_light_flow_that_moves_the_start_passes_so_often_at_most() -> None:
     assert pass_often(s, 1, 20, output=56) == 3
 
 
-def test_light_flow_that_moves_the_start_passes_for_so_long_at_most() -> None:
+def test_light_flow_that_delays_the_start_passes_for_a_time() -> None:
     s = backfilling(200, bypass_max=1_000, bypass_ns=3 * SECOND)
     blocked(s)
     assert pass_often(s, SECOND, 12, output=56) == 3
@@ -155,8 +155,8 @@ def test_groups_are_compared_where_they_are_siblings() -> None:
     assert s.poll(0) == []
 
 
-def test_what_passes_is_held_to_the_lead_over_the_next_of_its_own_group_too() -> None:
-    # Of group two the next one waits as well, whose weight is 4: a lead of 187 / 4 is allowed.
+def test_lead_over_the_next_of_the_own_group_is_bounded_too() -> None:
+    # The next one of group two waits as well, whose weight is 4: a lead of 187 / 4 is allowed.
     s = backfilling(200)
     s.set_flow(b"a", 4000)
     one, two = (s.set_quota(0, b"group:" + name, -1, weight_milli=1000) for name in (b"1", b"2"))

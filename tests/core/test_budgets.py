@@ -1,4 +1,4 @@
-"""Budgets: tokens of a calendar day and month, whose periods the driver reports."""
+"""Tests budgets: tokens of a calendar day and month, whose periods the driver reports."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ DAY, MONTH = 0, 1
 
 
 def limited(day: int = 100, month: int = 0, **more: Any) -> core.Scheduler:
-    """Tenant f with a budget, in the period 1 that ends after an hour."""
+    """Return tenant f with a budget, in the period 1 that ends after an hour."""
     s = make(lease_ttl_ns=48 * HOUR)
     s.set_flow_quota(0, 0, day_tokens=day, month_tokens=month, **more)
     for which, tokens in ((DAY, day), (MONTH, month)):
@@ -26,14 +26,14 @@ def limited(day: int = 100, month: int = 0, **more: Any) -> core.Scheduler:
 
 
 def use(s: core.Scheduler, now_ns: int, request_id: str, output: int = 10) -> None:
-    """Ten tokens of input, and some of output that were promised."""
+    """Use ten tokens of input, and some of output that were promised."""
     lease = grant(s, now_ns, request_id, 10, output).lease_id
     s.complete(now_ns, lease, 1, core.COMPLETED, 10, 0, output)
     s.check()
 
 
 def left(s: core.Scheduler, kind: int) -> int | None:
-    """The rest of the limits of this kind."""
+    """Return the rest of the limits of this kind."""
     rows = s.flow_stats(0, 0)["quotas"]
     return next((row["remaining"] for row in rows if row["kind"] == kind), None)
 
@@ -167,7 +167,7 @@ def test_an_unknown_budget_is_refused(name: bytes, which: int) -> None:
         limited().set_budget_period(0, name, which, 1, HOUR)
 
 
-def test_what_other_members_spent_counts() -> None:
+def test_spending_of_other_members_counts() -> None:
     s = limited(day=100)
     use(s, 0, "a")
     assert s.budget_spent(b"tenant:f", DAY) == 20

@@ -34,7 +34,7 @@ def leave(s: core.Scheduler, now_ns: int, prompt: int, after_ns: int) -> int:
     return ended.input_tokens
 
 
-def test_who_leaves_pays_the_time_at_the_rate_of_prefills() -> None:
+def test_leaver_pays_the_time_at_the_rate_of_prefills() -> None:
     s = make()
     now_ns = prefill(s, 0, 100, SECOND)
     assert leave(s, now_ns, 900, 300 * MS) == 31
@@ -51,7 +51,7 @@ def test_while_no_prefill_was_seen_it_is_the_whole_prompt() -> None:
     assert leave(s, 2 * SECOND, 900, SECOND // 10) == 11
 
 
-def test_who_leaves_50_ms_after_the_grant_pays_no_more_than_a_tenth_of_a_second() -> None:
+def test_leaver_50_ms_after_the_grant_pays_a_tenth_at_most() -> None:
     s = make(capacity=10_000)
     now_ns = prefill(s, 0, 3_000, 3_000 * SECOND // 4_000)  # 4,000 tokens a second
     assert 200 <= leave(s, now_ns, 3_000, 50 * MS) <= 400
@@ -118,7 +118,7 @@ def test_over_a_stream_an_absent_total_is_no_count() -> None:
     ]
 
 
-def test_of_a_lease_that_another_process_granted_the_time_is_not_known() -> None:
+def test_time_of_a_lease_of_another_process_is_not_known() -> None:
     s = keeping()
     stream = Stream(s)
     prefill(s, 0, 100, SECOND)

@@ -1,4 +1,4 @@
-"""Random histories of clients that leave early, before a model of an engine with a constant pace.
+"""Runs histories of clients that leave early, with a model engine of a constant pace.
 
 Whatever they do, each is charged at least what the engine computed for it, less one interval
 between two reports, and at most its prompt.
@@ -25,7 +25,7 @@ HONEST, LEAVER = 0, 1
 
 @dataclass
 class Run:
-    """One request in the engine."""
+    """Holds one request in the engine."""
 
     flow: int
     prompt: int
@@ -36,7 +36,7 @@ class Run:
 
 
 class World:
-    """Tenants that ask again at once, and an engine that computes prompts one after the other."""
+    """Holds tenants that ask again at once, and an engine that computes prompts in turn."""
 
     def __init__(self, seed: int, **limits: int) -> None:
         self.random = Random(seed)
@@ -119,7 +119,7 @@ def test_the_charge_is_between_what_was_computed_and_the_prompt(seed: int) -> No
 
 
 @pytest.mark.parametrize("connections", [10, 30])
-def test_who_leaves_before_the_first_token_gets_no_more_than_its_share(connections: int) -> None:
+def test_leaver_before_the_first_token_gets_only_its_share(connections: int) -> None:
     world = World(SEED)
     for _ in range(connections):
         world.ask(LEAVER, 3_000, lambda _: 700_000_000)

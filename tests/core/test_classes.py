@@ -1,4 +1,4 @@
-"""Priority classes: strict order, ageing, and an exempt class that nothing configured locks out."""
+"""Tests priority classes: strict order, ageing, and an exempt class that is never locked out."""
 
 import random
 from itertools import pairwise
@@ -17,8 +17,8 @@ AGEING = 2 * SECOND
 
 
 def classed(*flows: tuple[str, int], **more: Any) -> core.Scheduler:
-    """A scheduler with classes around the default one, which all tenants may name; tenant 0 may
-    name the exempt one, too."""
+    """Return a scheduler with classes around the default one, which all tenants may name; tenant 0
+    may name the exempt one, too."""
     s = make(*flows, **more)
     high, low = s.set_class(HIGH, -5), s.set_class(LOW, 5, AGEING)
     probe = s.set_class(PROBE, 0, SECOND, True)
@@ -131,7 +131,7 @@ def test_counters_of_a_class_are_lifted_among_themselves() -> None:
 
 @pytest.mark.parametrize("seed", fresh(4))
 def test_a_class_that_waits_is_served_within_its_ageing_time(seed: int) -> None:
-    """Endless better work: the class gets its turn, and takes no more than that."""
+    """Endless better work is queued: the class gets its turn, and takes no more than that."""
     rnd = random.Random(seed)
     step_ns = (SECOND // 20, SECOND // 2, SECOND, 3 * SECOND)[seed % 4]
     s = classed(("a", 1000), ("b", 3000), capacity=20, queue_ttl_ns=1 << 50, ledger="peak",
@@ -172,7 +172,7 @@ def test_ageing_brings_forward_the_class_that_has_been_due_longest() -> None:
     assert served(s, 5, 9 * SECOND) == [2, 1, 3, 1, 1]
 
 
-def test_what_is_brought_forward_is_as_urgent_to_the_engine_as_what_it_passed() -> None:
+def test_aged_request_is_as_urgent_to_the_engine_as_others() -> None:
     s = classed(capacity=20)
     ask(s, "low", LOW)
     ask(s, "high", HIGH)

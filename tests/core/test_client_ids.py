@@ -1,4 +1,4 @@
-"""Requests are found by the ids that their clients chose, which need not be unique."""
+"""Tests that requests are found by the ids that their clients chose, unique or not."""
 
 from __future__ import annotations
 

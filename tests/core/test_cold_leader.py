@@ -1,4 +1,4 @@
-"""A leader that knows nothing of the leases of the one before: it trusts holders, within bounds."""
+"""Tests a leader that knows nothing of earlier leases: it trusts holders, within bounds."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ UNKNOWN = pb.LEASE_STATE_UNKNOWN
 
 
 def leader(*, cold: bool = True, **options: Any) -> core.Scheduler:
-    """One pool of the configuration, for 100 tokens, and two callers."""
+    """Return one pool of the configuration, for 100 tokens, and two callers."""
     given: dict[str, Any] = {
         "lease_ttl_ns": 10 * SECOND, "lease_grace_ns": 20 * SECOND, "headroom_ppm": 0,
         "headroom_min_ppm": 0, "headroom_max_ppm": 0, "queue_ttl_ns": 10 * WINDOW,

@@ -1,4 +1,4 @@
-"""Bounded credit: where an idle or light flow begins, and levels over a restart."""
+"""Tests bounded credit: where an idle or light flow begins, and levels over a restart."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Early refusal by hand: who cannot meet a deadline; how that earns its trust, and loses it."""
+"""Tests early refusal by hand: deadlines that cannot be met; how trust is earned and lost."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ PROMPT = 100
 
 
 class Engine:
-    """A core that knows how long prefills take on its engine, and does not wait."""
+    """Knows how long prefills take on its engine, and does not wait."""
 
     def __init__(self, enough: int = 3, *, whole_answer: bool = False, **more: Any) -> None:
         given: dict[str, Any] = {"early_refusal": 1, "refusal_samples_min": enough} | more
@@ -79,7 +79,7 @@ def test_whole_answers_teach_what_all_others_teach() -> None:
     assert stats["digest"]
 
 
-def test_what_can_be_met_is_let_in() -> None:
+def test_deadline_that_can_be_met_is_let_in() -> None:
     engine = Engine(enough=0)
     assert engine.is_let_in(deadline_ns=2 * SECOND)
     assert engine.probes() == (0, 0)
@@ -153,7 +153,7 @@ def test_an_unsettled_wait_refuses_none() -> None:
 
 
 def turn_comes_late(**more: Any) -> tuple[Engine, int]:
-    """A request whose turn comes half a second before its deadline."""
+    """Queue a request whose turn comes half a second before its deadline."""
     engine = Engine(**more)
     blocking = grant(engine.s, engine.now_ns, "blocks", 10, 9_980)
     handle = engine.ask(10 * SECOND)

@@ -71,7 +71,7 @@ def test_the_wire_has_milliseconds_and_a_cap() -> None:
         assert core.EVICTED_TTL in outcomes(s.poll(waits))
 
 
-def test_work_of_one_poll_is_bounded_and_it_asks_to_come_back() -> None:
+def test_work_of_one_poll_is_bounded_and_it_asks_for_another() -> None:
     work_max = 10
     s = make(capacity=20, work_max=work_max, lease_ttl_ns=1 << 50)
     grant(s, 0, "runs")

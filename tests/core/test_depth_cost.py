@@ -1,4 +1,4 @@
-"""A tree of shares costs each call at most half as much again as no groups, or little more."""
+"""Tests that a tree of shares costs each call at most 1.5 times as much as no groups."""
 
 import json
 import shutil

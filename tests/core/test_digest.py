@@ -1,4 +1,4 @@
-"""Same inputs, same decisions: two runs, and a second run in the same object (invariant 15, 4)."""
+"""Tests that inputs decide: two runs, and a second in the same object (invariant 15, 4)."""
 
 import random
 
@@ -12,7 +12,7 @@ FLOWS = [(f"f{i}", (500, 1000, 3000)[i % 3]) for i in range(7)]
 
 
 def run(s: core.Scheduler, start_ns: int, seed: int) -> tuple[int, list[tuple[object, ...]]]:
-    """A busy minute from `start_ns` on, until nothing is left: its digest and its decisions."""
+    """Run a busy minute from `start_ns` until nothing is left; return digest and decisions."""
     rnd = random.Random(seed)
     now_ns, log = start_ns, list[tuple[object, ...]]()
     flow_of: dict[int, int] = {}
@@ -86,7 +86,7 @@ def test_a_second_run_in_the_same_object_is_decided_like_the_first(policy: str) 
     assert run(s, 3 * 10**15, seed=1) == first  # also after another one
 
 
-def test_what_is_learned_matters_without_the_reset() -> None:
+def test_learned_lengths_matter_without_the_reset() -> None:
     s = fresh("vtc")
     first = run(s, 0, seed=1)
     assert run(s, 10**15, seed=1) != first

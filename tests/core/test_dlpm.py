@@ -1,4 +1,4 @@
-"""DLPM: fair by quanta, the longest match first within one (arXiv 2501.14312)."""
+"""Tests DLPM: fair by quanta, the longest match first within one (arXiv 2501.14312)."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ def dlpm(*flows: tuple[str, int], quantum: int = 100, **more: Any) -> core.Sched
 
 
 def order(s: core.Scheduler, now_ns: int, handles: dict[int, str]) -> list[str]:
-    """The order of grants while each in turn runs alone, and ends at once with one token."""
+    """Return the order of grants while each in turn runs alone, and ends at once with one token."""
     found = []
     while decisions := s.poll(now_ns):
         for d in decisions:
@@ -61,7 +61,7 @@ def test_ties_go_by_arrival() -> None:
     assert order(s, 0, handles) == ["first", "second", "third"]
 
 
-def test_who_has_used_up_its_quantum_waits_for_all_others() -> None:
+def test_flow_without_quantum_waits_for_all_others() -> None:
     s = dlpm(*FLOWS, quantum=100, max_running=1)
     d = grant(s, 0, "spends", 90, 10, 0, prefix_block_hashes=MINE)
     handles = ask(s, (0, "matches", 10, MINE), (1, "has some left", 10, YOURS))
@@ -81,7 +81,7 @@ def test_a_quantum_of_the_least_size_is_vtc() -> None:
     assert run("dlpm", quantum_tokens=1) == run("vtc") != run("dlpm", quantum_tokens=10**6)
 
 
-def test_what_was_foretold_as_cached_is_charged_so_and_settled_at_the_end() -> None:
+def test_cached_forecast_is_charged_and_settled_at_the_end() -> None:
     s = dlpm(("a", 1000), cached_price_ppm=100_000)
     first = grant(s, 0, "a", 40, 10, prefix_block_hashes=MINE, reports_progress=True)
     assert vtc(s, 0, 0) == 40 * INPUT
@@ -113,9 +113,9 @@ def test_it_changes_while_everything_runs() -> None:
 
 
 def served(policy: str, seed: int, steps: int, **more: Any) -> tuple[float, float, float]:
-    """Flows that always wait, each with prompts of its own beginning, in front of an engine whose
-    cache holds few of them: the widest difference of their service, the bound that Stats shows,
-    and the part of the input that was cached."""
+    """Serve flows that always wait, each with prompts of its own beginning, at an engine whose
+    cache holds few of them: return the widest difference of their service, the bound that Stats
+    shows, and the part of the input that was cached."""
     rnd = random.Random(seed)
     capacity, count = 400, 6
     flows = [(f"f{i}", 1000) for i in range(count)]
@@ -173,7 +173,7 @@ def served(policy: str, seed: int, steps: int, **more: Any) -> tuple[float, floa
 @pytest.mark.parametrize("seed", fresh(3))
 @pytest.mark.parametrize("quantum", [100, 1_000, 5_000])
 def test_service_of_backlogged_flows_stays_within_the_bound(quantum: int, seed: int) -> None:
-    """2 * (U + Q), with U = max(wp * L_input, wq * M)."""
+    """The bound is 2 * (U + Q), with U = max(wp * L_input, wq * M)."""
     widest, shown, _ = served("dlpm", seed, 1_200, quantum_tokens=quantum, credit_max_micro=0)
     bound = 2 * (max(INPUT * 80, OUTPUT * 400) + quantum * INPUT)
     assert shown == bound

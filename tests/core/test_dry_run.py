@@ -74,7 +74,7 @@ def test_audit_of_one_tenant_leaves_the_others_enforced() -> None:
     s.check()
 
 
-def test_what_is_queued_is_granted_when_audit_begins_and_no_more_when_it_ends() -> None:
+def test_queued_requests_are_granted_only_while_audit_lasts() -> None:
     s = make(capacity=20)
     for i in range(4):
         admit(s, 0, f"r{i}")
@@ -123,7 +123,7 @@ def test_unknown_tenants_that_would_be_refused_are_counted() -> None:
 
 
 def test_more_than_a_poll_may_do_is_granted_in_audit_by_the_next_ones() -> None:
-    """Also what no pool can hold: the line, which would evict it, has to wait."""
+    """A request too large for all pools is granted too: the line would evict it, but waits."""
     s = auditing(capacity=100, max_model=50, work_max=2)
     handles = [admit(s, 0, f"r{k}", 40, 40) for k in range(5)]
     told = s.poll(0)
@@ -135,7 +135,7 @@ def test_more_than_a_poll_may_do_is_granted_in_audit_by_the_next_ones() -> None:
     s.check()
 
 
-def test_what_is_overdue_is_not_granted_in_audit() -> None:
+def test_overdue_request_is_not_granted_in_audit() -> None:
     """More than the timers of one poll may evict, when the flow is put in audit."""
     s = make(capacity=20, lease_ttl_ns=1 << 50, work_max=2)
     grant(s, 0, "runs", 10, 10)

@@ -15,7 +15,7 @@ MINUTE = 60 * SECOND
 
 
 def one_at_a_time(*flows: tuple[str, int], **more: Any) -> core.Scheduler:
-    """A pool for one request of 20 tokens, in which one runs until it is completed."""
+    """Return a pool for one request of 20 tokens, in which one runs until it is completed."""
     given = {"capacity": 20, "lease_ttl_ns": MINUTE, "queue_ttl_ns": MINUTE}
     s = make(*flows, **given | {"flow_order": "deadline"} | more)
     grant(s, 0, "runs", tag=99)
@@ -23,7 +23,7 @@ def one_at_a_time(*flows: tuple[str, int], **more: Any) -> core.Scheduler:
 
 
 def served(s: core.Scheduler, now_ns: int = 0) -> list[int]:
-    """Tags of all that waits, in the order in which they are granted, one after the other."""
+    """Return tags of all that waits, in the order of their grants, one after the other."""
     tags = []
     while leases := s.stats(now_ns)["totals"]["live_leases"]:
         assert leases == 1
@@ -41,7 +41,7 @@ def test_the_earliest_deadline_is_first_and_none_is_last() -> None:
     assert served(s) == [6, 3, 5, 2, 1, 4]
 
 
-def test_by_arrival_deadlines_only_end_the_wait() -> None:
+def test_deadlines_only_end_the_wait_in_order_of_arrival() -> None:
     s = one_at_a_time(flow_order="arrival")
     for tag, deadline in enumerate((0, 9, 3, 0, 6)):
         admit(s, 0, f"r{tag}", tag=tag, deadline_ns=deadline * SECOND)
@@ -291,7 +291,7 @@ def test_urgent_newcomers_do_not_hide_that_a_pool_is_overloaded() -> None:
     s.check()
 
 
-def test_the_wait_of_an_urgent_request_is_foretold_shorter() -> None:
+def test_forecast_of_an_urgent_requests_wait_is_shorter() -> None:
     told = {}
     for order in ("arrival", "deadline"):
         s = one_at_a_time(flow_order=order, flow_queue_max=100)

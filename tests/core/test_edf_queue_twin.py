@@ -1,4 +1,4 @@
-"""Deadlines inside a flow where quotas and shares bind: the core beside its twin."""
+"""Tests deadlines in a flow under quotas and shares: the core beside its twin."""
 
 import random
 from collections import Counter
@@ -12,7 +12,7 @@ CLASSES = ((b"low", 5, 2 * SECOND, False),)
 
 
 class Crowd:
-    """Few flows that ask for much, in two classes, with limits that are hardly ever enough."""
+    """Runs few flows that ask for much, in two classes, with limits that are hardly ever enough."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

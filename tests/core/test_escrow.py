@@ -1,4 +1,4 @@
-"""Chunks of quotas' buckets that the store of a cluster keeps, as events of the core."""
+"""Tests chunks of quotas' buckets that a cluster's store keeps, as events of the core."""
 
 import random
 from typing import Any
@@ -37,7 +37,7 @@ def escrowed(requests: int = 10, **limits: Any) -> core.Scheduler:
 
 
 def tags(s: core.Scheduler, now_ns: int) -> list[int]:
-    """The tags of what is granted now."""
+    """Return the tags of what is granted now."""
     return [d.tag for d in s.poll(now_ns) if d.outcome == core.GRANTED]
 
 
@@ -124,17 +124,17 @@ def test_the_retry_time_is_what_the_store_says() -> None:
 
 
 def remaining(s: core.Scheduler, now_ns: int) -> dict[str, Any]:
-    """The rest of each limit, as Stats says."""
+    """Return the rest of each limit, as Stats shows it."""
     [flow] = s.stats(now_ns)["flows"]
     return {row["kind"]: row["remaining"] for row in flow["quotas"]}
 
 
-def test_a_quota_that_nobody_used_is_left_whole() -> None:
+def test_an_unused_quota_is_left_whole() -> None:
     s = escrowed(requests=3, total_tokens=1_000)
     assert set(remaining(s, 0).values()) == {3, 1_000}
 
 
-def test_what_is_left_is_what_could_be_taken() -> None:
+def test_remaining_quota_is_the_part_that_could_be_used() -> None:
     s = escrowed(requests=6)
     key = key_of(s)
     admit(s, 0, "r", 10, 5)
@@ -162,7 +162,7 @@ def test_a_refusing_tenant_waits_for_the_store_only() -> None:
     s.check()
 
 
-def test_what_is_taken_without_a_chunk_is_owed() -> None:
+def test_use_without_a_chunk_is_owed() -> None:
     s = escrowed()
     key = key_of(s)
     s.set_flow_mode(0, 0, True)
@@ -267,7 +267,7 @@ def test_grants_are_part_of_the_digest() -> None:
 
 
 @pytest.mark.parametrize("seed", fresh(6))
-def test_what_is_granted_is_what_is_spent_and_held(seed: int) -> None:
+def test_granted_quota_equals_spent_plus_held(seed: int) -> None:
     """Random requests, chunks, returns and ends against the sum."""
     rng = random.Random(seed)
     s = escrowed(requests=50)

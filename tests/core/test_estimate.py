@@ -1,4 +1,4 @@
-"""How long a request will wait, by hand."""
+"""Tests by hand how long a request will wait."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_nothing_is_expected_before_anything_was_seen() -> None:
     assert line.expected_s() < 0
 
 
-def test_what_is_ahead_over_the_pace_at_which_it_drains() -> None:
+def test_wait_is_the_work_ahead_over_the_pace_of_draining() -> None:
     line = Line()
     line.ask(count=30)
     line.tick(10)
@@ -75,7 +75,7 @@ def test_first_come_first_served_waits_for_all() -> None:
     assert line.expected_s(1) == pytest.approx(line.expected_s(0), rel=0.1)
 
 
-def test_foretold_and_real_stand_beside_each_other() -> None:
+def test_forecast_and_real_wait_are_both_reported() -> None:
     line = Line()
     line.ask(count=20)
     line.tick(8)

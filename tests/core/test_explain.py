@@ -1,4 +1,4 @@
-"""Why a request waits: what for, behind whom, until when, and what it has waited for so far."""
+"""Tests why a request waits: what for, behind whom, until when, and the reasons so far."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ def test_a_caller_without_the_right_sees_no_refusal() -> None:
     assert [len(s.explain(0, b"large", principal=who)) for who in (-1, 3, 4)] == [1, 1, 0]
 
 
-def test_what_has_room_at_once_has_waited_for_nothing() -> None:
+def test_request_with_room_at_once_has_waited_for_nothing() -> None:
     s = make()
     grant(s, SECOND, "it")
     found = story(s, 2 * SECOND, "it")
@@ -124,7 +124,7 @@ def test_what_has_room_at_once_has_waited_for_nothing() -> None:
     assert found["wait_told_ms"] == -1
 
 
-def test_who_goes_first_and_by_how_much() -> None:
+def test_pool_names_the_flow_ahead_and_its_lead() -> None:
     s = make(("heavy", 1000), ("light", 1000), capacity=40)
     running = grant(s, 0, "first", 20, 20, flow=0, reports_progress=True)
     admit(s, 0, "light", 10, 30, flow=1)  # lifted to the level, which is 0
@@ -214,7 +214,7 @@ def test_a_flow_beyond_its_share_gets_the_time_of_its_tokens() -> None:
         ({}, {"headroom_ppm": 900_000, "headroom_max_ppm": 900_000}, {"output": 80}, "HEADROOM"),
     ],
 )
-def test_what_its_pool_lacks(
+def test_pool_names_the_resource_that_it_lacks(
     limits: dict[str, int], made: dict[str, int], asks: dict[str, Any], wanted: str
 ) -> None:
     s = make(capacity=1_000, **made)

@@ -1,4 +1,4 @@
-"""Virtual token counters: shares, bound, lift, charge and refund (arXiv 2401.00588, section 4)."""
+"""Tests virtual token counters: shares, bound, lift, charge, refund (arXiv 2401.00588, 4)."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ INPUT, OUTPUT = 1_000_000, 2_000_000  # micro-tokens of service, the default pri
 
 
 class Backlog:
-    """Flows whose queues never run dry, in front of an engine that ends a random lease."""
+    """Runs flows whose queues never run dry, in front of an engine that ends a random lease."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Backlog:
         self.output[handle] = self.random.randint(max(1, output // 4), output)
 
     def steps(self, count: int) -> Iterator[None]:
-        """One token for every lease; those that are done end; queues are filled up."""
+        """Add one token to every lease; end those that are done; fill up the queues."""
         for _ in range(count):
             self.now_ns += 1_000
             if not self.predicts:

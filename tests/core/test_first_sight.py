@@ -1,4 +1,4 @@
-"""Tenants that nothing lists: a proved name gets a flow of its own, as the first rule says."""
+"""Tests tenants that nothing lists: a proved name gets its own flow by the first rule."""
 
 import random
 from typing import Any
@@ -30,7 +30,7 @@ def ask(s: core.Scheduler, request_id: str, now_ns: int = 0, **fields: Any) -> i
 
 
 def tenants(s: core.Scheduler) -> dict[str, int]:
-    """Weight of each flow."""
+    """Return the weight of each flow."""
     return {row["tenant"]: row["weight_milli"] for row in s.stats(0)["flows"]}
 
 

@@ -1,4 +1,4 @@
-"""Tenants at first sight that are forgotten: who may be, and that it gives them nothing."""
+"""Tests tenants at first sight that are forgotten: who may be, and that it gives nothing."""
 
 import random
 from typing import Any
@@ -110,7 +110,7 @@ def test_a_tenant_that_would_gain_or_lose_is_kept(keep: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["vtc", "vtc-predict"])
-def test_what_a_tenant_taught_keeps_it_for_an_hour(policy: str) -> None:
+def test_learned_lengths_keep_a_tenant_for_an_hour(policy: str) -> None:
     s = crowded(policy=policy)
     predicted(s)
     assert s.first_sight(HOUR + 2, b"new") == 0
@@ -198,7 +198,7 @@ def test_rows_of_a_forgotten_tenant_are_deleted() -> None:
 
 
 def idle_walk(pair: Differential, rnd: random.Random, step: int) -> None:
-    """One event of a few tenants among many names, which come and go."""
+    """Do one event of a few tenants among many names, which come and go."""
     kind = rnd.random()
     if kind < 0.55:
         flow = pair.both("first_sight", b"acme/%d" % rnd.randrange(step // 12, step // 12 + 6))
@@ -238,7 +238,7 @@ def test_core_and_twin_forget_the_same_tenants(policy: str) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
-    """(tenant, tokens, output, wait in ms) of requests; tenant 0 is the one that is forgotten."""
+    """Draw (tenant, tokens, output, wait in ms) of requests; tenant 0 will be forgotten."""
     count = draw(st.integers(4, 30))
     one = st.tuples(
         st.sampled_from((0, 0, 0, 1, 2)), st.integers(1, 60), st.integers(0, 60),
@@ -250,8 +250,8 @@ def histories(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
 def replayed(
     history: list[tuple[int, int, int, int]], busy: int, away_ns: int, flows_max: int
 ) -> tuple[int, bool]:
-    """Service of tenant 0 after its return among others that are backlogged all along, and
-    whether it was forgotten before."""
+    """Return the service of tenant 0 after its return among others that are backlogged all along,
+    and whether it was forgotten before."""
     s = scheduler(
         flows_max=flows_max, credit_max_micro=10_000_000, answers_max=0, leases_max=2,
         queue_ttl_ns=10**15, lease_ttl_ns=10**15, flow_queue_max=10**6, queue_max=10**6,

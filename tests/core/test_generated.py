@@ -1,4 +1,4 @@
-"""The output of Cython and the compiler: C all through, and nothing left out of it."""
+"""Tests the output of Cython and the compiler: C all through, and nothing left out of it."""
 
 import platform
 import re
@@ -41,7 +41,7 @@ def python_integers(text: str) -> dict[str, list[str]]:
     }
 
 
-def test_what_cannot_raise_does_not_count_with_python_integers() -> None:
+def test_functions_that_cannot_raise_use_no_python_integers() -> None:
     # A literal beyond 2^31, or a constant of the module, makes Cython take Python's integers for a
     # sum of two C ones: a hundred times slower, and right, so no other test fails. Once the look-up
     # of a handle did it: a sixth of the time of an Admit and its poll.
@@ -89,7 +89,7 @@ def test_prefetches_are_counted(instruction: str, count: int) -> None:
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="another instruction"
 )
-def test_what_is_forgotten_is_fetched_before() -> None:
+def test_forgotten_answer_is_prefetched() -> None:
     # A function that does nothing but prefetch has no effect that GCC knows of, so its calls were
     # dropped: each answer that was forgotten cost a fetch from memory, a sixth of an Admit and its
     # Complete. Only the time showed it.

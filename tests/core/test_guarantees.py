@@ -17,7 +17,7 @@ MINUTE = 60 * SECOND
 
 
 class Line:
-    """Tenants in front of a pool of 1,000 tokens; each request takes 100 of them for a second."""
+    """Queues tenants at a pool of 1,000 tokens; each request takes 100 of them for a second."""
 
     def __init__(self, weights: tuple[int, ...], **limits: Any) -> None:
         self.core = make(
@@ -33,7 +33,7 @@ class Line:
         self.core.set_flow_quota(self.now_ns, flow, parent, share=share, **limits)
 
     def play(self, seconds: int, demand: dict[int, float | None]) -> None:
-        """Requests a second of each flow; None: always more than can run."""
+        """Return requests a second of each flow; None: always more than can run."""
         end_ns, owed = self.now_ns + seconds * SECOND, dict.fromkeys(demand, 0.0)
         while self.now_ns < end_ns:
             while self.ends and self.ends[0][0] <= self.now_ns:
@@ -130,8 +130,8 @@ def spend(s: core.Scheduler, flow: int, share: int, **more: int) -> None:
 
 
 def lending(borrows: int = -1, **owner: int) -> core.Scheduler:
-    """`owner` idles with a share of 900; of `borrower`, who lends nothing, 300 are used up; the
-    pool is saturated."""
+    """Return a saturated pool: `owner` idles with a share of 900; of `borrower`, who lends nothing,
+    300 are used up."""
     s = make(("owner", 1000), ("borrower", 1000), queue_ttl_ns=MINUTE, lease_ttl_ns=MINUTE)
     s.set_flow_quota(0, 0, share=900, **owner)
     s.set_flow_quota(0, 1, share=300, lends=0, borrows=borrows)
@@ -252,7 +252,7 @@ def test_held_flows_are_served_by_weight() -> None:
 
 
 def beside() -> core.Scheduler:
-    """`lending` with an idle pool more; `borrower` has nothing left, and no tenant lends."""
+    """Return `lending` with an idle pool more; `borrower` has nothing left, and no tenant lends."""
     s = lending(lends=0)
     s.set_pool(0, b"q", 1, 1_000, 1)
     return s

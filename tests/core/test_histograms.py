@@ -1,4 +1,4 @@
-"""Histograms of times: what is counted, by which tenant and class, and how exact they are."""
+"""Tests histograms of times: what is counted, for which tenant and class, how exactly."""
 
 import random
 from bisect import bisect_left
@@ -17,7 +17,7 @@ BOUNDS_NS = [bound * MS for bound in core.HISTOGRAM_BOUNDS_MS]
 
 
 def row(s: core.Scheduler, flow: int = -1, name: str = "default") -> dict[str, Any]:
-    """Histograms of a tenant, or (-1) of all that are not shown, in one class."""
+    """Return histograms of a tenant, or (-1) of all that are not shown, in one class."""
     [found] = [row for row in s.histograms(flow) if row["request_class"] == name]
     return found
 
@@ -27,7 +27,7 @@ def count(s: core.Scheduler, kind: str, flow: int = -1, name: str = "default") -
 
 
 def histogram_of(times_ns: list[int]) -> tuple[list[int], int]:
-    """The histogram of these times, worked out independently."""
+    """Return the histogram of these times, worked out independently."""
     counts = [0] * (len(BOUNDS_NS) + 1)
     for ns in times_ns:
         counts[bisect_left(BOUNDS_NS, ns)] += 1
@@ -35,7 +35,7 @@ def histogram_of(times_ns: list[int]) -> tuple[list[int], int]:
 
 
 def quantile_ns(counts: list[int], q: float) -> float:
-    """Prometheus's `histogram_quantile()`."""
+    """Compute what Prometheus's `histogram_quantile()` does."""
     rank, seen = q * sum(counts), 0
     for k, here in enumerate(counts[:-1]):
         if seen + here >= rank:

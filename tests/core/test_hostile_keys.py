@@ -1,4 +1,4 @@
-"""Ids and tags that a caller chooses so that they meet in a hash table cost others nothing."""
+"""Tests that ids and tags which a caller makes collide in a hash table cost others nothing."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""One id, one reservation, one charge, one answer (invariant 3)."""
+"""Tests that one id has one reservation, one charge, one answer (invariant 3)."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_another_payload_is_refused_and_changes_nothing(other: dict[str, int]) -
         (wire("r", 4, 6, max_output_tokens=9), False),
     ],
 )
-def test_what_counts_as_the_same_payload_on_the_wire(message: bytes, is_same: bool) -> None:
+def test_equal_payloads_on_the_wire_are_one_request(message: bytes, is_same: bool) -> None:
     s = make()
     first = s.admit_wire(0, 0, wire("r", 4, 6))
     if is_same:

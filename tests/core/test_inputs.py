@@ -1,4 +1,4 @@
-"""Wrong input of callers: the error names the field, and nothing changes."""
+"""Tests wrong input of callers: the error names the field, and nothing changes."""
 
 from collections.abc import Callable
 from typing import Any

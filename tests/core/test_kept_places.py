@@ -1,4 +1,4 @@
-"""Requests that waited at a leader keep their places at the next one, if its rows confirm them."""
+"""Tests that requests keep their places at the next leader, if its rows confirm them."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Rows = list[tuple[bytes, int]]
 
 
 def leader(rows: Rows | None = None, policy: str = "fcfs", **limits: Any) -> core.Scheduler:
-    """Tenants a and b, a pool for one request, and the rows of the leader before."""
+    """Return tenants a and b, a pool for one request, and the rows of the leader before."""
     given: dict[str, Any] = {
         "headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0, "ledger": "sum",
         "dispatch": "strict", "queue_ttl_ns": 60 * SECOND, "lease_ttl_ns": 10 * SECOND,
@@ -30,7 +30,7 @@ def leader(rows: Rows | None = None, policy: str = "fcfs", **limits: Any) -> cor
 
 
 def waits(s: core.Scheduler, now_ns: int = 0) -> Rows:
-    """The rows of a follower that read from the start, at that time."""
+    """Return the rows of a follower that read from the start, at that time."""
     known: dict[int, tuple[bytes, int]] = {}
     s.poll(now_ns)
     while rows := s.take_places(1):
@@ -42,7 +42,7 @@ def waits(s: core.Scheduler, now_ns: int = 0) -> Rows:
 
 
 def queued(policy: str = "fcfs") -> Rows:
-    """Rows of a leader at which a, b, a, b asked at 1, 2, 3 and 4 s, at 5 s."""
+    """Return rows of a leader, at 5 s, that a, b, a, b asked at 1, 2, 3 and 4 s."""
     s = leader(policy=policy)
     grant(s, 0, "runs")
     for at, (flow, name) in enumerate(((0, "a1"), (1, "b1"), (0, "a2"), (1, "b2"))):
@@ -58,7 +58,7 @@ def complete(s: core.Scheduler, now_ns: int, lease: int) -> None:
 
 
 def granted(s: core.Scheduler, first: int, count: int, now_ns: int = 0) -> list[int]:
-    """Tags in the order of their grants, one after the other."""
+    """Return tags in the order of their grants, one after the other."""
     tags, lease = [], first
     for _ in range(count):
         complete(s, now_ns, lease)
@@ -104,8 +104,8 @@ def test_fairness_is_between_tenants_and_places_inside_them() -> None:
     assert order.index(2) < order.index(4)
 
 
-def test_nobody_claims_the_place_of_another_request() -> None:
-    """Another principal, another tenant, an id that never waited, and a second use."""
+def test_no_request_claims_the_place_of_another() -> None:
+    """Another principal, another tenant, an unknown id and a second use are refused."""
     s = leader(queued())
     first = grant(s, 0, "runs", flow=1).lease_id
     admit(s, 0, "b1", flow=0, tag=10)
@@ -147,7 +147,7 @@ def test_places_end_with_the_window() -> None:
 
 
 def test_the_limits_of_a_wait_count_from_the_arrival() -> None:
-    """It waited 4 s: of a queue TTL of 20 s, 16 are left, and of its own 10 s, 6 s."""
+    """A request has waited 4 s: 16 are left of a queue TTL of 20 s, and 6 of its own 10 s."""
     rows = queued()
     for own_ms, left_s in ((0, 16), (10_000, 6), (3_000, 0)):
         s = leader(rows, queue_ttl_ns=20 * SECOND)
@@ -206,7 +206,7 @@ def test_followers_hear_of_what_leaves() -> None:
     assert number in {gone for gone, _, _ in rows}  # numbers are used again
 
 
-def test_a_request_that_never_waits_for_a_look_is_not_told() -> None:
+def test_request_granted_at_once_has_no_place() -> None:
     s = make(capacity=100)
     s.set_term_begun(0, [])
     for k in range(50):

@@ -1,4 +1,4 @@
-"""The usage of leases whose replay comes too late after a restart, or is of an old engine epoch."""
+"""Tests usage of leases that are replayed too late after a restart, or of an old epoch."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PERIOD_NS = 3600 * SECOND
 
 
 def late(s: core.Scheduler, **replay: object) -> Stream:
-    """A stream that has replayed lease 7 too late."""
+    """Open a stream that has replayed lease 7 too late."""
     stream = Stream(s)
     stream.send(0, offering("p"))
     answer = stream.send(LATE_NS, replaying(7, "r", **replay))
@@ -73,9 +73,7 @@ def test_late_end_without_totals_has_those_of_the_replay() -> None:
 
 
 @pytest.mark.parametrize(("outcome", "estimated"), [(core.CANCELLED, True), (0, False)])
-def test_late_end_of_a_lease_that_nobody_counted_has_its_prompt(
-    outcome: int, estimated: bool
-) -> None:
+def test_late_end_of_an_uncounted_lease_has_its_prompt(outcome: int, estimated: bool) -> None:
     s = keeping()
     late(s).send(LATE_NS, completing(7, outcome=outcome))
     assert [row[5:] for row in s.take_usage()] == [(estimated, 10, 0, 0, True)]

@@ -1,4 +1,4 @@
-"""The life of a lease: times, totals, epochs and replays (invariants 3, 5, 6)."""
+"""Tests the life of a lease: times, totals, epochs and replays (invariants 3, 5, 6)."""
 
 import pytest
 

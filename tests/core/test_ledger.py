@@ -1,4 +1,4 @@
-"""The KV ledger: blocks promised and posted, and why a pool grants nothing (invariants 1 and 9)."""
+"""Tests the KV ledger: blocks promised and posted, and why a pool waits (invariants 1, 9)."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_headroom_is_not_granted_from() -> None:
     assert pool(s, 0)["wait_reason"] == "HEADROOM"
 
 
-def test_what_is_alone_in_the_pool_may_use_the_headroom() -> None:
+def test_request_alone_in_the_pool_may_use_the_headroom() -> None:
     s = make(capacity=100, headroom_ppm=200_000)
     whole = grant(s, 0, "whole", 60, 40)
     assert whole.reserved_tokens == 100
@@ -212,7 +212,7 @@ def test_a_smaller_pool_keeps_its_leases_and_grants_nothing() -> None:
     assert [d.handle for d in granted] == [handle]
 
 
-def test_what_waits_and_fits_no_pool_any_more_is_evicted() -> None:
+def test_queued_request_that_fits_no_pool_any_more_is_evicted() -> None:
     s = make(capacity=100)
     grant(s, 0, "runs", 30, 10)
     pinned = admit(s, 0, "pinned", 60, 10, pool=0)

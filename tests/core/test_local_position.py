@@ -1,4 +1,4 @@
-"""Position local to a pool: where flows stand that are served in several."""
+"""Tests positions local to a pool: where flows stand that are served in several."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ MINUTE = 60
 
 
 def disjoint(**limits: Any) -> PoolWorld:
-    """A floods a slow pool, B a quick one, C both; at 600 s A may use the quick one too."""
+    """Let A flood a slow pool, B a quick one, C both; at 600 s A may use the quick one too."""
     world = PoolWorld("ABC", [1_000, 10_000], **limits)
     for name, pool in (("A", 0), ("B", 1), ("C", 0), ("C", 1)):
         world.flood(name, pool)
@@ -25,7 +25,7 @@ def disjoint(**limits: Any) -> PoolWorld:
 
 
 def test_a_flow_from_a_slow_pool_shares_a_quick_one_at_once() -> None:
-    """With one counter over all pools, B and C got nothing in the quick pool for 218 s."""
+    """If one counter were over all pools, B and C would get nothing in the quick pool for 218 s."""
     world = disjoint()
     world.run(900)
     fair = 11_000 / 3
@@ -63,7 +63,7 @@ def test_flows_share_a_pool_that_died_and_returned() -> None:
 
 
 def test_requests_for_any_pool_keep_their_part_of_one_that_slows() -> None:
-    """With one position for C, it got 42 of 1,024 tokens a second in the second pool."""
+    """C would get 42 of 1,024 tokens a second in the second pool if it had one position."""
     world = PoolWorld("ABC", [10_000, 1_000])
     world.flood("A", 0)
     world.flood("B", 1)
@@ -110,7 +110,7 @@ def test_service_counts_in_pools_of_one_model_by_default() -> None:
 
 
 def test_a_second_pool_changes_no_order_in_the_first() -> None:
-    """Flows stand in the first pool as they did by their counters, those that wait included."""
+    """The flows in the first pool are ordered by their counters, those that wait included."""
 
     def order(pools: int) -> list[int]:
         s = make(("a", 1000), ("b", 1000), ("c", 1000), capacity=20, credit_max_micro=0)
@@ -139,7 +139,7 @@ def test_a_second_pool_changes_no_order_in_the_first() -> None:
 
 
 def test_positions_outlive_the_process() -> None:
-    """Also if nothing has returned before the next restart, and pools come in another order."""
+    """It is so even if nothing has returned before the next restart, and pools change order."""
     world = disjoint()
     world.run(650)
     rows = saved(world.scheduler, world.now_ns)
@@ -163,7 +163,7 @@ def test_levels_of_drained_pools_outlive_two_restarts() -> None:
     assert [again[b"p" + name] for name in (b"p", b"p1")] == [rows[b"pp"], rows[b"pp1"]]
 
 
-def test_what_waits_already_stands_where_it_stood_before_the_restart() -> None:
+def test_waiting_flow_keeps_its_position_over_the_restart() -> None:
     """The first pool is alone for a while, and what waits for it had no position there."""
     world = disjoint()
     world.run(650)

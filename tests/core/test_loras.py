@@ -1,4 +1,4 @@
-"""LoRA adapters that are active in a pool: what they take of it, and how many there may be."""
+"""Tests LoRA adapters that are active in a pool: what they take of it, and their limit."""
 
 import random
 from typing import Any
@@ -49,7 +49,7 @@ def test_a_lease_whose_engine_restarted_keeps_none_active() -> None:
     s.check()
 
 
-def test_what_an_adapter_takes_counts_when_a_request_is_let_in() -> None:
+def test_adapter_tokens_count_when_a_request_is_let_in() -> None:
     s = loras(300, adapter_tokens=100)
     grant(s, 0, "x", 50, 50, adapter=b"x")
     admit(s, 0, "y", 1, 1, adapter=b"y")
@@ -89,7 +89,7 @@ def test_a_single_adapter_has_its_own_figure_also_while_it_is_active() -> None:
     s.check()
 
 
-def test_no_more_than_so_many_are_active() -> None:
+def test_active_adapters_are_limited() -> None:
     s = loras(max_loras=1)
     grant(s, 0, "x", adapter=b"x")
     admit(s, 0, "y", adapter=b"y")
@@ -111,7 +111,7 @@ def test_a_limit_below_what_is_active_holds_back_no_active_one() -> None:
 
 
 @pytest.mark.parametrize(("adapter", "passes"), [(b"x", True), (b"", True), (b"z", False)])
-def test_what_needs_no_new_adapter_goes_first(adapter: bytes, passes: bool) -> None:
+def test_request_without_a_new_adapter_passes(adapter: bytes, passes: bool) -> None:
     s = loras(max_loras=1, dispatch="backfill")
     grant(s, 0, "x", adapter=b"x")
     admit(s, 0, "y", adapter=b"y", flow=1)
@@ -119,7 +119,7 @@ def test_what_needs_no_new_adapter_goes_first(adapter: bytes, passes: bool) -> N
     assert len(s.poll(0)) == passes
 
 
-def test_what_goes_first_leaves_the_head_its_room() -> None:
+def test_passing_request_leaves_the_head_its_room() -> None:
     weights = (("a", 1000), ("b", 100_000), ("c", 1000), ("d", 1000))  # b is never above its share
     s = make(*weights, capacity=300, dispatch="backfill")
     s.set_pool_limits(0, max_loras=1, adapter_tokens=50)
@@ -148,8 +148,8 @@ def test_a_head_that_waits_for_an_adapter_is_passed_within_its_charge() -> None:
 
 @pytest.mark.parametrize("seed", fresh(3))
 def test_whatever_adapter_is_asked_for_its_turn_comes(seed: int) -> None:
-    """Judged from the messages: never too many active, and a head's turn comes within its bypasses
-    and the longest lease."""
+    """The messages have to show it: never too many active, and a head's turn comes within its
+    bypasses and the longest lease."""
     rnd = random.Random(seed)
     s = loras(2_000, max_loras=2, adapter_tokens=30, dispatch="backfill")
     names = (b"", b"x", b"y", b"z", b"w")

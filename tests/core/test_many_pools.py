@@ -1,4 +1,4 @@
-"""More pools than 64: as many as one process may have."""
+"""Tests more pools than 64, up to the limit of one process."""
 
 import pytest
 
@@ -14,7 +14,7 @@ LIMITS = {"pools_max": POOLS, "session_pools_max": POOLS}
 
 
 def many(pools: int = POOLS, capacity: int = 20) -> core.Scheduler:
-    """A scheduler with `pools` pools, `p` and `p1` and so on, each for one request at once."""
+    """Return a scheduler with pools `p`, `p1` and so on, each for one request at once."""
     s = make(("f", 1000), ("g", 1000), capacity=capacity, **LIMITS)
     for k in range(1, pools):
         s.set_pool(0, b"p%d" % k, 1, capacity, 1)
@@ -127,7 +127,7 @@ def test_books_of_many_pools_balance_and_drain_to_zero(policy: str) -> None:
 
 @pytest.mark.parametrize("credit_max_micro", [-1, 0])
 def test_requests_of_many_pools_are_all_served(credit_max_micro: int) -> None:
-    """Quotas park some of them, and all return to the one line."""
+    """Some are parked by quotas, and all return to the one line."""
     s = make(
         ("f", 1000),
         ("g", 3000),
@@ -154,7 +154,7 @@ def test_requests_of_many_pools_are_all_served(credit_max_micro: int) -> None:
 
 
 def test_a_pool_of_many_is_looked_at_when_its_time_has_come() -> None:
-    """Of many pools, one whose round is full waits for a moment, and not for an event."""
+    """One of many pools, whose round is full, waits for a moment, and is not woken by an event."""
     s = make(capacity=1_000, **LIMITS)
     for k in range(1, 80):
         s.set_pool(0, b"p%d" % k, 1, 1_000, 1)

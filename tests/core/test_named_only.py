@@ -1,4 +1,4 @@
-"""Pools that take only requests that name them: strangers may ask, and may not offer them."""
+"""Tests pools that only take requests that name them: strangers may ask, not offer them."""
 
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ SIZES = [1, 2, 64, 65]
 
 
 def scheduler(pools: int, *flows: str, **limits: Any) -> core.Scheduler:
-    """Pools p0, p1 ... of 100 tokens each; every principal may offer them yet."""
+    """Return pools p0, p1 ... of 100 tokens each; every principal may offer them yet."""
     still = {"headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0}
     s = core.Scheduler(**(still | {"pools_max": 128, "dispatch": "strict"} | limits))
     for name in flows or ("f",):
@@ -67,7 +67,7 @@ def test_refusal_without_any_pool_says_that_none_is_there() -> None:
 
 
 @pytest.mark.parametrize("pools", SIZES)
-def test_what_waits_follows_a_pool_that_closes_and_opens(pools: int) -> None:
+def test_queued_requests_follow_a_pool_that_closes_and_opens(pools: int) -> None:
     s = scheduler(pools, "f", "g")
     runs = [grant(s, 0, f"full{k}", 50, 50, pool=k) for k in range(pools)]
     waits = admit(s, 0, "waits", flow=1)
@@ -143,7 +143,7 @@ def test_what_waits_for_a_closed_pool_waits_for_its_ttl() -> None:
     s.check()
 
 
-def test_what_waits_is_evicted_if_all_pools_that_take_it_drain() -> None:
+def test_queued_request_is_evicted_if_all_its_pools_drain() -> None:
     s = scheduler(2)
     s.set_draining(0, b"p0", True)
     grant(s, 0, "full", 50, 50, pool=1)
@@ -270,7 +270,7 @@ def test_an_audited_tenant_runs_in_no_pool_that_it_does_not_name() -> None:
     assert admit(s, 0, "r") == -core.REJECTED_NO_POOL
 
 
-def test_refusals_at_a_lone_closed_pool_tell_no_figures_of_it() -> None:
+def test_refusals_at_a_lone_closed_pool_hide_its_figures() -> None:
     s = scheduler(1)
     told = []
     for number in range(2):

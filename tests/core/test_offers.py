@@ -1,4 +1,4 @@
-"""The streams that offer a pool, and the epochs of its engine."""
+"""Tests the streams that offer a pool, and the epochs of its engine."""
 
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb

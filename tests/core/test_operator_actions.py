@@ -14,14 +14,14 @@ from .test_restart import FLOWS, reborn
 
 
 def two_pools(**more: Any) -> core.Scheduler:
-    """Pools `p` of 100 and `q` of 40 tokens."""
+    """Return pools `p` of 100 and `q` of 40 tokens."""
     s = make(("a", 1000), ("b", 1000), capacity=100, **more)
     s.set_pool(0, b"q", 1, 40, 1)
     return s
 
 
 def all_leases(s: core.Scheduler, now_ns: int, size: int = 10, **meant: Any) -> list[int]:
-    """Ids of what is listed, page by page."""
+    """Return ids of what is listed, page by page."""
     found, start, first = [], 0, True
     while start or first:
         start, rows = s.list_leases(now_ns, start, 2 * size, size, **meant)
@@ -151,7 +151,7 @@ def test_rows_have_the_names_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
-def test_what_lives_all_along_is_on_exactly_one_page(size: int) -> None:
+def test_lasting_lease_is_on_exactly_one_page(size: int) -> None:
     s = make(capacity=1_000, answers_max=5)
     kept = [grant(s, 0, f"k{i}", 1, 1).lease_id for i in range(20)]
     gone = [grant(s, 0, f"g{i}", 1, 1).lease_id for i in range(20)]
@@ -225,7 +225,7 @@ def test_a_revoked_lease_holds_nothing_and_is_charged_at_its_end() -> None:
 
 @pytest.mark.parametrize(("epoch", "charged"), [(1, 250), (2, 240)])
 def test_after_a_restart_it_is_charged_once(epoch: int, charged: int) -> None:
-    """Of an engine that is gone there is nothing to take over: what was known stays charged."""
+    """An engine that is gone leaves nothing to take over: the known charge remains."""
     s = make(*FLOWS, capacity=1_000)
     d = grant(s, 0, "r", 200, 50)
     s.progress(0, d.lease_id, 1, 200, 0, 20)

@@ -1,4 +1,4 @@
-"""How busy a pool is said to be, and queues that are bounded by tokens."""
+"""Tests the level of load that a pool reports, and queues that are bounded by tokens."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def state(s: core.Scheduler, now_ns: int) -> int:
 
 
 def full(**more: Any) -> tuple[core.Scheduler, core.Decision]:
-    """A pool of 100 tokens that one lease fills."""
+    """Return a pool of 100 tokens that one lease fills."""
     s = make(capacity=100, lease_ttl_ns=3600 * SECOND, queue_ttl_ns=3600 * SECOND, **more)
     return s, grant(s, 0, "runs", 90, 10)
 
@@ -164,7 +164,7 @@ def test_queues_are_bounded_by_tokens(limit: str, outcome: int) -> None:
     s.check()
 
 
-def test_what_is_alone_may_be_larger_than_the_bound() -> None:
+def test_lone_request_may_be_larger_than_the_bound() -> None:
     s = make(capacity=100, flow_queue_tokens_max=50)
     grant(s, 0, "runs", 90, 10)
     handle = admit(s, 0, "large", 80)

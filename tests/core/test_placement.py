@@ -1,4 +1,4 @@
-"""Where a request runs that may run anywhere: the emptiest pool, or one with its adapter."""
+"""Tests where a request for any pool runs: the emptiest, or one with its adapter."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ FLOWS = (("a", 1000), ("b", 1000))
 
 
 def two(capacity: int = 1_000, **more: int) -> core.Scheduler:
-    """Pools 0 and 1, alike."""
+    """Return pools 0 and 1, alike."""
     s = make(*FLOWS, capacity=capacity, **more)
     s.set_pool(0, b"q", 1, capacity, 1)
     return s

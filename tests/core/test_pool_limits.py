@@ -1,4 +1,4 @@
-"""Limits of an operator on a pool beside those of its engine: the limits of S-LoRA's queue."""
+"""Tests an operator's limits on a pool beside those of its engine, as S-LoRA's queue has."""
 
 import random
 from typing import Any
@@ -20,7 +20,7 @@ def limited(capacity: int = 600, max_model: int = 0, **limits: int) -> core.Sche
 
 
 def ask(s: core.Scheduler, now_ns: int, request_id: str, prompt: int, **more: Any) -> int:
-    """One that reports its progress, for one token of output."""
+    """Admit one that reports its progress, for one token of output."""
     return admit(s, now_ns, request_id, prompt, 1, reports_progress=True, **more)
 
 
@@ -68,7 +68,7 @@ def test_the_first_tokens_that_are_reported_take_a_request_out_of_the_round(
 
 
 @pytest.mark.parametrize("how", ["complete", "cancel", "restart"])
-def test_what_ends_leaves_the_round(how: str) -> None:
+def test_ended_request_leaves_the_round(how: str) -> None:
     s = limited(batch_max_tokens=100)
     handle = ask(s, 0, "first", 100)
     ask(s, 0, "next", 50)
@@ -117,7 +117,7 @@ def test_one_that_is_larger_than_a_round_is_alone_in_it() -> None:
     assert granted(s, 2) == [3]
 
 
-def test_what_reports_nothing_is_in_no_round() -> None:
+def test_request_without_reports_is_in_no_round() -> None:
     s = limited(batch_max_tokens=100)
     for i in range(3):
         admit(s, 0, f"silent{i}", 90, 1)
@@ -163,7 +163,7 @@ def test_a_pool_may_hold_less_than_its_engine() -> None:
     assert pool(s, 0)["wait_reason"] == "KV"
 
 
-def test_what_fits_goes_first_also_below_a_limit() -> None:
+def test_fitting_request_passes_also_below_a_limit() -> None:
     s = make(("a", 1000), ("b", 1000), capacity=600, dispatch="backfill", ledger="peak")
     s.set_pool_limits(0, max_total_tokens=200)
     grant(s, 0, "runs", 10, 50, reports_progress=True)
@@ -262,7 +262,7 @@ def test_a_wrong_limit_is_named_and_changes_nothing(limits: dict[str, Any], fiel
 
 @pytest.mark.parametrize("seed", fresh(4))
 def test_no_round_is_ever_larger_than_allowed(seed: int) -> None:
-    """Judged from the messages alone: what was granted, and of what tokens were reported."""
+    """The messages alone have to show it: grants, and reported tokens."""
     rnd = random.Random(seed)
     limit = rnd.choice((64, 200))
     s = limited(10_000, batch_max_tokens=limit)

@@ -1,4 +1,4 @@
-"""Output lengths: quantiles, decay, fallbacks, growth, coverage (algorithms, section 5)."""
+"""Tests output lengths: quantiles, decay, fallbacks, growth, coverage (algorithms, 5)."""
 
 from typing import Any
 
@@ -187,7 +187,7 @@ def test_an_empty_output_is_predicted_as_one_token() -> None:
     assert predicted(s) == (1, 1)
 
 
-def test_who_outlives_the_prediction_gets_the_conditional_quantile() -> None:
+def test_longer_output_gets_the_conditional_quantile() -> None:
     s = make(capacity=CAPACITY, samples_min=10)
     teach(s, np.array([10] * 95 + [1_000] * 5))
     assert predicted(s) == (10, 10)
@@ -263,7 +263,7 @@ def test_a_promise_is_judged_when_it_is_outgrown_or_ends() -> None:
     assert judged()[0] == 13
 
 
-def test_the_level_stays_where_it_can_come_back_from() -> None:
+def test_the_level_stops_at_a_value_that_can_recover() -> None:
     s = make(capacity=CAPACITY, samples_min=10)
     teach(s, np.full(3_000, 100))  # covered at any level
     assert s.flow_stats(1 << 40, 0)["predictor_level_ppm"] == 700_000
@@ -275,7 +275,7 @@ def test_the_level_stays_where_it_can_come_back_from() -> None:
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
 @pytest.mark.parametrize("quantile_ppm", [800_000, 900_000, 950_000])
 def test_coverage_holds_while_lengths_drift(quantile_ppm: int, ratio: float) -> None:
-    """Lengths that halve or double every thousand requests: no steady quantile covers them."""
+    """Lengths are halved or doubled each thousand requests: no steady quantile covers them."""
     s = make(capacity=CAPACITY, quantile_ppm=quantile_ppm, answers_max=0)
     count = 4_000
     drift = ratio ** (np.arange(count) / 1_000)

@@ -14,7 +14,7 @@ MS = 10**6
 
 
 def delaying(factor_milli: int = 500, **more: Any) -> core.Scheduler:
-    """A lease runs whose prefill took 100 ms: the delay is 50 ms at a factor of a half."""
+    """Run a lease whose prefill took 100 ms: the delay is 50 ms at a factor of a half."""
     s = make(("a", 1000), ("b", 1000), delay_factor_milli=factor_milli, **more)
     grant(s, 0, "runs", 10, 90, reports_progress=True)
     s.progress(100 * MS, 1, 1, output_tokens=1)
@@ -32,9 +32,7 @@ def test_off_it_holds_nothing() -> None:
     assert granted(s, 200 * MS) == [handle]
 
 
-def test_what_comes_is_held_for_a_part_of_the_last_prefill_and_goes_with_what_came_meanwhile() -> (
-    None
-):
+def test_arrivals_are_held_and_granted_with_later_ones() -> None:
     s = delaying()
     first = admit(s, 200 * MS, "first")
     assert granted(s, 200 * MS) == []

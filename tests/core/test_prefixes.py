@@ -1,4 +1,4 @@
-"""The prompts that pools probably have cached, and the placement by them."""
+"""Tests the prompts that pools probably have cached, and the placement by them."""
 
 import random
 from collections import OrderedDict
@@ -46,7 +46,7 @@ def test_the_size_of_a_block_is_read_off_the_number_of_full_ones(size: int, rest
         assert known(s)[:2] == (count, size * count)
 
 
-def test_what_was_given_longest_ago_is_forgotten_from_its_end() -> None:
+def test_oldest_prefix_is_forgotten_from_its_end() -> None:
     s = make(capacity=1_000, prefix_blocks_max=12)
     place(s, 0, "a", 10, prefix_block_hashes=hashes(10))
     place(s, 0, "b", 5, prefix_block_hashes=tuple(range(5)))
@@ -189,7 +189,7 @@ def test_hashes_that_are_no_chain_do_no_harm() -> None:
         assert 0 <= matched <= asked
 
 
-def test_what_is_matched_is_what_a_list_would_say() -> None:
+def test_matched_prefix_equals_that_of_a_list() -> None:
     rnd = random.Random(2)
     s = make(capacity=10**6, prefix_blocks_max=200)
     book: OrderedDict[int, None] = OrderedDict()

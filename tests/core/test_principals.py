@@ -1,4 +1,4 @@
-"""The names that each principal may use, and its part of each bounded table."""
+"""Tests the names that each principal may use, and its part of each bounded table."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ LIMITED = 1
 
 
 def scheduler(**grants: Any) -> core.Scheduler:
-    """Two tenants, two classes, one pool; principal 1 has these grants, all others may do all."""
+    """Return two tenants, two classes, one pool; principal 1 has these grants, others all."""
     s = core.Scheduler(headroom_ppm=0, leases_max=100, queue_max=20, adapters_max=4)
     for name in (b"acme", b"beta"):
         s.set_flow(name, 1_000)
@@ -347,7 +347,7 @@ def test_released_pool_can_be_taken_over_at_once() -> None:
 
 
 def test_pool_with_another_owner_starts_without_its_telemetry() -> None:
-    """At the same epoch, what the owner before had reported held up all requests for seconds."""
+    """A report by the owner before would hold up all requests at its epoch for seconds."""
     s = core.Scheduler(headroom_ppm=0)
     s.set_flow(b"f", 1_000)
     before = Stream(s, 2)
@@ -362,7 +362,7 @@ def test_pool_with_another_owner_starts_without_its_telemetry() -> None:
 
 
 def pool_limits(s: core.Scheduler, principal: int) -> list[int]:
-    """The figures of the pool in the refusal of a request that is too large for every pool."""
+    """Return the pool's figures in the refusal of a request that is too large for every pool."""
     message = admit_message("r", (5_000,), tenant="acme", pool="p").SerializeToString()
     data = s.admit_wire(0, principal, message)
     assert isinstance(data, bytes)

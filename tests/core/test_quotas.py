@@ -1,4 +1,4 @@
-"""Quotas: what is taken, who waits for it and until when, and that nothing is lost."""
+"""Tests quotas: what is taken, who waits for it and until when, and that nothing is lost."""
 
 import random
 from typing import Any
@@ -27,7 +27,7 @@ HUGE = 10**6
 
 
 def left(s: core.Scheduler, now_ns: int, flow: int = 0) -> dict[str, int]:
-    """The rest of each limit, by the contract's name of its kind."""
+    """Return the rest of each limit, by the contract's name of its kind."""
     rows = s.flow_stats(now_ns, flow)["quotas"]
     prefix = "LIMIT_KIND_"
     return {
@@ -98,7 +98,7 @@ def test_no_rounding_adds_up() -> None:
     assert count == 7 + 420
 
 
-def test_what_was_not_used_is_given_back_at_the_end() -> None:
+def test_unused_quota_is_returned_at_the_end() -> None:
     s = make()
     s.set_flow_quota(0, 0, input_tokens=100, output_tokens=100, total_tokens=150)
     d = grant(s, 0, "r", 40, 60)
@@ -115,7 +115,7 @@ def test_what_was_not_used_is_given_back_at_the_end() -> None:
     }
 
 
-def test_what_exceeds_the_prediction_is_taken_as_it_is_reported() -> None:
+def test_use_beyond_the_prediction_is_taken_when_reported() -> None:
     s = make()
     for i in range(40):  # so 10 are predicted from now on
         d = grant(s, 0, f"learns{i}", 10, 100)

@@ -38,7 +38,7 @@ def test_same_events_same_digest() -> None:
 def walk_classes(
     rnd: random.Random, pair: Differential, flow: int
 ) -> tuple[list[bytes], list[bytes]]:
-    """Some classes: names for all tenants, and those for one that may name an exempt one, too."""
+    """Set some classes: names for all tenants, and for one that may name an exempt one, too."""
     classes = ((b"low", 5, SECOND, False), (b"high", -5, SECOND, False), (b"probe", 0, 1, True))
     classes = classes[: rnd.choice((0, 1, 2, 3))]
     pair.classes(*classes)
@@ -58,7 +58,7 @@ def queue_limits(rnd: random.Random) -> dict[str, int]:
 
 
 def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
-    """Denser than Hypothesis: most events do something, and queues stay full."""
+    """Walk more densely than Hypothesis: most events do something, and queues stay full."""
     rnd = random.Random(seed)
     pair = Differential(
         rnd.choice(("vtc", "vtc", "vtc-predict", "vtc-oracle", "lcf", "fcfs", "sif")),

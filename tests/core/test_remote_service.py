@@ -1,4 +1,4 @@
-"""Service at other members of a cluster, as an event of the core."""
+"""Tests service at other members of a cluster, as an event of the core."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ POOL = (b"p", 1, 1_000, 1)
 
 
 def member(**limits: Any) -> core.Scheduler:
-    """Tenants a and b of weight 1, c of weight 4, and one pool; a member of a cluster."""
+    """Return tenants a and b of weight 1, c of weight 4, and one pool; a member of a cluster."""
     found = core.Scheduler(**({"lead_max_micro": 50 * TOKEN, "credit_max_micro": 0} | limits))
     found.set_shared(0)
     for name, weight in ((b"a", 1_000), (b"b", 1_000), (b"c", 4_000)):
@@ -71,7 +71,7 @@ def test_remote_refunds_lower_a_counter_to_0_at_most() -> None:
     scheduler.check()
 
 
-def test_what_is_unknown_here_is_not_charged() -> None:
+def test_unknown_rows_are_not_charged() -> None:
     scheduler = member()
     before = scheduler.digest()
     rows = [
@@ -129,7 +129,7 @@ def test_domains_keep_their_service_apart() -> None:
     assert first == {0: 0, 1: 1}  # a asked first, and is behind in the model's pool alone
 
 
-def test_what_was_served_is_handed_out_once() -> None:
+def test_service_is_handed_out_once() -> None:
     scheduler = member()
     scheduler.admit(0, 2, b"r", 100, 10)
     [granted] = scheduler.poll(0)
@@ -187,7 +187,7 @@ def test_a_forgotten_tenant_keeps_what_it_was_served() -> None:
 
 
 class SharedWalk(RandomWalk):
-    """A random walk of a member that hears of others' service, or of nothing."""
+    """Walks as a member that hears of others' service, or of nothing."""
 
     def __init__(self, seed: int, remote: bool) -> None:
         super().__init__(seed)
@@ -236,7 +236,7 @@ def test_one_pool_of_a_member_decides_as_one_alone(seed: int) -> None:
 
 
 def history(scheduler: core.Scheduler, seed: int) -> int:
-    """Requests of five tenants that come, run and end in one pool."""
+    """Run requests of five tenants that come, run and end in one pool."""
     rnd, now_ns, leases = random.Random(seed), 0, []
     for k in range(5):
         scheduler.set_flow(b"t%d" % k, rnd.choice((500, 1_000, 3_000)))

@@ -16,7 +16,7 @@ LIMITS: dict[str, Any] = {
     "lease_ttl_ns": 1 << 50,
 }  # fmt: skip
 
-#: Of a request: prompt, most output, sequences.
+#: A request's prompt, most output, sequences.
 Asked = tuple[int, int, int]
 #: A request comes, or a lease (by its place among those that run) reports or ends.
 Event = tuple[str, Asked, int, int]
@@ -34,7 +34,7 @@ events = st.lists(
 
 
 class Holder:
-    """An honest shim: it knows what was granted, and replays that."""
+    """Holds leases as an honest shim: it knows what was granted, and replays that."""
 
     def __init__(self, block: int, **limits: Any) -> None:
         self.given = {"capacity": CAPACITY, "block": block, **LIMITS, **limits}
@@ -119,7 +119,7 @@ def test_replays_beyond_what_could_be_granted_are_refused() -> None:
     s = make(capacity=CAPACITY)
     states = [replayed(s, number, CAPACITY) for number in range(100)]
     accepted = states.count(core.LEASE_LIVE)
-    # L (1 + H) with the binary digits of n - 1 in place of H: three pools for n = 3, and for n = 4.
+    # L (1 + H) with the binary digits of n - 1 instead of H: three pools for n = 3, and for n = 4.
     assert accepted == 3
     assert states == [core.LEASE_LIVE] * 3 + [core.LEASE_UNKNOWN] * 97
     assert totals(s, 0)["replays_refused"] == 100 - accepted
@@ -139,7 +139,7 @@ def test_one_replay_reserves_no_more_than_the_pool(tokens: int) -> None:
     assert replayed(s, 1, CAPACITY) == core.LEASE_LIVE
 
 
-def test_what_the_saved_state_owes_is_accepted_beside() -> None:
+def test_debt_of_the_saved_state_is_accepted_beside() -> None:
     old = make(capacity=CAPACITY)
     for number in range(3):
         assert replayed(old, number, CAPACITY) == core.LEASE_LIVE

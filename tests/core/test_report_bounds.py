@@ -62,7 +62,7 @@ def test_report_charges_no_more_than_its_request_can_use(
     final_output: int,
     is_final: bool,
 ) -> None:
-    """A final output is charged as stated, as far as the context has room for it."""
+    """The charge is the stated final output, if the context has room for it."""
     usable = charged[2]
     s = core.Scheduler(headroom_ppm=0)
     s.set_flow(b"f", 1_000)
@@ -126,7 +126,7 @@ def test_gate_says_on_the_wire_whether_its_prompt_is_counted() -> None:
 
 
 def test_false_report_of_one_caller_leaves_others_their_share() -> None:
-    """One report of 2^27 tokens set two equal tenants of another shim at 1 to 1,999."""
+    """A single report of 2^27 tokens could set two equal tenants of another shim at 1 to 1,999."""
     s = core.Scheduler(headroom_ppm=0)
     for name in (b"victim", b"other"):
         s.set_flow(name, 1_000)
@@ -159,13 +159,13 @@ def test_reports_of_running_leases_hold_no_more_of_the_pool() -> None:
 
 
 def owed_ns(s: core.Scheduler, now_ns: int, kind: int) -> int:
-    """How long a bucket takes until it holds something again."""
+    """Return how long a bucket takes until it holds something again."""
     [row] = [row for row in s.flow_stats(now_ns, 0)["quotas"] if row["kind"] == kind]
     return row["reset_ms"] * 10**6 - 60 * SECOND
 
 
 def short_by_prediction(count: int) -> tuple[core.Scheduler, list[int]]:
-    """Leases of 900 output tokens each, predicted to be short, under a quota of 1,000."""
+    """Make leases of 900 output tokens each, predicted to be short, under a quota of 1,000."""
     s = make(capacity=100_000, samples_min=1)
     for i in range(30):
         s.complete(0, grant(s, 0, f"teach{i}", 1, 900).lease_id, 1, output_tokens=1)
@@ -197,7 +197,7 @@ def test_open_requests_are_given_back_in_full() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_lowered_limit_is_owed_a_minute_of_the_new_one(restarts: bool) -> None:
-    """900,000 of 1,000,000 used, then 10,000: the tenant was refused for 90 minutes."""
+    """If it were not, 900,000 of 1,000,000 used, then 10,000, would mean 90 minutes of refusals."""
     s = make(capacity=2_000_000)
     s.set_flow_quota(0, 0, refuse=True, total_tokens=1_000_000)
     s.complete(0, grant(s, 0, "r", 899_900, 100).lease_id, 1, output_tokens=100)

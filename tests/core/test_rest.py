@@ -1,4 +1,4 @@
-"""Full pools rest: an event looks only at those whose next look could find something else."""
+"""Tests resting pools: an event looks only at full ones that could find something else."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ GROWS = {"reports_progress": True}
 
 
 def full(pools: int, *flows: str, **more: Any) -> tuple[core.Scheduler, list[core.Decision]]:
-    """A scheduler whose pools hold two leases each, and a third request of each flow waits.
+    """Return a scheduler whose pools hold two leases each; a third request of each flow waits.
 
     The peak form counts a peak at each look at a full pool, which shows how many looks there were.
     """
@@ -65,7 +65,7 @@ def test_report_looks_at_its_own_pool_alone(pools: int) -> None:
 
 
 def test_grant_has_all_pools_looked_at() -> None:
-    """Behind what was granted comes a smaller request, for which a pool that rested has room."""
+    """The next request after the grant is smaller, and a rested pool has room for it."""
     s = make(("f", 1_000), capacity=100)
     s.set_pool(0, b"p1", 1, 100, 1)
     first = grant(s, 0, "a", 40, 40, pool=0)
@@ -109,7 +109,7 @@ def test_charge_of_a_first_request_that_a_pool_cannot_hold_shows_it_the_next() -
 
 
 def test_load_of_a_pool_that_rests_rises_with_the_wait() -> None:
-    """The level of an event counts, also where that is only a poll: it is held after the wait."""
+    """The level of an event is held after the wait, even if the event is only a poll."""
     for rings in (False, True):
         s, _ = full(2, "f", queue_target_ns=100 * MS, overload_hold_ns=SECOND)
         waits = admit(s, 0, "waits0", **GROWS)  # its handle, again
@@ -132,6 +132,6 @@ def test_looking_at_all_pools_would_change_nothing(seed: int) -> None:
 
 @pytest.mark.slow
 def test_looking_at_all_pools_would_change_nothing_in_long_histories() -> None:
-    """Few histories show a pool that rests for too long. With each known bug one of these does."""
+    """A pool that rests for too long is seen in few histories, each known bug in one of them."""
     for seed in range(60):
         RestWalk(seed).run(events=400, compare_each=2)

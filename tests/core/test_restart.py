@@ -22,7 +22,7 @@ def saved(scheduler: core.Scheduler, now_ns: int, at_once: int = 1_000) -> dict[
 
 
 def reborn(old: core.Scheduler, now_ns: int, away_ns: int = 0, **options: Any) -> core.Scheduler:
-    """Another process with the same configuration; its clock begins at 0."""
+    """Return another process with the same configuration; its clock begins at 0."""
     rows = [(key, value, away_ns) for key, value in saved(old, now_ns).items()]
     new = make(*FLOWS, **{"lease_id_base": 1_000_000, **options})
     assert new.set_saved(0, rows) == len(rows)
@@ -36,7 +36,7 @@ def serve(s: core.Scheduler, now_ns: int, name: str, flow: int, output: int = 10
 
 
 def backlog(s: core.Scheduler, now_ns: int, flows: tuple[int, ...], serial: str) -> None:
-    """Twenty requests of each flow, of lengths that make no two counters equal."""
+    """Queue twenty requests of each flow, of lengths that make no two counters equal."""
     for k in range(20):
         for flow in flows:
             admit(s, now_ns, f"{serial}{flow}-{k}", 300 + 7 * flow + k, flow=flow)
@@ -79,7 +79,7 @@ def test_the_order_of_service_goes_on(back: tuple[int, ...]) -> None:
     new.check()
 
 
-def test_who_was_active_stays_so_for_a_lease_ttl() -> None:
+def test_active_flow_stays_active_for_a_lease_ttl() -> None:
     s = make(*FLOWS, capacity=100, credit_max_micro=0)
     serve(s, 0, "a0", flow=0)
     level = vtc(s, 0, 0)  # at the pick of the next one
@@ -128,8 +128,8 @@ def test_a_lease_that_is_never_replayed_stays_charged() -> None:
     assert vtc(third, 0) == 2 * vtc(s, 0)
 
 
-def test_what_is_owed_no_more_is_saved_as_such() -> None:
-    """Nothing changed since but the time: a third process neither holds nor forgives anything."""
+def test_repaid_debt_is_saved_as_such() -> None:
+    """The time is all that has changed: a third process neither holds nor forgives anything."""
     s = make(*FLOWS, capacity=100)
     grant(s, 0, "r", 60, 30)
     new = reborn(s, 0, capacity=100)
@@ -391,13 +391,13 @@ def test_a_wrong_row_is_refused_and_none_counts(key: bytes, value: bytes) -> Non
         [7],
     ],
 )
-def test_what_is_no_row_is_refused(rows: Any) -> None:
+def test_bytes_that_are_no_row_are_refused(rows: Any) -> None:
     with pytest.raises(core.CallerError, match="rows"):
         make(*FLOWS).set_saved(0, rows)
 
 
 def test_mutated_rows_never_break_the_books() -> None:
-    """Bytes of a real state, changed at random: refused, or a scheduler that works."""
+    """The bytes of a real state are changed at random: refused, or a scheduler that works."""
     rnd = random.Random(1)
     s = make(*FLOWS, capacity=500, samples_min=5)
     group = s.set_quota(0, b"team", requests=60, total_tokens=6_000)
@@ -431,7 +431,7 @@ def test_mutated_rows_never_break_the_books() -> None:
 
 
 def mutated(rnd: random.Random, value: bytes) -> bytes:
-    """Mostly as it is; else with a byte changed, lost or added, or cut."""
+    """Return it mostly as it is; else with a byte changed, lost or added, or cut."""
     if rnd.random() < 0.85 or not value:
         return value
     at = rnd.randrange(len(value))
@@ -447,7 +447,7 @@ def mutated(rnd: random.Random, value: bytes) -> bytes:
 
 @pytest.mark.parametrize("seed", [10_227_429_564_796, *fresh(3)])  # first: windows of light flows
 def test_a_drained_scheduler_decides_as_if_it_had_never_stopped(seed: int) -> None:
-    """Saved and restored between two bursts: the second is decided alike, to the token."""
+    """The scheduler is saved and restored between two bursts: the second is alike, to the token."""
     rnd = random.Random(seed)
     first = make(*FLOWS, capacity=900, samples_min=5, queue_ttl_ns=3 * SECOND)
     burst(first, rnd, 0)

@@ -1,4 +1,4 @@
-"""A drain outlives a restart, also while the pool is away, until an operator takes it back."""
+"""Tests that a drain outlives a restart, even of an absent pool, until an operator ends it."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from .test_restart import saved
 
 
 def without_pools(rows: dict[bytes, bytes]) -> core.Scheduler:
-    """Another process, to which no shim has come yet."""
+    """Return another process, to which no shim has come yet."""
     new = core.Scheduler()
     new.set_flow(b"f", 1000)
     assert new.set_saved(0, [(key, value, 0) for key, value in rows.items()]) == len(rows)

@@ -1,4 +1,4 @@
-"""Sessions of agents over a restart: their counters go on, and none gains by it."""
+"""Tests sessions of agents over a restart: their counters go on, and none gains by it."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ SESSIONS = re.compile(rb"\x50[\x80-\xff]*[\x00-\x7f](\x58[\x80-\xff]*[\x00-\x7f]
 
 
 def one_by_one(**options: Any) -> core.Scheduler:
-    """A scheduler that runs one request at a time, each of 10 and 10 tokens."""
+    """Return a scheduler that runs one request at a time, each of 10 and 10 tokens."""
     return make(capacity=20, credit_max_micro=0, flow_queue_max=2_000, **options)
 
 
@@ -28,7 +28,7 @@ def turn(s: core.Scheduler, now_ns: int, request_id: str, session: str) -> int:
 
 
 def serve(s: core.Scheduler, now_ns: int, names: dict[int, str], count: int) -> list[str]:
-    """Sessions in the order in which their requests are granted, one after the other."""
+    """Return sessions in the order of their requests' grants, one after the other."""
     found: list[str] = []
     while len(found) < count:
         (d,) = s.poll(now_ns)
@@ -54,7 +54,7 @@ def reborn(rows: dict[bytes, bytes]) -> core.Scheduler:
 
 
 def served_unequally() -> core.Scheduler:
-    """In the end `ahead` was served six times, `behind` once, requests without a session twice."""
+    """Serve `ahead` six times in all, `behind` once, requests without a session twice."""
     s = one_by_one()
     names = ask(s, 0, "early", ahead=6)
     serve(s, 0, names, 5)
@@ -111,7 +111,7 @@ def test_a_replayed_lease_is_charged_to_its_session_once() -> None:
     assert found[0] == found[1] == ["b", "a", "b"]
 
 
-def test_so_many_sessions_of_a_tenant_have_a_row() -> None:
+def test_sessions_of_a_tenant_with_a_row_are_limited() -> None:
     s = one_by_one()
     for k in range(1_100):
         turn(s, 0, f"r{k}", f"s{k}")

@@ -1,4 +1,4 @@
-"""Tenants that an operator deletes: what runs goes on, and a flow is used again."""
+"""Tests tenants that an operator deletes: what runs goes on, and a flow is used again."""
 
 import random
 
@@ -19,7 +19,7 @@ def run_one(s: core.Scheduler, now_ns: int, flow: int, request_id: bytes) -> cor
     return decision
 
 
-def test_what_runs_of_a_deleted_tenant_goes_on() -> None:
+def test_running_requests_of_a_deleted_tenant_go_on() -> None:
     s = scheduler()
     flow = s.set_flow(b"gone", 1_000)
     lease = run_one(s, 0, flow, b"a")

@@ -1,4 +1,4 @@
-"""Retry-After of refused requests, and the places that queues keep for retries."""
+"""Tests Retry-After of refused requests, and the places that queues keep for retries."""
 
 import random
 
@@ -39,7 +39,7 @@ def let_in(line: Line, count: int) -> int:
 
 
 def due_ns(line: Line, request_id: str) -> int:
-    """The time of the retry of a request that is refused now."""
+    """Return the time of the retry of a request that is refused now."""
     return line.now_ns + retry_ms(line.s, line.now_ns, request_id) * 10**6
 
 
@@ -75,7 +75,7 @@ def test_a_larger_request_waits_for_more_places() -> None:
     assert 3_000 <= pb.AdmitResponse.FromString(answer).refusal.retry_after_ms <= 4_200
 
 
-def test_those_whom_a_quota_refuses_come_back_one_after_the_other() -> None:
+def test_requests_that_a_quota_refuses_retry_one_by_one() -> None:
     s = make(capacity=10_000)
     s.set_flow_quota(0, 0, refuse=True, requests=60)
     for i in range(60):
@@ -138,7 +138,7 @@ def test_a_queue_is_never_longer_than_it_may_be() -> None:
     assert line.s.flow_stats(line.now_ns, 0)["queued"] == 10
 
 
-def test_who_does_not_come_back_leaves_nothing_behind() -> None:
+def test_client_that_does_not_retry_leaves_nothing_behind() -> None:
     line = full()
     told_ms = retry_ms(line.s, line.now_ns, "early")
     line.now_ns += told_ms * 10**6 + 20 * SECOND
@@ -146,7 +146,7 @@ def test_who_does_not_come_back_leaves_nothing_behind() -> None:
 
 
 def test_a_flood_that_retries_gets_in_and_leaves_no_place_open() -> None:
-    """One retries early and is refused again; one retries far too late and counts as new."""
+    """One that retries early is refused again; one that retries far too late is a new one."""
     line = full()
     comes_ns = [due_ns(line, f"told{i}") for i in range(60)]
     comes_ns[0] = due_ns(line, "early")
@@ -229,7 +229,7 @@ def test_all_queues_together_keep_places_too() -> None:
     assert is_in(line, "early again")
 
 
-def test_what_is_left_of_a_queue_is_what_anybody_may_have() -> None:
+def test_rest_of_a_queue_is_open_to_all() -> None:
     line = Line(("f", 1000), flow_queue_max=10)
     line.ask(count=2)
     line.ask(count=8)

@@ -1,4 +1,4 @@
-"""The peak form, headroom that adapts, and what is kept for flows below their share."""
+"""Tests the peak form, headroom that adapts, and what is kept for flows below their share."""
 
 import random
 from typing import Any
@@ -20,9 +20,9 @@ def tell(s: core.Scheduler, now_ns: int, used: int, preemptions: int = 0, epoch:
     s.telemetry(now_ns, 0, epoch, 1, 0, used, preemptions)
 
 
-def test_what_ends_early_makes_room_for_what_ends_late() -> None:
-    # By hand, block 1. a: 10 in, 10 out; b: 10 in, 50 out. When a ends both hold 20: 40 in all;
-    # when b ends it holds 60. The sum form would promise 20 + 60 = 80.
+def test_early_end_makes_room_for_a_late_end() -> None:
+    # Block 1. a: 10 in, 10 out; b: 10 in, 50 out. When a ends both hold 20: 40 in all; when b ends
+    # it holds 60. The sum form would promise 20 + 60 = 80.
     s = peak(60)
     grant(s, 0, "a", 10, 10, reports_progress=True)
     grant(s, 0, "b", 10, 50, reports_progress=True)
@@ -55,7 +55,7 @@ def test_the_peak_is_the_largest_of_all_moments() -> None:
     s.check()
 
 
-def test_what_reports_nothing_or_is_silent_counts_in_full() -> None:
+def test_lease_without_reports_or_silent_counts_in_full() -> None:
     s = peak(200, lease_ttl_ns=SECOND, lease_grace_ns=SECOND)
     grant(s, 0, "told", 10, 40, reports_progress=True)
     grant(s, 0, "untold", 10, 60)
@@ -92,7 +92,7 @@ def test_sequences_that_began_together_begin_blocks_together() -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 16, 128, 129, 1_000])
 def test_the_peak_counts_as_many_blocks_as_an_engine_that_runs_them(block: int) -> None:
-    """Of blocks of more than 128 tokens it may count one too many for each, never too few."""
+    """It may count one too many for each block of more than 128 tokens, never too few."""
     draws = random.Random(block)
     for _ in range(50):
         s = peak(1_000_000 * block, block=block)
@@ -110,7 +110,7 @@ def test_the_peak_counts_as_many_blocks_as_an_engine_that_runs_them(block: int) 
         assert max(counts) <= load <= max(counts) + (len(leases) if block > 128 else 0)
 
 
-def test_what_the_engine_holds_beyond_all_promises_counts_while_it_is_known() -> None:
+def test_engines_excess_over_promises_counts_while_known() -> None:
     s = peak(100)
     grant(s, 0, "a", 10, 10)
     tell(s, 0, used=90)  # no lease here explains 70 of it
@@ -270,7 +270,7 @@ def test_a_flow_above_its_share_leaves_what_the_others_took_lately() -> None:
 
 @pytest.mark.parametrize("elsewhere", [0, 1_000_000])
 def test_shares_of_a_pool_ignore_all_other_pools(elsewhere: int) -> None:
-    """A caller with a large pool of its own took what is kept for others in their pool."""
+    """A caller with a large pool must not get what is kept for others in their pool."""
     s = peak(4_000, *TWO, dispatch="backfill")
     if elsewhere:
         s.set_pool(0, b"other", 1, elsewhere, 1)
@@ -286,7 +286,7 @@ def test_shares_of_a_pool_ignore_all_other_pools(elsewhere: int) -> None:
     s.check()
 
 
-def test_what_is_kept_fades_and_a_flow_alone_takes_all() -> None:
+def test_kept_part_fades_and_a_flow_alone_takes_all() -> None:
     s = peak(4_000, *TWO, queue_ttl_ns=600 * SECOND, lease_ttl_ns=600 * SECOND)
     d = grant(s, 0, "h", 10, 10, flow=0)
     q = grant(s, 0, "q", 400, 10, flow=1)

@@ -1,4 +1,4 @@
-"""A lease that passed a head keeps its discount over a restart, and in a recording."""
+"""Tests that a lease which passed a head keeps its discount in a restart and a recording."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ TTL_NS, GRACE_NS = 10 * SECOND, 20 * SECOND
 
 
 def passed(surplus_ppm: int = HALF) -> tuple[core.Scheduler, core.Decision]:
-    """A core with a lease of flow b that passed a head, and one of flow a that did not."""
+    """Return a core with a lease of flow b that passed a head, and one of flow a that did not."""
     s = backfilling(200, backfill_surplus_ppm=surplus_ppm)
     blocked(s)
     admit(s, 0, "brief", 10, 5, flow=2, reports_progress=True)

@@ -1,4 +1,4 @@
-"""The end of a Session stream, and what a reconnect finds."""
+"""Tests the end of a Session stream, and what a reconnect finds."""
 
 import pytest
 

@@ -16,7 +16,7 @@ from .test_restart import saved
 
 
 def waits_at_the_first_of_two() -> core.Scheduler:
-    """Pool p has a cap that session a takes; pool q has none. Session b waits for p."""
+    """Let session a take the cap of pool p; pool q has none. Session b waits for p."""
     s = capped(150)
     s.set_pool(0, b"q", 1, 10_000, 1)
     run_turn(s, 0, "a", 0)
@@ -173,7 +173,7 @@ def test_the_order_of_those_that_wait_follows_the_weights() -> None:
 
 
 def first_to_begin(s: core.Scheduler, start_ns: int) -> int:
-    """The flow of the session that begins first of two that wait; the other one leaves."""
+    """Return the flow of the session that begins first of two that wait; the other one leaves."""
     grant(s, start_ns, f"{start_ns}", 60, 40, session=b"active")
     waiting = [
         turn(s, start_ns, f"{start_ns}-{flow}", "waits", prompt=60, output=40, flow=flow)
@@ -280,7 +280,7 @@ def test_a_second_run_finds_no_sessions_of_the_first() -> None:
 
 
 def beside_a_larger_pool() -> tuple[core.Scheduler, Stream, list[int]]:
-    """Two requests of session b wait: the first for the cap of p, which holds 200 tokens, and the
+    """Queue two requests of session b: the first for the cap of p, which holds 200 tokens, and the
     second, which p cannot hold, for that of q, which a stream offers."""
     s = make(capacity=200)
     s.set_pool_limits(0, b"p", sessions_max_tokens=150)
@@ -297,7 +297,7 @@ def beside_a_larger_pool() -> tuple[core.Scheduler, Stream, list[int]]:
     return s, engine, waiting
 
 
-def test_what_no_pool_can_hold_stays_behind_what_waits_of_its_session() -> None:
+def test_too_large_request_stays_behind_its_session() -> None:
     s, engine, waiting = beside_a_larger_pool()
     engine.session.close(0)
     assert s.poll(0) == []

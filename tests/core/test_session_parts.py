@@ -14,7 +14,7 @@ def message(seq: int, *events: pb.SessionEvent) -> bytes:
 
 
 def mixed(count: int) -> list[pb.SessionEvent]:
-    """Events of every kind that a running stream sends, with wrong ones between them."""
+    """Yield events of every kind that a running stream sends, with wrong ones between them."""
     events: list[pb.SessionEvent] = []
     for n in range(count):
         events += [asking(n + 1, f"r{n}"), asking(0, "r"), reporting(n, output_tokens=1)]

@@ -1,4 +1,4 @@
-"""Random shims, and random bytes where a SessionRequest should be."""
+"""Tests random shims, and random bytes where a SessionRequest should be."""
 
 import random
 from typing import Any

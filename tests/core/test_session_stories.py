@@ -1,4 +1,4 @@
-"""The session of an agent that a request belongs to, as Explain shows it."""
+"""Tests the session of an agent that a request belongs to, as Explain shows it."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_a_running_request_says_where_its_session_is_active() -> None:
     assert session_of(s, 0, "a-0") is None  # it has ended
 
 
-def test_what_waits_for_the_cap_says_what_it_needs_and_when() -> None:
+def test_request_waiting_for_the_cap_states_need_and_time() -> None:
     s = capped(250, queue_ttl_ns=200 * SECOND)
     for name in "ab":
         run_turn(s, 0, name, 0)

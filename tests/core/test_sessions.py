@@ -1,4 +1,4 @@
-"""The Session protocol: a state machine of bytes."""
+"""Tests the Session protocol: a state machine of bytes."""
 
 import pytest
 from schedsvc_client.v1 import pool_pb2, quota_pb2
@@ -26,7 +26,7 @@ TTL, GRACE = 10 * SECOND, 20 * SECOND
 
 
 def refused(stream: Stream, *events: pb.SessionEvent) -> str:
-    """The field for which the stream cannot go on."""
+    """Return the field for which the stream cannot go on."""
     with pytest.raises(core.CallerError) as caught:
         stream.push(0, *events)
     assert caught.value.code == 3
@@ -126,7 +126,7 @@ def test_a_verdict_says_what_a_unary_answer_says() -> None:
         assert said == told
 
 
-def test_grant_tells_the_quotas_of_its_tenant() -> None:
+def test_grant_reports_the_quotas_of_its_tenant() -> None:
     s = make(capacity=10_000)
     group = s.set_quota(0, b"group:g", requests=3, total_tokens=10_000)
     for name, limits in (
@@ -143,7 +143,7 @@ def test_grant_tells_the_quotas_of_its_tenant() -> None:
         assert verdict.response.outcome == pb.OUTCOME_GRANTED
         limits = verdict.response.grant.quota.limits
         told[name] = {e.kind: (e.limit, e.remaining) for e in limits}
-    # Of each kind the limit of which the least is left; what the stranger shares is not its own.
+    # For each kind, the limit with the least left; what the stranger shares is not its own.
     tokens, requests = quota_pb2.LIMIT_KIND_TOKENS_PER_MINUTE, 3
     assert told == {"acme": {requests: (3, 2), tokens: (600, 490)}, "free": {}, "stranger": {}}
 
@@ -315,7 +315,7 @@ def test_principals_cannot_touch_each_others_leases(stranger: int) -> None:
     ],
 )
 def test_malformed_goodbye_is_a_fault_and_releases_nothing(event: bytes, field: str) -> None:
-    """The fuzzer found that the body of a goodbye was never looked at."""
+    """The body of a goodbye is checked too."""
     s = core.Scheduler(headroom_ppm=0)
     owner, other = Stream(s, principal=1), Stream(s, principal=2)
     owner.send(0, offering("gpu"))
@@ -416,7 +416,7 @@ def offers(s: core.Scheduler, principal: int, at_ns: int, epoch: int = 1) -> str
 
 
 def test_pool_stays_reserved_for_an_owner_that_reconnects() -> None:
-    """Within a second another caller's registration voided all running leases."""
+    """Otherwise another caller's registration would void all running leases within a second."""
     s = core.Scheduler(lease_ttl_ns=TTL, lease_grace_ns=GRACE)
     s.set_flow(b"f", 1_000)
     owner = Stream(s, 1)

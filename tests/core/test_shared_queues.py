@@ -1,4 +1,4 @@
-"""A tenant's queue is divided between the principals that vouch for the tenant."""
+"""Tests that a tenant's queue is divided between the principals that vouch for the tenant."""
 
 from itertools import count
 
@@ -11,7 +11,7 @@ _serial = count()
 
 
 def busy(**limits: int) -> core.Scheduler:
-    """A scheduler whose pool is full."""
+    """Return a scheduler whose pool is full."""
     s = make(capacity=2_000, **limits)
     grant(s, 0, "runs", 1_000, 1_000, principal=9)
     return s
@@ -31,7 +31,7 @@ def fill(s: core.Scheduler, principal: int, prompt: int = 10, session: bytes = b
         waiting.append(handle)
 
 
-def test_a_full_queue_has_a_place_for_whoever_has_less_than_its_part() -> None:
+def test_a_full_queue_has_a_place_for_a_caller_below_its_part() -> None:
     s = busy(flow_queue_max=50)  # of which 10 are for retries
     assert [len(fill(s, principal)) for principal in (1, 2, 3, 1)] == [40, 20, 13, 0]
     assert totals(s, 0)["queued"] == 73
@@ -63,7 +63,7 @@ def test_the_tokens_of_a_queue_are_divided_too() -> None:
     assert len(fill(s, 5, 1_500)) == 1  # the first one may have any size
 
 
-def test_what_waits_for_a_cap_of_sessions_counts() -> None:
+def test_request_waiting_for_a_cap_of_sessions_counts() -> None:
     s = make(capacity=1_000, flow_queue_max=10)
     s.set_pool_limits(0, sessions_max_tokens=10)
     grant(s, 0, "begins", session=b"first")

@@ -1,4 +1,4 @@
-"""Signs of life: a shim's beat, and engines that claim the pool of another one."""
+"""Tests signs of life: a shim's beat, and engines that claim the pool of another one."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def scheduler(**options: Any) -> core.Scheduler:
 def joining(
     s: core.Scheduler, client: str, *events: pb.SessionEvent, now_ns: int = 0, **more: int
 ) -> tuple[Stream, pb.SessionResponse]:
-    """A new stream of a process; `incarnation` and `principal` are more of it."""
+    """Open a new stream of a process; `incarnation` and `principal` are more of it."""
     stream = Stream(s, more.get("principal", 0), greets=False)
     hello = pb.SessionHello(client_id=client, incarnation=more.get("incarnation", 1))
     return stream, stream.send(now_ns, pb.SessionEvent(hello=hello), *events)

@@ -12,7 +12,7 @@ LEASES = 12
 
 
 def running() -> tuple[core.Scheduler, list[core.Decision]]:
-    """Three flows with four leases each, of which some have been outgrown, and what waits."""
+    """Make three flows with four leases each, of which some have been outgrown, and what waits."""
     scheduler = make(("a", 1_000), ("b", 2_000), ("c", 500), capacity=4_000, block=16)
     for number in range(LEASES + 9):
         admit(scheduler, 0, f"r{number}", 40, 200, flow=number % 3, reports_progress=True)

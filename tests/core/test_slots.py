@@ -1,4 +1,4 @@
-"""Slots of concurrency that the store of a cluster grants, as events of the core."""
+"""Tests slots of concurrency that the store of a cluster grants, as events of the core."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ MINUTE = 60 * SECOND
 
 
 def capped(concurrency: int = 4, refuse: bool = False) -> tuple[core.Scheduler, bytes]:
-    """Flow f with a cap that members share, and the cap's key."""
+    """Set flow f with a cap that members share, and return the cap's key."""
     s = make(queue_ttl_ns=10 * MINUTE, lease_ttl_ns=10 * MINUTE)
     s.set_flow_quota(0, 0, concurrency=concurrency, refuse=refuse)
     s.set_escrow(0)
@@ -139,7 +139,7 @@ def test_limits_show_what_all_members_leave() -> None:
 
 
 def answer(s: core.Scheduler, now_ns: int, request_id: str) -> Any:
-    """The verdict at the arrival; None: it waits."""
+    """Return the verdict at the arrival; None: it waits."""
     found = s.admit_wire(now_ns, 0, admit_message(request_id).SerializeToString())
     return pb.AdmitResponse.FromString(found).outcome if isinstance(found, bytes) else None
 
@@ -155,7 +155,7 @@ def test_over_refuse_waits_only_while_the_store_may_have_slots() -> None:
 
 
 def test_over_refuse_waits_for_no_store_that_is_away() -> None:
-    """Neither for a slot nor for a chunk; and requests that may wait do wait."""
+    """A slot or a chunk is not waited for; requests that may wait do wait."""
     s = make(queue_ttl_ns=10 * MINUTE)
     s.set_flow_quota(0, 0, concurrency=4, requests=10, refuse=True)
     s.set_escrow(0)

@@ -1,4 +1,4 @@
-"""Stats of the core: the names of the contract, and figures that add up."""
+"""Tests Stats of the core: the names of the contract, and figures that add up."""
 
 import pytest
 from schedsvc_client.v1 import pool_pb2, quota_pb2

@@ -1,4 +1,4 @@
-"""Every order of events in the life of a request, against the table in `_core/lifecycle/lease.pxi`.
+"""Tests every order of events in a request's life by the table in `_core/lifecycle/lease.pxi`.
 
 The table is the documentation, and it is read from there: it alone says what has to come out. So
 the model has no code of its own that could be as wrong as the core's.
@@ -31,7 +31,7 @@ TOLD = {
 
 
 def read_table() -> dict[str, dict[str, str]]:
-    """Event: state: state after it."""
+    """Return event: state: state after it."""
     rows: dict[str, dict[str, str]] = {}
     states: list[str] = []
     for line in SOURCE.read_text().splitlines():
@@ -206,7 +206,7 @@ def test_the_table_is_whole() -> None:
 
 
 def test_every_cell_is_reached() -> None:
-    """From each state, by the shortest way, each event."""
+    """Each event is sent in each state, by the shortest way."""
     ways: dict[tuple[str, bool], tuple[str, ...]] = {("none", True): ()}
     for _ in range(6):
         for (state, full), way in list(ways.items()):

@@ -1,4 +1,4 @@
-"""The tree of shares: groups with a weight share among themselves, their members what they get."""
+"""Tests the tree of shares: groups with a weight share, and so do their members."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from .tree_histories import TreeHistory, main
 
 
 def make(**options: Any) -> core.Scheduler:
-    """A scheduler with a pool for one request of 10 and 10 tokens at a time."""
+    """Return a scheduler with a pool for one request of 10 and 10 tokens at a time."""
     still = {"headroom_ppm": 0, "headroom_min_ppm": 0, "headroom_max_ppm": 0}
     given: dict[str, Any] = {"ledger": "sum", "dispatch": "strict", "credit_max_micro": 0}
     s = core.Scheduler(**(given | still | options))
@@ -47,7 +47,7 @@ def flood(s: core.Scheduler, now_ns: int, flows: dict[str, int], count: int = 20
 
 
 def serve(s: core.Scheduler, now_ns: int, count: int) -> list[int]:
-    """Flows in the order in which they are granted, one after the other."""
+    """Return flows in the order in which they are granted, one after the other."""
     found: list[int] = []
     while len(found) < count:
         (d,) = s.poll(now_ns)
@@ -58,7 +58,7 @@ def serve(s: core.Scheduler, now_ns: int, count: int) -> list[int]:
 
 
 def organisations(s: core.Scheduler, *sizes: int) -> dict[str, int]:
-    """Organisations of weight 1, 2, 4 and so on, with these numbers of users."""
+    """Make organisations of weight 1, 2, 4 and so on, with these numbers of users."""
     flows = {}
     for k, size in enumerate(sizes):
         node = group(s, f"org{k}", 1_000 << k)
@@ -81,8 +81,8 @@ def test_organisations_share_by_weight_whatever_their_size() -> None:
 
 
 def shares_of_a_flood(grants: int) -> tuple[list[float], list[float], int]:
-    """Parts of organisations of weight 1, 2, 4 with 1, 10, 100 users over what they are due; how
-    far the users of each differ, as a part of the most; the least grants of a user."""
+    """Return parts of organisations of weight 1, 2, 4 with 1, 10, 100 users over what they are due;
+    how far the users of each differ, as a part of the most; the least grants of a user."""
     rnd = random.Random(3)
     s = core.Scheduler(queue_max=10_000)
     flows = organisations(s, 1, 10, 100)
@@ -194,7 +194,7 @@ def test_tree_changes_nothing_under_orders_without_counters(policy: str, pools: 
 
 
 class TreeWalk(RandomWalk):
-    """A random walk in which groups come, go, and change their weights and parents."""
+    """Walks at random while groups come, go, and change their weights and parents."""
 
     def __init__(self, seed: int, policies: tuple[str, ...], pools: int = 1) -> None:
         super().__init__(seed, policies[0], pools=pools)
@@ -348,7 +348,7 @@ def test_saved_node_that_is_damaged_is_refused() -> None:
 
 
 def test_organisations_share_the_pools_that_they_may_use() -> None:
-    """One asks for a slow pool, one of two users for a quick one, and a tenant for both; at 400 s
+    """One is for a slow pool, one of two users is for a quick one, a tenant is for both; at 400 s
     the first may use the quick one too."""
     world = PoolWorld("ABCD", [1_000, 10_000])
     slow, quick = group(world.scheduler, "slow", 1_000), group(world.scheduler, "quick", 1_000)
@@ -399,7 +399,7 @@ def test_positions_of_nodes_outlive_a_restart() -> None:
 
 
 def fields(row: bytes) -> list[bytes]:
-    """A node's row without regard to the order of its pools."""
+    """Return a node's row without regard to the order of its pools."""
     return sorted(row.split(b"\x42"))
 
 

@@ -1,4 +1,4 @@
-"""Queued requests move with their flow to a group that has no queue for their pool, or from one."""
+"""Tests queued requests that move with their flow to a group without a queue, or from one."""
 
 from collections.abc import Callable
 

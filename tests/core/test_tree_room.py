@@ -1,4 +1,4 @@
-"""Which request of a tree a pool grants where its next one by share fits another pool alone."""
+"""Tests which request of a tree a pool grants if its next one by share fits another alone."""
 
 from schedsvc import _core as core
 

@@ -1,4 +1,4 @@
-"""Stats and Explain know the tree of shares."""
+"""Tests that Stats and Explain know the tree of shares."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def pool_of(s: core.Scheduler, request: str) -> dict[str, Any]:
 
 
 def company(s: core.Scheduler) -> dict[str, int]:
-    """org 3 (team 1: a, b; and c of weight 3), other 1 (d), and the tenant e of weight 4."""
+    """Make org 3 (team 1: a, b; and c of weight 3), other 1 (d), and the tenant e of weight 4."""
     org = group(s, "org", 3_000)
     team, other = group(s, "team", 1_000, org), group(s, "other", 1_000)
     return {
@@ -103,7 +103,7 @@ def test_tenant_that_moves_leaves_what_it_was_served() -> None:
 
 
 @pytest.mark.parametrize("seed", fresh(4))
-def test_what_groups_were_served_never_falls_while_they_move(seed: int) -> None:
+def test_service_of_groups_never_falls_while_they_move(seed: int) -> None:
     walk = TreeWalk(seed, ("vtc",), pools=1 + seed % 3)
     last: dict[tuple[str, str], int] = {}
     for _ in range(40):

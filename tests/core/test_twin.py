@@ -1,4 +1,4 @@
-"""The core beside its dumb twin: same events, same decisions, same books."""
+"""Compares the core with its dumb twin: same events, same decisions, same books."""
 
 import random
 from math import prod
@@ -51,8 +51,8 @@ CLASSES = (
 )
 NAMES = (b"", b"", b"default", *(name for name, *_ in CLASSES))
 class_of = st.sampled_from(NAMES)
-# Of a request, the simplest first. A draw costs Hypothesis more than both twins need to decide, so
-# each half is drawn as one number: below 2**24, where it draws evenly.
+# The parts of a request, the simplest first. A draw costs Hypothesis more than both twins need to
+# decide, so each half is drawn as one number: below 2**24, where it draws evenly.
 ASK: tuple[dict[str, Any], ...] = (
     {
         "flow": range(len(FLOWS)),
@@ -97,7 +97,7 @@ asks = st.tuples(*map(numbers_of, ASK)).map(ask_of)
 
 
 class Twins(RuleBasedStateMachine):
-    """Every rule compares what both answer; after it, all that they show."""
+    """Compares what both answer in every rule; after it, all that they show."""
 
     @initialize(
         policy=st.sampled_from(
@@ -162,7 +162,7 @@ class Twins(RuleBasedStateMachine):
         self.handles: list[int] = []
 
     def lease(self, index: int) -> tuple[int, int]:
-        """Mostly a lease that runs; else one that ended; else one that never was."""
+        """Draw mostly a lease that runs; else one that ended; else one that never was."""
         live = [(r.lease_id, r.epoch) for r in self.pair.twin.leases()]
         if live and index < 8:
             return live[index % len(live)]

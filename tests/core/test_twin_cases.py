@@ -1,4 +1,4 @@
-"""Histories in which core and twin once disagreed, as the state machine found them."""
+"""Repeats histories in which core and twin once disagreed, as the state machine found them."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def admit(state: Twins, *numbers: tuple[int, int], polls: bool = False) -> None:
     state.admit(asks=[ask_of(half) for half in numbers], polls=polls)
 
 
-def test_flows_come_back_to_all_pools_of_a_quota_at_once(twins: Twins) -> None:
+def test_flows_return_to_all_pools_of_a_quota_at_once(twins: Twins) -> None:
     """Dry runs grant requests that stand in no line, too."""
     admit(twins, (3, 0), (9, 0), (0, 0), (1, 0), polls=True)
     for seed in (13_821, 0):

@@ -1,4 +1,4 @@
-"""The usage of ended leases, in rows for a ledger, and when a stream reports it as saved."""
+"""Tests usage of ended leases: rows for a ledger, and when a stream reports them saved."""
 
 from schedsvc_client import Outcome
 from schedsvc_client.session_notices import Verdict
@@ -20,7 +20,7 @@ def keeping(**limits: int) -> core.Scheduler:
 
 
 def saved(stream: Stream, now_ns: int, *events: pb.SessionEvent) -> int | None:
-    """The seq that the answer to these events, or to none, reports as saved."""
+    """Return the seq that the answer to these events, or to none, reports as saved."""
     answer = stream.send(now_ns, *events) if events else stream.pull(now_ns)
     return answer.usage_saved.seq if answer.HasField("usage_saved") else None
 

@@ -1,4 +1,4 @@
-"""Views show the state, and change nothing that is decided."""
+"""Tests that views show the state, and change nothing that is decided."""
 
 from typing import Any
 

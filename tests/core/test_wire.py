@@ -1,4 +1,4 @@
-"""AdmitRequest as bytes: the core's reader beside protobuf's own (upb), and the answers' writer."""
+"""Compares the core's reader of AdmitRequest with protobuf's (upb), and tests the writer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Random histories of a tree of shares, beside a plain model of hierarchical fair queuing.
+"""Runs histories of a tree of shares beside a plain model of hierarchical fair queuing.
 
     python -m tests.core.tree_histories --count 100000 --seed 7
     python -m tests.core.tree_histories --count 1000000 --pools --totals trees.json
@@ -46,12 +46,12 @@ WAITING = 4  # requests that a flow keeps waiting for each of its targets
 
 
 class BrokenError(Exception):
-    """A history in which a grant, or what a node was served, is not as promised."""
+    """The grant of a request, or the service of a node, is not as promised."""
 
 
 @dataclass
 class Place:
-    """Where a node stands in a pool."""
+    """Says where a node stands in a pool."""
 
     key: int
     foreign: int = 0  # of that, service in other pools since it stood there
@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(eq=False)
 class Node:
-    """A group or a tenant: what the model knows of it."""
+    """Holds what the model knows of a group or a tenant."""
 
     weight: int
     parent: "Node | None" = None
@@ -68,7 +68,7 @@ class Node:
     levels: Counter[int] = field(default_factory=Counter)  # of its children, by pool
     served: list[int] = field(default_factory=lambda: [0] * POOLS)  # by pool
     served_in_all: int = 0
-    #: By pool, while this one waits there: the least that each sibling was served more.
+    #: The least that each sibling was served more while this one waits in a pool, by pool.
     least: dict[int, list[int]] = field(default_factory=dict)
     moved: bool = True  # something changed here or below since the promise was checked
     path: list["Node"] = field(init=False)  # this one and those above it, the root left out
@@ -93,7 +93,7 @@ class Node:
             node = node.parent
 
     def waits(self, pool: int) -> bool:
-        """Whether something waits here or below that may run in a pool."""
+        """Return whether something waits here or below that may run in a pool."""
         if pool not in self.waiting:
             self.waiting[pool] = (
                 any(child.waits(pool) for child in self.children)
@@ -114,11 +114,11 @@ class Node:
             self.changed()
 
     def standing(self, pool: int) -> list[int]:
-        """The counters of the children that stand in a pool."""
+        """Return the counters of the children that stand in a pool."""
         return [child.places[pool].key for child in self.children if child.stands(pool)]
 
     def stands(self, pool: int) -> bool:
-        """Whether a head of a tenant here or below is in the line of a pool."""
+        """Return whether a head of a tenant here or below is in the line of a pool."""
         return self.heads(pool) != (NEVER, NEVER)
 
     def raise_level(self, pool: int) -> None:
@@ -157,8 +157,8 @@ class Node:
                     self.parent.changed()
 
     def heads(self, pool: int) -> tuple[int, int]:
-        """The arrivals of the first heads in the order of a pool: for any pool, and for this one
-        alone; NEVER: no head."""
+        """Return the arrivals of the first heads in the order of a pool: for any pool, and for this
+        one alone; NEVER: no head."""
         found = self.found.get(pool)
         if found is None:
             found = self.found[pool] = self._below(pool) if self.children else self._own(pool)
@@ -185,7 +185,7 @@ class Node:
         return first_any[1], first_here[1]
 
     def pick(self, pool: int) -> "Node":
-        """The tenant that goes next in a pool."""
+        """Return the tenant that goes next in a pool."""
         if not self.children:
             return self
         found = [
@@ -197,7 +197,7 @@ class Node:
 
 
 class TreeHistory:
-    """One scheduler with a random tree and one pool or several, and the model."""
+    """Runs one scheduler with a random tree and one pool or several, and the model."""
 
     def __init__(self, seed: int, pools: int = 1, *, flat: bool = False) -> None:
         self.random = random.Random(seed)
@@ -223,7 +223,7 @@ class TreeHistory:
         self.core.poll(0)  # tenants take their places in the tree at a dispatch
         self.now_ns = self.serial = 0
         self.waiting: dict[int, tuple[int, int, int, int]] = {}  # leaf, prompt, output, seq
-        #: By lease id: leaf, prompt, output, charged, produced, pool.
+        #: Leaf, prompt, output, charged, produced, pool, by lease id.
         self.live: dict[int, list[int]] = {}
         self.longest = self.dearest = self.granted = 0
 

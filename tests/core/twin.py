@@ -1,4 +1,4 @@
-"""A dumb twin of the core: lists, scans and sorts instead of heaps, chains and running sums.
+"""Runs a dumb twin of the core: lists, scans and sorts instead of heaps, chains and sums.
 
 Written from `schedsvc/_core.pyi` and the algorithms it names, as a second implementation. It has
 no sessions and no bytes, and does all that is due in one poll (`work_max` without end).
@@ -11,7 +11,7 @@ from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdic
 
 
 class Twin(RemoteService):
-    """Same methods, arguments and results as the core's Scheduler; a handle is a seq."""
+    """Has the methods, arguments and results of the core's Scheduler; a handle is a seq."""
 
     def admit(
         self,
@@ -113,7 +113,7 @@ class Twin(RemoteService):
             self._end(r, core.EXPIRED)
 
     def next_due(self) -> int:
-        """When something has to be done at the latest; -1: never."""
+        """Return when something has to be done at the latest; -1: never."""
         dues = [r.due_ns for r in self.requests]
         dues += [due for due in (self.quotas.next_due(), *self.pool_due.values()) if due >= 0]
         dues += [self.restart.until_ns] if self.restart.until_ns else []
@@ -162,7 +162,7 @@ class Twin(RemoteService):
         return core.LEASE_LIVE
 
     def _account(self, r: Request, inputs: int | None, cached: int, outputs: int) -> None:
-        """New totals of a lease, and so of its flow. Of the input only what came can be cached."""
+        """Set new totals of a lease, and so of its flow. Only input that came can be cached."""
         f = self.flows[r.flow]
         f.input_tokens -= r.input_tokens or 0
         f.cached_input_tokens -= r.cached_tokens

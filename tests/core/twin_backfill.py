@@ -1,4 +1,4 @@
-"""Which request may pass the head of a pool of the twin."""
+"""Decides which request may pass the head of a pool of the twin."""
 
 from .twin_pick_next import Choice, Plan
 from .twin_types import Request
@@ -7,7 +7,7 @@ NEVER = 1 << 62
 
 
 class Backfill(Choice):
-    """The lead, the surplus, and the projected start of a head, found by trying all of them."""
+    """Finds the lead, the surplus, and the projected start of a head by trying all of them."""
 
     def who_may_pass(self, pool: int, head: Request, plan: Plan) -> tuple[Request, Plan] | None:
         """The first of the next heads that fits now, is near enough behind the head, and leaves its
@@ -41,7 +41,7 @@ class Backfill(Choice):
         return late or head.bypassed >= self.limits["bypass_max"]
 
     def work_micro(self, r: Request) -> int:
-        """The charge of a request at weight 1, from the average of its flow, else the median."""
+        """Return a request's charge at weight 1, by the average of its flow, else the median."""
         each = self.flows[r.flow].average_milli // 1000
         each = each or self.predictor.median(self.asked(r)) or 0
         if not 0 < each <= r.output_max_tokens:
@@ -72,7 +72,7 @@ class Backfill(Choice):
         return self.pools[pool].surplus_micro >= self.work_micro(r)
 
     def _is_light(self, r: Request, head: Request, plan: Plan) -> bool:
-        """Whether it may move the head's start unless its flow would be above its share."""
+        """Return whether it may move the head's start unless its flow would be above its share."""
         alone = len(self.queued(lambda q: q.flow == r.flow)) == 1
         same = self.flows[r.flow].cls == self.flows[head.flow].cls
         return same and alone and plan.above and not self.has_been_passed(head)
@@ -95,12 +95,12 @@ class Backfill(Choice):
         return r.reports_progress and its.output <= when
 
     def _whole(self, pool: int, r: Request, plan: Plan) -> int:
-        """The load that a request adds: its blocks, and its adapter if that is not active."""
+        """Return the load that a request adds: its blocks, and an adapter that is not active."""
         more = self.adapter_tokens(pool, r.adapter) - self.adapter_tokens(pool)
         return plan.blocks * self.pools[pool].block_size + more
 
     def _start(self, pool: int, head: Request, plan: Plan) -> tuple[int, int]:
-        """After how many tokens of each sequence the head fits, and what is then spare."""
+        """Return after how many tokens of each sequence the head fits, and what is then spare."""
         p = self.pools[pool]
         whole = plan.blocks * p.block_size
         room = self.limit(pool, plan.above) - p.beyond_tokens - self.adapter_tokens(pool)

@@ -1,4 +1,4 @@
-"""The twin's classes: who may name one, and since when each has waited in each line."""
+"""Keeps the twin's classes: who may name one, and how long each has waited in each line."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ class Class:
 
 
 class Classes:
-    """All of it by scanning: a class is in a line while a queue of it is."""
+    """Scans for all of it: a class is in a line while a queue of it is."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
@@ -66,7 +66,7 @@ class Classes:
         return next((i for i, c in enumerate(self.items) if c.name == name and not c.gone), -1)
 
     def of(self, base: int, name: bytes) -> int:
-        """The class of a request; raises where its tenant may not name that one."""
+        """Return the class of a request; raise if its tenant may not name that one."""
         mine = self.default.get(base, 0)
         if not name:
             return mine
@@ -85,7 +85,7 @@ class Classes:
         return cls if cls >= 0 and self.may_name(base, cls) else self.default.get(base, 0)
 
     def flow(self, base: int, cls: int) -> int:
-        """The tenant's flow in a class, made where there is none."""
+        """Return the tenant's flow in a class; make it if there is none."""
         state = self.state
         for i, f in enumerate(state.flows):
             if (f.base, f.cls) == (base, cls):
@@ -126,7 +126,7 @@ class Classes:
         return self.since[line, cls] + self.items[cls].ageing_ns
 
     def first(self, line: Line) -> int:
-        """The class that a node serves next."""
+        """Return the class that a node serves next."""
         here = self.present(line)
         if self.brought.get(line) or self.items[here[0]].exempt:
             return here[0]
@@ -135,7 +135,7 @@ class Classes:
         return min(aged, key=lambda cls: self.due_ns(line, cls), default=here[0])
 
     def holds_up(self, line: Line, cls: int) -> bool:
-        """Whether others precede the only request of a class."""
+        """Return whether others precede the only request of a class."""
         now_ns = self.state.now_ns
         return any(
             self.place(other) < self.place(cls)
@@ -150,7 +150,7 @@ class Classes:
         self.brought[line] = bool(here) and self.place(here[0]) < self.place(cls)
 
     def next_due(self, line: Line) -> int:
-        """When another class may become the first."""
+        """Return when another class may become the first."""
         first = self.first(line)
         dues = [self.due_ns(line, cls) for cls in self.present(line) if cls != first]
         return min((due for due in dues if due > self.state.now_ns), default=-1)

@@ -1,4 +1,4 @@
-"""The twin's audit: what would have become of a request is counted, and it is granted at once."""
+"""Audits the twin: counts what would have become of a request, and grants it at once."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ NOBODY_CAN_SERVE = (core.REJECTED_NO_POOL, core.REJECTED_DRAINING, core.REJECTED
 
 
 class Audit:
-    """Flows whose requests are never refused."""
+    """Holds flows whose requests are never refused."""
 
     def __init__(self, twin: "Choice") -> None:
         self.twin = twin
@@ -31,12 +31,12 @@ class Audit:
             self.twin.order.give_back(flow)
 
     def copy(self, base: int, flow: int) -> None:
-        """A new flow of a tenant."""
+        """Return a new flow of a tenant."""
         if base in self.flows:
             self.set_mode(flow, True)
 
     def outcome(self, r: Request, refused: int) -> int:
-        """The outcome that refuses a request at its arrival nevertheless, or 0."""
+        """Return the outcome that refuses a request at its arrival nevertheless, or 0."""
         if r.flow not in self.flows:
             return refused
         if not self.twin.has_room(r.adapter):

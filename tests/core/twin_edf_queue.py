@@ -1,4 +1,4 @@
-"""The twin's order inside a flow: queues are sorted at each look."""
+"""Orders the requests in a flow of the twin: queues are sorted at each look."""
 
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ _BY_ARRIVAL = attrgetter("seq")
 
 
 class Order:
-    """By arrival, or earliest deadline first; a request that states none stands behind."""
+    """Orders by arrival, or earliest deadline first; a request that states none stands behind."""
 
     def __init__(self, state: "State", by_deadline: bool) -> None:
         self.state = state
@@ -32,13 +32,13 @@ class Order:
         )
 
     def heads(self) -> list[Request]:
-        """The first request of each queue, by arrival."""
+        """Return the first request of each queue, by arrival."""
         from_last = reversed(self.sorted(self.state.queued()))
         found = {(r.flow, r.target): r for r in from_last}
         return sorted(found.values(), key=_BY_ARRIVAL)
 
     def ahead(self, r: Request) -> int:
-        """How many are before it; by arrival those that were withdrawn since still count."""
+        """Return how many are before it; by arrival those that were withdrawn since still count."""
         queue = self.queue(r.flow, r.target)
         return queue.index(r) if self.by_deadline else r.ordinal - queue[0].ordinal
 
@@ -60,7 +60,7 @@ class Order:
                 self.give_back(flow)
 
     def note_displaced(self, before: list[Request]) -> None:
-        """Of these heads, those that are none any more step back."""
+        """Let those of these heads step back that are none any more."""
         after = {(r.flow, r.target): r for r in self.heads()}
         quotas = self.state.quotas
         for old in before:
@@ -79,7 +79,7 @@ class Order:
         return flow not in self.state.quotas.refusing and flow not in self.state.audit.flows
 
     def give_back(self, flow: int) -> None:
-        """Behind the heads of a flow no request holds a quota, unless it took it at its arrival."""
+        """Give quotas back, except those of heads, and those taken at an arrival."""
         if self.by_deadline and self._takes_in_turn(flow):
             heads = [id(r) for r in self.heads()]
             for r in self.state.queued(lambda r: r.flow == flow):

@@ -27,7 +27,7 @@ class Share:
 
 @dataclass
 class Paid:
-    """The part of a request that a share pays: its own (0), the k-th pool, freely (None)."""
+    """Names the part of a request that a share pays: own (0), the k-th pool, freely (None)."""
 
     node: int
     source: int | None
@@ -43,13 +43,13 @@ class Purse:
 
 
 def part(micro: int, share: Share) -> int:
-    """The part of it that the share lends, towards zero."""
+    """Return the part of it that the share lends, towards zero."""
     whole = abs(micro) * share.lends // share.nominal
     return whole if micro > 0 else -whole
 
 
 class Shares:
-    """Nodes of the quotas with a share, and the heads that are held."""
+    """Keeps nodes of the quotas with a share, and the heads that are held."""
 
     def __init__(self, quotas: "Quotas") -> None:
         self.quotas = quotas
@@ -88,7 +88,7 @@ class Shares:
         self.stale_ns = self.state.now_ns
 
     def pool_of(self, node: int) -> int:
-        """The pool that a node with a share lends to; -1: it is the root, or has none."""
+        """Return the pool that a node with a share lends to; -1: it is the root, or has none."""
         if not self.has(node):
             return -1
         above = self.quotas.chain(self.quotas.nodes[node].parent)
@@ -204,7 +204,7 @@ class Shares:
             hold.due_ns = self.state.now_ns if purse.source == 0 else purse.due_ns
 
     def _borrowers(self, paid: Paid) -> list[int]:
-        """Those that took it from the pool above them."""
+        """Yield those that took it from the pool above them."""
         found, node = [], paid.node
         while self.pool_of(node) != -1 and len(found) != paid.source:
             found.append(node)
@@ -286,8 +286,8 @@ class Shares:
         return bool(self.held_for(-1) or self.held_for(pool))
 
     def let_one_go(self, pool: int) -> bool:
-        """Of the first few that are held for this pool or any: one that shares do not bind, or
-        that can borrow; the line is empty."""
+        """Release the first that shares do not bind, or that can borrow, of the first few held for
+        this pool or any; return whether there was one."""
         first = sorted(self.held_for(-1) + self.held_for(pool), key=self.held_key)
         for r in [hold.request for hold in first[:LOOKAHEAD]]:
             if not self.is_saturated(r.target):
@@ -321,7 +321,7 @@ class Shares:
         return [hold for hold in self.holds.values() if hold.request.target == target]
 
     def next_dues(self) -> list[int]:
-        """When held heads, or the pool of all that they wait for, have something."""
+        """Return when held heads, or the pool of all that they wait for, have something."""
         dues = [hold.due_ns for hold in self.holds.values() if hold.due_ns is not None]
         self.know()
         if self.holds:
@@ -343,7 +343,7 @@ class Shares:
         return figures | {"held_to_share": bool(self.holds_of(flow))}
 
     def above(self, node: int) -> list[int]:
-        """A node with a share, and the pools above it."""
+        """Return a node with a share, and the pools above it."""
         found = []
         while node != -1:
             found.append(node)

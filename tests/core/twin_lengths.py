@@ -1,4 +1,4 @@
-"""The twin's predictor: bucket counts in a dict, every quantile by a scan over all buckets.
+"""Predicts for the twin: bucket counts in a dict, every quantile by a scan over all buckets.
 
 The decay is by halving counts, so sorted samples would not give the same answer: buckets are part
 of what is specified (below 128 a bucket for each length, above 64 buckets an octave).
@@ -16,7 +16,7 @@ NOTHING, ALL, FLOW, PAIR = range(4)
 
 
 def bucket(length: int) -> tuple[int, int]:
-    """(low, width) of the bucket that holds a length."""
+    """Return (low, width) of the bucket that holds a length."""
     length = min(length, LENGTH_MAX)
     width = max(1, 1 << max(0, length.bit_length() - 7))
     return length // width * width, width
@@ -38,7 +38,7 @@ def middle(low_width: tuple[int, int]) -> int:
 
 
 class Lengths:
-    """Counts of one kind of request; `level` is the quantile in use."""
+    """Counts one kind of request; `level` is the quantile in use."""
 
     def __init__(self, level: int = 900_000) -> None:
         self.samples = 0
@@ -62,8 +62,8 @@ class Lengths:
         self.counts = halved
 
     def quantile(self, ppm: int, beyond: int = -1) -> int | None:
-        """The least bucket's middle with so much of the mass, and of one length more, up to it;
-        of lengths longer than `beyond`. The last bucket where that is more than there is."""
+        """Return the middle of the first bucket up to which there is `ppm` of mass and one length,
+        among lengths above `beyond`; the last bucket if that is more than there is."""
         after = bucket(beyond) if beyond >= 0 else (-1, 0)
         kept = sorted((where, n) for where, n in self.counts.items() if where > after)
         mass = sum(n for _, n in kept)
@@ -76,7 +76,7 @@ class Lengths:
 
 
 class Asked(NamedTuple):
-    """Whose output is to be predicted, and how many leases run."""
+    """Says whose output is to be predicted, and how many leases run."""
 
     flow: int
     adapter: bytes
@@ -85,7 +85,7 @@ class Asked(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """Output tokens (None: unknown) and what they were predicted from."""
+    """Holds output tokens (None: unknown) and what they were predicted from."""
 
     tokens: int | None
     by: int
@@ -99,7 +99,7 @@ class Judged:
 
 
 class Predictor:
-    """A flow's lengths with the adapter, else of the flow, else of all flows, else nothing."""
+    """Predicts by lengths of flow and adapter, else of the flow, else of all, else nothing."""
 
     def __init__(self, quantile_ppm: int, samples_min: int) -> None:
         self.ppm = quantile_ppm
@@ -118,7 +118,7 @@ class Predictor:
         self.of_flow: dict[int, Judged] = {}
 
     def knows_little(self, flow: int) -> bool:
-        """Whether the lengths of all flows predict its outputs."""
+        """Return whether the lengths of all flows predict its outputs."""
         known = [self.flows.get(flow), *self.pairs.get(flow, {}).values()]
         return not any(lengths and lengths.samples >= self.enough for lengths in known)
 
@@ -156,7 +156,7 @@ class Predictor:
         return None, NOTHING
 
     def promise(self, asked: Asked) -> Promise:
-        """Tokens that the ledger reserves for each sequence of the next request."""
+        """Return tokens that the ledger reserves for each sequence of the next request."""
         lengths, by = self.evidence(asked)
         own = self.flows.get(asked.flow)
         ended = own.samples if own else 0
@@ -202,7 +202,7 @@ class Predictor:
 
 
 def ppm_rank(ppm: int, samples: int) -> int:
-    """Which of `samples` lengths, in order, covers the next one with this probability."""
+    """Return which of `samples` lengths, in order, covers the next one with this probability."""
     return -(-ppm * (samples + 1) // 1_000_000)
 
 

@@ -74,7 +74,7 @@ class OperatorActions(Serve):
         return core.LEASE_LIVE
 
     def lease_rows(self, tenant: bytes, pool: bytes, age_min_ns: int) -> list[dict[str, Any]]:
-        """The rows of the selected leases."""
+        """Return the rows of the selected leases."""
         return [
             {
                 "lease_id": r.lease_id,

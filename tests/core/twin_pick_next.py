@@ -1,4 +1,4 @@
-"""The next request of a pool of the twin."""
+"""Picks the next request of a pool of the twin."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ LOOKAHEAD = 8
 
 
 class Plan(NamedTuple):
-    """The reservation of a request, and why it has to wait."""
+    """Holds the reservation of a request, and why it has to wait."""
 
     blocks: int
     output: int
@@ -28,7 +28,7 @@ class Choice(Refusals):
         return its._replace(reason=reason)
 
     def reservation(self, pool: int, r: Request) -> Plan:
-        """A plan whose reason is not needed."""
+        """Return a plan whose reason is not needed."""
         predicted = self.predictor.promise(self.asked(r))
         output = min(predicted.tokens or r.output_max_tokens, r.output_max_tokens)
         need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
@@ -72,7 +72,7 @@ class Choice(Refusals):
         return (p.capacity_blocks - p.headroom_blocks) * p.block_size - kept
 
     def head_for(self, pool: int) -> tuple[Request | None, bool]:
-        """The pool's next, and whether ageing brought it before better classes."""
+        """Return the pool's next, and whether ageing brought it before better classes."""
         classes, best = self.classes, None
         aged = []
         for cls in classes.order():
@@ -96,7 +96,7 @@ class Choice(Refusals):
         return best, False
 
     def hold_ends_ns(self, pool: int, head: Request) -> int:
-        """Until when what could run is held so that prefills batch; 0: it is not."""
+        """Return until when runnable requests are held so that prefills batch; 0: not held."""
         p = self.pools[pool]
         delay_ns = p.last_prefill_ns * self.limits["delay_factor_milli"] // 1000
         if not delay_ns or p.opened_ns == self.now_ns or self.classes.is_exempt(head.flow):
@@ -112,7 +112,7 @@ class Choice(Refusals):
         return ends_ns
 
     def line(self, pool: int, head: Request) -> list[Request]:
-        """The first heads of flows: those of the head's class, then class by class."""
+        """Return the first heads of flows: those of the head's class, then class by class."""
         cls = self.flows[head.flow].cls
 
         def place(r: Request) -> tuple[Any, ...]:

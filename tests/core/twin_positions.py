@@ -1,4 +1,4 @@
-"""Where the twin's flows stand in each of several pools, found by looking at all heads."""
+"""Finds where the twin's flows stand in each of several pools by looking at all heads."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Position:
 
 
 class Positions:
-    """One for each flow and pool; with a single pool none, and the flows' counters decide."""
+    """Holds one position for each flow and pool; with a single pool the flows' counters decide."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
@@ -45,7 +45,7 @@ class Positions:
         return self.state.policy not in ("fcfs", "sif")
 
     def counter_at(self, flow: int, pool: int) -> int:
-        """The counter of a flow as a pool sees it; -1: over all."""
+        """Return the counter of a flow as a pool sees it; -1: over all."""
         if not self.local or not self.lifted or pool == -1:
             return self.state.flows[flow].vtc
         p = self.items.get((flow, pool))
@@ -107,7 +107,7 @@ class Positions:
         return max(0, self.levels[cls, pool] - self.state.credit)
 
     def heads(self, cls: int, pool: int) -> list[Request]:
-        """Those of a class that stand in a pool's line, the least first."""
+        """Return those of a class that stand in a pool's line, the least first."""
         heads = self.state.heads(pool) + self.state.heads(-1)
         mine = [r for r in heads if self.state.flows[r.flow].cls == cls]
         return sorted(mine, key=lambda r: self.state.rank(r, pool))
@@ -117,7 +117,7 @@ class Positions:
         return any(r.flow == flow for r in heads)
 
     def raise_level(self, cls: int, pool: int) -> int:
-        """By those that are there, and not yet by those that are about to return."""
+        """Raise it by those that are there, and not yet by those about to return."""
         there = {flow for (flow, at), p in self.items.items() if at == pool and p.node == -1}
         heads = [r for r in self.heads(cls, pool) if r.flow in there and r is not self.beside]
         if heads and self.by_counter and self.lifted:
@@ -218,7 +218,7 @@ class Positions:
         return self.items[flow, pool].node != -1 and self.stands(flow, pool)
 
     def forget(self) -> None:
-        """Counters are as new."""
+        """Let counters be as new."""
         self.pace.clear()
         self.items = {key: p for key, p in self.items.items() if self.state.is_active(key[0])}
         present = {self.state.flows[i].cls for i in self.state.in_minimum}

@@ -1,4 +1,4 @@
-"""The prompts that the engines probably have cached, and the order by them."""
+"""Keeps the prompts that the engines probably have cached, and the order by them."""
 
 from .twin_state import State
 from .twin_types import QUEUED, Request
@@ -8,7 +8,7 @@ LOOKAHEAD = 8
 
 
 class Prefixes(State):
-    """For each pool a list of the blocks that it was given, the oldest first."""
+    """Keeps for each pool a list of the blocks that it was given, the oldest first."""
 
     def keep_hashes(self, r: Request, hashes: tuple[int, ...]) -> int:
         """Keep what is said of a prompt while it is queued; its handle."""
@@ -21,7 +21,7 @@ class Prefixes(State):
         return r.seq
 
     def matched(self, pool: int, r: Request) -> int:
-        """Tokens of its prompt that the pool probably has."""
+        """Return the tokens of its prompt that the pool probably has."""
         known = self.pools[pool].blocks
         count = next(
             (k for k, h in enumerate(r.hashes) if (r.adapter, h) not in known), len(r.hashes)
@@ -49,7 +49,7 @@ class Prefixes(State):
                 del p.blocks[next(iter(p.blocks))]
 
     def longest(self, pool: int, first: Request) -> Request:
-        """The head whose prompt the pool has most of, of those that stand with the first."""
+        """Return the head whose prompt the pool has most of, of those that stand with the first."""
         cls = self.flows[first.flow].cls
         heads = self.heads(pool, cls) + self.heads(-1, cls)
         stand = [

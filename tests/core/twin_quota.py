@@ -1,4 +1,4 @@
-"""The twin's quotas: dicts and scans; the moment when a bucket will do is found by bisection."""
+"""Keeps the twin's quotas: dicts and scans; bisection finds when a bucket will do."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ def shares(inputs: int, outputs: int) -> tuple[int, int, int]:
 
 
 class Quotas:
-    """Quotas of the twin; every question is answered by reading all flows."""
+    """Holds quotas of the twin; every question is answered by reading all flows."""
 
     def __init__(self, state: "State") -> None:
         self.state = state
@@ -102,7 +102,7 @@ class Quotas:
         self.is_new = True
 
     def copy(self, base: int, flow: int) -> None:
-        """A new flow of a tenant."""
+        """Return a new flow of a tenant."""
         if base in self.first:
             self.first[flow] = self.first[base]
         if base in self.refusing:
@@ -126,7 +126,7 @@ class Quotas:
         return sum(bill.nodes.count(node) for bill in self.bills.values())
 
     def is_candidate(self, r: Request) -> bool:
-        """Whether it may be in the line, as the head of its queue."""
+        """Return whether it may be in the line, as the head of its queue."""
         return self._is_billed(r) and r.seq not in self.shares.holds
 
     def _is_billed(self, r: Request) -> bool:
@@ -145,7 +145,7 @@ class Quotas:
         )
 
     def take(self, r: Request) -> tuple[int, int]:
-        """Input and output tokens that it takes, or has taken."""
+        """Return input and output tokens that it takes, or has taken."""
         if r.seq in self.bills:
             return self.bills[r.seq].inputs, self.bills[r.seq].outputs
         if r.seq in self.asked:
@@ -159,7 +159,7 @@ class Quotas:
         return {which: amount * 10**6 for which, amount in enumerate(amounts)}
 
     def due_ns(self, node: int, r: Request) -> int:
-        """When the node holds enough for it; -1: when a request ends."""
+        """Return when the node holds enough for it; -1: when a request ends."""
         n, needs = self.nodes[node], self.needs(r)
         if n.concurrency and self.live(node) >= n.concurrency:
             return -1
@@ -181,7 +181,7 @@ class Quotas:
     # Events.
 
     def refusal(self, r: Request) -> int:
-        """Outcome of a request at its arrival, or 0."""
+        """Return the outcome of a request at its arrival, or 0."""
         chain = self.chain_of(r.flow)
         if self.state.classes.is_exempt(r.flow):
             return 0
@@ -206,7 +206,7 @@ class Quotas:
         return core.REJECTED_QUOTA if waits else 0
 
     def wait_ms(self, r: Request) -> int:
-        """The least wait of a queued request for its quotas."""
+        """Return the least wait of a queued request for its quotas."""
         chain = [] if r.seq in self.bills else self.chain_of(r.flow)
         wait_ns = max((self.due_ns(n, r) for n in chain), default=0) - self.state.now_ns
         return -(-min(max(wait_ns, 10**9), RETRY_MAX_NS) // 10**6) if wait_ns > 0 else 0
@@ -226,7 +226,7 @@ class Quotas:
             self.bill_model(r)
 
     def model_of(self, r: Request, pool: int) -> int:
-        """The node of a pool's model, -1: none that binds the request."""
+        """Return the node of a pool's model, -1: none that binds the request."""
         if self.state.classes.is_exempt(r.flow):
             return -1
         return self.models.get(self.state.pool_names[pool], -1)
@@ -246,7 +246,7 @@ class Quotas:
         return True
 
     def model_allows(self, r: Request, pool: int) -> bool:
-        """Whether it may pass the pool's next, as far as the model's quota goes."""
+        """Return whether it may pass the pool's next, as far as the model's quota goes."""
         node = self.model_of(r, pool)
         if node == -1:
             return True
@@ -332,7 +332,7 @@ class Quotas:
         return self.state.flows[flow].vtc - lift, flow
 
     def waiters(self, node: int) -> list[int]:
-        """Flows that wait at a node, those of the class that is served next first, by counter."""
+        """Return flows that wait at a node, those of the class served next first, by counter."""
         found = [flow for flow, wait in self.waits.items() if wait.node == node]
         classes = self.state.classes
         next_class = classes.first(("node", node)) if found else -1
@@ -344,7 +344,7 @@ class Quotas:
         return sorted(found, key=place)
 
     def _behind(self, flow: int, r: Request, node: int) -> bool:
-        """Whether a flow that precedes it waits at the node."""
+        """Return whether a flow that precedes it waits at the node."""
         classes, cls = self.state.classes, self.state.flows[flow].cls
         first = self.waiters(node)[:1]
         if not first:
@@ -434,7 +434,7 @@ class Quotas:
         self._note_lifts(flow)
 
     def next_due(self) -> int:
-        """When a node holds enough for the first of its waiters."""
+        """Return when a node holds enough for the first of its waiters."""
         firsts = [(node, self.waiters(node)[:1]) for node in range(len(self.nodes))]
         dues = [self.due_ns(node, self.waits[f[0]].request) for node, f in firsts if f]
         dues += [self.state.classes.next_due(("node", node)) for node, f in firsts if f]
@@ -452,7 +452,7 @@ class Quotas:
         self.shares.fill_up()
 
     def rows(self, flow: int, now_ns: int) -> list[dict[str, Any]]:
-        """Of each kind the limit of which the least is left."""
+        """Return for each kind the limit with the least left."""
         return self.limits_of(self.chain_of(flow), now_ns)
 
     def limits_of(self, chain: list[int], now_ns: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Service at other members of a cluster, on the twin."""
+"""Reads service at other members of a cluster into the twin."""
 
 from .twin_operator_actions import OperatorActions
 from .twin_positions import ALL, POOL

@@ -1,4 +1,4 @@
-"""The twin's restart: requests are gone, books stay, and leases return with their replays."""
+"""Restarts the twin: requests are gone, books stay, and leases return with their replays."""
 
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Restart:
-    """Amounts held for leases and flows of before the restart."""
+    """Holds amounts for leases and flows of before the restart."""
 
     def __init__(self, state: "State") -> None:
         self.state = state

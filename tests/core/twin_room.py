@@ -1,4 +1,4 @@
-"""A pool's load, headroom and shares in the twin, found by reading everything."""
+"""Finds a pool's load, headroom and shares in the twin by reading everything."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ PREFILL_MAX_NS = 10**9
 
 
 def blocks_then(each: int, more: int, size: int) -> int:
-    """Blocks of a sequence that makes some tokens more; of large blocks at most one too many."""
+    """Return blocks of a sequence after more tokens; if they are large, at most one too many."""
     if size <= 128:
         return -(-(each + more) // size)
     of_part = -(-size // 128)
@@ -21,7 +21,7 @@ def blocks_then(each: int, more: int, size: int) -> int:
 
 
 class Room(Prefixes):
-    """The load in both forms; headroom that adapts; what is kept for flows below their share."""
+    """Keeps the load in both forms, adaptive headroom, and what flows below their share need."""
 
     def work_of(self, r: Request) -> int:
         """What a pool's pace counts of a request, in tokens."""
@@ -39,7 +39,7 @@ class Room(Prefixes):
         blocks: int = 0,
         adapter: bytes = b"",
     ) -> int:
-        """Tokens at worst, with one more lease (left, each, width; width 0: throughout)."""
+        """Return tokens at worst, with one more lease (left, each, width; width 0: throughout)."""
         p = self.pools[pool]
         size = p.block_size
         others = p.beyond_tokens + self.adapter_tokens(pool, adapter)
@@ -81,7 +81,7 @@ class Room(Prefixes):
         return (p.capacity_blocks + max(0, -p.headroom_blocks)) * p.block_size
 
     def round_of(self, pool: int, now_ns: int | None = None) -> list[Request]:
-        """Leases whose input is still to be computed, by their reports."""
+        """Return leases whose input is still to be computed, by their reports."""
         since_ns = (self.now_ns if now_ns is None else now_ns) - PREFILL_MAX_NS
         return [
             r
@@ -147,7 +147,7 @@ class Room(Prefixes):
         return (held + blocks) * weights > size * self.flows[flow].weight_milli
 
     def recent_flows(self) -> list[int]:
-        """Flows that are active, or were less than ten seconds ago."""
+        """Return flows that are active, or were less than ten seconds ago."""
         active = self.active()
         return [
             i
@@ -156,7 +156,7 @@ class Room(Prefixes):
         ]
 
     def kept_tokens(self, pool: int, now_ns: int | None = None) -> int:
-        """The most that was taken in one window, a sixteenth less for each window since."""
+        """Return the most taken in one window, a sixteenth less for each window since."""
         p = self.pools[pool]
         if not p.light:
             return 0

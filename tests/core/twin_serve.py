@@ -1,4 +1,4 @@
-"""The queues of the twin: which requests are granted, and which are evicted."""
+"""Serves the queues of the twin: which requests are granted, and which are evicted."""
 
 from schedsvc import _core as core
 
@@ -29,7 +29,7 @@ class Serve(Backfill):
                 blocked.add(pool)
 
     def nearest(self, pool: int, unblocked: list[int]) -> int:
-        """The pool that is served before the emptiest, for the adapter of its next request."""
+        """Return the pool served before the emptiest, for the adapter of its next request."""
         r, _ = self.head_for(pool)
         affinity = self.limits["adapter_affinity_ppm"]
         if r is None or r.target != -1 or not r.adapter or not affinity or self.is_full(r.flow):
@@ -47,7 +47,7 @@ class Serve(Backfill):
         return min(found, key=lambda q: (self.share(q), q), default=pool)
 
     def with_prefix(self, first: int, pool: int, unblocked: list[int]) -> int:
-        """The same, of those that have the adapter as well, for what is cached of its prompt."""
+        """Return the same of those that also have the adapter, by the cached part of its prompt."""
         r, _ = self.head_for(pool)
         affinity = self.limits["prefix_affinity_ppm"]
         if r is None or r.target != -1 or not r.hashes or not affinity or self.is_full(r.flow):

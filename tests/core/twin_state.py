@@ -1,4 +1,4 @@
-"""The state of the twin: its flows, pools and requests, and questions about them."""
+"""Holds the state of the twin: its flows, pools and requests, and questions about them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from .twin_types import LEASED, QUEUED, Flow, Pool, Request, TwinError, Verdict
 
 
 class State:
-    """Flows, pools and requests; whatever else there is to know is found by looking at them all."""
+    """Holds flows, pools and requests; anything else is found by looking at them all."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class State:
         output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0, share: int = 0,
         lends: int = -1, borrows: int = -1,
     ) -> int:  # fmt: skip
-        """As the core's, but without weights of groups: `tree_histories.py` models these."""
+        """Set it as the core does, without weights of groups, as in `tree_histories.py`."""
         self.enter(now_ns)
         limits = (requests, input_tokens, output_tokens, total_tokens)
         node = self.quotas.set_named(name, parent, limits, concurrency)
@@ -242,7 +242,7 @@ class State:
     # Questions about the state, answered by reading everything.
 
     def note_heads(self) -> None:
-        """Since when each queue's first request has been that, and since when in the line."""
+        """Record when each queue's first request became that, and when it joined the line."""
         for r in self.order.heads():
             r.head_ns = self.now_ns if r.head_ns is None else r.head_ns
             if r.lined_ns is None and self.quotas.is_candidate(r):
@@ -255,11 +255,11 @@ class State:
         return list(filter(keep, [r for r in self.requests if r.state in LEASED]))
 
     def leases_of(self, pool: int) -> list[Request]:
-        """Leases that hold a reservation in the pool."""
+        """Return leases that hold a reservation in the pool."""
         return self.leases(lambda r: r.pool == pool and not r.is_void)
 
     def serving(self, target: int = -1) -> list[int]:
-        """The pools that a request with this target may be granted in."""
+        """Return the pools that a request with this target may be granted in."""
         pools = [i for i, p in enumerate(self.pools) if target in (-1, i) and not p.draining]
         return [] if self.closed else pools
 
@@ -278,7 +278,7 @@ class State:
         return flow in self.active()
 
     def active(self) -> set[int]:
-        """The flows with a request that waits or runs."""
+        """Return the flows with a request that waits or runs."""
         return {r.flow for r in self.requests}
 
     def promised(self, pool: int) -> int:
@@ -313,12 +313,12 @@ class State:
         return {r.adapter for r in self.leases_of(pool) if r.adapter}
 
     def adapter_tokens(self, pool: int, extra: bytes = b"") -> int:
-        """Tokens of the pool that the active adapters take, with one more if it is given."""
+        """Return tokens of the pool that the active adapters take, with one more if it is given."""
         active = self.active_adapters(pool) | ({extra} if extra else set())
         return sum(self.adapter_weight(pool, adapter) for adapter in active)
 
     def has_room(self, adapter: bytes) -> bool:
-        """Whether a request may name one adapter more, or one that is in use."""
+        """Return whether a request may name one adapter more, or one that is in use."""
         used = {r.adapter for r in self.requests if r.adapter}
         return len(used | {adapter or next(iter(used), b"")}) <= self.limits["adapters_max"]
 
@@ -331,7 +331,7 @@ class State:
     def limited(
         self, r: Request, input_tokens: int, output_tokens: int, *, is_final: bool = False
     ) -> tuple[int, int]:
-        """A report, as far as the request can use it; a final output, as far as the context."""
+        """Return a report as far as the request can use it, a final output up to the context."""
         p = self.pools[r.pool]
         whole = (p.max_model_tokens or p.capacity_blocks * p.block_size) * r.sequences
         usable = r.output_max_tokens * r.sequences
@@ -365,7 +365,7 @@ class State:
 
     @property
     def credit(self) -> int:
-        """How far below its class's level a flow may begin."""
+        """Return how far below its class's level a flow may begin."""
         most = self.limits["credit_max_micro"]
         return self.average_charge if most == -1 else most
 
@@ -416,18 +416,18 @@ class State:
         return self.promised(pool) * 1_000_000 // self.pools[pool].capacity_blocks
 
     def least(self, target: int, cls: int, pool: int) -> Request | None:
-        """The least (counter, seq) of a class's heads for one target, as a pool sees them."""
+        """Return the least (counter, seq) of a class's heads for a target, as a pool sees them."""
         return min(self.heads(target, cls), key=lambda r: self.rank(r, pool), default=None)
 
     def heads(self, target: int, cls: int | None = None) -> list[Request]:
-        """The first request of each flow for one target, or of each that has this class."""
+        """Return the first request of each flow for one target, or of each that has this class."""
         heads = [r for r in self.order.heads() if r.target == target]
         if cls is not None:
             heads = [r for r in heads if self.flows[r.flow].cls == cls]
         return [r for r in heads if self.quotas.is_candidate(r)]
 
     def rank(self, r: Request, pool: int) -> tuple[int, int]:
-        """The key of heads in a pool; -1: in all, for those that may run anywhere."""
+        """Return the key of heads in a pool; -1: in all, for those that may run anywhere."""
         if self.policy == "sif":
             return r.prompt_tokens, r.seq
         counter = self.positions.counter_at(r.flow, pool if r.target == -1 else r.target)
@@ -435,7 +435,7 @@ class State:
 
     @property
     def grain(self) -> int:
-        """The least difference of counters that orders flows."""
+        """Return the least difference of counters that orders flows."""
         return self.limits["quantum_tokens"] * 10**6 if self.policy == "dlpm" else 1
 
     def limits_told(self, target: int) -> tuple[int, int]:

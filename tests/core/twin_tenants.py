@@ -1,4 +1,4 @@
-"""The twin's tenants at first sight: which flow a proved name that nothing lists gets."""
+"""Finds the flow of a proved name that nothing lists: the twin's tenants at first sight."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LINGER_NS = 10 * 10**9
 
 @dataclass(frozen=True)
 class Rule:
-    """The settings of a tenant whose name fits the pattern."""
+    """Holds the settings of a tenant whose name fits the pattern."""
 
     pattern: bytes
     weight_milli: int = 1_000
@@ -29,7 +29,7 @@ class Rule:
 
 
 class Tenants:
-    """The rules, and the flows that they have made."""
+    """Holds the rules, and the flows that they have made."""
 
     def __init__(self, state: "State") -> None:
         self.state = state

@@ -1,4 +1,4 @@
-"""Records of the twin: flows, pools and requests."""
+"""Defines records of the twin: flows, pools and requests."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -18,7 +18,7 @@ class TwinError(Exception):
 
 
 class Verdict(NamedTuple):
-    """A Decision; `retry_ms` is what the core spreads by up to 10 %."""
+    """Mirrors a Decision; `retry_ms` is what the core spreads by up to 10 %."""
 
     handle: int
     tag: int
@@ -134,7 +134,7 @@ class Pool:
     surplus_micro: int = 0  # of work that worse classes may pass with
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
-        """Whether leases of the sum and number of the replays, with this one, can be granted."""
+        """Return whether leases of the replays' sum and number, with this one, can be granted."""
         tokens += self.replayed[0] - self.replay_debt
         sequences += self.replayed[1]
         most = self.engine_tokens + self.engine_tokens * max(0, -headroom_min_ppm) // 1_000_000
@@ -243,7 +243,7 @@ TICKS_MAX = 10**12
 
 @dataclass
 class Bucket:
-    """Millionths of a unit: `rate` a tick, up to a minute's worth."""
+    """Holds millionths of a unit: `rate` a tick, up to a minute's worth."""
 
     rate: int
     level: int
@@ -263,7 +263,7 @@ class Bucket:
         self.level = min(self.size, level - micro)
 
     def due_ns(self, micro: int) -> int:
-        """When it holds so much, or is full."""
+        """Return when it holds so much, or is full."""
         wanted = min(micro, self.size)
         after = range(TICKS_MAX)
         ticks = bisect_left(after, wanted, key=lambda k: self.level_at(self.at_ns + k * TICK_NS))
@@ -272,7 +272,7 @@ class Bucket:
 
 @dataclass
 class Bill:
-    """The amounts that a request has taken from its quotas."""
+    """Holds the amounts that a request has taken from its quotas."""
 
     nodes: list[int]
     inputs: int
@@ -297,7 +297,7 @@ class Wait:
 
 @dataclass
 class Hold:
-    """A head that is held to the share of its flow."""
+    """Describes a head that is held to the share of its flow."""
 
     request: Request
     limited: bool = False  # it may not borrow

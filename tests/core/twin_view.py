@@ -1,4 +1,4 @@
-"""The rows of `Scheduler.stats()`, computed from the twin by reading everything."""
+"""Computes the rows of `Scheduler.stats()` from the twin by reading everything."""
 
 from typing import Any
 
@@ -59,12 +59,12 @@ def _class(twin: Twin, flow: int) -> str:
 
 
 def wait_reasons(twin: Twin) -> list[str]:
-    """Why each pool granted nothing more at the last poll."""
+    """Return why each pool granted nothing more at the last poll."""
     return [p.reason if twin.queued() else "NONE" for p in twin.pools]
 
 
 def core_view(stats: dict[str, Any]) -> dict[str, Any]:
-    """The same of the core's own snapshot."""
+    """Return the same of the core's own snapshot."""
 
     def seen(figures: dict[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in figures.items() if k not in UNSEEN}
@@ -175,7 +175,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
 
 
 def _shared(twin: Twin) -> list[int]:
-    """Nodes of groups and models with limits, and the root while any tenant has a share."""
+    """Yield nodes of groups and models with limits, and the root while any tenant has a share."""
     quotas, shares = twin.quotas, twin.quotas.shares
     shares.know()
     nodes = [*quotas.names.values(), *([shares.root] if shares.root != -1 else [])]

@@ -53,7 +53,7 @@ _NAMES = (("acme", OWN), ("globex", VICTIM))
 
 @dataclass(frozen=True)
 class Program:
-    """A front: its section of the guide, and what a test changes there.
+    """Describes a front: its section of the guide, and what a test changes there.
 
     `between`: what stands between a directive and its value. `here`: addresses and names, with
     {socket}, {port} and {folder} of the test. `buffers`: how it waits for whole bodies; as written,
@@ -160,7 +160,7 @@ def changed(text: str, changes: Changes) -> str:
 
 @dataclass(frozen=True)
 class Running:
-    """A front that listens on a Unix socket."""
+    """Holds a front that listens on a Unix socket."""
 
     socket: Path
     authority: Authority

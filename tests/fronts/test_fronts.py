@@ -40,7 +40,7 @@ FORGED: tuple[Cell, ...] = tuple(
 
 
 class Behind:
-    """A front, and the proxy behind it."""
+    """Runs a front, and the proxy behind it."""
 
     def __init__(self, running: Running, served: matrix.Served, name: str, gate: str) -> None:
         self._running, self._served, self._name, self._gate = running, served, name, gate

@@ -1,1 +1,1 @@
-"""Fuzzers of every parser: `python -m tests.fuzz`, or in CI `make test-fuzz`."""
+"""Fuzzes every parser: `python -m tests.fuzz`, or in CI `make test-fuzz`."""

@@ -1,4 +1,4 @@
-"""Fuzz every parser, or one; and walk through the core at random.
+"""Fuzzes every parser, or one; and walks through the core at random.
 
     python -m tests.fuzz                       all of them, 8 seconds each, the walks 16
     python -m tests.fuzz session --seconds 600 --seed 7
@@ -29,7 +29,7 @@ _KEPT_MAX = 4_000
 
 
 def breaks(target: Target, data: bytes) -> str:
-    """The failure of an input: the kind of the exception and its place; "": none."""
+    """Return the failure of an input: the kind of the exception and its place; "": none."""
     try:
         target.run(data)
     except Exception as error:
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="for each target; twice of walk")
     parser.add_argument("--seed", type=int, help="of the inputs; default: a fresh one")
     parser.add_argument("--sanitised", action="store_true", help="with AddressSanitizer and UBSan")
-    parser.add_argument("--input", help="run this file once, in place of fuzzing")
+    parser.add_argument("--input", help="run this file once, instead of fuzzing")
     given = parser.parse_args()
     unknown = set(given.targets) - set(TARGETS)
     if unknown:

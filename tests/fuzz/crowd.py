@@ -16,7 +16,7 @@ _WAITS_NS = (1, _S // 10, 2 * _S, 40 * _S)
 
 
 def corpus() -> list[bytes]:
-    """Streams that say everything, in turns; and some that end in the middle."""
+    """Return streams that say everything, in turns; and some that end in the middle."""
     streams = [list(_frames(data)) for data in session_corpus()]
     turns = [
         bytes([stream]) + frame
@@ -49,7 +49,7 @@ def _core_of() -> _core.Scheduler:
 
 
 class _Crowd:
-    """A core, and the stream that each place has open; places 0 and 1 are of one principal."""
+    """Holds a core, and each place's open stream; places 0 and 1 are of one principal."""
 
     def __init__(self) -> None:
         self.core = _core_of()

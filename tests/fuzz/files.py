@@ -1,4 +1,4 @@
-"""Files of operators: configurations, traces, recordings."""
+"""Fuzzes files of operators: configurations, traces, recordings."""
 
 import json
 from contextlib import suppress
@@ -44,7 +44,7 @@ CONFIG_WORDS = (
 
 
 def config_corpus() -> list[bytes]:
-    """The sample, and the smallest that is right."""
+    """Return the sample, and the smallest that is right."""
     sample = (_ROOT / "schedsvc" / "data" / "schedsvc.yaml").read_bytes()
     small = b"listeners: [{tcp: '127.0.0.1:0'}]\n"
     limits = b"tenants: [{name: x, weight: 2, quotas: {requests_per_minute: 5}}]\n"
@@ -77,7 +77,7 @@ TRACE_WORDS = (
 
 
 def trace_corpus() -> list[bytes]:
-    """A trace of each form, by its columns or keys."""
+    """Return a trace of each form, by its columns or keys."""
     found = []
     for form in FORMS.values():
         if isinstance(form, CsvForm):
@@ -94,7 +94,7 @@ def trace_corpus() -> list[bytes]:
 
 
 def trace(data: bytes) -> None:
-    """A trace is read, or refused with the place in it, as what it is and as every form."""
+    """Read a trace, or refuse it with the place in it, as what it is and as every form."""
     path = _file(data)
     names = [None, *FORMS] if len(data) < 4_096 else [None]
     for form in names:
@@ -113,7 +113,7 @@ RECORDING_WORDS = (FIRST_LINE, b"\xf5REC", b'{"hex": "00"}', b"[]", b'["set_flow
 
 
 def recording_corpus() -> list[bytes]:
-    """A recording with an event of each kind, and what stands in its frames."""
+    """Return a recording with an event of each kind, and what stands in its frames."""
     header = {"version": 1, "schedsvc": "0", "options": {"hash_key": b"k"}, "setup": []}
     calls = [
         Event(Kind.SET, (0,), b'["set_flow", [{"hex": "66"}, 1000], {}]'),
@@ -128,7 +128,7 @@ def recording_corpus() -> list[bytes]:
 
 
 def recording(data: bytes) -> None:
-    """A recording is read as far as it is whole, or refused; so is each of its parts."""
+    """Read a recording as far as it is whole, or refuse it; and each of its parts."""
     with suppress(ReplayError):
         found = Recording(_file(data))
         list(found.events())

@@ -8,7 +8,7 @@ _SIZE = 1 << 16
 
 
 class Guide:
-    """Coverage of the core's code, in steps of how often: 1, 2, 3, 4, 8, 16, 32 or 128 times.
+    """Counts the core's coverage in steps of how often: 1, 2, 3, 4, 8, 16, 32 or 128 times.
 
     Without a core that counts (see coverage.c), nothing is ever new.
     """
@@ -26,7 +26,7 @@ class Guide:
 
     @property
     def counts(self) -> bool:
-        """Whether the core reports the places where it was."""
+        """Return whether the core reports the places where it was."""
         return self._map is not None
 
     def begin(self) -> None:
@@ -35,7 +35,7 @@ class Guide:
             ctypes.memset(self._address(), 0, _SIZE)
 
     def is_new(self) -> bool:
-        """Whether the core was somewhere since `begin()` that it had not been before. O(map)."""
+        """Return whether the core was somewhere new since `begin()`. O(map)."""
         if self._map is None:
             return False
         now = self._map.raw.translate(_STEPS)

@@ -1,4 +1,4 @@
-"""The gate: whatever comes as HTTP is answered, and nothing of it stays reserved."""
+"""Fuzzes the gate: whatever comes as HTTP is answered, and nothing of it stays reserved."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ _BATCHES: tuple[dict[str, Any], ...] = (
 
 
 def corpus() -> list[bytes]:
-    """A request to each route: method and path, headers, an empty line, the body."""
+    """Return a request to each route: method and path, headers, an empty line, the body."""
     head = b"POST %s\nx-tenant-id: acme\nauthorization: Bearer key\n\n"
     chat = json.dumps({"messages": [{"role": "user", "content": "a b"}], "n": 2}).encode()
     bodies = (ask(), chat, ask(prompt=["a", "b"], stream=True), ask(prompt=[[1], [2, 3]], n=3))
@@ -48,7 +48,7 @@ def corpus() -> list[bytes]:
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
-    """An engine that answers anything with a little text."""
+    """Answer anything with a little text, as an engine."""
     with contextlib.suppress(KeyError):
         while (await receive())["more_body"]:
             pass
@@ -59,7 +59,7 @@ async def _app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class _World:
-    """A gate, a scheduler that grants everything, and an event loop, for as long as we run."""
+    """Runs a gate, a scheduler that grants everything, and an event loop, as long as we run."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -78,7 +78,7 @@ class _World:
         self.loop.run_until_complete(asyncio.wait_for(exchange.run(), _ANSWERED_S))
 
     def check(self) -> None:
-        """Nothing may be left of what came."""
+        """Check that nothing is left of what came."""
         runtime = self.gate._runtime
         if runtime is not None:
             self.loop.run_until_complete(runtime.session.flush(_ANSWERED_S))

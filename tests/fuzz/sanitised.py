@@ -1,4 +1,4 @@
-"""The core built with AddressSanitizer, UBSan and counted coverage, and a process that uses it."""
+"""Builds the core with AddressSanitizer, UBSan and counted coverage, and runs it."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The state on the disk of a scheduler: the rows of the core, and their file."""
+"""Fuzzes a scheduler's state on the disk: the rows of the core, and their file."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def _rows(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def _core_of() -> _core.Scheduler:
-    """A core with all that rows can speak of."""
+    """Make a core with all that rows can contain."""
     core = _core.Scheduler(samples_min=3)
     fast = core.set_class(b"fast", -1)
     for name in (b"a", b"b"):
@@ -79,7 +79,7 @@ def _told(core: _core.Scheduler, now_ns: int) -> Rows:
 
 @cache
 def saved_corpus() -> tuple[bytes, ...]:
-    """Rows of a core that serves, of one that has served, and of a new one."""
+    """Return rows of a core that serves, of one that has served, and of a new one."""
     core = _core_of()
     new = _framed(_told(core, 0))
     now_ns = _serve(core, 0, 60)
@@ -126,7 +126,7 @@ def _clear() -> None:
 
 @cache
 def file_corpus() -> tuple[bytes, ...]:
-    """A file with rows, an empty one, and another program's."""
+    """Return a file with rows, an empty one, and another program's."""
     found = []
     for rows in (list(_rows(saved_corpus()[1])), []):
         _clear()
@@ -170,7 +170,7 @@ def file(data: bytes) -> None:
 
 @cache
 def log_corpus() -> tuple[bytes, ...]:
-    """The files of processes that are killed after one write, and after several."""
+    """Return the files of processes that are killed after one write, and after several."""
     found = []
     for count in (1, 3):
         _clear()

@@ -1,4 +1,4 @@
-"""All that is fuzzed: where its inputs begin, what it knows, and what has to hold."""
+"""Lists all that is fuzzed: where its inputs begin, what it knows, and what has to hold."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from tests.fuzz.sanitised import FOUND
 
 
 class Target(NamedTuple):
-    """One parser, or the walks."""
+    """Describes one parser, or the walks."""
 
     what: str
     run: Callable[[bytes], None]  # raises whatever must not happen
@@ -41,5 +41,5 @@ TARGETS = {
 
 
 def regressions(name: str) -> list[bytes]:
-    """Inputs of a target that broke something once."""
+    """Return inputs of a target that broke something once."""
     return [path.read_bytes() for path in sorted((FOUND / name).glob("*"))]

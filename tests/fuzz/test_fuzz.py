@@ -1,4 +1,4 @@
-"""The fuzzers work: what once broke holds, a bug is found and made small, a short run of each."""
+"""Tests that the fuzzers work: old finds hold, a bug is found and made small, short runs."""
 
 import shutil
 import subprocess
@@ -37,7 +37,7 @@ def test_inputs_made_from_a_seed_break_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted(sanitised.FOUND.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
-def test_what_broke_something_once_holds(path: Path) -> None:
+def test_input_that_broke_something_once_holds(path: Path) -> None:
     TARGETS[path.parent.name].run(path.read_bytes())
 
 

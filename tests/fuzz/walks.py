@@ -86,7 +86,7 @@ WALKS: tuple[Callable[[Random], None], ...] = (
 
 
 def corpus() -> list[bytes]:
-    """One seed of each walk. The first byte is the walk's number."""
+    """Return one seed of each walk. The first byte is the walk's number."""
     return [bytes((number, *b"seed" * 2)) for number in range(len(WALKS))]
 
 

@@ -1,4 +1,4 @@
-"""The core's reader of messages: Admit calls, Session streams, and their effect on its books.
+"""Fuzzes the core's reader: Admit calls, Session streams, and their effect on its books.
 
 Beside it stands protobuf's own reader: a message that it takes is written again by it and given to
 a second core, which has to do the same.
@@ -22,7 +22,7 @@ WORDS = (*(bytes([tag]) for tag in _TAGS), bytes([2 << 3 | FIXED32]), *_ENDS)
 
 
 def admit_corpus() -> list[bytes]:
-    """Right AdmitRequests."""
+    """Return right AdmitRequests."""
     whole = pb.AdmitRequest(
         request_id="request", tenant="f", pool="p", input_tokens=[3, 400], n=2,
         max_output_tokens=9, deadline_ms=99, adapter="l", prefix_block_hashes=[1, 2],
@@ -33,7 +33,7 @@ def admit_corpus() -> list[bytes]:
 
 
 def admit(data: bytes) -> None:
-    """One call: what protobuf takes and the contract allows, is taken, and nothing else."""
+    """Admit one call: all that protobuf takes and the contract allows is taken, nothing else."""
     if not has_a_group(data):
         judge(data)
 
@@ -103,7 +103,7 @@ def _core_of(key: int) -> _core.Scheduler:
 
 
 class _Stream:
-    """A stream of a core of its own, and what it said."""
+    """Holds a stream of a core of its own, and what it sent."""
 
     def __init__(self) -> None:
         self.core = _core_of(7)
@@ -126,7 +126,7 @@ class _Stream:
 
 
 def session(data: bytes) -> None:
-    """A stream that lies: it ends, or gets its faults, and no invariant ever breaks."""
+    """Run a stream that lies: it ends, or gets its faults, and no invariant ever breaks."""
     raw, again = _Stream(), _Stream()
     differs = False
     for number, message in enumerate(_messages(data), 1):
@@ -152,7 +152,7 @@ def session(data: bytes) -> None:
 
 
 def _says_twice(parsed: Message, data: bytes) -> bool:
-    """Whether a message repeats what can stand only once, so that protobuf merges the two."""
+    """Return whether a message repeats what can stand only once, so that protobuf merges both."""
     return parsed.ByteSize() != len(data)
 
 

@@ -1,4 +1,4 @@
-"""Bare virtual environments on the Pythons of this machine, and what a user does in them."""
+"""Makes bare virtual environments on this machine's Pythons, and acts there as a user."""
 
 import glob
 import json
@@ -24,7 +24,7 @@ PLACES = (
 
 
 def find_python(minor: str) -> str | None:
-    """The path of a Python 3.x with the headers that the core needs; None if there is none."""
+    """Return the path of a Python 3.x with the headers that the core needs, or None."""
     if sys.version_info[:2] == tuple(map(int, minor.split("."))):
         return sys.executable
     found = [shutil.which(f"python{minor}") or ""]
@@ -41,7 +41,7 @@ def find_python(minor: str) -> str | None:
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment in a folder of its own, and the index folders that pip looks into."""
+    """Holds a virtual environment in a folder of its own, and pip's index folders."""
 
     folder: Path
     find_links: tuple[Path, ...] = (DIST,)
@@ -90,7 +90,7 @@ class Environment:
 
 
 def clean() -> dict[str, str]:
-    """This process's variables, without those that would lead Python into the checkout."""
+    """Return this process's variables, without those that would lead Python into the checkout."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
@@ -104,5 +104,5 @@ def unoptimised_compiler(folder: Path) -> Path:
 
 
 def no_binary() -> str:
-    """The option that makes pip build our packages from their source distributions."""
+    """Return the option that makes pip build our packages from their source distributions."""
     return f"--no-binary={','.join(PROJECTS)}"

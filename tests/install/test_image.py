@@ -1,4 +1,4 @@
-"""How `make image` finds a builder, and what it asks of it."""
+"""Tests how `make image` finds a builder, and what it asks of it."""
 
 from pathlib import Path
 

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 
 # The packages that only the extra `lab` needs.
 LAB_PACKAGES = {"httptools", "matplotlib", "numpy", "starlette", "tokenizers", "uvicorn"}
-#: Of the compiled core, on disk.
+#: The size of the compiled core on disk.
 CORE_BYTES_MAX = 3_000_000
 RELEASE_FLAGS = " ".join(tomllib.loads((ROOT / "_core/flags.toml").read_text())["release"]) + "\n"
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -52,7 +52,7 @@ def built() -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Where pip looks: our packages, and a stranger's of the names that ours require."""
+    """Return where pip looks: our packages, and a stranger's of the names that ours require."""
     offer(tmp_path / "stranger", "schedsvc-client", "schedsvc-vllm", "schedsvc-lab")
     return DIST, tmp_path / "stranger"
 
@@ -73,7 +73,7 @@ def test_packages_install_serve_and_show_the_demo(
         environment.install("--only-binary=:all:", *LINES[0])
         check_the_service_alone(environment)
     else:
-        # Of its own accord, pip takes the wheel that it built from an archive of this name before.
+        # Without this, pip takes the wheel that it built from an archive of this name before.
         options = ["--no-cache-dir", "--no-deps", *([no_binary()] if kind else [])]
         pins = [f"{name}=={VERSION}" for name in PROJECTS]
         environment.install(*options, *pins, compiler=unoptimised_compiler(tmp_path))
@@ -93,7 +93,7 @@ def test_packages_install_serve_and_show_the_demo(
 
 
 def check_the_service_alone(environment: Environment) -> None:
-    """The service serves without the laboratory, whose commands say what to install."""
+    """Check that the service serves without the laboratory, whose commands say what to install."""
     base = environment.installed()
     assert {base["schedsvc"], base["schedsvc-client"]} == {VERSION}
     assert not (LAB_PACKAGES | {"schedsvc-vllm", "schedsvc-lab"}) & base.keys()
@@ -196,7 +196,7 @@ def sections(file: Path) -> set[str]:
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is missing")
 def test_core_in_the_wheel_is_small_and_has_names_but_no_debug_sections(tmp_path: Path) -> None:
-    """Profilers read the names of its functions."""
+    """The names of its functions are read by profilers."""
     [wheel] = DIST.glob(f"schedsvc-{VERSION}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith(".so")]

@@ -1,4 +1,4 @@
-"""Packages and images take no vulnerable version, and no wheel with another hash."""
+"""Tests that packages and images take no vulnerable version, and no wheel of another hash."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Man pages from click's help."""
+"""Tests man pages from click's help."""
 
 import os
 import shutil

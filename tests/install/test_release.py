@@ -1,4 +1,4 @@
-"""The release script: one version in all packages, and what it prints."""
+"""Tests the release script: one version in all packages, and what it prints."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def projects(root: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files that state the version in a tree of their own."""
+    """Copy the files that state the version into a tree of their own."""
     folders = {name: folder.relative_to(release.ROOT) for name, folder in release.PROJECTS.items()}
     for folder in folders.values():
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The systemd units: valid, closed, and wide enough for what the programs do."""
+"""Tests the systemd units: valid, closed, and wide enough for what the programs do."""
 
 import configparser
 import json
@@ -42,7 +42,7 @@ def settings(unit: Path) -> configparser.SectionProxy:
 
 
 def installed(folder: Path) -> list[str]:
-    """Copies of the units whose command exists on this machine."""
+    """Copy the units whose command exists on this machine."""
     for unit in UNITS:
         text = unit.read_text().replace("/opt/schedsvc/bin/schedsvc", "/bin/true")
         (folder / unit.name).write_text(text)
@@ -161,7 +161,7 @@ EXECUTABLE = re.compile(
 
 
 def complaints(trace: str, allowed: set[str], folders: tuple[str, ...]) -> set[str]:
-    """Calls of a trace that a unit forbids."""
+    """Return calls of a trace that a unit forbids."""
     found = set()
     for line in trace.splitlines():
         call = re.match(r"\d+ +(\w+)\(", line)
@@ -224,7 +224,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
         ("12  mprotect(0x7f, 4096, PROT_READ|PROT_EXEC) = 0", "memory to write and execute"),
     ],
 )
-def test_what_a_unit_forbids_is_found(line: str, complaint: str) -> None:
+def test_call_that_a_unit_forbids_is_found(line: str, complaint: str) -> None:
     calls = {"openat", "unlink", "mprotect"}
     assert [text for text in complaints(line, calls, ("/run",)) if text.startswith(complaint)]
 
@@ -238,5 +238,5 @@ def test_what_a_unit_forbids_is_found(line: str, complaint: str) -> None:
         "12  mmap(NULL, 4096, PROT_READ|PROT_EXEC, MAP_PRIVATE, 3, 0) = 0x7f",
     ],
 )
-def test_what_a_unit_allows_passes(line: str) -> None:
+def test_call_that_a_unit_allows_passes(line: str) -> None:
     assert complaints(line, {"openat", "mmap"}, ("/run",)) == set()

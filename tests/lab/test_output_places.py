@@ -1,4 +1,4 @@
-"""A place that cannot be written is named before any work, with its option and what to do."""
+"""Tests that an unwritable place is named before any work, with its option and what to do."""
 
 import shlex
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Tests of `bench/`; a folder of that name here would hide it."""
+"""Tests `bench/`; a folder of that name here would hide it."""

@@ -1,4 +1,4 @@
-"""The measurements of overload and of attackers, as short as they can be."""
+"""Tests the measurements of overload and of attackers, as short as they can be."""
 
 import json
 from pathlib import Path

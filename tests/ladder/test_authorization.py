@@ -1,4 +1,4 @@
-"""The bench of authorization: its caller has grants in one half of the rounds only."""
+"""Tests the bench of authorization: its caller has grants in one half of the rounds only."""
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb

@@ -1,4 +1,4 @@
-"""The states of the core in which decisions are counted."""
+"""Tests the states of the core in which decisions are counted."""
 
 import pytest
 

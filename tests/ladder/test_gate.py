@@ -1,4 +1,4 @@
-"""The cost of the gate: the measurement runs, and counts only granted requests."""
+"""Tests the cost of the gate: the measurement runs, and counts only granted requests."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ def test_the_gate_is_measured() -> None:
     assert 0 < report["few_pieces_ms"] < 100
 
 
-async def test_what_ran_without_the_scheduler_is_no_result() -> None:
+async def test_run_without_the_scheduler_is_no_result() -> None:
     async def open_gate(scope: Any, receive: Any, send: Any) -> None:
         mode = {"headers": [(b"x-schedsvc-mode", b"fail-open")]}
         await send({"type": "http.response.start", "status": 200, **mode})
@@ -33,7 +33,7 @@ async def test_what_ran_without_the_scheduler_is_no_result() -> None:
         await gate.serve_slice(open_gate, gate.Engine(), 1)
 
 
-async def test_what_was_not_served_is_no_result() -> None:
+async def test_run_that_was_not_served_is_no_result() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 500, "headers": []})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""The cost of gate and proxy against an earlier commit: when its measurement begins."""
+"""Tests the cost of gate and proxy against an earlier commit: when its measurement begins."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from bench import http_cost
 
 
 class _Side(http_cost.ProxySide):
-    """A side whose process runs as long as `ended` is None."""
+    """Holds a side whose process runs as long as `ended` is None."""
 
     ended: int | None = None
 

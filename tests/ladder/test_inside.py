@@ -1,4 +1,4 @@
-"""The loops in C around the core: compiled as the core is, and deciding as it does."""
+"""Tests the loops in C around the core: compiled as the core is, and deciding as it does."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def core() -> Any:
 
 @slow
 @alone
-def test_what_is_asked_in_c_is_decided_as_from_python(core: Any) -> None:
+def test_decisions_in_c_equal_those_from_python(core: Any) -> None:
     usual, timed = (
         Overload(flows=50, queued=200, scheduler=scheduler)
         for scheduler in (Scheduler, core.Scheduler)

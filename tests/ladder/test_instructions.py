@@ -1,4 +1,4 @@
-"""Reading what callgrind counted in the calls of certain functions."""
+"""Tests reading what callgrind counted in the calls of certain functions."""
 
 import re
 

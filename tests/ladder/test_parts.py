@@ -1,4 +1,4 @@
-"""The parts of the bench: comparisons, messages, states, targets, the command."""
+"""Tests the parts of the bench: comparisons, messages, states, targets, the command."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The comparison of two simulators: it runs both, and sees where they do not make the same run."""
+"""Tests the comparison of two simulators: it runs both, and notices different runs."""
 
 from pathlib import Path
 

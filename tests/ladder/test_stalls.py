@@ -1,4 +1,4 @@
-"""The bench of stalls: its messages are as large as they may be, and it sees a long turn."""
+"""Tests the bench of stalls: its messages are as large as they may be; it sees a long turn."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The measure of a start: it ends when the scheduler is ready, and not before."""
+"""Tests the measure of a start: it ends when the scheduler is ready, and not before."""
 
 import sys
 from pathlib import Path

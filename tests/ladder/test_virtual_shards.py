@@ -1,4 +1,4 @@
-"""Shards in virtual time: fair over both shards of each tenant, also after the store was away."""
+"""Runs shards in virtual time: fair over both shards of a tenant, also after an outage."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """The command's result, and its folder."""
+    """Return the command's result, and its folder."""
     out = tmp_path_factory.mktemp("shards") / "out"
     return CliRunner().invoke(main, [*SMALL, "--json", "--out", str(out)]), out
 

@@ -13,7 +13,7 @@ QUARTERS = 4
 
 @dataclass(frozen=True)
 class Change:
-    """The files that differ from a base; None if there is none, and then everything runs."""
+    """Names the files that differ from a base; None if there is none: then everything runs."""
 
     base: str
     paths: frozenset[str] | None
@@ -21,7 +21,7 @@ class Change:
 
     @property
     def quarter(self) -> int:
-        """The part of the lanes that runs whatever changed."""
+        """Return the part of the lanes that runs whatever changed."""
         return self.tree % QUARTERS
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ def git(root: Path, *arguments: str) -> str | None:
 
 
 def tracked(root: Path) -> frozenset[str]:
-    """The files of the tree, those that git does not know yet included."""
+    """Return the files of the tree, those that git does not know yet included."""
     listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     return frozenset(p for p in (listed or "").split("\0") if p and (root / p).is_file())
 

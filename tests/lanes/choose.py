@@ -36,7 +36,7 @@ _ELSEWHERE = (
 
 @dataclass
 class Subject:
-    """The subject of a change, after the rules; a reason in `everything` selects all."""
+    """Names the subject of a change, after the rules; a reason in `everything` selects all."""
 
     files: set[str] = field(default_factory=set)
     folders: dict[str, str] = field(default_factory=dict)  # of tests, with the file that changed
@@ -51,7 +51,7 @@ def deal(names: Iterable[str]) -> dict[str, int]:
 
 
 class Selection:
-    """The tests and lanes that one change runs."""
+    """Selects the tests and lanes that one change runs."""
 
     def __init__(self, root: Path, change: Change, graph: Graph | None = None) -> None:
         self.root, self.change = root, change

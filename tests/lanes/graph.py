@@ -1,4 +1,4 @@
-"""The static graph of what each file needs, read from the sources without running them.
+"""Builds the static graph of each file's needs from the sources, without running them.
 
 A Python file needs what it imports, early or late, the packages above it, and for a test the
 conftest.py files above it. A string counts as well: the dotted name of a module, the name of a
@@ -32,13 +32,13 @@ WORD = re.compile(r"[A-Za-z][\w-]*")
 
 
 def is_python(path: str) -> bool:
-    """Whether a file is Python, or the types of a module."""
+    """Return whether a file is Python, or the types of a module."""
     return path.endswith((".py", ".pyi"))
 
 
 @dataclass
 class Source:
-    """The names in one Python file."""
+    """Holds the names in one Python file."""
 
     imports: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)  # dotted, in strings
@@ -64,7 +64,7 @@ def read(text: str, module: str, *, is_package: bool) -> Source:
 
 
 class Graph:
-    """The files of a tree, and what each needs."""
+    """Holds the files of a tree, and what each needs."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self.root = root
@@ -87,7 +87,7 @@ class Graph:
         self.commands = self._commands()
 
     def needs(self, start: str) -> dict[str, str]:
-        """Everything that a file needs, each with the file that leads to it."""
+        """Return everything that a file needs, each with the file that leads to it."""
         if start not in self._needs:
             self._needs[start] = self._reached(start)
         return self._needs[start]
@@ -118,11 +118,11 @@ class Graph:
 
     @cached_property
     def named(self) -> frozenset[str]:
-        """Every file that another one needs."""
+        """Return every file that another one needs."""
         return frozenset().union(*(self.edges(path) for path in self.paths))
 
     def edges(self, path: str) -> frozenset[str]:
-        """The files that a file needs itself."""
+        """Return the files that a file needs itself."""
         if path not in self._edges:
             self._edges[path] = frozenset(self._needed_by(path)) - {path}
         return self._edges[path]
@@ -154,7 +154,7 @@ class Graph:
             yield from self._named(string, is_tests_side=is_tests_side)
 
     def _named(self, string: str, *, is_tests_side: bool) -> Iterator[str]:
-        """The data files that a string names."""
+        """Return the data files that a string names."""
         string = string.strip("/")
         for path in self._data.get(string.rsplit("/", 1)[-1], ()):
             is_file = f"/{path}".endswith(f"/{string}")
@@ -165,7 +165,7 @@ class Graph:
     def _resolve(
         self, name: str, importer: PurePosixPath, ends: tuple[str, ...] = MODULE
     ) -> Iterator[str]:
-        """The files of a dotted name: the module, and if it is longer than it, what holds it."""
+        """Return the files of a dotted name: the module; if the name goes on, what holds it."""
         parts = name.split(".")
         # Programs of tests put their own folder on the path, and pytest does so for `tests`.
         for folder in (*PACKAGE_FOLDERS, importer.parent.as_posix(), "tests"):
@@ -177,8 +177,8 @@ class Graph:
                     return
 
     def _resolve_whole(self, name: str) -> Iterator[str]:
-        """The files of a dotted name in a string, which may be anything: a module's, or of what
-        stands in it, as a path of `unittest.mock` or a console script does."""
+        """Return the files of a dotted name in a string, which may be anything: a module's, or of
+        what stands in it, as a path of `unittest.mock` or a console script does."""
         for base in (name, name.rpartition(".")[0]):
             for folder in PACKAGE_FOLDERS:
                 at = "/".join(filter(None, [folder, *base.split(".")]))

@@ -27,7 +27,7 @@ CORE_TESTS = ("tests/core/", "tests/lab/faults/", "tests/cluster/", "tests/recor
 
 
 def drives_core(path: str) -> bool:
-    """Whether a file's use of the core makes its tests judge the core.
+    """Return whether a file's use of the core makes its tests judge the core.
 
     Every program of the service leads to the core. So a change of the core would run every test
     of a process, which sees little of it. The tests of CORE_TESTS, of the simulators, and those
@@ -40,7 +40,7 @@ def drives_core(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """Files by a pattern, and what a change of one stands for."""
+    """Selects files by a pattern, and states what a change of one stands for."""
 
     pattern: str
     why: str
@@ -51,7 +51,7 @@ class Rule:
     alone: bool = False  # it says all: what names such a file does not depend on what is in it
 
     def matches(self, path: str) -> bool:
-        """Whether the rule is about this file."""
+        """Return whether the rule is about this file."""
         return re.match(self.pattern, path) is not None
 
 

@@ -1,4 +1,4 @@
-"""`python tests/mutants NAME`: run what has to catch a known bug, with that bug in the core.
+"""`python tests/mutants NAME` puts a known bug into the core, and runs what has to catch it.
 
     python tests/mutants --list
     python tests/mutants leak-on-cancel

@@ -1,4 +1,4 @@
-"""Known bugs, as lines that are inserted into a copy of the core's source, and what catches each.
+"""Lists known bugs: lines inserted into a copy of the core's source, and what catches each.
 
 The production source holds none of this.
 """

@@ -1,4 +1,4 @@
-"""Known bugs of the rule that says which request may pass the head of a pool."""
+"""Lists known bugs of the rule that says which request may pass the head of a pool."""
 
 from mutant import Mutant
 
@@ -35,7 +35,7 @@ BACKFILL_BUGS = (
         "a tenant passes the next one of its own group, however far ahead of it",
         "    side = right.side\n",
         "    if BUG:\n        return True\n",
-        "test_what_passes_is_held_to_the_lead_over_the_next_of_its_own_group_too",
+        "test_lead_over_the_next_of_the_own_group_is_bounded_too",
     ),
     _mutant(
         "lead-of-the-average",

@@ -1,4 +1,4 @@
-"""Known bugs of the lift (the level, the credit, what a restart keeps), and of the charge."""
+"""Lists known bugs of the lift (the level, the credit, what a restart keeps), and the charge."""
 
 from mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Known bugs of pools that take only requests that name them."""
+"""Lists known bugs of pools that take only requests that name them."""
 
 from mutant import Mutant
 

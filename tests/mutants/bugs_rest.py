@@ -1,4 +1,4 @@
-"""Known bugs of pools that rest: something changes what a look would find, and none is taken."""
+"""Lists known bugs of pools that rest: a change affects what a look would find, unseen."""
 
 from mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Known bugs of sessions of agents."""
+"""Lists known bugs of sessions of agents."""
 
 from mutant import Mutant
 

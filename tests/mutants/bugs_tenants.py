@@ -1,4 +1,4 @@
-"""Known bugs of tenants at first sight: who gets a flow, and who is forgotten for it."""
+"""Lists known bugs of tenants at first sight: who gets a flow, and who is forgotten for it."""
 
 from mutant import Mutant
 

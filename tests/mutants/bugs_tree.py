@@ -1,4 +1,4 @@
-"""Known bugs of the tree of shares."""
+"""Lists known bugs of the tree of shares."""
 
 from mutant import Mutant
 

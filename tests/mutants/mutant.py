@@ -1,4 +1,4 @@
-"""Known bugs: lines that are inserted into a copy of the core's source.
+"""Inserts lines, known bugs, into a copy of the core's source.
 
 An insertion names a file, a text that occurs in it exactly once, and the lines to insert above it;
 in them BUG stands for "this bug is switched on".
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug."""
+    """Describes one bug."""
 
     name: str
     what: str

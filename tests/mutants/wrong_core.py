@@ -23,7 +23,7 @@ class StaleMutantError(Exception):
 
 
 def edited() -> dict[str, str]:
-    """The files of the core by their path below `_core/`, with all bugs in them."""
+    """Return the files of the core by their path below `_core/`, with all bugs in them."""
     texts = {name: path.read_text() for name, path in core_sources().items()}
     for mutant in MUTANTS:
         switch = f"MUTANT == {NUMBERS[mutant.name]}"

@@ -1,4 +1,4 @@
-"""Stands of processes in short folders, and lines between them."""
+"""Makes stands of processes in short folders, and lines between them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ Stand = Callable[..., Programs]
 
 @pytest.fixture
 def stand(folder: Path) -> Iterator[Stand]:
-    """Makes a stand; everything that it started is stopped at the end of the test."""
+    """Make a stand; everything that it started is stopped at the end of the test."""
     with ExitStack() as stack:
 
         def make(*arguments: Any, **options: Any) -> Programs:

@@ -1,4 +1,4 @@
-"""A line between two programs that a test can slow down, cut, and make half-open.
+"""Runs a line between two programs that a test can slow down, cut, and make half-open.
 
 Its effect on the bytes is drawn from a seed; the times depend on the machine.
 """
@@ -15,7 +15,7 @@ PIECE = 65_536
 
 @dataclass(frozen=True)
 class Faults:
-    """The effect of the line on every connection.
+    """Describes the effect of the line on every connection.
 
     `delay_s` before each piece of at most `piece` bytes is passed on, so at most piece / delay_s
     bytes a second pass. With a chance of `cut_ppm` a piece is lost, and the connection with it: a
@@ -57,7 +57,7 @@ class Line:
 
     @property
     def target(self) -> str:
-        """Where clients connect."""
+        """Return where clients connect."""
         return self._at
 
     async def __aenter__(self) -> Line:
@@ -83,7 +83,7 @@ class Line:
             connection.abort()
 
     def part(self) -> None:
-        """From now on nothing passes, without a sign: half-open connections, old and new."""
+        """Let nothing pass any more, without a sign: half-open connections, old and new."""
         self._blocked = True
         for connection in self._connections:
             connection.passes.clear()

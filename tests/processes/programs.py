@@ -1,4 +1,4 @@
-"""The programs of a stand: scheduler, emulated engine, proxy and shims, each a process of its own.
+"""Runs the programs of a stand as processes: scheduler, emulated engine, proxy and shims.
 
 They are killed, stopped and continued by signals. All files are in one short folder, since the path
 of a Unix socket has 107 bytes at most.
@@ -87,7 +87,7 @@ class EngineSizes:
 
 
 class Programs:
-    """The programs, by name.
+    """Holds the programs, by name.
 
     `engine`: options of `schedsvc emulate`; without any, each step of the engine takes as long.
     `gated`: the gate is inside the engine; else the engine has none.
@@ -139,7 +139,7 @@ class Programs:
 
     @property
     def scheduler_targets(self) -> list[str]:
-        """Where it listens: the Unix socket, and the further listeners of the settings."""
+        """Return where it listens: the Unix socket, and the further listeners of the settings."""
         found: list[str] = json.loads(self.ready("scheduler").read_text())["targets"]
         return found
 
@@ -266,12 +266,12 @@ class Programs:
         return name in self.running and self.running[name].poll() is None
 
     def resident_mb(self, name: str) -> float:
-        """Memory of a program that is in use now."""
+        """Return the memory of a program that is in use now."""
         pages = int(Path(f"/proc/{self.running[name].pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 1e6
 
     def files(self, name: str) -> int:
-        """Files and sockets that a program has open."""
+        """Return files and sockets that a program has open."""
         return len(list(Path(f"/proc/{self.running[name].pid}/fd").iterdir()))
 
     def stop(self) -> None:
@@ -314,7 +314,7 @@ def room_for(files: int) -> None:
 
 @dataclass
 class Answer:
-    """The end of one HTTP request."""
+    """Describes the end of one HTTP request."""
 
     status: int = 0
     output_tokens: int = 0
@@ -410,7 +410,7 @@ def pool_of(stats: pb.StatsResponse, name: str = "default") -> pool_pb2.PoolStat
 
 
 async def preemptions(engine_url: str) -> int:
-    """How often the engine had to throw out what it ran: more was let in than it holds."""
+    """Return how often the engine preempted: more was let in than it holds."""
     async with aiohttp.ClientSession(engine_url) as http, http.get("/metrics") as page:
         lines = (await page.text()).splitlines()
     (line,) = [line for line in lines if line.startswith("vllm:num_preemptions_total{")]

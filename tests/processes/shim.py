@@ -1,4 +1,4 @@
-"""A shim as a process that can be killed: `python shim.py JSON`.
+"""Runs a shim as a process that can be killed: `python shim.py JSON`.
 
 It offers a pool of its own (none where `capacity_tokens` is 0), takes `running` leases and keeps
 them, and asks for `queued` requests more. Then it writes the ready file, and renews until it is

@@ -1,4 +1,4 @@
-"""Forked programs behave as those that an interpreter of their own runs."""
+"""Tests that forked programs behave as those that an interpreter of their own runs."""
 
 import os
 import signal
@@ -92,7 +92,7 @@ def test_input_reaches_a_fork() -> None:
 
 
 def test_threads_that_start_programs_at_once_share_a_zygote() -> None:
-    """With one for each they took each other's orphans away, and lost their statuses."""
+    """With one for each, they would take each other's orphans away, and lose their statuses."""
     code = (
         "import sys, time; from concurrent.futures import ThreadPoolExecutor as Pool\n"
         "from tests import forked\n"

@@ -1,4 +1,4 @@
-"""Hostile connections at a real scheduler: other callers are served all the same.
+"""Opens hostile connections at a real scheduler: other callers are served all the same.
 
 How much slower, `python -m bench.attack` measures with ten thousand of them, at the edge.
 """
@@ -36,14 +36,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS = 100
 #: Longer than a machine stands still: no conforming client is dropped for it.
 HANDSHAKE_MS = 3_000
-#: Of its token, at the edge.
+#: The rate and burst of calls by token, at the edge.
 CALLS_PER_SECOND, CALLS_MAX = 5, 50
 # At most 16,384 calls wait to be looked at, of about 20 KB each.
 GROWTH_MB_MAX = 400
 
 
 def settings(**limits: int) -> dict[str, Any]:
-    """A socket for the shim beside the engine, and a port for callers with a token."""
+    """Return a socket for the shim beside the engine, and a port for callers with a token."""
     whole = config(**PATIENT)
     whole["limits"] |= limits
     other = {"name": "other", "sha256": sha256(b"secret").hexdigest(), "pools": ["*"]}
@@ -55,7 +55,7 @@ def settings(**limits: int) -> dict[str, Any]:
 
 
 class Met:
-    """Results of attackers: their last report, and after their end the full one."""
+    """Holds results of attackers: their last report, and after their end the full one."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -95,7 +95,7 @@ def attackers(programs: Programs, kind: str, *options: str, target: str = "") ->
 
 @asynccontextmanager
 async def connected(programs: Programs) -> AsyncIterator[AsyncScheduler]:
-    """A client whose connection is there: it gives one up after a second, and so does a call."""
+    """Open a connection for a client: it gives one up after a second, and so does a call."""
     patient = ClientOptions(admit_deadline_s=30, call_deadline_s=30)
     async with AsyncScheduler(programs.target, options=patient) as scheduler:
 
@@ -135,7 +135,7 @@ def flow_of(stats: pb.StatsResponse, tenant: str) -> pb.FlowStats:
 
 
 def least(kind: str) -> dict[str, int]:
-    """The expected results of each attack: silent connections are dropped."""
+    """Return the expected results of each attack: silent connections are dropped."""
     sent = CONNECTIONS if kind in ("flood", "resets", "mixed") else 0
     lost = {"silent": CONNECTIONS, "mixed": CONNECTIONS // 4}.get(kind, 0)
     return {"connected": CONNECTIONS, "sent": sent, "lost": lost}
@@ -183,7 +183,7 @@ async def test_a_flood_of_unknown_names_shares_one_flow(stand: Stand) -> None:
 
 
 def edged() -> dict[str, Any]:
-    """A socket for the shim beside the engine, and an edge for all others."""
+    """Return a socket for the shim beside the engine, and an edge for all others."""
     whole = settings(connections_max=CONNECTIONS // 2, handshake_ms=HANDSHAKE_MS)
     edge = {"tcp": "127.0.0.1:0", "calls_per_second": CALLS_PER_SECOND, "calls_max": CALLS_MAX}
     behind = {"unix": "behind", "auth": "token"}
@@ -192,7 +192,7 @@ def edged() -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_strangers_at_the_edge_never_reach_the_scheduler(stand: Stand) -> None:
-    """Neither their connections nor their calls; the edge holds no more than it may."""
+    """Neither their connections nor their calls do; the edge holds no more than it may."""
     programs = stand(edged())
     programs.start_scheduler()
     target = programs.start_edge()

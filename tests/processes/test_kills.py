@@ -55,13 +55,13 @@ async def client(url: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def output_tokens(number: int) -> int:
-    """A length that fills the reservation's last block, another for each of 64 in a row."""
+    """Return a length that fills the reservation's last block, another for each of 64 in a row."""
     return RESERVED_TOKENS - PROMPT_TOKENS - (number * 37) % BLOCK_TOKENS
 
 
 @dataclass
 class Watch:
-    """The samples of a poller of Stats."""
+    """Holds the samples of a poller of Stats."""
 
     looks: int = 0
     promised_max: int = 0
@@ -132,12 +132,12 @@ class GatedRequest:
 
     @property
     def step_s_min(self) -> float:
-        """The least step with which all of them run until the scheduler is back."""
+        """Return the least step with which all of them run until the scheduler is back."""
         shortest_tokens = min(map(output_tokens, range(BLOCK_TOKENS)))
         return (FILLS * self.fill_s + STILL_S) / shortest_tokens
 
     def all_run(self) -> bool:
-        """Whether none has ended; none has ended but whole."""
+        """Return whether none has ended; none has ended but whole."""
         ended = [task.result() for task in self.running if task.done()]
         assert set(fates(ended)) <= {"whole"}, fates(ended)
         return not ended
@@ -249,7 +249,7 @@ async def test_the_engine_is_killed_and_the_queue_goes_on(stand: Stand) -> None:
 
 @pytest.mark.slow
 async def test_clients_learn_that_the_engine_behind_a_proxy_was_killed(stand: Stand) -> None:
-    """Requests without an answer get a 503 in the protocol's form; none hangs; work goes on."""
+    """A request without an answer gets a 503 in the protocol's form; none hangs; work goes on."""
     # Ten of them run for 20 s.
     programs = stand(sizes=EngineSizes(kv_tokens=10 * 1_024), gated=False)
     programs.start_scheduler()
@@ -283,7 +283,7 @@ async def test_clients_learn_that_the_engine_behind_a_proxy_was_killed(stand: St
 
 
 def pooled(**scheduler: Any) -> dict[str, Any]:
-    """A configuration with a pool for eight requests of the shims, that is always there."""
+    """Return a configuration with a pool for eight requests of the shims, that is always there."""
     return config(**scheduler) | {
         "pools": [{"name": "shared", "capacity_tokens": 8 * 160, "block_size_tokens": 16}]
     }
@@ -299,7 +299,7 @@ async def unsuspected(scheduler: AsyncScheduler, pool: str) -> Stopwatch:
 
 
 async def test_a_shim_is_killed_and_the_others_go_on(stand: Stand) -> None:
-    """Its queued requests vanish; its leases are SUSPECT, and count, until the grace is over."""
+    """Its leases are SUSPECT, and count, until the grace ends; its queued requests vanish."""
     grace_ms = 3_000
     programs = stand(pooled(lease_grace_ms=grace_ms))
     programs.start_scheduler()
@@ -326,7 +326,7 @@ async def test_a_shim_is_killed_and_the_others_go_on(stand: Stand) -> None:
 
 @pytest.mark.slow
 async def test_shims_are_killed_at_any_moment(stand: Stand) -> None:
-    """Ten shims of one pool are killed while they start, ask, run and wait; nothing leaks."""
+    """The shims of a pool are killed: at their start, asking, running, waiting; nothing leaks."""
     programs = stand(pooled())
     programs.start_scheduler()
     names = [f"shim-{number}" for number in range(10)]

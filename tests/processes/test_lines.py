@@ -37,7 +37,7 @@ pytestmark = pytest.mark.alone
 async def lined(
     stand: Stand, folder: Path, faults: Faults, unreachable_after_s: int = 3, **settings: int
 ) -> AsyncIterator[tuple[Programs, Line]]:
-    """A scheduler, and an engine whose gate reaches it over a line."""
+    """Run a scheduler, and an engine whose gate reaches it over a line."""
     after = str(unreachable_after_s)
     whole = config(**PATIENT)
     whole["limits"] |= settings
@@ -51,7 +51,7 @@ async def lined(
 
 @pytest.mark.slow
 async def test_a_slow_line_delays_and_loses_nothing(stand: Stand, folder: Path) -> None:
-    """Pieces of 100 bytes, 2 ms apart: messages arrive in parts, and late."""
+    """The line passes 100 bytes each 2 ms, so messages are in parts, and late."""
     async with (
         lined(stand, folder, Faults(delay_s=0.002, piece=100)) as (programs, line),
         client(programs.engine_url) as http,

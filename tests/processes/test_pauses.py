@@ -40,7 +40,7 @@ async def test_a_scheduler_that_stood_still_expires_nothing(stand: Stand) -> Non
 
 
 async def test_an_engine_that_stood_still_ends_its_streams_without_leases(stand: Stand) -> None:
-    """Its leases expire, once; its streams go on when it does; then it is served as before."""
+    """Its leases are expired once; its streams go on when it does, and it is served as before."""
     programs = stand(sizes=EngineSizes(kv_tokens=20 * 512, context_tokens=512))
     programs.start_scheduler()
     programs.start_engine()

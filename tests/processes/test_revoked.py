@@ -27,7 +27,7 @@ Lost = asyncio.Future[LeaseState]
 
 
 def started(stand: Stand, folder: Path, capacity_tokens: int, **times_ms: int) -> Programs:
-    """A scheduler with a state file, and a pool that is always there."""
+    """Start a scheduler with a state file, and a pool that is always there."""
     pool = {"name": "shared", "capacity_tokens": capacity_tokens, "block_size_tokens": 16}
     state = {"file": str(folder / "state.db"), "every_ms": 20}
     programs = stand(config(**times_ms) | {"pools": [pool], "state": state})
@@ -37,14 +37,14 @@ def started(stand: Stand, folder: Path, capacity_tokens: int, **times_ms: int) -
 
 @asynccontextmanager
 async def shim(target: str, name: str) -> AsyncIterator[SchedulerSession]:
-    """A shim that waits for its scheduler however long that is away."""
+    """Run a shim that waits for its scheduler however long that is away."""
     options = ClientOptions(backoff_min_s=0.01, backoff_max_s=0.05, unavailable_after_s=30)
     async with SchedulerSession(target, client_id=name, incarnation=1, options=options) as session:
         yield session
 
 
 async def granted(session: SchedulerSession, tenant: str, **other: int) -> tuple[Admission, Lost]:
-    """A request that runs, and what becomes of its lease."""
+    """Run a request, and return what becomes of its lease."""
     admission = session.admission(tenant=tenant, **(SHAPE | other))
     lost: Lost = asyncio.get_running_loop().create_future()
     admission.on_lost = lost.set_result

@@ -1,4 +1,4 @@
-"""Settings that surprise clients: a small limit of messages, a second engine, a proxy."""
+"""Tests settings that surprise clients: a small limit of messages, a second engine, a proxy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_admissions_beyond_the_limit_of_a_message_are_granted(stand: Stand
 
 
 async def test_second_engine_of_a_pool_is_refused_until_the_first_ends(stand: Stand) -> None:
-    """It voided what the first one ran, both ran from one ledger, and nothing was logged."""
+    """Without a refusal it would void the first one's leases, and both would run unlogged."""
     programs = stand(config({"sign_of_life_ms": 4_000}, **PATIENT), EngineSizes(step_ms=20))
     programs.start_scheduler()
     programs.start_engine()
@@ -86,7 +86,7 @@ async def test_second_engine_of_a_pool_is_refused_until_the_first_ends(stand: St
 
 
 class Proxy:
-    """A port that counts who comes, and hangs up."""
+    """Counts callers at a port, and hangs up."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

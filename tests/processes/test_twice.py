@@ -1,4 +1,4 @@
-"""The two-run test over everything: client, shim, scheduler, engine, on real processes."""
+"""Runs everything twice: client, shim, scheduler, engine, on real processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def one(http: aiohttp.ClientSession, number: int) -> str:
 
 @pytest.mark.slow
 async def test_two_runs_of_the_whole_stand_are_served_alike(stand: Stand) -> None:
-    """The reserved-KV leak of others: the second run is refused what the first never gave back."""
+    """If reserved KV leaks, the second run is refused what the first has not given back."""
     programs = stand(
         config(**PATIENT), EngineSizes(step_ms=5, kv_tokens=20 * 64, context_tokens=512)
     )

@@ -1,4 +1,4 @@
-"""The form of a recording: what is written is read, and damage is noticed."""
+"""Tests the form of a recording: what is written is read, and damage is noticed."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A recorded core: nothing that could change a decision goes unrecorded."""
+"""Tests a recorded core: nothing that could change a decision goes unrecorded."""
 
 import pytest
 
@@ -19,7 +19,7 @@ class Events:
 
 
 def methods(kind):
-    """Its public methods, also those of the classes that it extends."""
+    """Return its public methods, also those of the classes that it extends."""
     return {
         name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))
     }
@@ -62,7 +62,7 @@ def test_a_malformed_call_is_refused(data):
         call_of(data)
 
 
-def test_what_changes_nothing_leaves_the_recording_as_it_is():
+def test_call_without_effect_is_not_recorded():
     events, core = Events(), Scheduler()
     recorded = record(core, events)
     session = recorded.open_session(3)

@@ -1,4 +1,4 @@
-"""Writing beside the event loop: limits, failures, and the file that was there before."""
+"""Tests writing beside the event loop: limits, failures, and an existing file."""
 
 import os
 import stat
@@ -31,7 +31,7 @@ def write(path, events, **options):
     return writer
 
 
-def test_what_was_put_is_in_the_file_in_its_order(tmp_path):
+def test_events_are_in_the_file_in_their_order(tmp_path):
     writer = write(tmp_path / "r", polls(range(5_000)))
     writer.close()
     writer.close()

@@ -1,4 +1,4 @@
-"""`schedsvc` whose core reports a broken invariant at its next decision after SIGUSR1."""
+"""Runs `schedsvc`, whose core reports a broken invariant at its next decision after SIGUSR1."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Certificates for a test: a CA, and what it signed."""
+"""Makes certificates for a test: a CA, and what it signed."""
 
 import datetime
 import ipaddress
@@ -21,7 +21,7 @@ def _san(name: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, as PEM and as files."""
+    """Holds a certificate and its key, as PEM and as files."""
 
     cert_file: Path
     key_file: Path
@@ -36,7 +36,7 @@ class Pair:
 
 
 class Authority:
-    """A certificate authority in a folder."""
+    """Keeps a certificate authority in a folder."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder

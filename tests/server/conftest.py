@@ -1,4 +1,4 @@
-"""A real server in the test's event loop, and what the tests ask of it."""
+"""Runs a real server in the test's event loop, and makes what the tests ask of it."""
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -78,7 +78,7 @@ SHIM = {"pools": ["*"], "stats": "all"}
 
 
 def token_of(name: str, token: str, **grants: Any) -> dict[str, Any]:
-    """An entry of auth.principals with a token and the grants of a shim."""
+    """Return an entry of auth.principals with a token and the grants of a shim."""
     return {"name": name, "sha256": hashlib.sha256(token.encode()).hexdigest(), **SHIM, **grants}
 
 
@@ -86,7 +86,7 @@ _counter = iter(range(1, 1 << 30))
 
 
 def ask(tokens: int = 100, **fields: Any) -> pb.AdmitRequest:
-    """A request of tenant a with a fresh id and 16 output tokens at most."""
+    """Return a request of tenant a with a fresh id and 16 output tokens at most."""
     given: dict[str, Any] = {
         "request_id": f"r{next(_counter)}",
         "tenant": "a",
@@ -104,7 +104,7 @@ async def in_time(call: Callable[[float], Awaitable[T]]) -> T:
     pytest.fail("no answer came before the call's deadline")
 
 
-#: Of a scheduler whose pools are soon abandoned once their shims are away.
+#: A scheduler whose pools are soon abandoned once their shims are away.
 SHORT_LEASES = {"scheduler": {"headroom": 0, "lease_ttl_ms": 100, "lease_grace_ms": 0}}
 
 
@@ -127,7 +127,7 @@ def totals(server: Server) -> dict[str, int]:
 
 
 async def failure(call: Any) -> grpc.aio.AioRpcError:
-    """The error that a call ends with."""
+    """Return the error that a call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value

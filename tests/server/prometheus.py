@@ -18,12 +18,12 @@ class Prometheus:
         self._http = http
 
     async def values(self, query: str) -> list[float]:
-        """The values of a query now."""
+        """Return the values of a query now."""
         found = await self._get("/api/v1/query", query=query)
         return [float(row["value"][1]) for row in found.get("result", ())]
 
     async def firing(self) -> list[dict[str, str]]:
-        """The labels of the alerts that fire."""
+        """Return the labels of the alerts that fire."""
         found = await self._get("/api/v1/alerts")
         return [row["labels"] for row in found.get("alerts", ()) if row["state"] == "firing"]
 

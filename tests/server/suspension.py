@@ -1,4 +1,4 @@
-"""Throwing a cancellation into a coroutine at its k-th suspension, for every k."""
+"""Throws a cancellation into a coroutine at its k-th suspension, for every k."""
 
 import asyncio
 import types

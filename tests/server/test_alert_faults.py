@@ -114,7 +114,7 @@ def faster_rules() -> dict[str, Any]:
 
 
 def uneven(weight: float) -> dict[str, Any]:
-    """Two tenants of this weight, whose requests wait for a small pool."""
+    """Return two tenants of this weight, whose requests wait for a small pool."""
     return config({"credit_max": 0}, lease_ttl_ms=600_000, queue_ttl_ms=600_000) | {
         "pools": [{"name": "pool", "capacity_tokens": 320}],
         "tenants": [{"name": name, "weight": weight} for name in "ab"],
@@ -169,7 +169,7 @@ def schedulers(store: StoreServer, other: StoreServer) -> Iterator[dict[str, Pro
 
 @contextmanager
 def log_held(path: Path) -> Iterator[None]:
-    """A ledger whose log is large, while another program is in the middle of a query."""
+    """Hold a ledger whose log is large, while another program is in the middle of a query."""
     ledger = Ledger(path, 400)
     ledger.add([UsedLease(0, 0, UsageKey("", "a", "", "", "", ""), False, 1, 0, 1)])
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
@@ -194,7 +194,7 @@ async def ever(work: Callable[[], Awaitable[None]]) -> None:
 
 
 class Callers:
-    """Callers of the troubled scheduler that misbehave, each a tenant."""
+    """Misbehaves as callers of the troubled scheduler, each a tenant."""
 
     def __init__(self, stub: SchedulerServiceStub) -> None:
         self._stub = stub

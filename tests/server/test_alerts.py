@@ -1,4 +1,4 @@
-"""The rules for Prometheus: valid, firing when they should, and about metrics that exist."""
+"""Tests the rules for Prometheus: valid, firing when they should, about metrics that exist."""
 
 import asyncio
 import json
@@ -28,8 +28,8 @@ needs_promtool = pytest.mark.skipif(
 ONE = {"job": "schedsvc", "instance": "s:7690"}
 TENANT = ONE | {"tenant": "acme"}
 POOL = ONE | {"pool": "gpu-1"}
-#: Of each alert: the labels that it has, and the series that provoke it, each minute's value in
-#: promtool's notation.
+#: The labels of each alert, and the series that provoke it, with each minute's value in promtool's
+#: notation.
 PROVOKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "SchedsvcDown": (ONE, {"up{}": "0x99"}),
     "SchedsvcBroken": (ONE, {"schedsvc_up{}": "0x99"}),
@@ -94,7 +94,7 @@ ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
 
 
 def series(text: str, labels: dict[str, str]) -> str:
-    """A series with more labels."""
+    """Return a series with more labels."""
     inner = text.partition("{")[2].rstrip("}")
     pairs = [f"{name}={json.dumps(value)}" for name, value in labels.items()]
     return f"{text.partition('{')[0]}{{{','.join([*pairs, *filter(None, [inner])])}}}"

@@ -1,4 +1,4 @@
-"""Authentication: tokens, TLS, client certificates; and the answers to strangers."""
+"""Tests authentication: tokens, TLS, client certificates; and the answers to strangers."""
 
 import hashlib
 import logging
@@ -25,7 +25,7 @@ UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
 async def every_call(stub: SchedulerServiceStub, metadata: Any = ()) -> list[grpc.StatusCode]:
-    """The status of each RPC, called with some metadata."""
+    """Return the status of each RPC, called with some metadata."""
     codes = []
     unary = [
         (stub.Admit, ask(10)),
@@ -37,7 +37,7 @@ async def every_call(stub: SchedulerServiceStub, metadata: Any = ()) -> list[grp
         call = method(request, metadata=metadata)
         codes.append(await call.code())
     call = stub.Session(metadata=metadata)
-    # No write: grpcio gives INTERNAL in place of the status if a stream ends during one.
+    # No write: grpcio gives INTERNAL instead of the status if a stream ends during one.
     await call.done_writing()
     codes.append(await call.code())
     return codes
@@ -65,7 +65,7 @@ async def test_a_wrong_token_opens_nothing(metadata: Any) -> None:
 
 
 async def test_without_a_token_no_message_is_read() -> None:
-    """A caller with one learns that the message is too large; without one, only of the token."""
+    """A caller with a token is refused for the message's size; the other is for its token."""
     async with serving(auth=TOKENS) as server, calling(server.targets[0]) as stub:
         large = ask(10, adapter="x" * 100_000)
         assert (await failure(stub.Admit(large))).code() == UNAUTHENTICATED
@@ -136,7 +136,7 @@ async def test_reflection_describes_the_messages(server: Server) -> None:
 
 
 async def reflected(channel: grpc.aio.Channel, metadata: Any) -> Any:
-    """The services that reflection lists, or the status that it ends with."""
+    """Return the services that reflection lists, or the status that it ends with."""
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     call = stub.ServerReflectionInfo(metadata=metadata)
     try:

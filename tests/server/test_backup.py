@@ -1,4 +1,4 @@
-"""A backup of a live scheduler's files, and a scheduler that starts with it."""
+"""Tests a backup of a live scheduler's files, and a scheduler that starts with it."""
 
 import os
 import sqlite3

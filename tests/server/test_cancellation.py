@@ -1,4 +1,4 @@
-"""Cancellation at the k-th suspension, for every k: the handlers, and a client of the real server.
+"""Tests cancellation at every k-th suspension: the handlers, and a client of the real server.
 
 The leak of others: a reservation that is not given back on a timeout, a cancellation or an
 exception. Whatever is cut off wherever, the books are empty afterwards.
@@ -30,7 +30,7 @@ LIFE_S = 31
 
 
 class Desk:
-    """A service over a real core, whose clock can be moved."""
+    """Runs a service over a real core, whose clock can be moved."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -57,7 +57,7 @@ class Desk:
 
 
 class Call:
-    """The stream that grpc gives a handler: a peer that sends a few messages, and reads."""
+    """Stands for the stream that grpc gives a handler: a peer that sends messages, and reads."""
 
     def __init__(self, messages: list[bytes], fails_at: int = 0) -> None:
         self.messages = messages
@@ -160,7 +160,7 @@ async def test_two_calls_that_wait_for_the_same() -> None:
 
 
 def conversation(k: int) -> list[bytes]:
-    """The messages of a shim: it offers a pool, asks twice, reports, ends one of two."""
+    """Yield the messages of a shim: it offers a pool, asks twice, reports, ends one of two."""
     pool = pool_pb2.PoolRegistration(
         pool="own", epoch=k, capacity_tokens=1_000, block_size_tokens=16
     )

@@ -1,4 +1,4 @@
-"""The command line, and the scheduler as a process."""
+"""Tests the command line, and the scheduler as a process."""
 
 import asyncio
 import importlib
@@ -206,7 +206,7 @@ async def test_stats_leaves_nothing_out_on_80_columns() -> None:
 
 
 def lines_of(shown: Result) -> list[str]:
-    """Its output, without styles and the space around each line."""
+    """Return its output, without styles and the space around each line."""
     return [line.strip() for line in click.unstyle(shown.output).splitlines()]
 
 

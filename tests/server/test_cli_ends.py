@@ -1,4 +1,4 @@
-"""How a command ends whose reader goes, whose disk is full, or that is interrupted."""
+"""Tests how a command ends whose reader goes, whose disk is full, or that is interrupted."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from .test_streams import SCHEDSVC, config_in, run
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A file whose ledger has more rows than a pipe and a buffer hold."""
+    """Return a file whose ledger has more rows than a pipe and a buffer hold."""
     file = tmp_path / "c.yaml"
     file.write_text("listeners: [{unix: s.sock}]\nusage: {path: usage.db}\n")
     ledger = Ledger(tmp_path / "usage.db", 400)
@@ -86,7 +86,7 @@ def test_ctrl_c_ends_a_watching_command_quietly(tmp_path: Path) -> None:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that all users may enter."""
+    """Make a folder that all users may enter."""
     with TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Steps of the wall clock: a steady clock measures rates, leases and waits."""
+"""Steps the wall clock: a steady clock measures rates, leases and waits."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ LIMITED: dict[str, Any] = {"quota": {"requests_per_minute": 2, "over": "refuse"}
 
 
 def reset_ms(answer: pb.AdmitResponse) -> int:
-    """When the quota that refused a request has room for it again."""
+    """Return when the quota that refused a request has room for it again."""
     (limit,) = (limit for limit in answer.refusal.quota.limits if limit.limit == 2)
     return limit.reset_ms
 

@@ -1,4 +1,4 @@
-"""Shell completion: the scripts in real shells, and names from a real scheduler."""
+"""Tests shell completion: scripts in real shells, and names from a real scheduler."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def complete(*words: str) -> list[str]:
-    """The offers for the last of these words."""
+    """Return the offers for the last of these words."""
     made = ShellComplete(main, {}, "schedsvc", "_SCHEDSVC_COMPLETE")
     return [item.value for item in made.get_completions(list(words[:-1]), words[-1])]
 

@@ -1,4 +1,4 @@
-"""The configuration file: what it means, and how wrong ones are named."""
+"""Tests the configuration file: what it means, and how errors are named."""
 
 import hashlib
 import sys
@@ -24,7 +24,7 @@ def reading(tmp_path: Path, text: str, **environ: str) -> Reading:
 
 
 def found(tmp_path: Path, text: str, **environ: str) -> list[str]:
-    """Each problem as `line:column path: message`."""
+    """Return each problem as `line:column path: message`."""
     return [
         f"{problem.place.line}:{problem.place.column} {path_text(problem.path)}: {problem.message}"
         for problem in reading(tmp_path, text, **environ).problems
@@ -293,7 +293,7 @@ def test_tls_files_have_to_match(tmp_path: Path) -> None:
     assert "listeners[0].tls.cert: cannot read" in problem
 
 
-def test_what_is_allowed_and_doubtful_is_a_warning(tmp_path: Path) -> None:
+def test_allowed_and_doubtful_setting_is_a_warning(tmp_path: Path) -> None:
     text = (
         "listeners: [{tcp: '0.0.0.0:1'}, {tcp: '127.0.0.1:1'}]\nunknown_tenants: refuse\n"
         "metrics: {listen: '[::]:2'}\n"

@@ -1,4 +1,4 @@
-"""Priority classes in the configuration file."""
+"""Tests priority classes in the configuration file."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_classes_reach_the_core(tmp_path: Path) -> None:
 
 
 async def test_a_tenant_names_its_own_class_alone_by_default() -> None:
-    """Whether it is listed, of a rule, or without a flow of its own."""
+    """It is so if the tenant is listed, of a rule, or without a flow of its own."""
     keys = {
         "classes": [{"name": "priority", "rank": -10}, {"name": "flex", "rank": 5}],
         "tenants": [{"name": "a"}, {"name": "b", "class": "flex"}],

@@ -1,4 +1,4 @@
-"""The section `cluster`: what is valid, and the sentence for what is not."""
+"""Tests the section `cluster`: what is valid, and the sentence for what is not."""
 
 import socket
 from pathlib import Path

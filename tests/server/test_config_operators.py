@@ -1,4 +1,4 @@
-"""The operators in the configuration."""
+"""Tests the operators in the configuration."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ AUTH = "auth: {principals: [" + OPS + ", %s]}\n"
         ),
     ],
 )
-def test_what_is_wrong_is_named_by_place(text: str, expected: list[str], tmp_path: Path) -> None:
+def test_wrong_setting_is_named_by_its_path(text: str, expected: list[str], tmp_path: Path) -> None:
     assert found(tmp_path, text, T="t" * 16, U="u" * 16) == expected
 
 
@@ -114,7 +114,7 @@ def test_callers_that_act_for_all_tenants_are_warned_of(tmp_path: Path) -> None:
         assert reading(tmp_path, AUTH % f"{GATE}, {stated}" + MINIMAL).warnings == []
 
 
-def test_who_may_operate_if_the_listener_says_nothing(tmp_path: Path) -> None:
+def test_default_right_of_listeners_to_operate(tmp_path: Path) -> None:
     text = (
         AUTH
         % GATE
@@ -136,7 +136,7 @@ def modes(config: Config) -> dict[str, bool]:
     return {tenant.name: config.is_dry_run(tenant) for tenant in config.tenants}
 
 
-def test_an_overlay_goes_before_the_file() -> None:
+def test_an_overlay_overrides_the_file() -> None:
     config = config_of(mode="dry_run", tenants=[{"name": "a"}, {"name": "b", "mode": "enforce"}])
     said = ModeOverlay()
     assert said.on(config) is config

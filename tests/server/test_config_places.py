@@ -1,4 +1,4 @@
-"""Checks of names, of queues, and of the files and folders on this machine."""
+"""Tests checks of names, of queues, and of the files and folders on this machine."""
 
 import os
 import socket

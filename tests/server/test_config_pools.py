@@ -1,4 +1,4 @@
-"""Limits of pools and adapters in a configuration file."""
+"""Tests limits of pools and adapters in a configuration file."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_the_cap_on_sessions_reaches_the_core(tmp_path: Path) -> None:
     assert [row["sessions_max_tokens"] for row in rows] == [700, 0]
 
 
-def test_by_itself_a_pool_runs_a_thousand_and_its_round_is_a_sixth(tmp_path: Path) -> None:
+def test_default_pool_runs_1000_and_its_round_is_a_sixth(tmp_path: Path) -> None:
     text = MINIMAL + "pools: [{name: p, capacity_tokens: 96000, max_model_tokens: 8000}]"
     config = reading(tmp_path, text).config
     assert config is not None

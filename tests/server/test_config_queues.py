@@ -1,4 +1,4 @@
-"""Wrong configurations of queues and of overload."""
+"""Tests wrong configurations of queues and of overload."""
 
 from pathlib import Path
 
@@ -29,5 +29,5 @@ from .test_config import MINIMAL, found
         ),
     ],
 )
-def test_what_is_wrong_is_named_by_place(tmp_path: Path, keys: str, expected: str) -> None:
+def test_wrong_setting_is_named_by_its_path(tmp_path: Path, keys: str, expected: str) -> None:
     assert found(tmp_path, MINIMAL + f"scheduler: {{{keys}}}") == [expected]

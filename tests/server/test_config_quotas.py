@@ -1,4 +1,4 @@
-"""Quotas and shares in the configuration file: what reaches the core, how wrong ones are named."""
+"""Tests quotas and shares in the configuration file: what reaches the core, named errors."""
 
 from pathlib import Path
 
@@ -220,7 +220,7 @@ def test_weights_of_groups_reach_the_core_and_follow_a_reload(tmp_path: Path) ->
         ),
     ],
 )
-def test_what_weights_of_groups_do_not_go_with_is_named(
+def test_setting_that_excludes_group_weights_is_named(
     tmp_path: Path, text: str, expected: str
 ) -> None:
     assert found(tmp_path, MINIMAL + text) == [expected]

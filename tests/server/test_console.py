@@ -1,4 +1,4 @@
-"""The web console over HTTP: its page, its data, and what may ask for them."""
+"""Tests the web console over HTTP: its page, its data, and what may ask for them."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ CSP = {
 
 @asynccontextmanager
 async def consoling(**keys: Any) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
-    """A server, and a client whose base URL is its metrics listener."""
+    """Run a server, and a client whose base URL is its metrics listener."""
     async with serving(**{"metrics": METRICS} | keys) as server:
         assert server.metrics_url is not None
         base = server.metrics_url.removesuffix("metrics")
@@ -241,7 +241,7 @@ async def test_document_is_made_in_slices_without_garbage() -> None:
         finally:
             gc.callbacks.remove(note)
         assert json.loads((await making)[0])["problem"] == ""
-    # Of 16 tenants at once; the collector goes through the process if much is kept meanwhile.
+    # A turn has 16 tenants at once; the collector goes through the process if much is kept.
     assert turns > 1_000 // 16
     assert sum(generation > 0 for generation in collections) <= 1
 

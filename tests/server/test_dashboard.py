@@ -1,4 +1,4 @@
-"""The Grafana dashboard: generated from its table, valid for Prometheus, about existing metrics."""
+"""Tests the Grafana dashboard: generated from its table, valid, about existing metrics."""
 
 import asyncio
 import json
@@ -115,7 +115,7 @@ async def test_panels_show_real_traffic(tmp_path: Path) -> None:
 
 
 async def traffic(stub: SchedulerServiceStub) -> None:
-    """Two tenants: requests that run, that wait, and that are evicted."""
+    """Make traffic of two tenants: requests that run, that wait, and that are evicted."""
     while True:
         for tenant in ("acme", "beta"):
             request = ask(1_000, tenant=tenant, reports_progress=True)

@@ -25,7 +25,7 @@ auth: {{principals: [{{name: shim, sha256: "{"a" * 64}"}}]}}
 
 
 class Program:
-    """A command of ours, with a log of its own."""
+    """Runs a command of ours, with a log of its own."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, ready: Path) -> None:
         self.process, self._log, self._ready = process, log, ready

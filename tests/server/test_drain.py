@@ -1,4 +1,4 @@
-"""Draining, stopping, and what happens when an invariant is broken."""
+"""Tests draining, stopping, and what happens when an invariant is broken."""
 
 import asyncio
 
@@ -51,7 +51,7 @@ async def test_a_drain_serves_what_waits_and_refuses_what_is_new(server: Server)
         await asyncio.wait_for(draining, 60)
 
 
-async def test_what_still_waits_is_evicted_in_the_end() -> None:
+async def test_waiting_requests_are_evicted_in_the_end() -> None:
     async with serving(limits={"drain_ms": 150}) as server, calling(server.targets[0]) as stub:
         async with stream(server) as peer:
             await stub.Admit(ask(1_500))
@@ -158,7 +158,7 @@ async def test_a_defect_that_breaks_no_book_fails_one_call(
 
 
 class CoreWith:
-    """A core of which some methods are replaced."""
+    """Replaces some methods of a core."""
 
     def __init__(self, core: object, **methods: object) -> None:
         self._core = core

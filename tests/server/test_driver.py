@@ -1,4 +1,4 @@
-"""The driver without gRPC: who gets which verdict, and what a cancelled wait undoes."""
+"""Tests the driver without gRPC: verdicts by caller, and what a cancelled wait undoes."""
 
 import asyncio
 from typing import Any

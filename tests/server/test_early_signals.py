@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT from the first line of Python on, for commands that stay and for others."""
+"""Tests SIGTERM and SIGINT from the first line of Python on, for all kinds of commands."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The edge: who is let through to the scheduler, and what never gets there."""
+"""Tests the edge: who is let through to the scheduler, and what never gets there."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @asynccontextmanager
 async def edged(folder: Path, **keys: Any) -> AsyncIterator[tuple[Server, Edge]]:
-    """A scheduler on a Unix socket, and the edge before it."""
+    """Run a scheduler on a Unix socket, and the edge before it."""
     listeners = [{"unix": str(folder / "s"), "auth": "token"}]
     edge = {"tcp": "127.0.0.1:0"} | keys.pop("edge", {})
     config = config_of(listeners=listeners, auth=TOKENS | keys.pop("auth", {}), edge=edge, **keys)
@@ -84,7 +84,7 @@ async def test_a_client_holds_a_session_through_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [(), WRONG], ids=["none", "wrong"])
-async def test_of_strangers_the_scheduler_hears_nothing(tmp_path: Path, metadata: Any) -> None:
+async def test_calls_of_strangers_do_not_reach_the_scheduler(tmp_path: Path, metadata: Any) -> None:
     async with edged(tmp_path) as (server, door), calling(door.target) as stub:
         failures: list[str] = []
         for service in server._services:
@@ -100,7 +100,7 @@ async def test_of_strangers_the_scheduler_hears_nothing(tmp_path: Path, metadata
 
 
 async def test_a_stranger_may_send_one_window_of_a_call(tmp_path: Path) -> None:
-    """A window of 64 KiB let 1,000 connections make the edge 300 MB larger."""
+    """If the window is larger than 64 KiB, 1,000 connections can make the edge 300 MB larger."""
     async with edged(tmp_path) as (_, door):
         host, _, port = door.target.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -135,7 +135,7 @@ async def test_a_message_larger_than_the_window_passes(tmp_path: Path) -> None:
         assert (await stub.Admit(request, metadata=BEARER)).outcome == pb.OUTCOME_GRANTED
 
 
-async def test_errors_and_their_details_come_back_as_they_are(tmp_path: Path) -> None:
+async def test_errors_and_their_details_are_returned_unchanged(tmp_path: Path) -> None:
     socket = f"unix:{tmp_path}/s"
     async with edged(tmp_path) as (_, door), calling(door.target) as far, calling(socket) as near:
         for wrong in (ask(10, max_output_tokens=0), ask(10, request_id="")):
@@ -161,7 +161,7 @@ async def test_deadline_and_cancellation_reach_the_scheduler(tmp_path: Path) -> 
         assert answer.outcome == pb.OUTCOME_EVICTED_TTL
 
 
-async def test_what_a_token_may_not_do_is_refused_before_it_is_read(tmp_path: Path) -> None:
+async def test_forbidden_call_is_refused_before_it_is_read(tmp_path: Path) -> None:
     limits = {"edge": {"calls_per_second": 5, "calls_max": 3}}
     async with edged(tmp_path, **limits) as (server, door), calling(door.target) as stub:
         # Wrong messages, which the scheduler would name as such.
@@ -239,8 +239,8 @@ async def test_its_health_is_the_schedulers_and_costs_it_nothing(tmp_path: Path)
 ADMIT = "/schedsvc.v1.SchedulerService/Admit"
 
 
-async def test_what_is_no_rpc_of_ours_is_unimplemented_and_forgotten(tmp_path: Path) -> None:
-    """The edge kept memory for each name of a method that a caller made up."""
+async def test_unknown_rpc_is_unimplemented_and_forgotten(tmp_path: Path) -> None:
+    """The edge must keep no memory for each name of a method that a caller makes up."""
     made_up = [f"/schedsvc.v1.SchedulerService/Method{number}" for number in range(50)]
     async with edged(tmp_path) as (_, door), open_channel(door.target) as channel:
         for method in ("/other.Service/Method", *made_up):

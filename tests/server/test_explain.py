@@ -1,4 +1,4 @@
-"""Why a request waits: who may ask, and what it says."""
+"""Tests the reasons for which a request waits: who may ask, and the words."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def queued(server: Server) -> int:
 
 
 async def wait_for_two(server: Server, metadata: Any = ()) -> tuple[grpc.aio.Channel, list[Any]]:
-    """One request that fills the pool, one of each tenant that waits."""
+    """Queue one request of each tenant behind one request that fills the pool."""
     channel = open_channel(server.targets[0])
     stub = SchedulerServiceStub(channel)
     await stub.Admit(ask(1_500, request_id="runs"), metadata=metadata)
@@ -119,7 +119,7 @@ async def test_others_hear_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stats", ["own", "all"])
 async def test_figures_of_a_pool_are_for_callers_that_see_it(stats: str) -> None:
-    """As in Stats and refusals; the caller may ask for the pool, and not offer it."""
+    """Such a caller may ask for the pool, and not offer it; Stats and refusals are alike."""
     own = token_of("alice", SHIM, pools=[], tenants=["*"], stats=stats)
     async with serving(auth={"principals": [own, AUTH["principals"][1]]}) as server:
         channel, calls = await wait_for_two(server, bearer(SHIM))
@@ -149,7 +149,7 @@ async def test_figures_of_a_pool_are_for_callers_that_see_it(stats: str) -> None
 
 @pytest.mark.parametrize("stats", ["own", "all"])
 async def test_limits_of_a_pool_are_for_callers_that_see_it(stats: str) -> None:
-    """The quota of its model, and what its sessions of agents hold."""
+    """The limits are the quota of its model, and the places of its sessions of agents."""
     own = token_of("alice", SHIM, pools=[], tenants=["*"], stats=stats)
     limits: dict[str, Any] = {
         "pools": [{**POOL, "name": name} for name in ("metered", "agents")],
@@ -187,7 +187,7 @@ async def test_limits_of_a_pool_are_for_callers_that_see_it(stats: str) -> None:
 
 
 async def test_an_id_that_two_clients_chose_shows_both(tmp_path: Path) -> None:
-    """To those who may see them."""
+    """Both are shown to callers that may see them."""
     listeners = [{"tcp": "127.0.0.1:0"}, {"unix": str(tmp_path / "s"), "auth": "none"}]
     async with (
         serving(listeners=listeners, auth=AUTH) as server,
@@ -408,7 +408,7 @@ QUEUED: dict[str, Any] = {
         ({"place": {"reason": 4}}, "It is expected to run in 2.0 s (give or take 300 ms)"),
     ],
 )
-def test_what_is_said_of_each_reason(fields: dict[str, Any], said: str) -> None:
+def test_each_reason_has_its_sentence(fields: dict[str, Any], said: str) -> None:
     text = sentences(pb.RequestStory(**QUEUED, **fields))
     assert text.startswith("It has waited for 1.5 s. ")
     assert said in text

@@ -1,4 +1,4 @@
-"""`schedsvc health`, as the health check of a container runs it."""
+"""Tests `schedsvc health`, as the health check of a container runs it."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The tables of what edge, emulator and proxy hold, read from the docs, against real processes."""
+"""Tests the tables of what edge, emulator and proxy hold, in the docs, by real processes."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def running(folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def answers(folder: Path, name: str) -> bool:
-    """Whether a process takes a connection at its address."""
+    """Return whether a process takes a connection at its address."""
     with suppress(OSError):
         if name == "edge":
             target = json.loads((folder / "edge.json").read_text())["targets"][0]

@@ -42,7 +42,7 @@ _LIBRARY_SIGNALS = {32, 33}
 
 
 def table(heading: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The columns of a table below a heading of the page, and its cells by the first one."""
+    """Return the columns of a table below a heading of the page, and its cells by the first one."""
     text = PAGE.partition(f"\n### {heading}\n")[2]
     lines = re.findall(r"^\| (.*) \|$", text.partition("\n#")[0], re.MULTILINE)
     columns, _, *rows = [line.split(" | ") for line in lines]
@@ -78,7 +78,7 @@ DOES: dict[str, Callable[[Path], None]] = {
 
 
 class Held:
-    """A scheduler with everything that it may hold, and its log."""
+    """Runs a scheduler with everything that it may hold, and its log."""
 
     def __init__(self, process: subprocess.Popen[str], stub: Any, folder: Path) -> None:
         self.process, self.folder = process, folder
@@ -98,22 +98,22 @@ class Held:
         return True
 
     def fails(self) -> bool:
-        """Whether a request meets no scheduler."""
+        """Return whether a request meets no scheduler."""
         try:
             return not self.serve_one()
         except grpc.RpcError:
             return True
 
     def said(self) -> set[str]:
-        """The messages so far."""
+        """Return the messages so far."""
         return {each["event"] for each in self.events}
 
     def warned(self) -> set[str]:
-        """The messages that the table has to name."""
+        """Return the messages that the table has to name."""
         return {each["event"] for each in self.events if each["level"] != "info"}
 
     def open_files(self) -> set[str]:
-        """Names of the files of its folder that the process has open."""
+        """Return names of the files of its folder that the process has open."""
         descriptors = Path(f"/proc/{self.process.pid}/fd").iterdir()
         opened = {os.readlink(descriptor) for descriptor in descriptors}
         return {Path(path).name for path in opened if path.startswith(f"{self.folder}/")}
@@ -142,7 +142,7 @@ def test_table_has_all_files_and_sockets(tmp_path: Path) -> None:
 
 
 def masks(process: str) -> dict[str, set[int]]:
-    """The signals that a process catches, and those that it ignores."""
+    """Return the signals that a process catches, and those that it ignores."""
     status = Path(f"/proc/{process}/status").read_text()
     found = {}
     for name in ("SigCgt", "SigIgn"):

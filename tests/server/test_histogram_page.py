@@ -1,4 +1,4 @@
-"""Histograms on the Prometheus page: series, caps, reloads, and how the page is cut into parts."""
+"""Tests histograms on the Prometheus page: series, caps, reloads, and how the page is cut."""
 
 import asyncio
 import random
@@ -30,12 +30,12 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def named_by_all(classes: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The classes of a tenant that may name each of them."""
+    """Return the classes of a tenant that may name each of them."""
     return {"classes": ["default", *(entry["name"] for entry in classes)]} if classes else {}
 
 
 def counting(tenants: int, shown: int, histograms: int, **keys: Any) -> dict[str, Any]:
-    """A configuration with tenants t0, t1, and so on, which may name all classes."""
+    """Return a configuration with tenants t0, t1, and so on, which may name all classes."""
     caps = {"tenants_max": shown, "histogram_tenants_max": histograms}
     named = named_by_all(keys.get("classes", []))
     names = [{"name": f"t{number}", **named} for number in range(tenants)]
@@ -105,13 +105,13 @@ async def test_tenants_beyond_the_cap_share_one_histogram() -> None:
 
 
 def growing(samples: Samples) -> Samples:
-    """Counters, and the series of histograms."""
+    """Return counters, and the series of histograms."""
     ends = ("_total", "_bucket", "_count", "_sum")
     return {key: value for key, value in samples.items() if key[0].endswith(ends)}
 
 
 def changed(rng: random.Random) -> dict[str, Any]:
-    """A file with some of the tenants and classes, in some order."""
+    """Return a file with some of the tenants and classes, in some order."""
     names = rng.sample([f"t{number}" for number in range(6)], rng.randint(0, 6))
     drawn = rng.sample(["x", "y", "z"], rng.randint(0, 3))
     classes = [{"name": name, "rank": 1 + "xyz".index(name)} for name in drawn]

@@ -176,7 +176,7 @@ async def test_closed_connections_are_not_kept() -> None:
     ],
 )
 async def test_a_request_beyond_its_bytes_ends_the_connection(begins: bytes) -> None:
-    """Bodies, and what followed a head that is not HTTP, cost up to 450 MB in all."""
+    """The bodies, and what follows a head that is not HTTP, could cost up to 450 MB in all."""
     limits = HttpLimits(request_s=3_600)
     async with listening(limits) as port:
         _, writer = await connect(port)

@@ -1,4 +1,4 @@
-"""The commands of the laboratory, with its package and without."""
+"""Tests the commands of the laboratory, with its package and without."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def without_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed packages, but for the laboratory."""
+    """Install the packages without the laboratory."""
     folder = tmp_path_factory.mktemp("packages")
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if "schedsvc_lab" not in path.name:

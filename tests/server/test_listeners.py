@@ -1,4 +1,4 @@
-"""Addresses: what can be had, what cannot, and what is said then."""
+"""Tests addresses: those to be had, those not, and the message then."""
 
 import asyncio
 import os
@@ -133,7 +133,7 @@ async def test_connections_beyond_the_limit_are_closed_and_others_go_on() -> Non
 
 
 def hear(connection: socket.socket) -> bytes:
-    """The first bytes that come; nothing where the other end hangs up."""
+    """Return the first bytes that come; nothing if the other end hangs up."""
     try:
         return connection.recv(1)
     except ConnectionError:

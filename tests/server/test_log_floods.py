@@ -1,4 +1,4 @@
-"""Floods of wrong requests at each port of a scheduler and of the edge write few lines."""
+"""Tests that floods of wrong requests at each port of scheduler and edge write few lines."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ def certificate(authority: Authority) -> dict[str, str]:
 
 
 def bounded(text: str) -> None:
-    """Each may cause 100 lines at once, and then one a second: this host, and each library."""
+    """Check that this host and each library write 100 lines at once, and then one a second."""
     lines = text.splitlines()
     assert len(lines) < 2 * EACH, Counter(line[:60] for line in lines).most_common(10)
     for line in lines:

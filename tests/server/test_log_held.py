@@ -1,4 +1,4 @@
-"""Another process in the middle of a query on a scheduler's files, and then no more requests."""
+"""Tests another process in the middle of a query on a scheduler's files, and no more requests."""
 
 import asyncio
 import subprocess

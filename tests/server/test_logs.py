@@ -31,7 +31,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Pipe:
-    """A pipe of one page without a reader at first."""
+    """Opens a pipe of one page, without a reader at first."""
 
     def __init__(self) -> None:
         self.reader, writer = os.pipe()

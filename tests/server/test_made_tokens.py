@@ -1,4 +1,4 @@
-"""Tokens that the scheduler makes: those of the samples, which other hosts can reach."""
+"""Tests tokens that the scheduler makes: those of the samples, which other hosts can reach."""
 
 import re
 import stat

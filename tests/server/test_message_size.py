@@ -1,4 +1,4 @@
-"""`limits.message_max_bytes`: clients split what they send, and no message is refused twice."""
+"""Tests `limits.message_max_bytes`: clients split messages, and none is refused twice."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ from tests.waiting import until
 
 from .conftest import POOL, ask, calling, failure, serving, totals
 
-# Of these 200 admissions together the message would take 8 KB.
+# Together the message of these 200 admissions would take 8 KB.
 SMALL = {"message_max_bytes": 2_048}
 LEAST = {"message_max_bytes": 1_024}
 ROOMY = [POOL | {"capacity_tokens": 160_000}]
@@ -37,7 +37,7 @@ async def session(server: Server) -> AsyncIterator[SchedulerSession]:
 
 
 def outputs(server: Server) -> int:
-    """Output tokens that tenant a has reported."""
+    """Return the output tokens that tenant a has reported."""
     [flow] = [flow for flow in server.driver.stats(10)["flows"] if flow["tenant"] == "a"]
     return int(flow["output_tokens"])
 

@@ -1,4 +1,4 @@
-"""The Prometheus page."""
+"""Tests the Prometheus page."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Requests that name no pool beside a pool that another principal has registered."""
+"""Tests requests that name no pool beside a pool that another principal has registered."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

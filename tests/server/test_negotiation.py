@@ -1,4 +1,4 @@
-"""The page of metrics in the form and the coding that a client accepts."""
+"""Tests the page of metrics in the form and the coding that a client accepts."""
 
 import gzip
 import json

@@ -75,6 +75,6 @@ def test_deleted_ledger_is_written_again_without_links(tmp_path: Path, no_links:
 
 
 def saved(folder: Path) -> int:
-    """The ended leases in a ledger."""
+    """Return the ended leases in a ledger."""
     with closing(sqlite3.connect(folder / "ledger.db")) as connection:
         return int(connection.execute("SELECT total(requests) FROM usage").fetchone()[0])

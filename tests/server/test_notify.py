@@ -1,4 +1,4 @@
-"""Messages of a scheduler process to a service manager: sd_notify(3)."""
+"""Tests messages of a scheduler process to a service manager: sd_notify(3)."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ WATCHDOG_USEC = 200_000
 
 
 class Manager:
-    """The service manager's end: a datagram socket that a test reads."""
+    """Reads a datagram socket as the service manager."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "notify"
@@ -48,7 +48,7 @@ class Manager:
         return state
 
     def silent_for(self, seconds: float) -> bool:
-        """Whether nothing comes for `seconds`."""
+        """Return whether nothing comes for `seconds`."""
         self.socket.settimeout(seconds)
         try:
             self.socket.recv(4_096)

@@ -1,4 +1,4 @@
-"""Files that are pipes, devices or folders, and one file that has two uses: nothing hangs or goes.
+"""Tests files that are pipes, devices or folders, or have two uses: no hang, no loss.
 
 A pipe without a writer held up the start, a reload and the end of a process; the ready file and a
 damaged state file replaced whatever stood at their path.

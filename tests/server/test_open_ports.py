@@ -1,4 +1,4 @@
-"""A TCP port without authentication beside a listener that bounds its callers."""
+"""Tests a TCP port without authentication beside a listener that bounds its callers."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ PORT: dict[str, Any] = {"tcp": "127.0.0.1:0", "auth": "none"}
 
 
 async def rights(target: str, **call: Any) -> dict[str, Any]:
-    """Whether a caller may ask, offer a pool, and see the Stats of all."""
+    """Return whether a caller may ask, offer a pool, and see the Stats of all."""
     async with calling(target) as stub:
         admitted = await stub.Admit(ask(10), **call)
         stats = await stub.Stats(pb.StatsRequest(), **call)
@@ -47,7 +47,7 @@ ASKS = {"asks": True, "offers": False, "sees_all": False}
 
 
 async def test_a_port_beside_a_socket_only_asks(tmp_path: Path) -> None:
-    """A user who may not open the socket took the engine's pool over the loopback port."""
+    """A user who may not open the socket must not get the engine's pool over the port."""
     socket = {"unix": str(tmp_path / "s"), "mode": "0600"}
     async with serving(listeners=[PORT, socket]) as server:
         port, unix = server.targets

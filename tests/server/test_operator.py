@@ -1,4 +1,4 @@
-"""OperatorService: who may call it, and what it does to a server that runs."""
+"""Tests OperatorService: who may call it, and what it does to a server that runs."""
 
 import asyncio
 import hashlib
@@ -30,7 +30,7 @@ SERVING, NOT_SERVING = 1, 2
 
 
 class Both:
-    """The stubs of both services on one channel."""
+    """Holds the stubs of both services on one channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.operator = OperatorServiceStub(channel)
@@ -304,7 +304,7 @@ async def test_a_filter_revokes_only_what_was_granted_before(
         ("ReleasePool", {"pool": "nowhere"}, "NOT_FOUND", "pool"),
     ],
 )
-async def test_what_is_wrong_is_named(method: str, request_: Any, code: str, field: str) -> None:
+async def test_wrong_call_is_named(method: str, request_: Any, code: str, field: str) -> None:
     if isinstance(request_, dict):
         request_ = getattr(pb, f"{method}Request")(**request_)
     async with operating() as (server, both):

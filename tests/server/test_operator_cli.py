@@ -1,4 +1,4 @@
-"""The operator's commands: `drain`, `leases` and `mode`, as a person types them."""
+"""Tests the operator's commands: `drain`, `leases` and `mode`, as a person types them."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ TWO_POOLS = {"pools": [{"name": name, "capacity_tokens": 1_600} for name in ("p"
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[Any]]:
-    """The log of the server, which shares its process with the command."""
+    """Return the log of the server, which shares its process with the command."""
     with capture_logs() as events:
         yield events
 

@@ -36,7 +36,7 @@ def connected(target: str) -> Iterator[grpc.Channel]:
 
 
 def write(folder: Path, name: str, **keys: Any) -> Path:
-    """A configuration in a folder of its own, because each process has a ready file there."""
+    """Write a configuration into a folder of its own: each process has a ready file there."""
     (folder / name).mkdir(exist_ok=True)
     file = folder / name / "c.yaml"
     data = {"listeners": [{"unix": str(folder / "s")}], "pools": [POOL], "tenants": [{"name": "a"}]}
@@ -73,7 +73,7 @@ def test_end_of_a_process_leaves_the_socket_of_its_successor(tmp_path: Path) -> 
 
 
 def health(channel: grpc.Channel) -> dict[str, str]:
-    """The status of each name of the health service."""
+    """Return the status of each name of the health service."""
     stub = health_pb2_grpc.HealthStub(channel)
     found = {}
     for name in ("liveness", "readiness", "", "schedsvc.v1.SchedulerService"):
@@ -88,7 +88,7 @@ def is_live_but_not_ready(channel: grpc.Channel) -> bool:
 
 
 def test_drain_of_all_stays_alive_over_restarts_and_ends(tmp_path: Path) -> None:
-    """A liveness probe restarted the pod for ever. How long it may take: test_drain.py."""
+    """A liveness probe would restart the pod for ever. test_drain.py bounds the time."""
     state = {"file": str(tmp_path / "state.db"), "every_ms": 20}
     file = write(tmp_path, "only", state=state, limits={"drain_ms": DRAIN_MS})
     for restarts in range(2):

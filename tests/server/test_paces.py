@@ -1,4 +1,4 @@
-"""A caller's part of the scheduler's time: events a second, and a part of its turns."""
+"""Tests a caller's part of the scheduler's time: events a second, and a part of its turns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def principals(**limits: Any) -> dict[str, Any]:
 
 
 class Clock:
-    """The monotonic clock of the module under test."""
+    """Replaces the monotonic clock of the module under test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 10 * SECOND
@@ -73,7 +73,7 @@ def test_work_beyond_the_part_of_the_loop_is_held(monkeypatch: pytest.MonkeyPatc
     assert limited.pause_s(1) == 0
 
 
-def test_by_default_nothing_is_limited() -> None:
+def test_nothing_is_limited_by_default() -> None:
     free = paces()
     free.charge(1, 1 << 40, 1 << 60)
     free.enter(1)

@@ -1,4 +1,4 @@
-"""Newcomers mistype: messages name the option or key, the value, and what to do."""
+"""Tests mistyped input: messages name the option or key, the value, and what to do."""
 
 import sys
 from pathlib import Path

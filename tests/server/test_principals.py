@@ -1,4 +1,4 @@
-"""The rights of a caller at a running scheduler, by its grants in the configuration."""
+"""Tests the rights of a caller at a running scheduler, by its grants in the configuration."""
 
 import asyncio
 from pathlib import Path

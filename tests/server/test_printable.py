@@ -32,7 +32,7 @@ HARMFUL = set("\x1b\x07\u202e\u2066\x9b")
         ("\ud800", "\\ud800"),
     ],
 )
-def test_what_cannot_be_printed_is_escaped(text: str, shown: str) -> None:
+def test_unprintable_text_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

@@ -1,4 +1,4 @@
-"""A scheduler whose file system becomes read-only below it, as after an error of the disk."""
+"""Tests a scheduler whose file system becomes read-only, as after an error of the disk."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def can(*words: str | Path) -> bool:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """A file system in a file, which a mount can take from its user."""
+    """Make a file system in a file, which a mount can take from its user."""
     image, folder = tmp_path / "image", tmp_path / "mnt"
     with image.open("wb") as file:
         file.truncate(_IMAGE_BYTES)
@@ -105,7 +105,7 @@ def test_read_only_file_system_is_loud_and_loses_nothing_acknowledged(
 
 @pytest.mark.slow
 def test_read_only_files_are_loud_and_are_written_again(tmp_path: Path) -> None:
-    """Those that cannot be changed, as by `chattr +i`: what ended meanwhile waits."""
+    """They are loud if they cannot be changed (`chattr +i`); what ends meanwhile waits."""
     names = ("ledger.db", "ledger.db-wal", "counters.db", "counters.db-wal", "recorded.bin")
     with held(tmp_path) as made:
         files = [str(tmp_path / name) for name in names]

@@ -1,4 +1,4 @@
-"""The configuration of a running server: swapped whole, or not at all."""
+"""Tests the configuration of a running server: swapped whole, or not at all."""
 
 import asyncio
 import os
@@ -188,7 +188,7 @@ async def test_quotas_are_in_stats_refusals_and_metrics() -> None:
         (MINIMAL + "tenants: [{name: x}]\nmode: dry_run\nlog: {level: error}\n", []),
     ],
 )
-def test_what_needs_a_restart_is_named(text: str, expected: list[str], tmp_path: Path) -> None:
+def test_restart_only_setting_is_named(text: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "old").write_text(MINIMAL)
     (tmp_path / "new").write_text(text)
     found = needs_restart(load(tmp_path / "new"), load(tmp_path / "old"))

@@ -1,4 +1,4 @@
-"""Callers, tokens and certificates that change while the server runs."""
+"""Changes callers, tokens and certificates while the server runs."""
 
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ def bearer(token: str) -> Any:
 
 
 async def codes(server: Server, *tokens: str) -> list[str]:
-    """The status that Stats has with each of these tokens."""
+    """Return the status that Stats has with each of these tokens."""
     async with calling(server.targets[0]) as stub:
         calls = [stub.Stats(pb.StatsRequest(), metadata=bearer(token)) for token in tokens]
         return [(await call.code()).name for call in calls]
 
 
 async def test_token_file_is_read_again_though_the_file_is_the_same(tmp_path: Path) -> None:
-    """Rotated token files stayed unread, and the log said config_unchanged."""
+    """It is read even if the configuration is unchanged."""
     token = tmp_path / "token"
     token.write_text(FIRST)
     auth = {"principals": [{"name": "gate", "token_file": str(token), **SHIM}]}

@@ -1,4 +1,4 @@
-"""Chains of reloads: each is applied whole or not at all, and a restart's settings wait for it."""
+"""Tests chains of reloads: each is applied whole or not at all; restart settings wait."""
 
 import copy
 import random
@@ -29,7 +29,7 @@ OPS = {"name": "ops", "exempt": False, "rank": 5}
 
 
 def named(logs: list[Any]) -> list[str]:
-    """Settings that the log says need a restart."""
+    """Return the settings that the log says need a restart."""
     return [key for entry in logs if entry["event"] == "config_needs_restart"
             for key in entry["keys"]]  # fmt: skip
 
@@ -80,7 +80,7 @@ async def test_epoch_waits_for_a_restart_in_later_reloads_too() -> None:
 
 
 class FailingOnce:
-    """A core whose call of a number, counted from 0, fails; all others reach the core."""
+    """Fails at a core's call of a number, counted from 0; all others reach the core."""
 
     def __init__(self, core: Scheduler, call: int) -> None:
         self._core = core
@@ -99,7 +99,7 @@ class FailingOnce:
 
 
 def observed(core: Scheduler) -> dict[str, Any]:
-    """The visible part of a core's configuration."""
+    """Return the visible part of a core's configuration."""
     stats = core.stats(0, 1_000)
     flows = {
         (row["tenant"], row["request_class"]): (row["weight_milli"], row["audit"], row["quotas"])
@@ -183,7 +183,7 @@ async def test_reload_that_fails_is_counted_and_the_next_works(tmp_path: Path) -
 
 
 def changed(rng: random.Random, data: dict[str, Any]) -> dict[str, Any]:
-    """A valid file that differs from another one here and there."""
+    """Return a valid file that differs from another one here and there."""
     new = copy.deepcopy(data)
     scheduler = new["scheduler"]
     for _ in range(rng.randint(1, 4)):
@@ -226,7 +226,7 @@ def changed(rng: random.Random, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def less(file: dict[str, Any], before: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """The file, with what is named as it was before."""
+    """Return the file, with what is named as it was before."""
     found = copy.deepcopy(file)
     for key in keys:
         if "(" not in key:
@@ -254,7 +254,7 @@ def keep(new: dict[str, Any], old: Mapping[str, Any], key: str) -> None:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """A configuration as data; the order of pools and classes does not matter."""
+    """Return a configuration as data; the order of pools and classes does not matter."""
     data = config.model_dump()
     for key in ("pools", "classes"):
         data[key] = sorted(data[key], key=lambda entry: str(entry["name"]))
@@ -290,7 +290,7 @@ async def play(seed: int) -> int:
 
 
 def seen(core: Scheduler, tenants: list[str]) -> dict[str, Any]:
-    """The same, without tenants that are gone: they keep their flows, which nothing reaches."""
+    """Return it without tenants that are gone: they keep their flows, which nothing reaches."""
     found = observed(core)
     found["flows"] = {name: flow for name, flow in found["flows"].items() if name[0] in tenants}
     return found

@@ -1,4 +1,4 @@
-"""Reloads of a running process, one after the other, and its restart on the same files."""
+"""Tests reloads of a running process, one after the other, and its restart on the files."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ MINUTE_MS = 60_000
 
 
 class Stand:
-    """A scheduler process whose file a test writes again and again."""
+    """Runs a scheduler process whose file a test writes again and again."""
 
     def __init__(self, folder: Path, *, watches: bool = False) -> None:
         self.file = folder / "c.yaml"
@@ -110,7 +110,7 @@ def test_epoch_changed_waits_and_leases_stay_valid(tmp_path: Path) -> None:
 
 
 def limited(tokens: int) -> dict[str, Any]:
-    """A tenant with a quota and a share, and a pool that holds all that the quota allows."""
+    """Return a tenant with a quota and a share, and a pool that holds all that the quota allows."""
     limit = {"tokens_per_minute": tokens}
     tenant = {"name": "a", "quota": limit | {"over": "refuse"}, "share": limit}
     pool = {"name": "pool", "capacity_tokens": 2_000_000}
@@ -149,7 +149,7 @@ def test_quota_lowered_after_use_owes_one_window(restarts: bool, tmp_path: Path)
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "localhost:0"])
 def test_chosen_ports_need_no_restart(address: str, tmp_path: Path) -> None:
-    """The system chose the ports of the listener and of the metrics; the file did not change."""
+    """The ports of the listener and the metrics are the system's choice; the file is unchanged."""
     stand, entries = Stand(tmp_path), list[dict[str, Any]]()
     stand.write(metrics={"listen": address})
     with scheduler(stand.file) as (process, ready):

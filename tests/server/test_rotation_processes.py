@@ -1,4 +1,4 @@
-"""Files that change under a running process: in steps, alike in size, rotated, reordered."""
+"""Changes files under a running process: in steps, alike in size, rotated, reordered."""
 
 import itertools
 import json
@@ -127,7 +127,7 @@ FIRST, SECOND = "first-token-of-enough", "second-token-of-enough"
 
 
 class Rotated:
-    """A scheduler's token file and certificates, which a test replaces."""
+    """Holds a scheduler's token file and certificates, which a test replaces."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -141,7 +141,7 @@ class Rotated:
         (self.folder / "token").write_text(token)
 
     def code(self, target: str, name: str, token: str) -> str:
-        """The status of a call with the certificate of an authority, and with a token."""
+        """Return the status of a call with the certificate of an authority, and with a token."""
         authority = self.authorities[name]
         pair = authority.issue("gate")
         proof = grpc.ssl_channel_credentials(authority.cert, pair.key, pair.cert)
@@ -157,7 +157,7 @@ class Rotated:
 
 
 def test_hangup_loads_rotated_tokens_and_certificates(tmp_path: Path) -> None:
-    """They stayed in force, and the log said config_unchanged."""
+    """They are loaded even if the configuration is unchanged."""
     rotated = Rotated(tmp_path)
     rotated.use("first", FIRST)
     tls = {"cert": "cert", "key": "key", "client_ca": "ca"}

@@ -1,4 +1,4 @@
-"""A second process on the files of a first one: it refuses, and the first loses nothing."""
+"""Tests a second process on the files of a first one: it refuses, the first loses nothing."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from .test_cli import scheduler
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Inode and content of each file but the state's; of a recording, which grows, the first."""
+    """Return inode and first bytes of each file but the state's; a recording grows at its end."""
     return {
         file.name: (file.stat().st_ino, file.read_bytes()[:500])
         for file in folder.iterdir()

@@ -19,7 +19,7 @@ SESSION = "/schedsvc.v1.SchedulerService/Session"
 
 
 class Peer:
-    """The client's side of one stream."""
+    """Holds the client's side of one stream."""
 
     def __init__(self, call: Any) -> None:
         self.call = call

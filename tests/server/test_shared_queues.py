@@ -1,4 +1,4 @@
-"""A tenant's queue, where several principals may ask in the tenant's name."""
+"""Tests a tenant's queue, for which several principals may ask in the tenant's name."""
 
 import asyncio
 from typing import Any
@@ -19,8 +19,8 @@ def bearer(token: str) -> Any:
 
 
 async def test_one_principal_cannot_fill_the_queue_of_anothers_tenant() -> None:
-    """With the default `tenants`, one gate queued in the name of another's tenant until it had no
-    place left."""
+    """With the default `tenants`, one gate may queue in the name of another's tenant, but it must
+    leave places."""
     principals = [token_of("gate", GATE), token_of("other", OTHER)]
     limits = {"headroom": 0, "flow_queue_max": PLACES}
     async with (

@@ -1,4 +1,4 @@
-"""Signals that come while a process starts, and to the edge."""
+"""Tests signals that come while a process starts, and to the edge."""
 
 import json
 import signal
@@ -46,7 +46,7 @@ def started(folder: Path, module: str, command: str) -> Iterator[subprocess.Pope
 
 
 def read_until(process: subprocess.Popen[str], *events: str) -> list[dict[str, Any]]:
-    """The log up to one of some events."""
+    """Return the log up to one of some events."""
     assert process.stderr is not None
     found = []
     for line in process.stderr:

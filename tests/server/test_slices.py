@@ -64,7 +64,7 @@ async def test_stats_of_many_pools_give_others_their_turn() -> None:
         assert others.turns >= len(POOLS) / 64
 
 
-async def test_names_that_nobody_has_give_others_their_turn() -> None:
+async def test_unknown_names_give_others_their_turn() -> None:
     others = Others()
     async with serving() as server:
         async with others.counted():

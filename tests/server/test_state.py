@@ -1,4 +1,4 @@
-"""A scheduler that is killed and starts again knows who had how much."""
+"""Tests a scheduler that is killed and starts again: it knows who had how much."""
 
 import asyncio
 import json
@@ -139,8 +139,8 @@ async def test_a_failing_disk_is_reported_and_serving_goes_on(
 OPEN = {"listeners": [{"tcp": "127.0.0.1:0", "operate": True}]}
 
 
-async def test_what_an_operator_said_outlives_a_restart(tmp_path: Path) -> None:
-    """Drains and modes: saved at once, logged at the start, and taken back by an operator alone."""
+async def test_operators_settings_outlive_a_restart(tmp_path: Path) -> None:
+    """Drains and modes are saved at once, logged at the start, and undone by an operator alone."""
     keys = kept(tmp_path / "state.db", **OPEN)
     keys["state"]["every_ms"] = 60_000
     async with serving(**keys) as server, open_channel(server.targets[0]) as channel:

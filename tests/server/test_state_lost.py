@@ -1,4 +1,4 @@
-"""A state file that is deleted, truncated or replaced under a running scheduler."""
+"""Tests a state file that is deleted, truncated or replaced under a running scheduler."""
 
 import os
 import shutil
@@ -73,7 +73,7 @@ DAMAGES = [delete, delete_database, delete_log, truncate, truncate_half, overwri
 
 
 def content(file: Path, folder: Path) -> tuple[dict[bytes, bytes], bytes, bytes]:
-    """Rows, key of the hashes and modes of a copy, as a scheduler would find them after a crash."""
+    """Return rows, hash key and modes of a copy, as a scheduler would find them after a crash."""
     folder.mkdir()
     for each in file.parent.glob(file.name + "*"):
         shutil.copy(each, folder)

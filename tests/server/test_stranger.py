@@ -17,7 +17,7 @@ WRONG = (("authorization", "Bearer wrong-horse-battery"),)
 
 
 def state(server: Any) -> tuple[int, dict[str, Any]]:
-    """The decisions and records of the scheduler's core."""
+    """Return the decisions and records of the scheduler's core."""
     stats = server.driver.stats(100)
     return stats["digest"], stats["totals"]
 

@@ -1,4 +1,4 @@
-"""Connections without a proof hold no place for long."""
+"""Tests that connections without a proof hold no place for long."""
 
 import asyncio
 import socket
@@ -33,7 +33,7 @@ ACTS = {
 
 
 class Stranger:
-    """A connection of a caller without a token; once closed it comes again."""
+    """Connects as a caller without a token; once closed it comes again."""
 
     def __init__(self, target: str, act: bytes) -> None:
         host, _, port = target.rpartition(":")
@@ -80,7 +80,7 @@ def entered(made: list[Stranger]) -> int:
 
 @pytest.mark.parametrize("act", list(ACTS))
 async def test_a_shim_finds_a_place_beside_strangers_that_come_again(act: str) -> None:
-    """They held all places for ever, and a shim with a token got UNAVAILABLE."""
+    """If they held all places for ever, a shim with a token would get UNAVAILABLE."""
     async with (
         serving(auth=AUTH, limits={"connections_max": PLACES}) as server,
         strangers(server.targets[0], 60, ACTS[act]) as made,

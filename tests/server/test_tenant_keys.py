@@ -1,4 +1,4 @@
-"""API keys of tenants: made, rotated, revoked and expired while the server runs."""
+"""Tests API keys of tenants: made, rotated, revoked and expired while the server runs."""
 
 import asyncio
 import hashlib
@@ -140,7 +140,7 @@ async def test_rotation_keeps_the_old_key_for_its_grace(monkeypatch: pytest.Monk
 
 
 class Clocks:
-    """The clocks of a server's keys: the wall clock, which a test sets, and the steady one."""
+    """Sets the clocks of a server's keys: the wall clock, which a test sets, and the steady one."""
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys = server._keys

@@ -1,4 +1,4 @@
-"""Tenants that the configuration does not list: flows of their own, by `tenant_rules`."""
+"""Tests tenants that the configuration does not list: flows of their own, by `tenant_rules`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tenants that operators list, change and delete while the server runs."""
+"""Tests tenants that operators list, change and delete while the server runs."""
 
 import asyncio
 import re
@@ -220,7 +220,7 @@ def kept(file: Path, **keys: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def killed(**keys: Any) -> AsyncIterator[tuple[Server, Both]]:
-    """A server of which only what is on the disk by the end outlives it."""
+    """Run a server of which only what is on the disk by the end outlives it."""
     file = Path(keys["state"]["file"])
     async with operating(**keys) as (server, both):
         yield server, both
@@ -347,7 +347,7 @@ async def test_tenants_of_operators_are_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_metrics_show_tenants_that_come_and_go() -> None:
-    # Of a, b and the unknown, c gets the last place.
+    # After a, b and the unknown, c gets the last place.
     metrics = {"listen": "127.0.0.1:0", "tenants_max": 4}
     async with operating(metrics=metrics, **WITH_RULE) as (server, both):
 

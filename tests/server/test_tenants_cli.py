@@ -1,4 +1,4 @@
-"""`schedsvc tenants list | get | set | delete | export`, as an operator types them."""
+"""Tests `schedsvc tenants list | get | set | delete | export`, as an operator types them."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from .test_tenants import WITH_RULE, flow, proved
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[Any]]:
-    """The log of the server, which shares its process with the command."""
+    """Return the log of the server, which shares its process with the command."""
     with capture_logs() as events:
         yield events
 

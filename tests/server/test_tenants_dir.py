@@ -1,4 +1,4 @@
-"""A folder with one file for each tenant: read, checked and watched with the main file."""
+"""Tests a folder with one file for each tenant: read, checked, watched with the main file."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def main_file(folder: Path) -> Path:
 
 
 def problems(folder: Path) -> list[str]:
-    """The findings, with paths from the folder of the main file on."""
+    """Return the findings, with paths from the folder of the main file on."""
     file = main_file(folder)
     texts = [problem_text(file, problem) for problem in read(file).problems]
     return [text.replace(f"{folder.parent}/", "") for text in texts]
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_read_is_named(
 
 
 class Watched:
-    """A file and its folder with a reloader, which looks when it is asked to."""
+    """Watches a file and its folder with a reloader, which looks when it is asked to."""
 
     def __init__(self, file: Path) -> None:
         self.taken: list[list[str]] = []

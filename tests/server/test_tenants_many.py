@@ -1,4 +1,4 @@
-"""Ten thousand tenants that come, change and go through the RPCs, under load."""
+"""Tests ten thousand tenants that come, change and go through the RPCs, under load."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""`schedsvc top` by Textual's pilot, against a real server."""
+"""Tests `schedsvc top` by Textual's pilot, against a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ TENANTS: list[dict[str, Any]] = [
 async def topping(
     size: tuple[int, int] = (80, 24), wanted: str = "", **keys: Any
 ) -> AsyncIterator[tuple[Server, SchedulerServiceStub, Pilot[None]]]:
-    """A server with served and waiting tenants, and `top` on it."""
+    """Run a server with served and waiting tenants, and `top` on it."""
     async with serving(**{"tenants": TENANTS} | keys) as server, calling(server.targets[0]) as stub:
         await use(stub, "production", 7)
         await stub.Admit(ask(1_500, tenant="research", request_id="runs"))
@@ -50,7 +50,7 @@ async def topping(
 
 
 def names(pilot: Pilot[None]) -> list[str]:
-    """The first column of the table of tenants."""
+    """Return the first column of the table of tenants."""
     screen = pilot.app.screen_stack[1] if len(pilot.app.screen_stack) > 1 else None
     if not isinstance(screen, Tenants):
         return []
@@ -59,7 +59,7 @@ def names(pilot: Pilot[None]) -> list[str]:
 
 
 def shown(pilot: Pilot[None], selector: str) -> str:
-    """The text of a part of the screen in front."""
+    """Return the text of a part of the screen in front."""
     found = pilot.app.screen.query(selector)
     return "\n".join(str(part.render()) for part in found.results(Static))
 

@@ -1,4 +1,4 @@
-"""Callers that want the event loop at the same time share it: late answers, late reads."""
+"""Tests callers that want the event loop at the same time: late answers, late reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL_NS = MS  # twice what a call takes
 
 
 class Clock:
-    """The monotonic clock of the module under test."""
+    """Replaces the monotonic clock of the module under test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 10 * SECOND
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def beside_another() -> Turns:
-    """Turns of caller 1, while caller 2 is active."""
+    """Count the turns of caller 1, while caller 2 is active."""
     turns = Turns()
     turns.begin_call(1, 0)
     turns.begin_call(2, 0)

@@ -1,4 +1,4 @@
-"""Two schedulers that serve one engine and are no cluster."""
+"""Tests two schedulers that serve one engine and are no cluster."""
 
 import json
 from contextlib import AsyncExitStack

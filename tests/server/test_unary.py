@@ -31,7 +31,7 @@ async def test_a_calls_deadline_bounds_its_wait(
     stub: SchedulerServiceStub,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It waits until 50 ms before the deadline, but not for nothing."""
+    """The wait is 50 ms shorter than the deadline, and at least a little."""
     await stub.Stats(pb.StatsRequest(), wait_for_ready=True)
     ttls_ns: list[int] = []
     admit = server.driver.admit
@@ -121,7 +121,7 @@ async def test_the_last_of_two_calls_withdraws(server: Server, stub: SchedulerSe
 
 
 def field_of(error: grpc.aio.AioRpcError) -> str:
-    """The field that a BadRequest names."""
+    """Return the field that a BadRequest names."""
     status = next(value for key, value in error.trailing_metadata() if key.startswith("grpc-stat"))
     details = rpc_status.status_pb2.Status.FromString(status)
     bad = error_details_pb2.BadRequest()

@@ -1,4 +1,4 @@
-"""Tenants that the configuration does not list: one flow, and what it may take."""
+"""Tests tenants that the configuration does not list: one flow, and what it may take."""
 
 import asyncio
 from itertools import pairwise
@@ -38,7 +38,7 @@ def core_of(**keys: Any) -> Scheduler:
 
 
 def limits_of(core: Scheduler, tenant: bytes) -> dict[int, int]:
-    """Its limits, its own and its groups', by kind."""
+    """Return its limits, its own and its groups', by kind."""
     rows = core.flow_stats(0, core.flow_index(tenant))["quotas"]
     return {row["kind"]: row["limit"] for row in rows}
 

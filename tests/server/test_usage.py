@@ -1,4 +1,4 @@
-"""A server with a usage ledger: each ended lease is saved once, also if the disk fails."""
+"""Tests a server's usage ledger: each ended lease is saved once, also if the disk fails."""
 
 import sqlite3
 from collections.abc import Callable
@@ -119,7 +119,7 @@ async def test_stats_show_the_ledger_and_its_problem(
     assert sums(tmp_path) == [(2, 20, 0, 11)]
 
 
-async def test_what_the_queue_has_no_room_for_is_counted(
+async def test_rows_beyond_the_queue_are_counted(
     tmp_path: Path, failing: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(usage=ledger_of(tmp_path)) as server, calling(server.targets[0]) as stub:

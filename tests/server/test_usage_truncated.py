@@ -1,4 +1,4 @@
-"""A real scheduler whose ledger another program truncates: counted, loud, and no silent restart."""
+"""Tests a ledger that another program truncates: counted, loud, and no silent restart."""
 
 import json
 import os

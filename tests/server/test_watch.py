@@ -1,4 +1,4 @@
-"""A watched file: loaded when it is quiet, compared by its content, and no edit is lost."""
+"""Tests a watched file: loaded when quiet, compared by content, and no edit is lost."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ MINIMAL = "listeners: [{unix: /tmp/unused}]\n"
 
 
 class Watched:
-    """A file with a reloader, which looks when it is asked to."""
+    """Watches a file with a reloader, which looks when it is asked to."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -122,7 +122,7 @@ async def test_watcher_survives_a_reload_that_raises(watched: Watched) -> None:
 
 
 class Volume:
-    """A folder as Kubernetes mounts a ConfigMap: `..data` is swapped, the file's link stays."""
+    """Mounts a ConfigMap as Kubernetes does: `..data` is swapped, the file's link stays."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

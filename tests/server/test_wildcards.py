@@ -1,4 +1,4 @@
-"""Both wildcards mean IPv4 and IPv6, for every listener; without IPv6 they mean IPv4."""
+"""Tests that both wildcards mean IPv4 and IPv6 for every listener; without IPv6, IPv4."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def port_of(address: str) -> str:
 
 
 def reached(target: str, metrics: str | None) -> list[tuple[bool, bool]]:
-    """Whether gRPC and metrics are reached, by IPv4 and by IPv6."""
+    """Return whether gRPC and metrics are reached, by IPv4 and by IPv6."""
     return [
         (
             lives(f"{host}:{port_of(target)}"),

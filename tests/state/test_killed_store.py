@@ -14,7 +14,7 @@ ROWS = [(b"fa", b"one", 5), (b"fb", b"two", 7)]
 
 
 def two_rows(file: Path) -> Store:
-    """One row in the file, and one in its log alone."""
+    """Write one row into the file, and one into its log alone."""
     store = Store(file)
     store.write(ROWS[:1])
     store.close()
@@ -24,7 +24,7 @@ def two_rows(file: Path) -> Store:
 
 
 def many_rows(file: Path) -> Store:
-    """Rows of many pages in the file, and two in its log alone."""
+    """Write rows of many pages into the file, and two into its log alone."""
     store = Store(file)
     store.write([(b"f%d" % number, b"x" * 3_000, 1) for number in range(20)])
     store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -33,7 +33,7 @@ def many_rows(file: Path) -> Store:
 
 
 def written(file: Path) -> Store:
-    """All rows in the log alone."""
+    """Write all rows into the log alone."""
     store = Store(file)
     store.write(ROWS, b"said")
     return store

@@ -1,4 +1,4 @@
-"""The state file: what was written is read again, and whatever is wrong with it is named."""
+"""Tests the state file: what was written is read again, and each fault is named."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def read(file: Path) -> list[tuple[bytes, bytes, int]]:
     return sorted(store.rows)
 
 
-def test_rows_and_key_come_back(file: Path) -> None:
+def test_rows_and_key_are_read_back(file: Path) -> None:
     key = written(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     store = Store(file)
@@ -46,7 +46,7 @@ def test_rows_and_key_come_back(file: Path) -> None:
     assert read(file) == [(b"fc", b"five", 9), (b"fd", b"four", 9)]
 
 
-def test_modes_come_back_and_go_with_a_damaged_file(file: Path) -> None:
+def test_modes_are_read_back_and_go_with_a_damaged_file(file: Path) -> None:
     store = Store(file)
     assert store.modes == b""
     store.write([], b"said")
@@ -184,7 +184,7 @@ def test_no_more_files_than_a_hundred_are_set_aside(file: Path) -> None:
 
 
 class _During(list[tuple[bytes, bytes, int]]):
-    """Rows in whose write another program removes or replaces a file."""
+    """Writes rows while another program removes or replaces a file."""
 
     def __init__(self, path: Path, content: bytes | None) -> None:
         super().__init__(ROWS)
@@ -218,7 +218,7 @@ def test_file_that_goes_during_a_write_is_lost(
 
 
 def killed(file: Path) -> Path:
-    """The files of a process that is killed after its first write: its rows are in the log."""
+    """Return the files of a process that is killed after its first write: rows are in the log."""
     left = file.with_name("left.db")
     store = Store(file)
     store.write(ROWS)
@@ -230,7 +230,7 @@ def killed(file: Path) -> Path:
     return left
 
 
-def test_rows_of_a_killed_process_come_back(file: Path) -> None:
+def test_rows_of_a_killed_process_are_read_back(file: Path) -> None:
     assert read(killed(file)) == ROWS
 
 

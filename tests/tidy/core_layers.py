@@ -17,7 +17,7 @@ _FUNCTIONS = (Nodes.FuncDefNode, ExprNodes.LambdaNode)
 
 @dataclass(frozen=True)
 class Use:
-    """A name at the place where a file uses it."""
+    """Names a name at the place where a file uses it."""
 
     name: str
     path: Path
@@ -25,7 +25,7 @@ class Use:
 
 
 def parse(main: Path) -> Any:
-    """The syntax tree of a Cython file and of all that it includes."""
+    """Return the syntax tree of a Cython file and of all that it includes."""
     options = Options.CompilationOptions(Options.default_options, language_level=3)
     context = Main.Context.from_options(options)
     source = FileSourceDescriptor(str(main), main.name)
@@ -34,7 +34,7 @@ def parse(main: Path) -> Any:
 
 
 def upward(main: Path) -> Iterator[tuple[Use, Path]]:
-    """Every use of a name that a later file declares, with that file.
+    """Yield every use of a name that a later file declares, with that file.
 
     The order of files is the order in which `main` includes them. A method or field is found
     through its type: code that holds an object of a later file's class names that class.
@@ -128,7 +128,7 @@ def _walk(node: Any) -> Iterator[Any]:
 
 
 def _own_names(function: Any) -> Iterator[str]:
-    """The names that a function declares or assigns itself."""
+    """Return the names that a function declares or assigns itself."""
     for node in _walk(function):
         if isinstance(node, Nodes.CNameDeclaratorNode):
             yield node.name
@@ -145,7 +145,7 @@ def _assigned(target: Any) -> Iterator[str]:
 
 
 def _uses(node: Any, own: frozenset[str] = frozenset()) -> Iterator[Use]:
-    """The names that a tree uses, without those that belong to the function around them."""
+    """Yield the names that a tree uses, without those that belong to the function around them."""
     if isinstance(node, _FUNCTIONS):
         own |= set(_own_names(node))
     is_name = isinstance(node, ExprNodes.NameNode | Nodes.CSimpleBaseTypeNode)

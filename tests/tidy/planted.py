@@ -75,7 +75,7 @@ def is_quick(path: str) -> bool:
 
 
 class Copy:
-    """A clone in which faults are planted, one at a time."""
+    """Clones the tree, and plants faults in it, one at a time."""
 
     def __init__(self) -> None:
         self.root = FOLDER / "tree"

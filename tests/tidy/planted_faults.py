@@ -1,4 +1,4 @@
-"""Faults as data: one in each room, each as a hand may slip, and a test file that judges it."""
+"""Lists faults as data: one in each room, as a hand may slip, and the test file that judges it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One text in one file, and what a slip makes of it."""
+    """Describes one text in one file, and what a slip makes of it."""
 
     room: str
     path: str

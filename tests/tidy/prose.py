@@ -27,7 +27,7 @@ _LIST_ITEM = re.compile(r"\s*(?:[-*|]|#+|\d+\.)\s*")
 
 @dataclass(frozen=True)
 class Ban:
-    """A construction that readers stumble over, and what to write instead."""
+    """Describes a construction that readers stumble over, and what to write instead."""
 
     name: str
     pattern: re.Pattern[str]
@@ -54,19 +54,19 @@ BANS = (
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, and where its paragraph begins."""
+    """Holds a sentence, and where its paragraph begins."""
 
     path: str
     line: int
     text: str
 
     def faults(self) -> list[Ban]:
-        """The banned constructions in it."""
+        """Return the banned constructions in it."""
         return [ban for ban in BANS if ban.pattern.search(self.text)]
 
 
 def sentences(path: Path, text: str) -> Iterator[Sentence]:
-    """Every sentence that a file says to a reader. O(file)."""
+    """Yield every sentence that a file says to a reader. O(file)."""
     for line, paragraph in _paragraphs(path.suffix, text):
         plain = _CODE.sub(lambda m: m[1] or "X", " ".join(paragraph.split()))
         for sentence in _SENTENCE_END.split(plain):
@@ -145,7 +145,7 @@ def _markdown(text: str) -> Iterator[tuple[int, str]]:
 
 
 def read(*rooms: str) -> Iterator[Sentence]:
-    """Every sentence of the project, or of the files whose paths begin with one of these."""
+    """Yield every sentence of the project, or of files whose paths begin with one of these."""
     for path in files(*SUFFIXES):
         name = relative(path)
         if name not in _ITSELF and (not rooms or name.startswith(rooms)):

@@ -1,4 +1,4 @@
-"""The house rules as data: rooms, who may import whom, sizes, bans. The tests beside it hold them.
+"""Holds the house rules as data: rooms, imports, sizes, bans. The tests beside it hold them.
 
 A room is a module or package of the project; a module belongs to the room with the longest
 matching name. A new edge here is a design decision: imports go one way.
@@ -16,7 +16,7 @@ NO_CLOCK, MONOTONIC, WALL = "no clock: time is passed in", "monotonic clocks onl
 
 @dataclass(frozen=True)
 class Room:
-    """The rooms and clocks that the modules of one room may use."""
+    """Names the rooms and clocks that the modules of one room may use."""
 
     rooms: frozenset[str]
     packages: frozenset[str]  # outside the standard library
@@ -361,9 +361,9 @@ ROOMS: dict[str, Room] = {
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),
     "schedsvc_vllm": room("schedsvc_client", "orjson", clock=WALL),
-    # Of gates that verify tokens; the others need none of its packages.
+    # Only gates that verify tokens need its packages.
     "schedsvc_vllm.jwt_tokens": room("schedsvc_vllm", "jwt", clock=WALL),
-    # Of gates that export spans.
+    # Only gates that export spans need its packages.
     "schedsvc_vllm.otel": room("schedsvc_vllm", "opentelemetry", clock=WALL),
     # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),

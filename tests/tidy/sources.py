@@ -29,7 +29,7 @@ _GENERATED = re.compile(
 
 @cache
 def files(*suffixes: str) -> tuple[Path, ...]:
-    """All files of the project with these suffixes that a person wrote, sorted."""
+    """Return all files of the project with these suffixes that a person wrote, sorted."""
     found = []
     for folder, subfolders, names in os.walk(ROOT):
         subfolders[:] = [
@@ -44,18 +44,18 @@ def files(*suffixes: str) -> tuple[Path, ...]:
 
 
 def is_generated(name: str) -> bool:
-    """Whether a program writes the file of this name."""
+    """Return whether a program writes the file of this name."""
     return name in OUTPUTS or _GENERATED.search(name) is not None
 
 
 def relative(path: Path) -> str:
-    """The path as a person names it."""
+    """Return the path as a person names it."""
     return path.relative_to(ROOT).as_posix()
 
 
 @dataclass(frozen=True)
 class Module:
-    """One Python module of the project's packages."""
+    """Describes one Python module of the project's packages."""
 
     name: str
     path: Path
@@ -69,7 +69,7 @@ class Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Every module of the packages, without the stubs of proto/."""
+    """Return every module of the packages, without the stubs of proto/."""
     written = [ROOT / path for path in OUTPUTS if path.endswith((".py", ".pyi"))]
     paths = sorted([*files(".py", ".pyi"), *written])
     return tuple(module for path in paths if (module := _module(path)))
@@ -88,7 +88,7 @@ def _module(path: Path) -> Module | None:
 
 
 def room_of(module: str) -> str:
-    """The room with the longest name that the module's name begins with; "" where there is none."""
+    """Return the room with the longest name that the module's name begins with, or ""."""
     parts = module.split(".")
     names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     found = next((name for name in names if name in ROOMS), "")
@@ -97,7 +97,7 @@ def room_of(module: str) -> str:
 
 
 def room_of_import(name: str) -> str:
-    """The room of what an import names, which may be something inside a module."""
+    """Return the room of what an import names, which may be something inside a module."""
     known = {module.name for module in modules()}
     parts = name.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
@@ -124,12 +124,12 @@ def _absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
 
 
 def is_standard(name: str) -> bool:
-    """Whether a dotted name is of the standard library."""
+    """Return whether a dotted name is of the standard library."""
     return name.split(".")[0] in sys.stdlib_module_names
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
-    """Every call whose target is a dotted name, with that name as the imports spell it in full."""
+    """Yield every call whose target is a dotted name, with that name as the imports spell it."""
     full: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -166,7 +166,7 @@ _CYTHON_FUNCTION = re.compile(
 
 
 def cython_functions(text: str) -> Iterator[tuple[str, int, int]]:
-    """The same for Cython, which `ast` cannot read: a body is what is indented deeper."""
+    """Yield the same for Cython, which `ast` cannot read: a body is what is indented deeper."""
     lines = text.splitlines()
     for start, line in enumerate(lines):
         match = _CYTHON_FUNCTION.match(line)

@@ -1,4 +1,4 @@
-"""Banned in the project: unowned marks, dead code, prints, hidden clocks."""
+"""Bans from the project: unowned marks, dead code, prints, hidden clocks."""
 
 import ast
 import io
@@ -21,7 +21,7 @@ _MARK = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b(?!\s*\(?#\d+)")
 
 
 def unowned_marks(text: str) -> list[int]:
-    """Lines with a mark for later that names no issue."""
+    """Yield lines with a mark for later that names no issue."""
     return [at for at, line in enumerate(text.splitlines(), 1) if _MARK.search(line)]
 
 
@@ -54,7 +54,7 @@ _CODE = (ast.Assign, ast.AugAssign, ast.Import, ast.ImportFrom, ast.Return, ast.
 
 
 def dead_code(comments: Iterator[tuple[int, str]]) -> list[int]:
-    """Lines of comments that are code."""
+    """Yield lines of comments that are code."""
     return [line for line, text in comments if _is_code(text)]
 
 
@@ -71,7 +71,7 @@ def _is_code(text: str) -> bool:
 
 
 def python_comments(text: str) -> Iterator[tuple[int, str]]:
-    """(line, comment) of Python source."""
+    """Yield (line, comment) of Python source."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
@@ -85,7 +85,7 @@ def line_comments(text: str, sign: str) -> Iterator[tuple[int, str]]:
 
 
 def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, comment) of a file in any language of ours."""
+    """Yield (line, comment) of a file in any language of ours."""
     text = path.read_text()
     if path.suffix in {".py", ".pyi"}:
         return python_comments(text)
@@ -110,7 +110,7 @@ _UNEXPLAINED = re.compile(r"# noqa(?!: [A-Z0-9, ]*[A-Z0-9] -? ?[a-z])|# type: ig
 
 
 def unexplained(text: str) -> list[int]:
-    """Lines with an exception from a rule of the tools that does not say why."""
+    """Yield lines with an exception from a rule of the tools that does not say why."""
     return [at for at, line in enumerate(text.splitlines(), 1) if _UNEXPLAINED.search(line)]
 
 
@@ -126,7 +126,7 @@ def test_an_unexplained_exception_is_found() -> None:
 
 
 def module_violations(text: str, room_name: str) -> Iterator[str]:
-    """Calls that a module of the room may not make."""
+    """Yield calls that a module of the room may not make."""
     tree = ast.parse(text)
     room = ROOMS[room_name]
     for node in ast.walk(tree):
@@ -182,7 +182,7 @@ def test_a_broken_ban_is_found(room_name: str, text: str, complaint: str) -> Non
         ("schedsvc_lab.workload", "import numpy as np\nnp.random.default_rng(seed).normal()"),
     ],
 )
-def test_what_is_allowed_passes(room_name: str, text: str) -> None:
+def test_allowed_call_passes(room_name: str, text: str) -> None:
     assert not list(module_violations(text, room_name))
 
 

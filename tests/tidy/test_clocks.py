@@ -19,7 +19,7 @@ LIMITS = {"asyncio.timeout": 0, "asyncio.wait_for": 1}
 
 
 def is_reader(path: Path) -> bool:
-    """Whether the file, or a folder above it, may read clocks."""
+    """Return whether the file, or a folder above it, may read clocks."""
     parts = path.relative_to(TESTS).parts
     return any("/".join(parts[:count]) in CLOCK_READERS for count in range(1, len(parts) + 1))
 

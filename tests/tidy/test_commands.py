@@ -17,7 +17,7 @@ DOCUMENTS = [path for path in files(".md") if "clients/node" not in relative(pat
 
 
 def below(command: click.Command) -> dict[str, click.Command]:
-    """The commands of a group, those that it imports when they are asked for included."""
+    """Return the commands of a group, those that it imports when they are asked for included."""
     if not isinstance(command, click.Group):
         return {}
     context = click.Context(command)
@@ -26,7 +26,7 @@ def below(command: click.Command) -> dict[str, click.Command]:
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The argument path of a command and of everything below it."""
+    """Yield the argument path of a command and of everything below it."""
     yield path
     for name, child in below(command).items():
         yield from commands(child, (*path, name))
@@ -64,7 +64,7 @@ def test_help_states_defaults(path: tuple[str, ...]) -> None:
 def test_missing_default_is_found() -> None:
     @click.command()
     @click.option("--rate", default=2.0, help="Requests per second.")
-    @click.option("--seed", default=0, show_default=True, help="Of all that is drawn.")
+    @click.option("--seed", default=0, show_default=True, help="Seed of all draws.")
     def command(rate: float, seed: int) -> None:
         pass
 
@@ -80,7 +80,7 @@ UNITS = {"seconds": "SECONDS", "ms": "MS", "minutes": "MINUTES"}
 
 
 def options() -> Iterator[tuple[tuple[str, ...], click.Option]]:
-    """The options of all commands that are shown, each with its command's path."""
+    """Yield the options of all commands that are shown, each with its command's path."""
     for path in commands(main):
         command: click.Command = main
         for name in path:
@@ -91,7 +91,7 @@ def options() -> Iterator[tuple[tuple[str, ...], click.Option]]:
 
 
 def fault_of_help(option: click.Option) -> str:
-    """The fault of an option's help text; "" if it is a sentence, or a phrase that ends as one."""
+    """Return the fault of an option's help text; "" if it is a sentence, or an ended phrase."""
     text = re.sub(r"\s+\[(default|env): .*\]$", "", option.help or "")
     if not text:
         return "no help"
@@ -190,12 +190,12 @@ def shown(text: str) -> Iterator[list[str]]:
 
 
 def targets() -> set[str]:
-    """The targets of make."""
+    """Return the targets of make."""
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def unknown(words: list[str]) -> str:
-    """The fault of a command line that a document shows; "" if there is none."""
+    """Return the fault of a command line that a document shows; "" if there is none."""
     arguments = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
     if words[0] == "make":
         return next((f"no target {name}" for name in arguments if name not in targets()), "")

@@ -15,7 +15,7 @@ _FAULT = re.compile(r"`([a-z]+(?:-[a-z]+)*)`")
 
 
 def rows(text: str) -> Iterator[tuple[str, str, str]]:
-    """Fault, kinds of the simulator and tests of each row of the table."""
+    """Yield fault, kinds of the simulator and tests of each row of the table."""
     table = text.partition("## Faults and their tests\n")[2].partition("\n## ")[0]
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -24,7 +24,7 @@ def rows(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def complaints(text: str) -> Iterator[str]:
-    """The missing ones."""
+    """Return the missing ones."""
     for fault, simulated, tested in rows(text):
         named = _TEST.findall(tested)
         if not _LATER.search(tested) and len(named) != max(1, tested.count("`") // 2):
@@ -39,7 +39,7 @@ def complaints(text: str) -> Iterator[str]:
 
 
 def functions(path: str) -> set[str]:
-    """The tests that a file defines."""
+    """Return the tests that a file defines."""
     file = ROOT / path
     if not file.exists():
         return set()
@@ -58,9 +58,9 @@ def test_every_fault_of_the_simulator_is_in_the_table() -> None:
     assert set(_FAULT.findall(table)) >= set(FAULTS)
 
 
-def test_what_is_missing_is_found() -> None:
+def test_missing_proof_is_found() -> None:
     head = "## Faults and their tests\n| fault | x | y | tests |\n| --- | --- | --- | --- |\n"
-    here = "`tests/tidy/test_faults.py::test_what_is_missing_is_found`"
+    here = "`tests/tidy/test_faults.py::test_missing_proof_is_found`"
     lines = (
         f"| good | | `half-open` | {here} |",
         "| none | | | |",

@@ -60,7 +60,7 @@ def test_no_room_of_the_service_leads_to_the_laboratory() -> None:
 
 
 def test_no_module_of_the_service_names_the_laboratory() -> None:
-    """A name in a string could be imported as well; the commands come by entry points."""
+    """A name in a string could be imported too; entry points are how commands are found."""
     service = [m.path for m in modules() if m.name.split(".")[0] == "schedsvc"]
     assert len(service) > 100
     assert not [relative(path) for path in service if "schedsvc_lab" in path.read_text()]
@@ -147,7 +147,7 @@ _INCLUDE = re.compile(r'^\s*cdef extern from "([^"]+)"', re.MULTILINE)
 
 
 def core_violations(text: str) -> Iterator[str]:
-    """Modules that the compiled core may not use."""
+    """Return modules that the compiled core may not use."""
     for pattern, allowed in ((_CIMPORT, CORE_CIMPORTS), (_IMPORT, CORE_IMPORTS)):
         for match in pattern.finditer(text):
             name = match[1] or match[2]

@@ -19,7 +19,7 @@ _NAMED = re.compile(r"`([a-z_]+)\.([a-z_.]+)`")
 
 
 def sections(annotation: object) -> Iterator[type[BaseModel]]:
-    """The sections that a field's type holds, in lists and optional ones too."""
+    """Yield the sections that a field's type holds, in lists and optional ones too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in typing.get_args(annotation):
@@ -27,13 +27,13 @@ def sections(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def keys(section: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
-    """The keys of a section, as a file writes them, and the sections below each."""
+    """Return the keys of a section, as a file writes them, and the sections below each."""
     fields = section.model_fields.items()
     return {field.alias or name: list(sections(field.annotation)) for name, field in fields}
 
 
 def has_key(below: list[type[BaseModel]], names: list[str]) -> bool:
-    """Whether a name stands in one of these sections, the next one in those below, and so on."""
+    """Return whether a name stands in one of these sections, the next in those below, and so on."""
     found = [keys(section)[names[0]] for section in below if names[0] in keys(section)]
     return bool(found) and (len(names) == 1 or has_key([*chain(*found)], names[1:]))
 

@@ -29,7 +29,7 @@ HEADER = Path("/usr/include/google/protobuf/message.h")
 
 @dataclass(frozen=True)
 class Stub:
-    """A file that a plug-in writes, and the line in it that names the package."""
+    """Describes a file that a plug-in writes, and the line in it that names the package."""
 
     language: str
     path: str

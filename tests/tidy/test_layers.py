@@ -17,7 +17,7 @@ _INCLUDE = re.compile(r'^include "([^"]+)"(?:\s+# (\S.*))?$', re.MULTILINE)
 
 
 def complaints(main: Path) -> list[str]:
-    """One sentence for each use of a name that a later file declares."""
+    """Yield one sentence for each use of a name that a later file declares."""
     return [
         f"{use.path.relative_to(main.parent)}:{use.line} uses {use.name},"
         f" which {later.relative_to(main.parent)} declares later"

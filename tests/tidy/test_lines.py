@@ -1,4 +1,4 @@
-"""The count of lines: what it leaves out, and that a move changes no room."""
+"""Tests the count of lines: what it leaves out, and that a move changes no room."""
 
 import subprocess
 from pathlib import Path

@@ -25,7 +25,7 @@ _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that a renderer gives to a page's headings. O(page)."""
+    """Return the anchors that a renderer gives to a page's headings. O(page)."""
     found: dict[str, int] = {}
     result = set()
     for heading in re.findall(r"^#+ +(.+?) *#*$", _FENCE.sub("", text), re.MULTILINE):
@@ -48,7 +48,7 @@ def broken(page: Path, text: str) -> Iterator[str]:
 
 
 def unknown_pages(text: str, root: Path = ROOT) -> list[str]:
-    """The pages, or headings of pages, that a text names and that are not there. O(text)."""
+    """Yield the pages, or headings of pages, that a text names and that are not there. O(text)."""
     found = []
     for name, anchor in [*_NAMED.findall(text), *_URL.findall(text)]:
         page = root / name

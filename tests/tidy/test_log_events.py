@@ -49,7 +49,7 @@ def constants(given: ast.expr, function: ast.AST) -> Iterator[str]:
 
 
 def found() -> tuple[set[str], list[str]]:
-    """The events of the service and of its core, and the places of calls without a constant."""
+    """Return the events of the service and its core, and the places of calls without a constant."""
     events, unknown = set[str](), list[str]()
     for path in files(".py"):
         name = relative(path)
@@ -66,7 +66,7 @@ def found() -> tuple[set[str], list[str]]:
 
 
 def documented() -> dict[str, str]:
-    """Event to the rest of its row, in the table of the log."""
+    """Return event to the rest of its row, in the table of the log."""
     text = Path(ROOT, "docs/operate/operations.md").read_text()
     section = text[text.index("\n## Log\n") : text.index("\n## ", text.index("\n## Log\n") + 1)]
     rows = {}

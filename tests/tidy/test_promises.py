@@ -12,7 +12,7 @@ _NAMED = re.compile(r"\b((?:tests|clients)/[\w/]+\.py)(?:::(\w+))?")
 
 
 def missing(text: str, root: Path = ROOT) -> list[str]:
-    """The tests that a text names and that are not there."""
+    """Return the tests that a text names and that are not there."""
     found = []
     for file, test in _NAMED.findall(text):
         path = root / file
@@ -24,7 +24,7 @@ def missing(text: str, root: Path = ROOT) -> list[str]:
 
 
 def unproved(text: str) -> list[str]:
-    """The rows of tables that name neither a test nor a command."""
+    """Return the rows of tables that name neither a test nor a command."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     heads = {at - 1 for at, row in enumerate(rows) if re.fullmatch(r"[|\- ]+", row)}
     rows = [row for at, row in enumerate(rows) if at not in heads and at - 1 not in heads]
@@ -32,7 +32,7 @@ def unproved(text: str) -> list[str]:
 
 
 def unproved_blocks(text: str) -> list[str]:
-    """The paragraphs and list items, tables apart, that name neither a test nor a command.
+    """Return paragraphs and list items, tables apart, that name neither a test nor a command.
 
     A list under a lead-in with "no limit of ours" promises nothing.
     """
@@ -66,7 +66,7 @@ def test_each_paragraph_of_security_names_its_test() -> None:
     assert not unproved(memory)
 
 
-def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
+def test_missing_test_and_unproved_row_are_found(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("async def test_it() -> None: ...\n")
     text = "`tests/test_a.py::test_it`, `tests/test_a.py::test_i`, `tests/test_b.py`"

@@ -26,7 +26,7 @@ CLEAR = (
 
 
 def found(suffix: str, text: str) -> list[str]:
-    """The names of what is banned in a file's text."""
+    """Return the names of what is banned in a file's text."""
     path = ROOT / f"example{suffix}"
     return [ban.name for sentence in sentences(path, text) for ban in sentence.faults()]
 

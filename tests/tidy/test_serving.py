@@ -1,4 +1,4 @@
-"""Commands import only what they need: how long a start takes is held by counts, not by a clock."""
+"""Tests that commands import only what they need, by counts: so a start stays short."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ LAB_PACKAGES = (
     "httptools", "jinja2", "matplotlib", "numpy", "redis", "starlette", "textual", "tokenizers",
     "uvicorn",
 )  # fmt: skip
-#: Of a gate, and of recordings and exports.
+#: Gates, recordings and exports need these.
 OTHERS = ("cryptography", "jwt", "opentelemetry", "orjson", "pyarrow")
 #: The listener of metrics and of the console needs these.
 HTTP = ("aiohttp", "prometheus_client", "schedsvc.server.console", "schedsvc.server.metrics_http")
@@ -50,7 +50,7 @@ def parts(names: Iterable[str], roots: Iterable[str]) -> list[str]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> list[str]:
-    """The arguments that serve the least configuration."""
+    """Return the arguments that serve the least configuration."""
     file = tmp_path / "c.yaml"
     file.write_text(f"listeners: [{{unix: {tmp_path}/s.sock}}]\ntenants: [{{name: a}}]\n")
     return ["serve", "--config", str(file)]

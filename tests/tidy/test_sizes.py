@@ -1,4 +1,4 @@
-"""Files, functions and lines stay short enough to be read."""
+"""Keeps files, functions and lines short enough to be read."""
 
 import ast
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ FUNCTIONS = files(".py", ".pyx", ".pxi")
 
 
 def long_functions(text: str, *, cython: bool) -> Iterator[str]:
-    """The functions that are too long."""
+    """Yield the functions that are too long."""
     found = cython_functions(text) if cython else python_functions(ast.parse(text))
     for name, line, count in found:
         if count > FUNCTION_LINES_MAX:

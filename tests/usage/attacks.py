@@ -1,4 +1,4 @@
-"""Ways in which another program takes the file of a ledger that a scheduler holds."""
+"""Attacks the file of a ledger that a scheduler holds, as another program would."""
 
 import shutil
 from pathlib import Path

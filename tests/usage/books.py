@@ -16,7 +16,7 @@ INTERVAL_S, STALL_S = 1.0, 4.0
 
 @dataclass
 class Count:
-    """The lines that the engine wrote of one attempt."""
+    """Counts the lines that the engine wrote of one attempt."""
 
     done: bool = False
     output_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The clients of the proof: they ask the proxy, and write down which answers came whole.
+"""Runs the clients of the proof: they ask the proxy, and note which answers came whole.
 
 Each attempt has a number, and a tenant and an input length of its own, by which the ledger's rows
 and the engine's counts find it.
@@ -22,7 +22,7 @@ _RETRY_S = 0.05
 
 @dataclass(frozen=True)
 class Attempt:
-    """One request, as its number makes it."""
+    """Describes one request, as its number makes it."""
 
     number: int
 
@@ -33,17 +33,17 @@ class Attempt:
 
     @property
     def tenant(self) -> str:
-        """The tenant that asks."""
+        """Return the tenant that asks."""
         return f"t{self.number % TENANTS}"
 
     @property
     def input_tokens(self) -> int:
-        """The length of its prompt: another one for each attempt of a tenant."""
+        """Return the length of its prompt: another one for each attempt of a tenant."""
         return 1 + self.number // TENANTS
 
     @property
     def output_tokens(self) -> int:
-        """The tokens that the engine makes, unless it is cut off."""
+        """Return the tokens that the engine makes, unless it is cut off."""
         draw = random.Random(self.number)
         if draw.random() < _LONG_ONES:
             return _LONG_TOKENS
@@ -51,7 +51,7 @@ class Attempt:
 
     @property
     def body(self) -> bytes:
-        """The body of its request; long ones and some others stream."""
+        """Return the body of its request; long ones and some others stream."""
         tokens = self.output_tokens
         asked = {"model": "emulated", "prompt": [7] * self.input_tokens, "max_tokens": tokens}
         stream = tokens == _LONG_TOKENS or self.number % 8 == 0

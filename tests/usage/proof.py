@@ -40,7 +40,7 @@ _WRITTEN_AGAIN = b"usage_file_written_again"
 
 
 class Proof:
-    """One folder: a scheduler, a proxy, an engine, and what they left behind."""
+    """Holds one folder: a scheduler, a proxy, an engine, and what they left behind."""
 
     def __init__(self, folder: Path, requests: int, kills: int, attacks: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def test_period_is_the_local_day_or_month(
 
 
 class Wall:
-    """A wall clock that a test sets, for the server's ledger and budgets."""
+    """Sets a wall clock for the server's ledger and budgets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = at("2026-11-15T12:00")
@@ -231,7 +231,7 @@ async def test_operator_gives_a_budget_what_was_spent(tmp_path: Path, wall: Wall
 
 @pytest.fixture
 def without_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine that has no time zones, neither in a folder nor in a package."""
+    """Run on a machine that has no time zones, neither in a folder nor in a package."""
     known = [name for name in sys.modules if name.startswith("tzdata.")]  # of other tests
     for name in ("tzdata", *known):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,4 +1,4 @@
-"""A ledger that another program truncates: what is readable is kept, what is lost is counted."""
+"""Tests a ledger that another program truncates: readable rows are kept, lost ones counted."""
 
 import os
 from pathlib import Path
@@ -17,12 +17,12 @@ PLACES = pytest.mark.parametrize("size", [0, 1_000, PAGE, 20 * PAGE + 7, 70 * PA
 
 
 def of_tenants(count: int) -> list[UsedLease]:
-    """Leases whose rows take a page for some 50 of them."""
+    """Return leases whose rows take a page for some 50 of them."""
     return [lease(i, key=KEY._replace(tenant=f"tenant-{i}")) for i in range(count)]
 
 
 def large(folder: Path) -> Ledger:
-    """Rows in the file, and one in its log alone."""
+    """Write rows into the file, and one into its log alone."""
     ledger = opened(folder)
     ledger.add(of_tenants(MANY))
     ledger.close()
@@ -32,21 +32,21 @@ def large(folder: Path) -> Ledger:
 
 
 def written_back(folder: Path) -> Ledger:
-    """Rows in the file alone."""
+    """Write rows into the file alone."""
     ledger = large(folder)
     ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return ledger
 
 
 def written(folder: Path) -> Ledger:
-    """Rows in the log alone."""
+    """Write rows into the log alone."""
     ledger = opened(folder)
     ledger.add(of_tenants(MANY))
     return ledger
 
 
 def larger_than_memory(folder: Path) -> Ledger:
-    """A ledger of which SQLite keeps a few pages only."""
+    """Make a ledger of which SQLite keeps a few pages only."""
     ledger = large(folder)
     ledger._connection.execute("PRAGMA cache_size = 5")
     return ledger

@@ -1,4 +1,4 @@
-"""`schedsvc usage export`: rows by dimensions, FOCUS charges, Parquet, JSON."""
+"""Tests `schedsvc usage export`: rows by dimensions, FOCUS charges, Parquet, JSON."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""A ledger whose file another program takes: no saved row is lost, and the path stays held."""
+"""Tests a ledger whose file another program takes: no row is lost, and the path stays held."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from .test_ledger import lease, opened, sums
 
 
 class Losses:
-    """The reports of a ledger on its file."""
+    """Collects the reports of a ledger on its file."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.lost: list[str] = []

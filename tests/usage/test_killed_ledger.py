@@ -18,7 +18,7 @@ ATTACKS = [delete, delete_all, delete_log, move, rename_over]
 
 
 def three_rows(folder: Path) -> Ledger:
-    """Two rows in the file, and one in its log alone."""
+    """Write two rows into the file, and one into its log alone."""
     ledger = opened(folder)
     ledger.add([lease(1), lease(2)])
     ledger.close()
@@ -28,14 +28,14 @@ def three_rows(folder: Path) -> Ledger:
 
 
 def three_rows_written_back(folder: Path) -> Ledger:
-    """All rows in the file, and the log as long as before."""
+    """Write all rows into the file, with the log as long as before."""
     ledger = three_rows(folder)
     ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     return ledger
 
 
 def long_log(folder: Path) -> Ledger:
-    """A row in each of many transactions of the log."""
+    """Write a row in each of many transactions of the log."""
     ledger = opened(folder)
     for number in range(1, 40):
         ledger.add([lease(number)])
@@ -43,14 +43,14 @@ def long_log(folder: Path) -> Ledger:
 
 
 def long_log_written_back(folder: Path) -> Ledger:
-    """The same, all of it in the file too."""
+    """Write the same, all of it in the file too."""
     ledger = long_log(folder)
     ledger._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     return ledger
 
 
 def two_logs(folder: Path) -> Ledger:
-    """A log that another one preceded, whose index is kept beside it."""
+    """Write a log that another one preceded, whose index is kept beside it."""
     ledger = long_log(folder)
     (folder / "earlier").write_bytes((folder / "usage.db-shm").read_bytes()[:136])
     ledger._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,4 +1,4 @@
-"""The ledger's file: each lease counts once, estimates give way, old rows go."""
+"""Tests the ledger's file: each lease counts once, estimates give way, old rows go."""
 
 import itertools
 import sqlite3

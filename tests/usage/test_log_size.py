@@ -1,4 +1,4 @@
-"""The write-ahead log of a ledger and of a state file, while readers hold the file open."""
+"""Tests the write-ahead log of a ledger and of a state file, while readers hold the file."""
 
 import shutil
 import sqlite3
@@ -27,7 +27,7 @@ def small_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def reader(path: Path, query: str) -> Iterator[sqlite3.Connection]:
-    """Another program that has the file open, in the middle of a query if there is one."""
+    """Hold the file open as another program, in the middle of a query if there is one."""
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
     connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if query:
@@ -145,7 +145,7 @@ connection.close()
 
 @contextmanager
 def reading(path: Path, query: str) -> Iterator[Callable[[], int]]:
-    """Another process in the middle of a SELECT; yield what ends it, and returns its rows."""
+    """Run a SELECT in another process; yield what ends it, and returns its rows."""
     words = [sys.executable, "-c", READER, str(path), query]
     with subprocess.Popen(words, stdin=-1, stdout=-1, text=True) as process:
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""Ledgers of several members are summed up as one: a lease that several have counts once."""
+"""Sums up ledgers of several members as one: a lease that several have counts once."""
 
 import csv
 import sqlite3
@@ -17,7 +17,7 @@ from .test_ledger import KEY, NOW, lease
 
 
 def carried(lease_id: int, output: int = 5, *, estimated: bool = False) -> UsedLease:
-    """A lease that another process granted."""
+    """Return a lease that another process granted."""
     return replace(lease(lease_id, output, estimated=estimated), carried=True)
 
 
@@ -30,7 +30,7 @@ def write(folder: Path, name: str, *leases: UsedLease) -> Path:
 
 
 def merged(*paths: Path) -> list[tuple[object, ...]]:
-    """Estimated, requests and output tokens of all ledgers, in any of their orders."""
+    """Return estimated, requests and output tokens of all ledgers, in any of their orders."""
     by = ("estimated",)
     found = [
         [
@@ -59,7 +59,7 @@ def test_a_lease_of_three_leaders_counts_once(tmp_path: Path) -> None:
     assert merged(a, b, c) == [(False, 1, 5)]
 
 
-def test_what_its_holder_reported_precedes_an_estimate(tmp_path: Path) -> None:
+def test_holders_report_overrides_an_estimate(tmp_path: Path) -> None:
     a = write(tmp_path, "a.db", lease(1, 3, estimated=True), lease(2, 9))
     b = write(tmp_path, "b.db", carried(1, 8), carried(2, 4, estimated=True))
     assert merged(a, b) == [(False, 2, 17)]
@@ -74,7 +74,7 @@ def test_an_estimate_that_is_replaced_stays_carried(tmp_path: Path) -> None:
 
 
 def test_a_ledger_knows_its_last_leases_for_good(tmp_path: Path) -> None:
-    """Its process was killed, and a later one has deleted the ids of that day."""
+    """Its process was killed, and the ids of that day are deleted by a later one."""
     a = write(tmp_path, "a.db", lease(1))
     b = write(tmp_path, "b.db", carried(1))
     at_s = NOW + 2 * IDS_KEPT_S

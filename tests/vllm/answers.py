@@ -1,4 +1,4 @@
-"""Answers of a vLLM, recorded for the tests that read usage from them.
+"""Records answers of a vLLM for the tests that read usage from them.
 
     python -m tests.vllm.answers http://127.0.0.1:8000 tests/clients/answers/vllm_0_32.yaml
 

@@ -1,4 +1,4 @@
-"""The time around the engine: HTTP, API server, gate and client add it to a first token.
+"""Measures the time around the engine: HTTP, API server, gate, client, by first tokens.
 
 The engine model ends where the engine does. vLLM reports for each request how long it lay in the
 engine's queue and how long until its first token was computed. The rest of the client's time,

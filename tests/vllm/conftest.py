@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Collector]:
-    """Takes the spans of gate and engine."""
+    """Take the spans of gate and engine."""
     made = Collector()
     yield made
     made.stop()
@@ -51,7 +51,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="session")
 def stack(folder: Path, collector: Collector) -> Iterator[Stack]:
-    """The scheduler, and vLLM behind the gate. Only traces that a client samples have spans."""
+    """Run the scheduler, and vLLM behind the gate. Only traces that a client samples have spans."""
     variables = {
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,

@@ -41,7 +41,7 @@ def fields(kind: type) -> set[str]:
 
 
 def resumes_in_order() -> bool:
-    """Whether what is preempted, the youngest first, goes on before all others in its old order."""
+    """Return whether the youngest preempted requests go on before all others in their old order."""
     waiting = FCFSRequestQueue()
     for put, name in ("add", "new"), ("prepend", "younger"), ("prepend", "older"):
         getattr(waiting, f"{put}_request")(name)

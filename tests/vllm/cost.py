@@ -1,4 +1,4 @@
-"""The cost of the gate in vLLM's API server: CPU of each request, with the gate and without.
+"""Measures the gate's cost in vLLM's API server: CPU of each request, with it and without.
 
     python -m tests.vllm.cost --rounds 30 --in-flight 12 --out out/vllm/cost.json
 
@@ -38,7 +38,7 @@ PAST_THE_GATE = {"x-without-gate": "1"}
 
 @dataclass(frozen=True)
 class Arm:
-    """Where requests are sent, and with which headers."""
+    """Says where requests are sent, and with which headers."""
 
     server: programs.Server
     headers: Mapping[str, str]
@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass
 class Slice:
-    """One slice at one arm."""
+    """Holds one slice at one arm."""
 
     cpu_ms: float  # for each request
     events: float  # of each answer: vLLM merges tokens where it cannot keep up

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Edge:
-    """`vllm serve ... --middleware edge.Edge`, as the last of them: the last is the outermost."""
+    """Is loaded by `vllm serve ... --middleware edge.Edge`, as the last of them: the outermost."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

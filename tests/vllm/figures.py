@@ -15,7 +15,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Bar:
-    """One thing that must hold."""
+    """States one thing that must hold."""
 
     what: str
     figure: str

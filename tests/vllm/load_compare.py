@@ -1,4 +1,4 @@
-"""The same workload driven by `vllm bench serve` and by `schedsvc load`, against the emulator.
+"""Compares `vllm bench serve` with `schedsvc load`: the same workload, against the emulator.
 
 `python -m tests.vllm.load_compare --rounds 2` runs them in turns (A B B A), since a machine that
 grows slower must not favour either, and compares the means. One trace in Mooncake's form gives

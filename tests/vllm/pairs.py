@@ -53,7 +53,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Arms:
-    """The two servers."""
+    """Holds the two servers."""
 
     plain: Stack
     gated: Stack
@@ -93,7 +93,7 @@ def both(machine: programs.Machine | None = None) -> Iterator[Arms]:
 
 @dataclass(frozen=True)
 class Load:
-    """The settings of every run: its length, its warm-up, the size of the flood."""
+    """Holds the settings of every run: its length, its warm-up, the size of the flood."""
 
     seconds: float = 40.0
     warmup_s: float = WARMUP_S

@@ -23,13 +23,13 @@ from tests.waiting import until
 from .programs import Scheduler, Server
 from .stack import Stack
 
-#: Of an engine whose gate asks the schedulers of a set.
+#: The variables of an engine whose gate asks the schedulers of a set.
 VARIABLES = {"SCHEDSVC_TOKEN": TOKEN, "SCHEDSVC_UNREACHABLE": "closed"}
 _LEADS_S_MAX = 30.0
 
 
 class PoolSet:
-    """The members `a`, which leads first, and `b`."""
+    """Runs the members `a`, which leads first, and `b`."""
 
     def __init__(self, a: MemberProcess, b: MemberProcess) -> None:
         self.members = [a, b]
@@ -67,7 +67,7 @@ def _stats_of(target: str) -> pb.StatsResponse | None:
 
 @dataclass(frozen=True)
 class LedStack(Stack):
-    """An engine whose gate asks a set."""
+    """Holds an engine whose gate asks a set."""
 
     pool_set: PoolSet
     pool_name: str

@@ -29,7 +29,7 @@ MAX_RUNNING = 64
 QUEUE_TTL_MS = 4_000
 FLOW_QUEUE_MAX = 75
 UNASKED_MAX = 60  # of these, for requests that are no retries
-# Of the tests: waiting requests are refused soon.
+# The tests' own limits: waiting requests are refused soon.
 SETTINGS = {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX}
 GATE = "schedsvc_vllm.gate.Gate"
 SWITCH = "switch.Switch"
@@ -45,7 +45,7 @@ ENGINE = (
 
 @dataclass(frozen=True)
 class Machine:
-    """The ground of vLLM: its environment, the model's folder, and their settings."""
+    """Holds the ground of vLLM: its environment, the model's folder, and their settings."""
 
     environment: Path
     model: Path
@@ -84,7 +84,7 @@ def on_gpu(environment: Path, model: Path) -> Machine:
 
 
 def installed() -> bool:
-    """Whether `make test-vllm` has made the environment."""
+    """Return whether `make test-vllm` has made the environment."""
     return (ENVIRONMENT / ".installed").exists()
 
 
@@ -146,7 +146,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class Scheduler:
-    """`schedsvc serve` on the Unix socket `folder/s`. It can be killed and started again."""
+    """Runs `schedsvc serve` on the Unix socket `folder/s`. It can be killed and started again."""
 
     def __init__(
         self, folder: Path, tenants: list[str], settings: Mapping[str, Any] | None = None
@@ -188,7 +188,7 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class Server:
-    """A running vLLM. Its process is the API server; the engine is a child of it."""
+    """Holds a running vLLM. Its process is the API server; the engine is a child of it."""
 
     url: str
     process: subprocess.Popen[bytes]

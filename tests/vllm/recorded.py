@@ -1,4 +1,4 @@
-"""Steps of the real engine, run by run, and the profiles that are fitted to them.
+"""Holds steps of the real engine, run by run, and the profiles that are fitted to them.
 
 A run is simulated with the steps of the *other* runs: so the comparison is with the engine, not
 with itself. The machine's speed drifts within minutes, so steps of another hour would

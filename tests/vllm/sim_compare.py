@@ -1,4 +1,4 @@
-"""The simulator beside the real vLLM: the same requests, with and without the scheduler.
+"""Runs the simulator beside the real vLLM: the same requests, with and without scheduler.
 
     python -m tests.vllm.sim_compare --workload hog-quiet --arm plain --runs 5
 

@@ -1,4 +1,4 @@
-"""The running stack as tests see it: the engine's gauges, the scheduler's books."""
+"""Shows the running stack to tests: the engine's gauges, the scheduler's books."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _SAMPLE = re.compile(r"^(?:vllm:|schedsvc_)(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTI
 
 @dataclass(frozen=True)
 class Stack:
-    """Scheduler and gated vLLM."""
+    """Holds scheduler and gated vLLM."""
 
     server: Server
     scheduler: Scheduler
 
     @property
     def url(self) -> str:
-        """Where vLLM answers."""
+        """Return where vLLM answers."""
         return self.server.url
 
     @property
     def log(self) -> Path:
-        """The output of vLLM."""
+        """Return the output of vLLM."""
         return self.server.log
 
     def stats(self) -> pb.StatsResponse:

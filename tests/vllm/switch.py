@@ -1,4 +1,4 @@
-"""The gate, or nothing: an ASGI middleware by which one process is measured with it and without.
+"""Switches the gate: an ASGI middleware by which one process is measured with and without it.
 
     vllm serve MODEL --middleware switch.Switch
 

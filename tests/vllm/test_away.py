@@ -13,7 +13,7 @@ BACK_S_MAX = 15.0
 
 
 async def test_no_request_fails_while_the_scheduler_is_away(stack: Stack) -> None:
-    """Fail-open: what runs goes on, new ones run under the local limit, and it heals by itself."""
+    """The gate fails open: requests go on, new ones are run under the local limit, and it heals."""
     modes: list[str] = []
 
     async def ask(session: aiohttp.ClientSession, output_tokens: int) -> None:

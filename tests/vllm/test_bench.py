@@ -1,4 +1,4 @@
-"""`vllm bench serve` through the gate, as it is."""
+"""Runs `vllm bench serve` through the gate, as it is."""
 
 from __future__ import annotations
 

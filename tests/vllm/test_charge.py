@@ -53,7 +53,7 @@ async def test_no_value_of_the_field_for_beams_switches_counting_off(
 async def test_before_vllm_a_client_that_leaves_pays_for_what_all_choices_had(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """The proxy counts an answer that its client leaves early, as events of vLLM state it."""
+    """The proxy counts the answer by vLLM's events, though its client leaves early."""
 
     def computed() -> float:
         return stack.gauges()["generation_tokens_total"] - generated

@@ -1,4 +1,4 @@
-"""The endpoints besides completions and chat: gated, answered, counted to the token."""
+"""Tests the endpoints besides completions and chat: gated, answered, counted to the token."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_cached_tokens_are_in_the_books(stack: Stack) -> None:
         ("/invocations", {"input": "Hi"}, None),
     ],
 )
-async def test_what_cannot_be_sized_is_refused_by_name(
+async def test_endpoint_that_cannot_be_sized_is_refused_by_name(
     stack: Stack, path: str, body: dict[str, Any], param: str | None
 ) -> None:
     before = stack.gauges()["generation_tokens_total"]

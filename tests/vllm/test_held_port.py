@@ -1,4 +1,4 @@
-"""A port that is held for a server is free for that server alone."""
+"""Tests that a port which is held for a server is free for that server alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP at its edges, with the real vLLM: trailers, packed answers, clients that leave early."""
+"""Tests HTTP at its edges with the real vLLM: trailers, packed answers, early leavers."""
 
 from __future__ import annotations
 

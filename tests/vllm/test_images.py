@@ -1,4 +1,4 @@
-"""Images on a vision model: what the gate reserves for one, beside what the engine counts."""
+"""Compares what the gate reserves for an image on a vision model with the engine's count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = {"type": "text", "text": "hello"}
 
 @pytest.fixture(scope="module")
 def vision(folder: Path) -> Iterator[Stack]:
-    """A scheduler of its own, and a vision model without weights behind the gate."""
+    """Run a scheduler, and a vision model without weights behind the gate."""
     own = folder / "vision"
     own.mkdir()
     machine = replace(programs.on_cpu(), model=own / "model")

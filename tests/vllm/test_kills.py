@@ -1,4 +1,4 @@
-"""Engine and scheduler die under load: clean errors, books that balance, and work goes on."""
+"""Kills engine and scheduler under load: clean errors, books that balance, work goes on."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_the_engine_is_killed_and_restarts(own: Path) -> None:
 
 
 async def test_the_scheduler_is_killed_under_load(stack: Stack) -> None:
-    """Fail-open: no request fails, and the books of the next scheduler balance."""
+    """The gate fails open: no request is failed, and the books of the next scheduler are right."""
     fates: Counter[str] = Counter()
     tenant = {"x-tenant-id": "away-1"}
     tokens = stack.gauges()["generation_tokens_total"]

@@ -1,4 +1,4 @@
-"""Clients that leave: queued, in prefill, in the stream, with several sequences."""
+"""Tests clients that leave: queued, in prefill, in the stream, with several sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .stack import Stack, chat, completion
 FREE_S_MAX = 1.0
 # A program that stands still is late for once, but not each time.
 TRIES = 3
-# Of each sequence: the engine may be one step ahead of what has come out of it.
+# A sequence may be one step ahead of what has come out of the engine.
 STEP_TOKENS = 1
 # Whatever the scheduler believes of their lengths, some of them have to wait: two where all are
 # short, all but eight where all are as long as they may be, which still leaves room in the queue.
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_the_prefill(stack: Stack) -> None:
 
 
 def withdrawn(flow: pb.FlowStats) -> int:
-    """How many of a flow's requests left its queue because their client did."""
+    """Return how many of a flow's requests left its queue because their client did."""
     return sum(each.count for each in flow.refusals if each.outcome == pb.OUTCOME_EVICTED_CANCELLED)
 
 

@@ -1,4 +1,4 @@
-"""`schedsvc load` beside `vllm bench serve`: the same figures of the same workload, in its form."""
+"""Compares `schedsvc load` with `vllm bench serve`: the same figures, in its form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noisy neighbour in short, and what the gate costs: the parts that hold on any machine.
+"""Runs the noisy neighbour in short, and measures the gate's cost, as any machine can.
 
 The full measurement is `make vllm-pairs` and `make vllm-cost`, on a quiet one.
 """

@@ -23,13 +23,13 @@ from .stack import Stack, completion
 REQUESTS, OUTPUT_TOKENS = 40, 400
 #: API processes of the first engine, and the second.
 GATES = 3
-#: Of the test that kills a scheduler: requests in flight at each engine.
+#: Requests in flight at each engine, in the test that kills a scheduler.
 IN_FLIGHT = 12
 
 
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> Iterator[list[LedStack]]:
-    """Two engines of their own, which are started at once, and the set that they ask."""
+    """Start two engines at once, and the set that they ask."""
     priority = ("--api-server-count", "2", "--scheduling-policy", "priority")
     arguments = {"first": priority, "second": ()}
     for name in ("set", *arguments):
@@ -59,7 +59,7 @@ def pair(engines: list[LedStack]) -> LedStack:
 
 
 def running(stack: Stack) -> float:
-    """The figures of the engine; with several processes the page has none before its first step."""
+    """Return the engine's figures; with several processes the page has none before a first step."""
     return stack.gauges().get("num_requests_running", 0.0)
 
 

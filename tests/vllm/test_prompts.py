@@ -26,7 +26,7 @@ PAIRS, ALL_PAIRS = 40, 1_000
 def model(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
-    """The tiny model behind a tokenizer that was trained here; its URL, and the tokenizer."""
+    """Return the tiny model's URL behind a tokenizer that was trained here, and the tokenizer."""
     tokenizer = trained.save(
         trained.KINDS[request.param](),
         folder / request.param,
@@ -64,7 +64,7 @@ async def check(model: tuple[str, Path], asked: Iterable[tuple[int, int]]) -> No
 
 
 def pairs(count: int) -> list[tuple[int, int]]:
-    """Random lengths and seeds."""
+    """Draw random lengths and seeds."""
     drawn = np.random.default_rng(11).integers([1, 0], [TOKENS_MAX + 1, 2**31], (count, 2))
     return [(int(tokens), int(seed)) for tokens, seed in drawn]
 
@@ -84,7 +84,7 @@ async def test_a_thousand_random_lengths_and_seeds(model: tuple[str, Path]) -> N
 
 
 async def test_ids_are_those_that_were_planned(model: tuple[str, Path]) -> None:
-    """With what vLLM adds to a text; so prefixes are shared to the token."""
+    """The ids include what vLLM adds to a text, so they are shared to the token."""
     url, folder = model
     tokenizer = ModelTokenizer.load(folder)
     maker = PromptMaker(tokenizer, 5)

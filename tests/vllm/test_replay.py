@@ -1,4 +1,4 @@
-"""The main job's traffic: real clients of a public chat service, through the gate, on vLLM."""
+"""Replays the main job's traffic: clients of a public chat service, through the gate, on vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .conftest import CLIENTS
 from .stack import Stack
 
 TRACE = programs.ROOT.parent / "shared/data/traces/lmsys_arena_vtc.csv"
-# Of each client its first requests: so all 27 are there, the largest do not crowd out the others,
+# The first requests of each client: so all 27 are there, the largest do not crowd out the others,
 # and times, lengths and order are the real ones.
 REQUESTS_OF_A_CLIENT = 5
 # 600 s of arrivals in 30 s, which the tiny model on two cores can serve.

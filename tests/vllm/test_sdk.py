@@ -1,4 +1,4 @@
-"""OpenAI's SDK, unchanged: answers, streams, errors, its own retries."""
+"""Tests OpenAI's SDK, unchanged: answers, streams, errors, its own retries."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_answers_and_streams(stack: Stack) -> None:
         assert chunks[-1].usage.completion_tokens == 5
 
 
-async def test_what_no_pool_could_hold_is_refused(stack: Stack) -> None:
+async def test_request_that_no_pool_could_hold_is_refused(stack: Stack) -> None:
     async with client(stack, "sdk-1") as sdk:
         with pytest.raises(openai.BadRequestError, match="n"):
             await sdk.completions.create(
@@ -111,7 +111,7 @@ async def test_a_full_queue_is_a_rate_limit(
 async def test_the_queue_ttl_is_a_rate_limit_and_others_pass(
     stack: Stack, flood: list[asyncio.Task[object]]
 ) -> None:
-    """A newcomer overtakes the flood; the flood's excess gets a Retry-After."""
+    """A newcomer is served before the flood; the flood's excess gets a Retry-After."""
     async with client(stack, "sdk-2") as sdk:
         await sdk.completions.create(model=programs.MODEL, prompt=PROMPT, max_tokens=20)
     # Whom the queue did not take is refused at once; the others wait for the whole TTL.

@@ -1,4 +1,4 @@
-"""One trace from the client through the gate's queue to the span that vLLM itself exports."""
+"""Follows a trace from the client through the gate's queue to the span that vLLM exports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENANT = "traces-0"
 
 
 class Trace:
-    """A client's trace, with its two spans."""
+    """Holds a client's trace, with its two spans."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -32,7 +32,7 @@ class Trace:
         return span
 
     def engine(self) -> list[Span]:
-        """Those that vLLM has exported of this trace."""
+        """Return those that vLLM has exported of this trace."""
         return [
             each
             for each in list(self._collector.spans)

@@ -1,4 +1,4 @@
-"""Requests that forge, stall or are odd, on the real server: counted to the token, and answered."""
+"""Sends requests that forge, stall or are odd to the real server: counted and answered."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_cached_prompt_of_messages_is_charged_whole(stack: Stack) -> Non
     [{"max_tokens": "16"}, {"max_tokens": 16.0, "n": 1.0}, {"stream": "false"}],
     ids=lambda fields: ",".join(fields),
 )
-async def test_what_the_engine_reads_as_a_number_or_flag_is_taken(
+async def test_number_or_flag_that_the_engine_reads_is_accepted(
     stack: Stack, fields: dict[str, Any]
 ) -> None:
     told, (_, _, output_tokens) = await used_by(
@@ -79,7 +79,7 @@ async def test_what_the_engine_reads_as_a_number_or_flag_is_taken(
     assert told["usage"]["completion_tokens"] == output_tokens == 16
 
 
-async def test_what_does_not_fit_behind_its_prompt_is_cut_and_charged(stack: Stack) -> None:
+async def test_output_beyond_the_context_is_cut_and_charged(stack: Stack) -> None:
     body = completion(20, 8) | {"max_tokens": programs.CONTEXT_TOKENS - 10}
     told, used = await used_by(stack, "truth-2", "/v1/completions", body)
     assert told["usage"]["completion_tokens"] == programs.CONTEXT_TOKENS - 20
@@ -119,7 +119,7 @@ async def test_the_engine_refuses_in_its_own_words_and_charges_nothing(
     assert used == (before.input_tokens, before.output_tokens)
 
 
-async def test_what_is_nested_too_deeply_is_a_bad_request(stack: Stack) -> None:
+async def test_body_nested_too_deeply_is_a_bad_request(stack: Stack) -> None:
     tools = "[" * 982 + "]" * 982
     raw = json.dumps(chat("Hi", 4))[:-1] + f', "tools": {tools}}}'
     async with (

@@ -1,4 +1,4 @@
-"""Every gated endpoint on the real server: answered as without the gate, counted to the token."""
+"""Tests every gated endpoint on the real server: answers as without the gate, exact counts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_prompt_of_text_is_charged_as_counted(stack: Stack) -> None:
 @pytest.mark.parametrize(
     "path", ["/health", "/metrics", "/v1/models", "/version", "/ping", "/load", "/tokenize"]
 )
-async def test_what_does_not_generate_is_not_gated(stack: Stack, path: str) -> None:
+async def test_endpoint_that_does_not_generate_is_not_gated(stack: Stack, path: str) -> None:
     before = stack.stats().totals.received
     method = "POST" if path == "/tokenize" else "GET"
     body = {"model": programs.MODEL, "prompt": "Hello"} if method == "POST" else None

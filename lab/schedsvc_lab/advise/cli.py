@@ -1,4 +1,4 @@
-"""`schedsvc advise`: a configuration that meets goals on recorded traffic."""
+"""`schedsvc advise` searches for a configuration that meets goals on recorded traffic."""
 
 import gc
 import json
@@ -180,7 +180,7 @@ def _traffic(
 
 
 class Advice:
-    """One search on one trace."""
+    """Runs one search on one trace."""
 
     def __init__(self, scenario: Scenario, requests: Requests, goals: Sequence[Goal]) -> None:
         """Find the subjects of the goals. Raises click's errors."""

@@ -1,4 +1,4 @@
-"""A draft: the settings that the search varies, and a configuration with them.
+"""Drafts a configuration: the settings that the search varies.
 
 These are each tenant's weight, its quota and guarantee in tokens per minute (0: none), the queue
 TTL, and the headroom. All other keys stay as they are today.
@@ -34,7 +34,7 @@ _HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Settings by tenant, in the order of the configuration, and two of the whole scheduler."""
+    """Holds settings by tenant, ordered as in the configuration, and two of the scheduler."""
 
     weights_milli: tuple[int, ...]
     quotas: tuple[int, ...]
@@ -44,7 +44,7 @@ class Draft:
 
 
 class Change(NamedTuple):
-    """One key that a draft changes; None: the key is not set."""
+    """Names one key that a draft changes; None: the key is not set."""
 
     path: str
     today: float | int | None

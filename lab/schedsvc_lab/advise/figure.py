@@ -1,4 +1,4 @@
-"""The picture of an advice: each tenant's first tokens and refusals, today and with the draft."""
+"""Draws an advice: each tenant's first tokens and refusals, today and with the draft."""
 
 from collections.abc import Mapping
 from pathlib import Path

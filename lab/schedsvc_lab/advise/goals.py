@@ -1,4 +1,4 @@
-"""Goals in words, such as `production p99 first token <= 2 s`, and the requests they are about.
+"""Reads goals in words, such as `production p99 first token <= 2 s`, and selects their requests.
 
 A goal is SUBJECT MEASURE BOUND. SUBJECT is a tenant, a class, or `*` (all requests); if a tenant
 and a class have one name, `tenant:NAME` or `class:NAME` says which. MEASURE and BOUND are one of:
@@ -40,7 +40,7 @@ class GoalError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One goal. `limit` is in seconds, or a part of 1; `percent` is that of a percentile."""
+    """States one goal. `limit` is in seconds, or a part of 1; `percent` is that of a percentile."""
 
     text: str
     subject: str

@@ -28,7 +28,7 @@ _WORST = 1e6
 
 
 class Judged(NamedTuple):
-    """One goal in one run: the figure (s, or a part of 1), and `badness`: at most 1 if it is met.
+    """Judges one goal in one run: the figure (s, or a part of 1), and `badness`: at most 1 if met.
 
     Within the bound the badness is the figure's part of the bound. Beyond it, it grows with the
     part of the requests that miss the bound, which is finite where a percentile is not.
@@ -40,7 +40,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The requests of a run in columns: waits in s (inf: refused), and who sent what."""
+    """Holds the requests of a run in columns: waits in s (inf: refused), and who sent what."""
 
     client: NDArray[np.int64]
     first_s: Floats

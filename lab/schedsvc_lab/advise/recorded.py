@@ -47,7 +47,7 @@ class RecordedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests of a recording, its number of engines, and the profile if one was asked for.
+    """Holds a recording's requests, its number of engines, and the profile if one was asked for.
 
     `fitted` says in a sentence how well the profile describes the recording.
     """
@@ -59,7 +59,7 @@ class Traffic:
 
 
 class _Run(NamedTuple):
-    """A run that ended: its times in s, and its points (time, output tokens so far)."""
+    """Holds a run that ended: its times in s, and its points (time, output tokens so far)."""
 
     granted_s: float
     prompt_tokens: int
@@ -223,7 +223,7 @@ def _edges(
 
 
 class _Integral:
-    """The integral over time of a sum of constants, each between two times."""
+    """Integrates a sum of constants over time, each between two times."""
 
     def __init__(self) -> None:
         self._at: list[float] = []

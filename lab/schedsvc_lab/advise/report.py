@@ -1,4 +1,4 @@
-"""The result of an advice: as data for JSON, and as tables."""
+"""Shows the result of an advice: as data for JSON, and as tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

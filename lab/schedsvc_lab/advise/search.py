@@ -1,4 +1,4 @@
-"""The search for a draft: one lever at a time, the best value of each kept.
+"""Searches for a draft: one lever at a time, the best value of each kept.
 
 It begins with today's settings. Each lever has a short list of values; all of them are simulated on
 the trace, and one is kept if it is better than the best so far. The levers follow one another until
@@ -52,7 +52,7 @@ Evaluate = Callable[[Sequence[Draft]], Sequence["Trial | None"]]
 
 
 class Trial(NamedTuple):
-    """A simulated draft: each goal in the whole trace, and in its worst part."""
+    """Holds a simulated draft: each goal in the whole trace, and in its worst part."""
 
     draft: Draft
     goals: tuple[Judged, ...]
@@ -91,7 +91,7 @@ class Trial(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a search: today's settings, the best, and the number of simulations."""
+    """Holds a search's result: today's settings, the best, and the number of simulations."""
 
     today: Trial
     best: Trial
@@ -100,7 +100,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The trace as the search sees it: tenants of the goals, and tokens per minute of each.
+    """Holds the trace as the search sees it: tenants of the goals, and tokens per minute of each.
 
     `favoured` are places of tenants, and `served` the tokens per minute that today's engines serve.
     """

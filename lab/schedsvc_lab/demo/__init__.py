@@ -1,1 +1,1 @@
-"""The noisy neighbour, without and with the scheduler."""
+"""Shows the noisy neighbour, without and with the scheduler."""

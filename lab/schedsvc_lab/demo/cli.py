@@ -1,4 +1,4 @@
-"""`schedsvc demo`: the noisy neighbour, without and with the scheduler."""
+"""`schedsvc demo` shows the noisy neighbour, without and with the scheduler."""
 
 import asyncio
 from importlib import import_module

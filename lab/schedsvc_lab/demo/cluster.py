@@ -1,4 +1,4 @@
-"""`schedsvc demo --cluster`: four schedulers share one fairness, and their store is killed.
+"""`schedsvc demo --cluster` kills the store of four schedulers that share one fairness.
 
 Two tenants of weights 4 and 1 always have requests. `gold` sends to the three large engines only,
 nine tenths of all places, and `free` to all four. So a scheduler that looks at its own engine alone
@@ -52,7 +52,7 @@ _BODY = {
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of the run: figures count, the store is killed, it is back, all agree again, end."""
+    """Seconds until figures count, the store is killed, it returns, all agree, the run ends."""
 
     warm_s: float = 5.0
     killed_s: float = 17.0
@@ -76,7 +76,7 @@ QUICK = Times(1.0, 3.0, 5.0, 6.5, 8.0)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request, when its answer came, and why it failed; empty if it did not."""
+    """Holds one request, when its answer came, and why it failed; empty if it did not."""
 
     tenant: str
     engine: str
@@ -86,7 +86,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Shard:
-    """A scheduler with a pool of its own, and since when it had no exchange, by time."""
+    """Runs a scheduler with a pool of its own; holds by time when its last exchange was."""
 
     name: str
     config: Path
@@ -115,7 +115,7 @@ class Shard:
 
 @dataclass(slots=True)
 class Run:
-    """One run: what was answered, what the schedulers said, and when the store was away."""
+    """Holds one run: the answers, the schedulers' reports, and when the store was away."""
 
     times: Times
     shards: list[Shard]

@@ -1,4 +1,4 @@
-"""The picture of the cluster demo: shares, answers and exchanges on one time axis."""
+"""Draws the cluster demo: shares, answers and exchanges on one time axis."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ _BIN_S = 1.0
 
 
 class Answered(Protocol):
-    """An answer, as far as the picture needs it."""
+    """Holds an answer, as far as the picture needs it."""
 
     @property
     def tenant(self) -> str:

@@ -1,4 +1,4 @@
-"""The engine as the demos run it, and its own figures from its metrics."""
+"""Runs the engine for the demos, and reads its own figures from its metrics."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _SAMPLE = re.compile(r"^(vllm:\w+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The engine at one moment, and its preemptions since it started."""
+    """Holds the engine's state at one moment, and its preemptions since it started."""
 
     running: int
     waiting: int

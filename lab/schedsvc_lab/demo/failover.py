@@ -1,4 +1,4 @@
-"""`schedsvc demo --failover`: the leader of two schedulers is killed while tenants are served."""
+"""`schedsvc demo --failover` kills the leader of two schedulers while tenants are served."""
 
 import asyncio
 import itertools
@@ -50,7 +50,7 @@ _DRAIN_S_MAX = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """One run: its requests, what each member's Stats were, and the time of the kill."""
+    """Holds one run: its requests, what each member's Stats were, and the time of the kill."""
 
     result: RunResult
     members: list[Member]

@@ -1,4 +1,4 @@
-"""The picture of the failover demo: first tokens, grants and leases on one time axis."""
+"""Draws the failover demo: first tokens, grants and leases on one time axis."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The frame of every demo: a scene runs, is judged, drawn and shown, and ends with its files."""
+"""Frames every demo: a scene runs, is judged, drawn and shown, and ends with its files."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The stage of a scene: the folder of its files, the console, and the user's choices."""
+    """Sets the stage of a scene: the folder of its files, the console, and the user's choices."""
 
     out: Path
     console: Console
@@ -37,7 +37,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Scene(Generic[T]):
-    """One demo: what runs, and what is made of the run that `play` returned."""
+    """Describes one demo: what runs, and what is made of the run that `play` returned."""
 
     play: Callable[[Stage], Coroutine[Any, Any, T]]
     report: Callable[[T], Report]

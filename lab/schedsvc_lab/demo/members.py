@@ -1,4 +1,4 @@
-"""Schedulers with a store as the demos run them: in one set, or each with a pool of its own."""
+"""Runs schedulers with a store for the demos: in one set, or each with a pool of its own."""
 
 import asyncio
 import hashlib
@@ -52,7 +52,7 @@ def store_server() -> str:
 
 
 class Store:
-    """A store that can be killed and started again. `data`: where it keeps its rows; None: not."""
+    """Runs a store that can be killed and started again. It keeps its rows in `data`, if given."""
 
     def __init__(self, folder: Path, port: int, data: Path | None = None) -> None:
         self._log, self._port = folder / "store.log", port
@@ -122,7 +122,7 @@ async def init_store(config: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The Stats of a member at one moment of the run."""
+    """Holds the Stats of a member at one moment of the run."""
 
     at_s: float
     granted: int
@@ -135,7 +135,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Member:
-    """A scheduler of the set: its configuration, its target, and what its Stats were."""
+    """Holds a scheduler of the set: its configuration, its target, and what its Stats were."""
 
     name: str
     config: Path

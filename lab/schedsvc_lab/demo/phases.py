@@ -1,4 +1,4 @@
-"""The phases of the demo: what runs in each, and what was measured."""
+"""Runs the phases of the demo, and holds what was measured in each."""
 
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -25,7 +25,7 @@ DRAIN_S_MAX = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One run: its name in the report, its result, the engine's preemptions during it."""
+    """Holds one run: its name in the report, its result, the engine's preemptions during it."""
 
     name: str
     result: RunResult
@@ -34,7 +34,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All phases, and what the scheduler held after the last."""
+    """Holds all phases, and what the scheduler held after the last."""
 
     phases: dict[str, Phase]
     after: dict[str, int]
@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The settings that all phases share."""
+    """Holds the settings that all phases share."""
 
     trace: Sequence[TraceRequest]
     seed: int

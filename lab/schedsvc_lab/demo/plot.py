@@ -1,4 +1,4 @@
-"""The picture of the demo."""
+"""Draws the demo."""
 
 import math
 from collections.abc import Iterable

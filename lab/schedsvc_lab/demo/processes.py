@@ -1,4 +1,4 @@
-"""The programs that the demo starts, and their end."""
+"""Starts and ends the programs of the demo."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs: its process, its log, and what it wrote into its ready file."""
+    """Holds a program that runs: its process, its log, and what it wrote into its ready file."""
 
     name: str
     process: asyncio.subprocess.Process

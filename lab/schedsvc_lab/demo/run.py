@@ -1,4 +1,4 @@
-"""`schedsvc demo`: every phase, its report, its picture, its verdict."""
+"""`schedsvc demo` runs every phase and writes its report, its picture, its verdict."""
 
 from pathlib import Path
 from typing import Any

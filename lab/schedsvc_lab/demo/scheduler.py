@@ -1,4 +1,4 @@
-"""The scheduler as the demo runs it: its configuration, and its books."""
+"""Configures the scheduler of the demo, and reads its books."""
 
 import asyncio
 import time

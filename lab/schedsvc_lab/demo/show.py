@@ -1,4 +1,4 @@
-"""The comparison at the end, for a person."""
+"""Shows the comparison at the end, for a person."""
 
 from typing import Any
 

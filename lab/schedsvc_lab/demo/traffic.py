@@ -1,4 +1,4 @@
-"""The demo's workload: three tenants of one chat service, one of whom floods.
+"""Describes the demo's workload: three tenants of one chat service, one of which floods.
 
 Arrivals are Poisson; prompt and output lengths are lognormal, the usual fit for chat traffic. For
 scale: in the LMSYS arena sample of the VTC paper the median prompt is 40 tokens and the median
@@ -38,7 +38,7 @@ TRACE_FILE = Path(__file__).with_name("trace.csv")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One tenant's traffic: medians and spreads of lognormal lengths, in tokens.
+    """Describes one tenant's traffic: medians and spreads of lognormal lengths, in tokens.
 
     `output_tokens_max` is what its client asks as `max_tokens`; hardly an answer is that long.
     """

@@ -1,4 +1,4 @@
-"""The bars that the demo holds itself to."""
+"""States the bars that the demo holds itself to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ REPEAT_DIFFERENCE_MAX = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: whether it holds, and the figures that say so."""
+    """States one bar: whether it holds, and the figures that say so."""
 
     name: str
     holds: bool

@@ -17,7 +17,7 @@ _CHUNK_OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk
 
 @dataclass(slots=True)
 class PromptTokensDetails:
-    """Tokens of the prompt that were found in the prefix cache."""
+    """Counts the tokens of the prompt that were found in the prefix cache."""
 
     cached_tokens: int
 

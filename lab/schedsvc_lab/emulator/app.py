@@ -1,4 +1,4 @@
-"""The emulator as an ASGI application."""
+"""Serves the emulator as an ASGI application."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ Layer = Callable[[ASGIApp], ASGIApp]
 
 
 class Emulator:
-    """One emulated engine and its HTTP face.
+    """Serves one emulated engine over HTTP.
 
     `app` is the ASGI application. Its `state` shows a middleware, through `scope["app"].state`:
 

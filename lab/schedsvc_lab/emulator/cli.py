@@ -1,4 +1,4 @@
-"""The command `schedsvc emulate`."""
+"""Defines the command `schedsvc emulate`."""
 
 import inspect
 import re
@@ -191,7 +191,7 @@ def load_layer(path: str) -> Layer:
         raise click.UsageError(f"--middleware {path}: cannot import: {error}") from error
     except AttributeError:
         raise click.UsageError(f"--middleware {path}: {module_name} has no {name}") from None
-    # Of a class itself `callable()` says yes; what counts is a call of its instances.
+    # Every class is `callable()`; what counts is a call of its instances.
     if not inspect.isclass(layer) or not any("__call__" in vars(base) for base in layer.__mro__):
         raise click.UsageError(
             f"--middleware {path}: must be a class whose instances are ASGI applications; a "

@@ -1,4 +1,4 @@
-"""The emulator's own counts: a line for each part of an answer, written before the part is sent.
+"""Writes the emulator's own counts: a line for each part of an answer, before the part is sent.
 
 Tests and proofs compare a gate's reports and a scheduler's ledger with this file.
 """

@@ -1,4 +1,4 @@
-"""The endpoints that generate, as plain ASGI: they watch for a client that leaves."""
+"""Serves the endpoints that generate, as plain ASGI, and watches for a client that leaves."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ TakeIn = Callable[[Mapping[str, Any], Mapping[bytes, bytes]], Work]
 
 @dataclass(slots=True)
 class RequestMetadata:
-    """The usage that the emulator leaves in `scope["state"]["request_metadata"]`, as vLLM does.
+    """Is the usage that the emulator leaves in `scope["state"]["request_metadata"]`, as vLLM does.
 
     `final_usage_info` is set when the generation is complete, before the last bytes of the answer
     are sent; it stays None after an abort.
@@ -41,7 +41,7 @@ class ClientGoneError(Exception):
 
 
 class GenerateEndpoint:
-    """An ASGI app that serves one kind of generation."""
+    """Serves one kind of generation as an ASGI app."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Errors that a client gets to see, in the form of vLLM and OpenAI."""
+"""Writes errors that a client gets to see, in the form of vLLM and OpenAI."""
 
 import json
 from http import HTTPStatus
@@ -12,7 +12,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """A request that is refused: its status, a sentence for a person, and the field at fault."""
+    """Refuses a request: a status, a sentence for a person, and the field at fault."""
 
     def __init__(
         self, message: str, param: str | None = None, status: HTTPStatus = HTTPStatus.BAD_REQUEST

@@ -1,4 +1,4 @@
-"""LightLLM's and S-LoRA's protocol: /generate, and /generate_stream with an event for each token.
+"""Speaks LightLLM's and S-LoRA's protocol: /generate, and /generate_stream, an event a token.
 
 A request is `{model_dir, lora_dir, inputs, parameters}`; the emulator serves one model, so the
 first two are accepted and change nothing.
@@ -19,7 +19,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class GenerateParameters(StrictBody):
-    """Sampling parameters under their names in LightLLM; only some change an emulated answer."""
+    """Names sampling parameters as LightLLM does; only some change an emulated answer."""
 
     do_sample: bool = False
     presence_penalty: Annotated[_Finite, Field(ge=0)] = 0.0
@@ -35,7 +35,7 @@ class GenerateParameters(StrictBody):
 
 
 class GenerateBody(StrictBody):
-    """A request for /generate and /generate_stream."""
+    """Describes a request for /generate and /generate_stream."""
 
     inputs: Annotated[str, Field(min_length=1)]
     parameters: GenerateParameters = Field(default_factory=GenerateParameters)

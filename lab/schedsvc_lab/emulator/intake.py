@@ -1,4 +1,4 @@
-"""From a checked request to what the engine has to do."""
+"""Turns a checked request into work for the engine."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _PROMPT_FIELDS = {"completion": "prompt", "chat": "messages", "generate": "input
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request, ready for the engine, and how its answer is wanted."""
+    """Holds one request, ready for the engine, and how its answer is wanted."""
 
     kind: Kind
     plans: Sequence[PromptPlan]

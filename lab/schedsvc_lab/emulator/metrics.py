@@ -30,7 +30,7 @@ _ENGINE = "0"
 
 
 class EngineMetrics:
-    """The metrics of one emulator."""
+    """Exports the metrics of one emulator."""
 
     def __init__(self, model: str, cache: CacheView) -> None:
         self.registry = CollectorRegistry()

@@ -44,7 +44,7 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One answer: `tokens` words from `first` on, `stride` apart.
+    """Describes one answer: `tokens` words from `first` on, `stride` apart.
 
     Where a stop string cut it, only `shown` characters of them are text.
     """

@@ -1,4 +1,4 @@
-"""Requests in OpenAI's form, checked field by field.
+"""Checks requests in OpenAI's form, field by field.
 
 Fields that vLLM knows and that change neither length nor form of an answer are accepted and
 ignored (temperature, top_p, user ...); fields that would change its form are refused.
@@ -26,7 +26,7 @@ Prompt = str | Ids
 
 
 class StrictBody(BaseModel):
-    """An object whose numbers must be numbers: "5", 5.0 and true are no integers."""
+    """Requires numbers where the form has numbers: "5", 5.0 and true are no integers."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -35,7 +35,7 @@ BodyT = TypeVar("BodyT", bound=StrictBody)
 
 
 class StreamOptions(StrictBody):
-    """Options for usage figures in a stream."""
+    """Holds the options for usage figures in a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -48,7 +48,7 @@ def _unsupported(value: object) -> object:
 
 
 class GenerationBody(StrictBody):
-    """The fields that completions and chat have in common."""
+    """Holds the fields that completions and chat have in common."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -90,7 +90,7 @@ class GenerationBody(StrictBody):
 
 
 class CompletionBody(GenerationBody):
-    """A request for /v1/completions."""
+    """Describes a request for /v1/completions."""
 
     prompt: Any
     max_tokens: Limit | None = 16
@@ -103,7 +103,7 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody):
-    """A request for /v1/chat/completions."""
+    """Describes a request for /v1/chat/completions."""
 
     messages: Any
     max_tokens: Limit | None = None
@@ -116,7 +116,7 @@ class ChatBody(GenerationBody):
 
 
 class TokenizeBody(StrictBody):
-    """A request for /tokenize: a prompt or messages."""
+    """Describes a request for /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -127,7 +127,7 @@ class TokenizeBody(StrictBody):
 
 
 class DetokenizeBody(StrictBody):
-    """A request for /detokenize."""
+    """Describes a request for /detokenize."""
 
     model: str | None = None
     tokens: Any
@@ -157,7 +157,7 @@ def parse_body(
         return kind.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        # Of a union's branches, the location names the type last; the field is what matters.
+        # The location names a union's branches and the type last; the field is what matters.
         where = ".".join(str(part) for part in first["loc"] if part in body or part in nested)
         where = where or str(first["loc"][0])
         message = first["msg"].removeprefix("Value error, ")

@@ -19,7 +19,7 @@ STEPS_IN_A_ROW = 32
 
 
 class PromptPlan(NamedTuple):
-    """One prompt of a request, the answers to it, and its blocks' keys in the prefix cache."""
+    """Holds one prompt of a request, its answers, and its blocks' keys in the prefix cache."""
 
     prompt_tokens: int
     outputs: Sequence[Output]
@@ -27,7 +27,7 @@ class PromptPlan(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """New tokens of one choice: tokens start..end-1 of it."""
+    """Holds new tokens of one choice: its tokens start..end-1."""
 
     choice: int
     start: int
@@ -36,7 +36,7 @@ class Delta(NamedTuple):
 
 
 class Generation:
-    """One HTTP request in the engine: its choices, prompt by prompt, and what is new of them.
+    """Follows one HTTP request in the engine: its choices, prompt by prompt, and their new tokens.
 
     `waiting()` before `take()`: deltas pile up while the client is slow, and are merged.
     """
@@ -110,7 +110,7 @@ class Generation:
         return deltas
 
     def note(self, choice: int, tokens: int) -> None:
-        """Account for new tokens of a choice."""
+        """Record new tokens of a choice."""
         self.produced[choice] += tokens
         if self.produced[choice] == self.outputs[choice].tokens:
             self.open_choices -= 1

@@ -23,7 +23,7 @@ Keys = tuple[Any, ...]
 
 @dataclass(slots=True)
 class _Ended:
-    """How and when one request ended; ns since the replay's start."""
+    """Records how and when one request ended; ns since the replay's start."""
 
     tenant: str
     prompt_tokens: int
@@ -34,7 +34,7 @@ class _Ended:
 
 
 class Replay:
-    """One replay. `ended` and `refused` may be watched while it goes.
+    """Runs one replay. `ended` and `refused` may be watched while it goes.
 
     `clock` returns nanoseconds and must advance like the event loop's timers.
     """

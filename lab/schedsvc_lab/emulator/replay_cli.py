@@ -1,4 +1,4 @@
-"""`schedsvc emulate --trace`: what a person gives and gets."""
+"""`schedsvc emulate --trace` reads a person's options, and prints the result."""
 
 import asyncio
 import json

@@ -33,7 +33,7 @@ class AddressError(StartError, OSError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen: a Unix socket, or else host and port (0: any free one)."""
+    """Says where to listen: a Unix socket, or else host and port (0: any free one)."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -42,7 +42,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a server listens. Over a Unix socket, `base_url` goes with `uds`."""
+    """Says where a server listens. Over a Unix socket, `base_url` goes with `uds`."""
 
     base_url: str
     uds: str | None
@@ -60,7 +60,7 @@ class Listening:
 
 
 class EmulatorServer(uvicorn.Server):
-    """uvicorn, which ends what is under way within a second of SIGTERM or SIGINT."""
+    """Runs uvicorn, which ends what is under way within a second of SIGTERM or SIGINT."""
 
     def __init__(
         self, emulator: Emulator, address: Address, on_ready: Callable[[Listening], None]

@@ -1,4 +1,4 @@
-"""Settings of one emulator, and the views of it that a middleware can read.
+"""Holds the settings of one emulator, and the views of it that a middleware can read.
 
 The views carry vLLM's names, so that a middleware reads the same attributes of
 `scope["app"].state.vllm_config` here and inside `vllm serve`.
@@ -13,7 +13,7 @@ from schedsvc_lab.engine import Engine, EngineConfig, Profile
 
 @dataclass(frozen=True, slots=True)
 class EmulatorSettings:
-    """One emulated engine: costs, sizes, name, how fast its time goes, how it counts tokens."""
+    """Configures an emulated engine: costs, sizes, name, speed of time, how it counts tokens."""
 
     profile: Profile
     config: EngineConfig
@@ -24,7 +24,7 @@ class EmulatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """As `vllm_config.cache_config`."""
+    """Stands for `vllm_config.cache_config`."""
 
     block_size: int
     num_gpu_blocks: int
@@ -34,7 +34,7 @@ class CacheView:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """As `vllm_config.model_config`."""
+    """Stands for `vllm_config.model_config`."""
 
     model: str
     served_model_name: str
@@ -43,7 +43,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """As `vllm_config.scheduler_config`."""
+    """Stands for `vllm_config.scheduler_config`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -53,7 +53,7 @@ class SchedulerView:
 
 @dataclass(frozen=True, slots=True)
 class ConfigView:
-    """As `vllm_config`: what a middleware needs to know to register the pool."""
+    """Stands for `vllm_config`: what a middleware needs to know to register the pool."""
 
     cache_config: CacheView
     model_config: ModelView
@@ -81,7 +81,7 @@ class ConfigView:
 
 
 class EngineTelemetry(NamedTuple):
-    """The state of the engine now, as `scope["app"].state.engine_telemetry()` returns it.
+    """Holds the engine's state now, as `scope["app"].state.engine_telemetry()` returns it.
 
     `preemptions` counts from the engine's start; `used_tokens` are those of the blocks in use.
     """

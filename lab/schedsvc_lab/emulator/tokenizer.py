@@ -1,4 +1,4 @@
-"""How the emulator counts: by a model's own tokenizer, or by this one.
+"""Counts tokens for the emulator: by a model's own tokenizer, or by this one.
 
 This one needs no data files, is deterministic and round-trips any text. A token is an optional
 space with one to four letters a-z after it, or else one byte of UTF-8. The text is cut from the
@@ -24,7 +24,7 @@ _A = ord("a")
 
 
 class TextTokenizer(Protocol):
-    """The methods of a tokenizer that the emulator uses; the names are those of Hugging Face's."""
+    """Names the methods of a tokenizer that the emulator uses, as Hugging Face does."""
 
     @property
     def vocab_size(self) -> int:
@@ -46,7 +46,7 @@ class TextTokenizer(Protocol):
 
 
 class Tokenizer:
-    """A TextTokenizer without special tokens."""
+    """Counts as a TextTokenizer without special tokens."""
 
     vocab_size = VOCAB_SIZE
 

@@ -1,4 +1,4 @@
-"""A sans-IO model of a continuous-batching engine with a paged KV cache.
+"""Models a continuous-batching engine with a paged KV cache, sans-IO.
 
 It reads no clock and no random source. `Engine.plan_step()` decides what the next step computes
 and how long it takes; `Engine.finish_step()` gives what it produced. The caller owns the time, so

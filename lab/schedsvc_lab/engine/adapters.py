@@ -1,4 +1,4 @@
-"""LoRA adapters: which are loaded, who uses them, what they hold."""
+"""Keeps LoRA adapters: which are loaded, who uses them, what they hold."""
 
 from collections import OrderedDict
 from collections.abc import Hashable

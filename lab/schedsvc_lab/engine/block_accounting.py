@@ -1,4 +1,4 @@
-"""The state of an engine at one moment, and the moves of sequences between its queues."""
+"""Keeps an engine's state at one moment, and moves sequences between its queues."""
 
 from schedsvc_lab.engine.adapters import Adapters
 from schedsvc_lab.engine.blocks import BlockPool

@@ -1,4 +1,4 @@
-"""The prefix cache: blocks found again by the chained hash of what they hold."""
+"""Caches prefixes: finds blocks again by the chained hash of what they hold."""
 
 from collections.abc import Hashable, Sequence
 
@@ -23,7 +23,7 @@ class PrefixCache:
     """Maps contents to blocks, and ranks the blocks that no table holds. `len()` counts the latter.
 
     A key names a whole prefix, so a prompt's blocks are found one after the other until the first
-    that is missing. Of two blocks with the same contents only the first is known here. At most
+    that is missing. If two blocks have the same contents, only the first is known here. At most
     `idle_max` blocks that no table holds are kept (None: no limit). Belady's rule needs the future.
     """
 

@@ -1,5 +1,5 @@
 # cython: overflowcheck=True
-"""How long a step takes."""
+"""Computes how long a step takes."""
 
 from collections.abc import Sequence as Points
 
@@ -8,7 +8,7 @@ MANY_STEPS = 1 << 60
 
 
 class StepCost:
-    """Duration of a step in ns, from what it computes.
+    """Computes the duration of a step in ns from its work.
 
     A step that only computes prompts takes `step + prefill + prefill_token * prompt tokens`; one
     that only decodes takes `step + decode(sequences) + decode_kv_token * KV tokens read`, where

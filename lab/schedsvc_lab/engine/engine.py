@@ -1,4 +1,4 @@
-"""The engine: continuous batching over a paged KV cache, one step at a time."""
+"""Runs the engine: continuous batching over a paged KV cache, one step at a time."""
 
 from schedsvc_lab.engine.block_accounting import BlockAccounting
 from schedsvc_lab.engine.blocks import BlockPool
@@ -27,7 +27,7 @@ BEAMS_MAX = 64
 
 
 class Engine:
-    """A continuous-batching engine as its configuration describes, deterministic and sans-IO.
+    """Models a continuous-batching engine as its configuration describes, deterministic, sans-IO.
 
     Times are the caller's; they matter only where the delay factor is on. Belady's rule for the
     prefix cache needs the future. One step costs O(running + admitted * log(waiting) + blocks

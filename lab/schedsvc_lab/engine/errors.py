@@ -1,8 +1,8 @@
-"""The two families of the engine's errors: the caller's, and ours."""
+"""Defines the two families of the engine's errors: the caller's, and ours."""
 
 
 class EngineRequestError(ValueError):
-    """A request that can never run, or that was handed in wrongly; nothing was changed by it.
+    """The request can never run, or was handed in wrongly; nothing was changed by it.
 
     `field` names what is wrong, `description` says why in one sentence.
     """

@@ -14,7 +14,7 @@ Key = Hashable
 
 
 class Future:
-    """When each key will be used, for Belady's rule: the order in which requests come.
+    """Knows when each key will be used, for Belady's rule: the order in which requests come.
 
     Memory is proportional to the keys of all requests together.
     """
@@ -52,7 +52,7 @@ class Future:
 
 @dataclass(slots=True)
 class Candidate:
-    """The facts about a cached block that the ranking uses."""
+    """Holds the facts about a cached block that the ranking uses."""
 
     key: Key
     registered: int  # ordinal of its entry into the cache

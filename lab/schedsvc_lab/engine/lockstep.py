@@ -1,4 +1,4 @@
-"""Sequences that decode in lockstep: a step moves one clock, instead of each of them."""
+"""Advances sequences that decode in lockstep: a step moves one clock, not each of them."""
 
 from heapq import heappop, heappush
 
@@ -8,7 +8,7 @@ from schedsvc_lab.engine.sequence import STILL, Clock, Sequence
 
 
 class Lockstep:
-    """Running sequences of which each makes one token a step, and takes a block now and then.
+    """Runs sequences that each make one token a step, and take a block now and then.
 
     They are filed by the step at which they end, and by the step, modulo the block size, at which
     their next token begins a block: their phase. So a step costs O(log n + ends + blocks taken).

@@ -1,4 +1,4 @@
-"""How large a KV cache is: what the device has, less what the model and its work take."""
+"""Sizes a KV cache: what the device has, less what the model and its work take."""
 
 from typing import Annotated
 
@@ -9,9 +9,9 @@ Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 
 
 class MemoryProfile(BaseModel):
-    """Memory of one device, as an engine profiles it at its start.
+    """Describes the memory of one device, as an engine profiles it at its start.
 
-    Of `device_bytes` the engine may use `utilization_ppm` millionths. From that go the weights,
+    The engine may use `utilization_ppm` millionths of `device_bytes`. From that go the weights,
     what a step of the most tokens needs for activations, and a slot for each adapter that may be
     loaded; the rest is KV cache.
     """

@@ -10,7 +10,7 @@ _PPM = 1_000_000
 
 
 class Admission:
-    """A waiting sequence that could be admitted: the tokens to compute, the blocks it finds."""
+    """Holds a waiting sequence that may be admitted: the tokens to compute, the blocks it finds."""
 
     __slots__ = ("found", "sequence", "tokens")
 

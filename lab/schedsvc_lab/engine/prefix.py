@@ -22,7 +22,7 @@ def keys_of_hashes(
 
 
 def keys_of_tokens(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -> tuple[int, ...]:
-    """Key each full block of a prompt by a hash chained over its tokens. O(tokens).
+    """Hash each full block of a prompt, chained over its tokens. O(tokens).
 
     64 bits of BLAKE2b. The salt keeps prompts apart that must not share, such as those of
     different adapters.

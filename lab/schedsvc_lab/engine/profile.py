@@ -1,4 +1,4 @@
-"""Cost profiles: what an engine costs and holds, from YAML files beside this module."""
+"""Reads cost profiles, what an engine costs and holds, from YAML files beside this module."""
 
 from importlib import resources
 from itertools import pairwise
@@ -42,7 +42,7 @@ class _Model(BaseModel):
 
 
 class CostFields(_Model):
-    """The section `cost` of a profile; see StepCost for what the figures mean."""
+    """Reads the section `cost` of a profile; StepCost explains the figures."""
 
     step_ns: Ns
     prefill_ns: Ns
@@ -67,7 +67,7 @@ class CostFields(_Model):
 
 
 class EngineFields(_Model):
-    """The section `engine` of a profile: defaults of EngineConfig.
+    """Reads the section `engine` of a profile: defaults of EngineConfig.
 
     `kv_tokens` is missing where the capacity follows from the section `memory`.
     """
@@ -92,7 +92,7 @@ class EngineFields(_Model):
 
 
 class EngineOptions(TypedDict, total=False):
-    """Values that replace a profile's defaults; None stands for the default."""
+    """Replaces a profile's defaults; None stands for the default."""
 
     kv_tokens: int | None
     block_size_tokens: int | None
@@ -114,7 +114,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 class Profile(_Model):
-    """One engine: its name, where its figures come from, what it costs and what it holds."""
+    """Describes one engine: its name, the source of its figures, what it costs and holds."""
 
     name: str = Field(min_length=1)
     source: str = Field(min_length=1)
@@ -134,7 +134,7 @@ class Profile(_Model):
         return self._kv_tokens(self.engine.step_tokens_max, self.engine.adapters_max)
 
     def config(self, **options: Unpack[EngineOptions]) -> EngineConfig:
-        """Make an engine's configuration, with what is given in place of the defaults.
+        """Make an engine's configuration; a given value replaces the default.
 
         Tokens that are no multiple of the block size are rounded down to whole blocks. Raises
         ValueError naming the field.

@@ -1,4 +1,4 @@
-"""The engine's work: requests, the sequences that they fan out to, and their groups."""
+"""Defines the engine's work: requests, the sequences that they fan out to, and their groups."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ WAITING, RUNNING, FINISHED, ABORTED, SWAPPED, HELD = (int(state) for state in Se
 
 
 class EngineRequest:
-    """One prompt, and the true output length of each of its sequences.
+    """Holds one prompt, and the true output length of each of its sequences.
 
     The model cannot know when a language model would stop, so the caller says it: sequence i ends
     after exactly `output_tokens[i]` tokens. A lower `priority` runs first where the engine's
     policy is "priority".
 
     With `beam` the sequences are the beams of one search, all of one length; `seed` draws the
-    scores. Of the sequences, `returned` are answers, the best by score (best_of); 0: all.
-    `prefix_keys[i]` names the contents of the prompt up to the end of its block i; blocks without
-    a key are not shared. `adapter` names the LoRA adapter that the request needs.
+    scores. The best `returned` sequences by score are answers (best_of); 0: all. `prefix_keys[i]`
+    names the contents of the prompt up to the end of its block i; blocks without a key are not
+    shared. `adapter` names the LoRA adapter that the request needs.
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ STILL = Clock()
 
 
 class Sequence:
-    """One output in the making.
+    """Represents one output in the making.
 
     `computed_tokens` have their keys and values in the cache, `produced_tokens` of output exist;
     the newest of these is not computed yet. `prefill_end_tokens` have to be computed before the
@@ -193,7 +193,7 @@ class _Choice(NamedTuple):
 
 
 class Group:
-    """The sequences of one request that run together, with their scores.
+    """Groups the sequences of one request that run together, with their scores.
 
     `members` are the unfinished ones in order of index; their keys follow one another. A score is
     a cost in arbitrary units, as a negative log-probability is: the least is the best. A beam's

@@ -1,4 +1,4 @@
-"""The values that the engine returns: steps, runs of steps, their results, and gauges."""
+"""Defines the values that the engine returns: steps, runs of steps, their results, and gauges."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,12 @@ from schedsvc_lab.engine.sequence import Sequence
 
 
 class EngineGauges(NamedTuple):
-    """The engine at one moment, and totals since its start.
+    """Shows the engine at one moment, and totals since its start.
 
-    `prompt_tokens` counts a request's prompt once, when the first of its sequences has computed
-    it; what is recomputed after a preemption is not counted again. Sequences and loaded adapters
-    hold `used_blocks`. `cached_blocks` have no holder, but a prompt can still find their contents.
-    Of the `cache_query_tokens` of prompts admitted, `cache_hit_tokens` were found.
+    `prompt_tokens` counts a request's prompt once, when the first of its sequences has computed it;
+    what is recomputed after a preemption is not counted again. Sequences and loaded adapters hold
+    `used_blocks`. `cached_blocks` have no holder, but a prompt can still find their contents.
+    Admitted prompts asked for `cache_query_tokens` and found `cache_hit_tokens` of them.
     """
 
     running: int
@@ -35,7 +35,7 @@ class EngineGauges(NamedTuple):
 
 
 class Step:
-    """A step that is under way: what it computes and how long it takes.
+    """Describes a step under way: what it computes and how long it takes.
 
     `transfer_ns` of its duration go to blocks that are swapped or copied, and to adapters. The
     first `together` of its sequences decode in lockstep.

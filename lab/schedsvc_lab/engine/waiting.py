@@ -1,4 +1,4 @@
-"""The queues of what waits: for its turn, for an adapter, for its way back from the host."""
+"""Queues what waits: for its turn, for an adapter, or to return from the host."""
 
 from bisect import insort
 from heapq import heapify, heappop, heappush
@@ -12,7 +12,7 @@ _key = attrgetter("key")
 
 
 class WaitingQueue:
-    """Sequences by ascending place. A preempted one keeps its place, so it is back where it was.
+    """Queues sequences by ascending place. A preempted one keeps its place in the order.
 
     Push and pop are O(log n); removal only forgets, at an amortised O(1). A parked sequence stays
     in the queue but is not shown until `unpark()`.
@@ -59,7 +59,7 @@ class WaitingQueue:
         self._parked.clear()
 
     def forget(self) -> None:
-        """Account for one queued sequence that has just left the state WAITING."""
+        """Record that a queued sequence has just left the state WAITING."""
         self._live -= 1
         if len(self._heap) + len(self._parked) > 2 * self._live + STALE_MIN:
             self._heap = [e for e in self._heap if e[1].state == WAITING]
@@ -73,7 +73,7 @@ class WaitingQueue:
 
 
 class SwappedQueue:
-    """Units of sequences whose blocks lie in host memory, by ascending place of their first one."""
+    """Queues sequences whose blocks lie in host memory, by ascending place of their first one."""
 
     __slots__ = ("_units",)
 

@@ -1,4 +1,4 @@
-"""`schedsvc simtest`: everything that can go wrong, in virtual time, from a seed."""
+"""`schedsvc simtest` makes all that can go wrong happen, in virtual time, from a seed."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""The disk with the state file, and what writes it: the server's keeper in virtual time."""
+"""Keeps the state file on a disk, and writes it: the server's keeper in virtual time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEPT = 4
 
 
 class Disk:
-    """The file: each write is there as a whole or not at all.
+    """Represents the file: each write is there as a whole or not at all.
 
     Beside the rows it keeps what the auditor knew when the core returned them.
     """
@@ -63,7 +63,7 @@ class Disk:
 
 
 class SavedProcess(Protocol):
-    """The calls that a saver makes to the process whose state it saves."""
+    """Names the calls that a saver makes to the process whose state it saves."""
 
     @property
     def incarnation(self) -> int:
@@ -196,8 +196,8 @@ class Saver:
 def fields(value: bytes, *, quota: bool = False) -> list[tuple[int, object]]:
     """Return fields of a row in any order, as a restart takes them.
 
-    The lifts of quotas and the levels of classes it may raise. Of what a bucket owes it believes
-    two minutes of its limit, and what is open.
+    The lifts of quotas and the levels of classes it may raise. It believes that a bucket owes at
+    most two minutes of its limit, and what is open.
     """
     told = dict(_split(value)) if quota else {}
     requests, inputs, outputs = (int(told.get(place, 0)) for place in (2, 3, 4))

@@ -23,7 +23,7 @@ _S, _MS = 1_000_000_000, 1_000_000
 
 @dataclass(frozen=True)
 class StateOptions:
-    """How the state is saved."""
+    """Says how the state is saved."""
 
     every_ns: int
     rows_at_once: int
@@ -33,7 +33,7 @@ class StateOptions:
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """The sessions of agents that requests name."""
+    """Describes the sessions of agents that requests name."""
 
     names: int  # of each tenant
     permille: int  # requests that name one

@@ -1,4 +1,4 @@
-"""One seed twice: with a principal that acts against the others, and with the same one honest.
+"""Runs one seed twice: with a principal that acts against the others, and with it honest.
 
 Both runs have the same requests of the others at the same times, or with the same backlog, and the
 same breaks of their stream. Nothing else goes wrong, and time is exact, so what differs is the
@@ -43,7 +43,7 @@ _STRIKES = 100
 
 
 class SteadyQueue(EventQueue):
-    """Virtual time in which whatever takes a while takes exactly its average."""
+    """Runs virtual time in which whatever takes a while takes exactly its average."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class SteadyQueue(EventQueue):
 
 
 class Plan(NamedTuple):
-    """The traffic of the other clients."""
+    """Plans the traffic of the other clients."""
 
     requests: int
     interval_ns: int  # between two of them; 0: they keep a backlog
@@ -131,7 +131,7 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
 
 
 def parts_of(tree: Tree, flows: tuple[str, ...], name: str) -> int:
-    """Return of how many equal parts a flow gets one while all have a backlog. O(names * levels).
+    """Return n if a flow gets 1/n of the service while all have a backlog. O(names * levels).
 
     All weights are equal.
     """
@@ -174,7 +174,7 @@ def queue_for(waiting: int) -> int:
 
 
 class _Side:
-    """One of the two runs."""
+    """Runs one of the two sides."""
 
     def __init__(self, options: Options, plan: Plan) -> None:
         rnd = Random(options.seed ^ 0x5EED)  # noqa: S311 - no secret: one seed is one run

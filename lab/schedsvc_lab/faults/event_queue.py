@@ -1,4 +1,4 @@
-"""Virtual time: what happens when, and nothing else."""
+"""Keeps virtual time: what happens when, and nothing else."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class EventQueue:
-    """A queue of things that will happen, in the order of their time, then of their entry."""
+    """Queues things that will happen, in the order of their time, then of their entry."""
 
     __slots__ = ("_entries", "_heap", "_random", "events", "now_ns", "rnd")
 

@@ -1,4 +1,4 @@
-"""The faults: each a method that does harm once, and says whether it found something to harm."""
+"""Injects the faults: each method does harm once, and reports whether it found a target."""
 
 from __future__ import annotations
 

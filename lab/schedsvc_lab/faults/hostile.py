@@ -1,4 +1,4 @@
-"""A hostile principal: what one caller can try against the engines and tenants of all others.
+"""Simulates a hostile principal: what one caller can try against all engines and tenants.
 
 It knows what the others know: their lease ids, tags, request ids and epochs, as if it had read
 their messages. Each act is a method that says whether it found something to act on.
@@ -38,7 +38,7 @@ _GRANTED, _COMPLETED, _CANCELLED = 1, 48, 49
 
 
 class HostileStream:
-    """A Session that sends what no client would send, and hears of grants alone."""
+    """Simulates a Session that sends what no client would send, and hears of grants alone."""
 
     def __init__(self, hostile: Hostile, world: World) -> None:
         self._hostile = hostile
@@ -73,7 +73,7 @@ class HostileStream:
 
 
 class Hostile:
-    """The principal: an honest client with a backlog, and whatever it does beside that."""
+    """Simulates the principal: an honest client with a backlog, and its attacks beside that."""
 
     def __init__(self, world: World, options: HostileOptions) -> None:
         self.principal = options.grants.principal
@@ -437,7 +437,7 @@ class Hostile:
         # Others may have been granted the next ids, on streams that are not read.
         lease_id = max(live, default=1) + 1_000
         for _ in range(40):
-            # Of ids that count, one that is far ahead would be the last.
+            # The core counts ids, so one far ahead would be the last.
             lease_id += 1 + int(self._random() * 5)
             if self._draws_ids:
                 lease_id = 1 + int(self._random() * (_IDS_MAX - 1))

@@ -53,7 +53,7 @@ CLOSING_FAULTS = {
 
 @dataclass(frozen=True)
 class HostileOptions:
-    """A principal that acts against all others."""
+    """Describes a principal that acts against all others."""
 
     grants: Grants
     strikes_ns: int  # between two of its acts, on average

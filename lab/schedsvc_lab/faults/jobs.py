@@ -1,4 +1,4 @@
-"""The clients' requests, and the state of each on its client's side."""
+"""Holds the clients' requests, and the state of each on its client's side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ODD, _HASH_MAX = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
 class Job:
-    """One request of a client, from its arrival to its end."""
+    """Follows one request of a client, from its arrival to its end."""
 
     __slots__ = (
         "began_ns", "epoch", "first_ns", "granted_ns", "has_left", "input_tokens", "is_over",

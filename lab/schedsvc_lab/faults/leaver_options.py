@@ -1,4 +1,4 @@
-"""Clients that leave early and engines that generate too much, drawn for the seeds with them."""
+"""Draws clients that leave early and engines that generate too much, for the seeds with them."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""The network: streams that keep their order and break, calls that get lost and overtake."""
+"""Simulates the network: streams keep their order and break; calls get lost and overtake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedsvc_lab.faults.event_queue import EventQueue
 
 
 class ServingProcess(Protocol):
-    """The calls that the network makes to the scheduler's process."""
+    """Names the calls that the network makes to the scheduler's process."""
 
     @property
     def is_up(self) -> bool:
@@ -29,7 +29,7 @@ class ServingProcess(Protocol):
 
 
 class Connection:
-    """One stream between a shim and the scheduler.
+    """Simulates one stream between a shim and the scheduler.
 
     Messages keep their order. Whatever was sent arrives after a while, or, where the stream breaks
     first, never.
@@ -124,7 +124,7 @@ class Connection:
 
 
 class Call:
-    """One unary call. It is lost on its way, its answer is lost, or it succeeds."""
+    """Simulates one unary call. It is lost on its way, its answer is lost, or it succeeds."""
 
     __slots__ = (
         "_delay_ns",

@@ -1,4 +1,4 @@
-"""The longest run: millions of requests, after which nothing may stay reserved.
+"""Runs millions of requests, after which nothing may stay reserved: the longest run.
 
 One core, driven directly. A part of the requests is cancelled, while it waits or while it runs; of
 another part the Complete is lost, so that only the expiry of its lease gives its tokens back.
@@ -22,7 +22,7 @@ _WATCH = 50_000
 
 @dataclass
 class Marathon:
-    """The outcomes of the requests, and what is left of them."""
+    """Counts the outcomes of the requests, and what is left of them."""
 
     requests: int = 0
     granted: int = 0

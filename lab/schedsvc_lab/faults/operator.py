@@ -1,4 +1,4 @@
-"""An operator: drains, revokes and says modes, and takes most of it back after a while."""
+"""Drains, revokes and sets modes as an operator, and undoes most of it after a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _S = 1_000_000_000
 
 
 class Operator:
-    """Calls of OperatorService, as the server's handles pass them to the core.
+    """Calls OperatorService, as the server's handles pass the calls to the core.
 
     Modes end with the process here: that they outlive it is not the core's doing.
     """

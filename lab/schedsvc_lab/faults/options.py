@@ -1,4 +1,4 @@
-"""Everything that one run chooses, drawn from its seed."""
+"""Draws everything that one run chooses from its seed."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -128,7 +128,7 @@ FAIR_FAULTS = frozenset(
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """One engine and its shims."""
+    """Describes one engine and its shims."""
 
     name: str
     capacity_tokens: int
@@ -142,7 +142,7 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """One run. Times in ns, probabilities in thousandths."""
+    """Holds the options of one run. Times in ns, probabilities in thousandths."""
 
     seed: int
     events: int
@@ -356,7 +356,7 @@ def draw_credit(seed: int, *, several: bool) -> dict[str, Any]:
 
 
 class Later(NamedTuple):
-    """Further options that later seeds draw."""
+    """Holds further options that later seeds draw."""
 
     quotas: Quotas | None
     state: StateOptions | None = None
@@ -478,7 +478,7 @@ def knows(name: str, value: Any) -> bool:
 
 def draw_core(rnd: Random) -> dict[str, Any]:
     """Draw the settings of the scheduler itself."""
-    # Of answers that run out together, more than `work_max` are forgotten one poll later.
+    # If more than `work_max` answers run out together, the others are forgotten one poll later.
     work_max = rnd.choice((4, 64, 65_536, 65_536))
     answer_ttls = (5 * _S, 60 * _S, 300 * _S) if work_max == 65_536 else (3_600 * _S,)
     policy = rnd.choice(_POLICIES)

@@ -1,4 +1,4 @@
-"""One run: with faults, while nothing may be wrong, then without, until all has ended."""
+"""Runs with faults, while nothing may be wrong, then without, until all has ended."""
 
 from pathlib import Path
 from traceback import extract_tb
@@ -22,7 +22,7 @@ _GAUGES = ("queued", "live_leases", "promised_tokens")
 
 
 class Outcome(NamedTuple):
-    """The result of a run."""
+    """Holds the result of a run."""
 
     events: int
     violation: str  # "": none
@@ -39,7 +39,7 @@ def described(error: Exception) -> str:
 
 
 class Run:
-    """A world that lives through both phases."""
+    """Lives through both phases of a world."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -79,7 +79,7 @@ class Run:
             self._events.after(self._events.soon(self._options.fault_ns), self._strikes)
 
     def _suffer(self) -> None:
-        """Live through as many events as the run has."""
+        """Run as many events as the run has."""
         self._arrivals(None)
         self._events.after(self._options.fault_ns, self._strikes)
         while self._world.events < self._options.events:

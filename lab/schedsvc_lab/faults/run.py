@@ -18,7 +18,7 @@ EVENTS = 2_000
 
 
 class Case(NamedTuple):
-    """One run, as a person repeats it."""
+    """Names one run, as a person repeats it."""
 
     seed: int
     events: int = EVENTS

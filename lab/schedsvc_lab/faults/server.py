@@ -1,4 +1,4 @@
-"""The scheduler's process: the production core, driven as the server's driver does it.
+"""Runs the scheduler's process: the production core, driven as the server's driver does it.
 
 A message is given to the core, then the core is polled; verdicts are answered, streams that have
 something to say are written, and one timer is set to the core's next deadline. The process can be
@@ -35,7 +35,7 @@ _ANSWER_NS = 20_000
 
 
 class Waiting:
-    """A queued request, and the calls that wait for its verdict."""
+    """Holds a queued request, and the calls that wait for its verdict."""
 
     __slots__ = ("answer", "calls", "delivered", "handle", "incarnation", "request")
 
@@ -49,7 +49,7 @@ class Waiting:
 
 
 class Server:
-    """One scheduler, over any number of processes one after the other."""
+    """Runs one scheduler, over any number of processes one after the other."""
 
     def __init__(
         self,

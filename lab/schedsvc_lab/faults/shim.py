@@ -1,4 +1,4 @@
-"""A shim: the production client of a Session, its clients, and the engine that it stands before."""
+"""Runs a shim: the production client of a Session, its clients, and the engine behind it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BACKOFFS_MAX = 6
 
 
 class LooseProtocol(SessionProtocol):
-    """The production protocol, through which a test can also say what no client would say."""
+    """Speaks the production protocol, and lets a test send what no client would."""
 
     def inject(self, event: pb.SessionEvent) -> None:
         """Send an event as it is, before anything else."""
@@ -40,7 +40,7 @@ class LooseProtocol(SessionProtocol):
 
 
 class Engine:
-    """The facts that a shim knows about its engine: when it started, and how quickly it works."""
+    """Holds what a shim knows about its engine: when it started, and how quickly it works."""
 
     def __init__(self, options: PoolOptions, epoch: int) -> None:
         self.options = options
@@ -69,7 +69,7 @@ class Engine:
 
 
 class Shim:
-    """One shim process after the other, under one name."""
+    """Runs one shim process after the other, under one name."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Totals of a long run in a file, from which the next command goes on."""
+"""Keeps totals of a long run in a file, from which the next command goes on."""
 
 import json
 import os
@@ -11,7 +11,7 @@ STORE_EACH = 20
 
 
 class TotalsFile:
-    """Totals over all commands that named this file: seeds in order, from the first."""
+    """Holds totals over all commands that named this file: seeds in order, from the first."""
 
     def __init__(self, path: Path, first: int) -> None:
         """Read the file if it exists. Raises ValueError if it was begun at another seed."""

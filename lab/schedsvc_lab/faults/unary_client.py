@@ -20,7 +20,7 @@ _WORK_NS = 2_000_000
 
 
 class UnaryClient:
-    """One process that calls Admit, Progress and Complete."""
+    """Calls Admit, Progress and Complete, as one process."""
 
     def __init__(
         self, events: EventQueue, server: Server, options: Options, principal: int

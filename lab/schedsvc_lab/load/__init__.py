@@ -1,1 +1,1 @@
-"""The load generator: what tenants experience at an OpenAI-compatible endpoint."""
+"""Generates load: what tenants experience at an OpenAI-compatible endpoint."""

@@ -1,4 +1,4 @@
-"""One request: sent, its answer read, and what it came to written into its sample."""
+"""Sends one request, reads its answer, and writes the outcome into its sample."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ REFUSALS = frozenset({429, 503})
 
 
 class BadAnswerError(RuntimeError):
-    """An answer that breaks the protocol."""
+    """The answer breaks the protocol."""
 
 
 class Exchange:

@@ -1,4 +1,4 @@
-"""How alike the tenants were served, by the measure that the simulator uses too."""
+"""Measures how alike the tenants were served, as the simulator does."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A run on disk."""
+"""Writes a run to disk."""
 
 import csv
 import json

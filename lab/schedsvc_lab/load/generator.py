@@ -1,4 +1,4 @@
-"""The load generator: open loop by default, closed loop on request.
+"""Generates load: open loop by default, closed loop on request.
 
 Open loop: each request goes out at the time that its trace says, whatever became of the ones
 before. A closed loop slows down with the server and hides the very queue that an open loop shows;
@@ -33,7 +33,7 @@ class TargetError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a run goes.
+    """Says how a run goes.
 
     `warmup_requests` are sent one by one before the clock starts and appear in no figure.
     `warmup_s` is the part of the run that the throughput leaves out. `drain_s` is how long the run
@@ -53,7 +53,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Everything that was measured in a run; times in seconds since its start.
+    """Holds everything that was measured in a run; times in seconds since its start.
 
     `offered` is how many requests there were to send, where that is known. An `interrupted` run
     holds what happened until then.
@@ -71,7 +71,7 @@ class RunResult:
 
 
 class LoadRun:
-    """One run of a trace against a target. `recorder` may be watched while it goes."""
+    """Runs a trace against a target. `recorder` may be watched while it goes."""
 
     def __init__(self, target: Target, trace: Iterable[TraceRequest], pace: Pace) -> None:
         self.recorder = Recorder()
@@ -192,7 +192,7 @@ class LoadRun:
         finally:
             await _cancel(tasks)
         if defects:
-            # Of the generator itself: figures that lack these requests would mislead.
+            # The generator itself failed; figures that lack these requests would mislead.
             raise defects[0]
 
     async def _closed_loop(

@@ -1,4 +1,4 @@
-"""How late the load generator itself is: a latency that it adds must not pass for the server's."""
+"""Measures how late the load generator is: its own latency must not pass for the server's."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ _PERIOD_S = 0.01
 
 
 class LagMeter:
-    """Measures the event loop's lag: how much later than asked a 10 ms sleep ends.
+    """Measures the event loop's lag: the time by which a 10 ms sleep ends too late.
 
     Use it as an asynchronous context manager around the run.
     """

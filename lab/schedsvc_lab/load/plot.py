@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""Draws a run."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A run in the form of `vllm bench serve`'s result, with each tenant beside it.
+"""Writes a run in the form of `vllm bench serve`'s result, with each tenant beside it.
 
 The names, units and definitions of the keys are those of vLLM 0.32 (vllm/benchmarks/serve.py),
 with one difference: latencies count from the time at which a request was meant to be sent. OWN_KEYS
@@ -44,7 +44,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The parts of a result: percentiles, goals in ms by metric (GOALS), every request's times.
+    """Selects parts of a result: percentiles, goals in ms by metric (GOALS), requests' times.
 
     The 99th percentile is always there.
     """
@@ -56,7 +56,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The facts about a run that a result holds beside its measurements."""
+    """Holds the facts about a run that its result has beside its measurements."""
 
     date: str
     backend: str
@@ -199,7 +199,7 @@ def _statistics(name: str, values_ms: Floats, percentiles: Sequence[float]) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """The four metrics of completed requests, in ms.
+    """Holds the four metrics of completed requests, in ms.
 
     TTFT: to the first event with output. E2EL: to the last. TPOT: from the first to the last, over
     the tokens after the first; 0 for a single token, which counts for goals alone. ITL: between

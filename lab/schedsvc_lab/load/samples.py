@@ -16,7 +16,7 @@ _START_S = 0.25
 
 
 class Fate(Enum):
-    """How a request ended, as its client saw it; INTERRUPTED: the run was stopped before it."""
+    """Says how a request ended for its client; INTERRUPTED: the run was stopped before it."""
 
     OPEN = "open"
     COMPLETED = "completed"
@@ -27,7 +27,7 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times in seconds since the run's start; NaN or -1 where it never happened.
+    """Follows one request. Times are seconds since the run's start; NaN or -1 if it never happened.
 
     `intended_s` is when the trace says that it is sent (in a closed loop, when its turn came);
     every latency counts from there, so a generator that falls behind makes latencies longer, never
@@ -108,7 +108,7 @@ class Tally:
 
 
 class Recorder:
-    """All samples of a run, and a tally for each tenant."""
+    """Holds all samples of a run, and a tally for each tenant."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []

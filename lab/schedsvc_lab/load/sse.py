@@ -1,4 +1,4 @@
-"""A lean scanner of server-sent events.
+"""Scans server-sent events, and does little else.
 
 It counts the events that carry output and looks into two of them only: the one with the usage and
 the one with an error. Parsing every event's JSON would cost the generator more than the requests

@@ -1,4 +1,4 @@
-"""A live view of a run: a table on a terminal, a line every few seconds elsewhere."""
+"""Shows a run live: a table on a terminal, a line every few seconds elsewhere."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ COLUMNS = ("sent", "waiting", "streaming", "done", "refused", "errors")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The parts of a live view beside the tenants: a title, and notes, read at each tick."""
+    """Describes a live view beside the tenants: a title, and notes, read at each tick."""
 
     title: str
     notes: Callable[[], Sequence[str]] = tuple
@@ -77,8 +77,8 @@ def head(run: LoadRun, view: View) -> str:
 def table(run: LoadRun, view: View, width: int = WIDE) -> Group:
     """Draw the state of a run, closer where fewer columns of a terminal are there than WIDE.
 
-    TTFT and rate are of the last few seconds. Of many tenants, those with the most requests are
-    shown; where there is no room, their names are cut.
+    TTFT and rate are of the last few seconds. Only tenants with the most requests are shown if
+    there are many; their names are cut if there is no room.
     """
     now_s = run.now_s()
     gap = int(width >= WIDE)

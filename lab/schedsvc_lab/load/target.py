@@ -1,4 +1,4 @@
-"""Where the load goes, in which protocol, and how a request of a trace is written for it."""
+"""Says where the load goes, in which protocol, and how a request of a trace is written for it."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ TENANT_HEADER = "x-tenant-id"
 
 
 class Backend(Enum):
-    """The protocol of the endpoint.
+    """Names the protocol of the endpoint.
 
     OPENAI: completions, whose prompts are token ids. OPENAI_CHAT: chat completions.
     GENERATE_STREAM: what LightLLM and S-LoRA serve under that name.
@@ -25,7 +25,7 @@ class Backend(Enum):
 
 
 class OutputMode(Enum):
-    """The side that decides the length of an answer.
+    """Names the side that decides the length of an answer.
 
     FORCED: the trace, through `ignore_eos` and `min_tokens` = `max_tokens`; any engine of vLLM's
     family obeys. EMULATED: the trace, through `emulated_output_tokens`, from which schedsvc's
@@ -58,7 +58,7 @@ _SAMPLING: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An endpoint and the form of the requests to it.
+    """Describes an endpoint and the form of the requests to it.
 
     `tenant_header` carries the tenant's name ("" for none); `api_keys` gives some tenants a bearer
     token, `headers` all of them, and `headers_of` some, headers of their own. Prompts that the

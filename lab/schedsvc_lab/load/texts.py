@@ -1,4 +1,4 @@
-"""Prompts as text: by the model's own tokenizer, or for the emulator's built-in one."""
+"""Writes prompts as text: by the model's own tokenizer, or for the emulator's built-in one."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ EMULATOR_CHAT_TOKENS = 11
 
 
 class TokenizerTexts:
-    """Texts whose length a model's tokenizer counts. Raises PromptError where it has no words."""
+    """Makes texts of the length that a tokenizer counts. Raises PromptError if it has no words."""
 
     def __init__(self, tokenizer: ModelTokenizer, seed: int) -> None:
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class TokenizerTexts:
 
 
 class EmulatorTexts:
-    """Texts for `schedsvc emulate` without a tokenizer: a word of four letters is a token."""
+    """Makes texts for `schedsvc emulate` without a tokenizer: a word of four letters is a token."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

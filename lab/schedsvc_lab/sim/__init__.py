@@ -1,1 +1,1 @@
-"""Simulation in virtual time: the engine model, and what drives it."""
+"""Simulates in virtual time: the engine model, and what drives it."""

@@ -1,4 +1,4 @@
-"""Sessions of agents that together hold four times the KV cache, with a cap on them and without.
+"""Runs sessions of agents that together hold four times the KV cache, with a cap and without.
 
     python -m schedsvc_lab.sim.cli.agent_sessions
     python -m schedsvc_lab.sim.cli.agent_sessions --cap 0.6 --seconds 3600 --seed 2 --json
@@ -34,7 +34,7 @@ TIMES_KV = 4
 
 @dataclass
 class Agent:
-    """A client with one session at a time."""
+    """Simulates a client with one session at a time."""
 
     number: int
     serial: int = 0
@@ -78,7 +78,7 @@ class Figures:
 
 
 class Run:
-    """One run: agents, the core and an engine, in virtual time."""
+    """Runs agents, the core and an engine, in virtual time."""
 
     def __init__(self, cap: float, seconds: int, seed: int) -> None:
         profile = load_profile("a10g-llama2-7b")

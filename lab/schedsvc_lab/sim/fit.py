@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How well a fit describes the measurements, by interval (a step, where those were measured).
+    """States how well a fit describes the measured intervals (single steps, if measured so).
 
     `r2` is the share of the durations' variance that it explains; `total_ratio` compares the sums.
     """

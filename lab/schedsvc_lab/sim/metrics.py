@@ -1,4 +1,4 @@
-"""How unequal the service was: the measures of the VTC paper's artifact (arXiv 2401.00588)."""
+"""Measures how unequal the service was, as the VTC paper's artifact does (arXiv 2401.00588)."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Served requests of one run, in columns; times in seconds, `cost` = input + 2 * output.
+    """Holds served requests of one run, in columns; times in seconds, `cost` = input + 2 * output.
 
     `client` counts from 0 to `clients` - 1. A request that was not served has `first_s` NaN: it
     counts as demand and not as service.
@@ -30,7 +30,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Service difference at each of the points (service per second), and the measures of it."""
+    """Holds the service difference at each point (service per second), and its measures."""
 
     at_s: Floats
     values: Floats

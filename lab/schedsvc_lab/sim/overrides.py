@@ -1,4 +1,4 @@
-"""Settings by name: one field of the engine, or one key of the scheduler's configuration.
+"""Overrides settings by name: one field of the engine, or one key of the scheduler's.
 
 `engine.FIELD` and `cost.FIELD` are fields of the profile's sections, `scheduler.KEY` is a key of
 the configuration's section `scheduler`. `tenants.NAME.KEY` and `groups.NAME.KEY` are keys of one

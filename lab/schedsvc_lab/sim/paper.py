@@ -1,4 +1,4 @@
-"""The synthetic workloads of the VTC paper's artifact (arXiv 2401.00588), and what it measured.
+"""Makes the VTC paper artifact's synthetic workloads (arXiv 2401.00588); holds its figures.
 
 Two clients each; times in seconds, rates in requests per second. The figures were measured on an
 A10G with Llama-2-7b and a KV cache of 10,000 tokens.
@@ -66,7 +66,7 @@ def rising(from_rate: float, to_rate: float) -> Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class PaperWorkload:
-    """Two clients: when each asks, and for how many tokens of input and of output."""
+    """Describes two clients: when each asks, and for how many tokens of input and of output."""
 
     name: str
     arrivals: tuple[Arrivals, Arrivals]

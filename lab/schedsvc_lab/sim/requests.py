@@ -1,4 +1,4 @@
-"""The requests of one run, in columns: what was asked, and what became of each."""
+"""Holds the requests of one run in columns: what was asked, and what became of each."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Requests:
-    """The requests of a trace, sorted by arrival. Times are ns after the trace's start.
+    """Holds the requests of a trace, sorted by arrival. Times are ns after the trace's start.
 
     `clients` are the tenants in order of name, `client[i]` is an index into them. `place[i]` is the
     request's place in the trace, by which `contents` finds its prefix hashes. `classes` are the
@@ -134,7 +134,7 @@ class Requests:
 
 
 class Outcomes:
-    """The outcome of each request of a run: times in ns (NEVER: not), and the order of verdicts.
+    """Holds the outcome of each request: times in ns (NEVER: not), and the order of verdicts.
 
     `outcome[i]` is the core's word for the verdict, 0 while there is none; `pool[i]` the engine
     that ran it. `order` lists requests in the order in which their verdicts fell.

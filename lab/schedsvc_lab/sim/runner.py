@@ -1,4 +1,4 @@
-"""One engine in virtual time: steps and runs of decodes, cut where something arrives."""
+"""Runs one engine in virtual time: steps and runs of decodes, cut when something arrives."""
 
 from array import array
 from collections.abc import Hashable
@@ -14,7 +14,7 @@ _FORMS: dict[int, Struct] = {}  # of as many numbers as sequences run
 
 
 class Report:
-    """A shim's report: `requests` of one engine, and the output of each so far in `outputs()`.
+    """Holds a shim's report: `requests` of one engine, and the output of each in `outputs()`.
 
     `requests` is the same tuple until they change. Output i is `bases[i] + ahead`, the bases being
     64-bit numbers in bytes: most often only `ahead` grows from one report to the next.
@@ -216,7 +216,7 @@ class EngineRunner:
 
 
 def _packed(numbers: list[int]) -> bytes:
-    """Pack 64-bit numbers: in a third of the time of an array."""
+    """Encode 64-bit numbers in a third of the time that an array takes."""
     form = _FORMS.get(len(numbers))
     if form is None:
         form = _FORMS[len(numbers)] = Struct(f"={len(numbers)}q")

@@ -1,4 +1,4 @@
-"""The inputs and the result of a run: an engine profile, a configuration, a policy, a seed."""
+"""Describes a run's inputs and result: an engine profile, a configuration, a policy, a seed."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class ScenarioError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything about a run but its policy and seed.
+    """Holds everything about a run but its policy and seed.
 
     Without `config`, each client is a flow of weight 1, and requests wait for up to an hour. The
     pools of the configuration are the engines; if it names none, there are `engines` like the
@@ -59,7 +59,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of one run. `capacity_tokens` is the KV cache of all engines."""
+    """Holds the result of one run. `capacity_tokens` is the KV cache of all engines."""
 
     policy: str
     seed: int

@@ -42,7 +42,7 @@ def outcome_name(outcome: int) -> str:
 
 
 class Verdict:
-    """The verdict on one request: GRANTED in a pool, or why not."""
+    """Holds the verdict on one request: GRANTED in a pool, or why not."""
 
     __slots__ = ("outcome", "pool", "request")
 
@@ -53,7 +53,7 @@ class Verdict:
 
 
 class Telemetry:
-    """A shim's report on its engine; `preemptions` since the engine's start."""
+    """Holds a shim's report on its engine; `preemptions` since the engine's start."""
 
     __slots__ = ("preemptions", "running", "used_tokens", "waiting")
 
@@ -288,7 +288,7 @@ class CoreAdapter(SchedulerAdapter):
 
 
 class DirectAdapter(SchedulerAdapter):
-    """No scheduler: every request goes at once to the engine with the fewest open requests."""
+    """Sends every request at once to the engine with the fewest open requests: no scheduler."""
 
     def __init__(self, runners: Sequence[EngineRunner]) -> None:
         super().__init__(False)

@@ -95,7 +95,7 @@ Verdict = Literal["holds", "misses", "shown"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: what came out, what was published (None: nothing), the rule, the verdict."""
+    """Holds one figure: what came out, what was published (or None), the rule, the verdict."""
 
     workload: str
     policy: str
@@ -108,7 +108,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A policy of the suite: the core's, and how its configuration differs."""
+    """Describes a policy of the suite: the core's, and how its configuration differs."""
 
     policy: str
     weights: tuple[int, int] = (1, 1)
@@ -156,7 +156,7 @@ def run_count(seeds: int) -> int:
 
 
 class VtcPaper:
-    """The rows of the suite; each run is made once. Some 35 s of CPU for five seeds."""
+    """Makes the rows of the suite; each run is made once. Some 35 s of CPU for five seeds."""
 
     def __init__(self, seeds: int = SEEDS, watch: Callable[[int], None] | None = None) -> None:
         """Run nothing yet; `watch` hears after each run how many have ended."""

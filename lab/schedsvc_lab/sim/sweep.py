@@ -39,7 +39,7 @@ _MS = 1e3
 
 
 class Goals(NamedTuple):
-    """Goals of a good request, in ms: its first token, each further token, its end."""
+    """States the goals of a good request, in ms: its first token, each further token, its end."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -48,7 +48,7 @@ class Goals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One combination of settings under a policy, and its figures (means over the seeds)."""
+    """Holds a combination of settings under a policy, and its figures (means over the seeds)."""
 
     settings: Mapping[str, Any]
     policy: str

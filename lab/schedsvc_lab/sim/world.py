@@ -1,4 +1,4 @@
-"""The world of a run in virtual time: arrivals, what decides, engines, reports on their way."""
+"""Runs in virtual time: arrivals, what decides, engines, reports on their way."""
 
 import gc
 from collections import deque
@@ -19,7 +19,7 @@ _FAR_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the shims report and how often the world looks. Times in ns.
+    """Says how the shims report and how often the world looks. Times in ns.
 
     Each engine's shim reports all its running requests and the engine's own figures every
     `progress_ns`, and each end at once;
@@ -37,7 +37,7 @@ class Settings:
 
 
 class Occupancy:
-    """KV cache of all engines at one moment, in tokens; `reserved` is None without scheduler."""
+    """States the KV cache of all engines in tokens; `reserved` is None without a scheduler."""
 
     __slots__ = ("at_ns", "reserved", "used")
 
@@ -48,7 +48,7 @@ class Occupancy:
 
 
 class World:
-    """One run: `run()` serves every request, and verifies the books on the way and at the end.
+    """`run()` serves every request, and verifies the books on the way and at the end.
 
     At one moment things happen in this order: steps end, reports arrive, requests arrive, the
     scheduler decides, engines begin their next steps. Raises InvariantError or

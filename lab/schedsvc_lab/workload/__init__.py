@@ -1,4 +1,4 @@
-"""Workloads: what the tenants ask for, and when."""
+"""Describes workloads: what the tenants ask for, and when."""
 
 from schedsvc_lab.workload.reader import FORMS, TraceReader
 from schedsvc_lab.workload.record import Message, Record, TraceError

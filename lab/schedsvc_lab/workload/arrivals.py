@@ -13,7 +13,7 @@ REQUESTS_MAX = 50_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """How requests arrive: mean rate, coefficient of variation of the gaps, shape of the rate.
+    """Says how requests arrive: mean rate, coefficient of variation of the gaps, shape of the rate.
 
     cv 0 is a constant gap, 1 a Poisson process, else the gaps are Gamma distributed (vLLM's
     `burstiness` is 1/cv²). `on-off`: nothing arrives in the off times, and the mean over both is

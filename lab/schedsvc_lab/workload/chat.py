@@ -1,4 +1,4 @@
-"""Chat templates: how a conversation becomes the text that a model sees.
+"""Renders chat templates: how a conversation becomes the text that a model sees.
 
 Templates are Jinja, rendered as Hugging Face's transformers does: in a sandbox, with blocks
 trimmed, `raise_exception`, and the `generation` and `break` tags. There is no `strftime_now`, since
@@ -23,7 +23,7 @@ class ChatTemplateError(ValueError):
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what the model says; it changes no text."""
+    """Accepts `{% generation %}`, which marks what the model says; it changes no text."""
 
     tags = {"generation"}  # noqa: RUF012 - so Jinja declares it
 
@@ -42,7 +42,7 @@ def _json(value: object, ensure_ascii: bool = False, indent: int | None = None) 
 
 
 class ChatTemplate:
-    """One template with its tokenizer's special tokens (`bos_token`, `eos_token`, ...).
+    """Holds one template with its tokenizer's special tokens (`bos_token`, `eos_token`, ...).
 
     Raises ChatTemplateError where the source is not a template.
     """

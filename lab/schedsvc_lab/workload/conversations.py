@@ -1,4 +1,4 @@
-"""Conversations as clients hold them: when each turn is asked, and with which prompt.
+"""Holds conversations as clients do: when each turn is asked, and with which prompt.
 
 Conversations start as a Poisson process. A turn's prompt is all that was said before it, by the
 model's chat template. The next turn comes when the answer has been written, at a stated speed, and
@@ -24,7 +24,7 @@ TURNS_CUT, CONTEXT_CUT = "turns beyond the limit", "turns beyond the context"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A recorded conversation: its turns, each what it adds to the one before."""
+    """Holds a recorded conversation: its turns, each what it adds to the one before."""
 
     name: str
     tenant: str | None
@@ -33,7 +33,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When conversations start and go on; times in seconds, all drawn from the seed."""
+    """Says when conversations start and go on; times in seconds, all drawn from the seed."""
 
     rate_per_s: float = 1.0
     think_s: float = 10.0
@@ -58,7 +58,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much of the conversations is held.
+    """Limits how much of the conversations is held.
 
     A conversation ends before the turn whose prompt and output together are longer than the
     context. An answer that was not recorded, or is empty, has `unanswered_tokens`.
@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request of a conversation: its whole prompt as ids, and what the turn itself adds."""
+    """Holds one request of a conversation: its whole prompt as ids, and what the turn adds."""
 
     arrival_s: float
     conversation: str

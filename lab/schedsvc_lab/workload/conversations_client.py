@@ -29,7 +29,7 @@ class ServerError(RuntimeError):
 
 
 class Fate(Enum):
-    """The outcome of a turn."""
+    """Names the outcome of a turn."""
 
     COMPLETED = "completed"
     REFUSED = "refused"
@@ -38,7 +38,7 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class Turn:
-    """One turn as it went; times in seconds since the start, NaN for what never happened."""
+    """Records one turn as it went; times in seconds since the start, NaN if it never happened."""
 
     conversation: str
     turn: int
@@ -54,7 +54,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where conversations are held, and how.
+    """Says where conversations are held, and how.
 
     With `as_chat` the messages are sent, else the prompt's token ids, which needs a tokenizer. With
     `served` the history holds the server's answers, else the recorded ones. The tenant is sent in
@@ -83,7 +83,7 @@ class Server:
 
 
 class Talks:
-    """One run. `turns` may be watched while it goes; `cut` counts what limits left out, by reason.
+    """Runs once. `turns` may be watched meanwhile; `cut` counts what limits left out, by reason.
 
     Without `chats` outputs are free, at most `limits.output_tokens_max` (or the unanswered length).
     """

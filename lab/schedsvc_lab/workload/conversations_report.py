@@ -17,7 +17,7 @@ _TURNS_TOLD = 8
 def report(talks: Talks, skipped: Counter[str], *, complete: bool) -> dict[str, Any]:
     """Sum a run up: counts, times of first tokens and answers, in all and by number of the turn.
 
-    `sent_late_ms` is the generator's own: how long after its time a turn was sent.
+    `sent_late_ms` is the generator's own delay: the time from the planned to the real sending.
     """
     turns = talks.turns
     done = [turn for turn in turns if turn.fate is Fate.COMPLETED]

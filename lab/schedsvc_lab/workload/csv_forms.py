@@ -1,4 +1,4 @@
-"""The published CSV forms of traces. Columns are found by name, other columns are ignored."""
+"""Reads the published CSV forms of traces. Columns are found by name; others are ignored."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Parse = Callable[[Cell], Record]
 
 @dataclass(frozen=True)
 class CsvForm:
-    """A CSV form: its columns, the one that holds the time, and how to parse one file's rows."""
+    """Describes a CSV form: its columns, which one holds the time, how to parse one file's rows."""
 
     name: str
     about: str

@@ -35,7 +35,7 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a public file is. `sha256` None: the publisher's file may change, or none is known."""
+    """Names a public file. `sha256` None: the publisher's file may change, or none is known."""
 
     name: str
     url: str
@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A file that is here. `checked` says what its checksum was compared with."""
+    """Describes a file that is here. `checked` says what its checksum was compared with."""
 
     path: Path
     size_bytes: int
@@ -126,7 +126,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Download:
-    """One download, in as many tries as it takes."""
+    """Downloads one file, in as many tries as it takes."""
 
     def __init__(self, source: Source, path: Path, progress: Progress) -> None:
         self.partial = path.with_name(path.name + ".partial")

@@ -1,4 +1,4 @@
-"""Checked access to the fields of a JSON object."""
+"""Reads the fields of a JSON object, and checks them."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ ROLES = {
 
 
 class Fields:
-    """A JSON object. Every getter raises Bad, which names the key."""
+    """Reads a JSON object. Every getter raises Bad, which names the key."""
 
     def __init__(self, data: Mapping[str, object]) -> None:
         self.data = data

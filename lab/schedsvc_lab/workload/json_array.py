@@ -1,4 +1,4 @@
-"""A JSON array read item by item: memory holds one item and one chunk, never the array."""
+"""Reads a JSON array item by item: memory holds one item and one chunk, never the array."""
 
 import json
 import re

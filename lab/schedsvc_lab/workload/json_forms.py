@@ -1,4 +1,4 @@
-"""The JSON forms of traces: one object a line, or an array of them."""
+"""Reads the JSON forms of traces: one object a line, or an array of them."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ _OWN_SIGNS = frozenset({"arrival_s", "input_tokens", "messages", "text", "token_
 
 @dataclass(frozen=True)
 class JsonForm:
-    """A JSON form: keys that identify it, the one that holds the time, how to parse one file."""
+    """Describes a JSON form: keys that identify it, which one holds the time, how to parse it."""
 
     name: str
     about: str
@@ -137,7 +137,7 @@ def _qwen() -> Parse:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Messages added before an answer, and the answer; `at`: their places, the answer's last."""
+    """Holds messages added before an answer, and the answer; `at`: places, the answer's last."""
 
     messages: tuple[Message, ...]
     answer: str | None

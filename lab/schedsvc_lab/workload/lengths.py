@@ -1,4 +1,4 @@
-"""Lengths in tokens: distributions by the text that names them."""
+"""Draws lengths in tokens: distributions by the text that names them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Kind:
-    """A family of distributions: its parameters in order, and the quantile of given shares."""
+    """Describes a family of distributions: its parameters in order, and the quantile of shares."""
 
     parameters: tuple[str, ...]
     quantile: Callable[..., NDArray[np.float64]]
@@ -58,7 +58,7 @@ KNOWN = ", ".join(":".join((name, *kind.parameters)) for name, kind in _KINDS.it
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of lengths; `parse` makes it from text such as `uniform:256:512`."""
+    """Holds a distribution of lengths; `parse` makes it from text such as `uniform:256:512`."""
 
     kind: str
     values: tuple[float, ...]

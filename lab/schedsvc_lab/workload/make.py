@@ -29,7 +29,7 @@ _ARRIVALS, _TENANTS, _INPUTS, _OUTPUTS = range(4)
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis:
-    """A workload to draw: arrivals, lengths, and tenants whose shares follow Zipf's law.
+    """Describes a workload to draw: arrivals, lengths, tenants whose shares follow Zipf's law.
 
     `pairs` (rows of input and output tokens) replaces the two distributions by rows drawn with
     replacement, so that outputs depend on inputs as they do in the rows. With `prefix_tokens` every
@@ -169,7 +169,7 @@ def labeller(
             return names[0]
         share = float(rng.uniform())
         if rule == "sticky" and record.conversation is not None:
-            # By hash, since a table of conversations would grow with the trace.
+            # A hash, since a table of conversations would grow with the trace.
             key = f"{seed}/{record.conversation}".encode(errors="surrogatepass")
             share = int.from_bytes(blake2b(key, digest_size=7).digest()) / 2**56
         return names[min(first + bisect_right(edges, share), tenants - 1)]

@@ -1,4 +1,4 @@
-"""Rows of parquet files, as WildChat and Chutes are published; takes pyarrow, which is optional."""
+"""Reads parquet files, as WildChat and Chutes are published; needs the optional pyarrow."""
 
 from collections.abc import Iterator
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""The pictures of a trace and of its users."""
+"""Draws a trace and its users."""
 
 from itertools import accumulate
 from pathlib import Path

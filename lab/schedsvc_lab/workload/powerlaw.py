@@ -1,4 +1,4 @@
-"""How requests fall on users: power law and Zipf's law by maximum likelihood, with their doubt.
+"""Fits power law and Zipf's law to requests by user, by maximum likelihood, with their doubt.
 
 Two views of one distribution. Counts: the share of users with x requests is proportional to
 x^-alpha for x from a least count to the largest possible. Ranks: the i-th user's share of the
@@ -30,7 +30,7 @@ _PROFILE_FALL = 3.841458820694124 / 2
 
 @dataclass(frozen=True, slots=True)
 class PowerLaw:
-    """A fit to the counts of at least `least`: exponent, interval, distance, and its p-value.
+    """Fits the counts of at least `least`: exponent, interval, distance, and its p-value.
 
     `p_value` is the share of samples drawn from the fitted law itself that are further from their
     own fit than the data from theirs; below 0.1 the law is ruled out (Clauset and others, 4.1).
@@ -47,7 +47,7 @@ class PowerLaw:
 
 @dataclass(frozen=True, slots=True)
 class ZipfFit:
-    """A fit of Zipf's law to the requests by rank: exponent, interval by bootstrap, distance."""
+    """Fits Zipf's law to the requests by rank: exponent, interval by bootstrap, distance."""
 
     exponent: float
     low: float
@@ -57,7 +57,7 @@ class ZipfFit:
 
 
 def hurwitz(exponent: float, start: float) -> float:
-    """Sum k^-exponent over k = start, start + 1, ...; exponent above 1. By Euler and Maclaurin."""
+    """Sum k^-exponent over k = start, start + 1, ...; exponent above 1 (Euler-Maclaurin)."""
     terms = start + np.arange(_TAIL_TERMS, dtype=np.float64)
     end = start + _TAIL_TERMS
     tail = end ** (1 - exponent) / (exponent - 1) + end**-exponent / 2

@@ -1,4 +1,4 @@
-"""Profiles of tenants: what each asks for, from a YAML file or from options."""
+"""Reads profiles of tenants: what each asks for, from a YAML file or from options."""
 
 from collections.abc import Iterator, Mapping
 from heapq import merge
@@ -34,7 +34,7 @@ class ProfileError(ValueError):
 
 
 class Profile(BaseModel):
-    """One kind of tenant; `rate` (requests per second) is that of all `tenants` of it together.
+    """Describes one kind of tenant; `rate` (requests per second) is that of all `tenants` of it.
 
     Lengths are texts as `Lengths.parse` takes them.
     """

@@ -33,7 +33,7 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a prompt: `tokens` words that `kind` and `number` determine.
+    """Represents a part of a prompt: `tokens` words that `kind` and `number` determine.
 
     `rank` is its place among the stretches that may follow the same prefix: up to as many as there
     are words, they differ from each other in their first token.
@@ -47,7 +47,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, and its ids as the server sees them, special tokens included.
+    """Holds a prompt, and its ids as the server sees them, special tokens included.
 
     `text` is None where no text has so few tokens, since the server adds more: then send the ids.
     """
@@ -58,7 +58,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """Which prefixes prompts share.
+    """Says which prefixes prompts share.
 
     All prompts share their first `common_tokens` ids, those of a group their first `prefix_tokens`
     (which count the common ones and the special token at the beginning), and no more. A prompt
@@ -158,7 +158,7 @@ class PromptMaker:
 
 @dataclass(frozen=True, slots=True)
 class WordList:
-    """Words of one token each, their ids, and what stands around a text of them.
+    """Lists words of one token each, their ids, and what stands around a text of them.
 
     `before` and `after` are the special tokens that the tokenizer adds. The first `skipped`
     characters of a text are left out, where the tokenizer puts a space there by itself.

@@ -19,10 +19,10 @@ GROUP_RULES = ("random", "tenant")
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRule:
-    """Which prefixes the prompts of a trace share, and how long a request may be.
+    """Says which prefixes the prompts of a trace share, and how long a request may be.
 
-    By `blocks`, prompts share what their block hashes say, and `plan` is for requests without any.
-    Else each request belongs to one of `groups`: drawn for each (`random`) or its tenant's, by
+    With `blocks`, prompts share what their block hashes say, and `plan` is for requests without
+    any. Else each request belongs to one of `groups`: drawn for each (`random`) or its tenant's, by
     the order in which tenants come. `context_tokens` cuts requests so that prompt and output
     together fit; it cuts the prompt before the output.
     """

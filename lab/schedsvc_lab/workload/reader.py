@@ -32,7 +32,7 @@ _PACKED = {
 
 
 class TraceReader:
-    """The requests of one trace file, in its order. Iterate once.
+    """Reads the requests of one trace file, in its order. Iterate once.
 
     `form` names the file's form; None: the header or the keys of the first object decide. While it
     runs, `form` is the one that was found, `skipped` counts by reason the records that are no
@@ -157,7 +157,7 @@ class TraceReader:
     def _parse_parquet(self) -> Iterator[Record]:
         """Read a parquet file by the JSON form or, where its columns are flat, the CSV form.
 
-        An error names the row in place of the line.
+        An error names the row, as there is no line.
         """
         items = self._parquet_rows()
         first = next(items, None)

@@ -1,4 +1,4 @@
-"""One request of a trace, and what can be wrong with one."""
+"""Describes one request of a trace, and what can be wrong with one."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ class Skip(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. Roles: system, user, assistant, tool."""
+    """Holds one message of a conversation. Roles: system, user, assistant, tool."""
 
     role: str
     content: str
@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One request of a trace file; fields that the file lacks are None or empty.
+    """Holds one request of a trace file; fields that the file lacks are None or empty.
 
     `messages` are those that this turn adds to its conversation; the prompt is all earlier ones
     with their answers, then these. `blocks` are the hashes of the prompt's blocks of `block_tokens`

@@ -1,4 +1,4 @@
-"""ServeGen's client pools (arXiv 2505.09999): rates, burstiness and lengths of real clients.
+"""Reads ServeGen's client pools (arXiv 2505.09999): rates, burstiness, lengths of real clients.
 
 They are no traces but what is needed to draw one. A folder such as `data/language/m-large` of
 alibaba/ServeGen holds for each client `chunk-N-trace.csv`, without a header: the start of a window
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A client's behaviour from a time on: requests per second, and the shape of their gaps."""
+    """Describes a client's behaviour from a time on: requests per second, and their gaps' shape."""
 
     start_s: int
     rate: float
@@ -49,7 +49,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts and, cumulated, how often each occurs."""
+    """Counts tokens and, cumulated, how often each count occurs."""
 
     tokens: NDArray[np.int64]
     cumulated: Floats
@@ -62,7 +62,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client: its windows, and its lengths from a time on, both in order of time."""
+    """Describes one client: its windows, and its lengths from a time on, both in order of time."""
 
     number: int
     windows: tuple[Window, ...]

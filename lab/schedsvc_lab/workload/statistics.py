@@ -17,7 +17,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
 class Lengths:
-    """Token counts, kept as how often each occurred."""
+    """Counts tokens, kept as how often each count occurred."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -76,7 +76,7 @@ class Gaps:
 
 @dataclass
 class Share:
-    """The totals of one tenant's requests."""
+    """Holds the totals of one tenant's requests."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -85,7 +85,7 @@ class Share:
 
 @dataclass
 class Sharing:
-    """Hits of an unlimited cache: leading blocks that an earlier request had."""
+    """Counts the hits of an unlimited cache: leading blocks that an earlier request had."""
 
     block_tokens: int = 0
     blocks: int = 0

@@ -1,4 +1,4 @@
-"""A model's own tokenizer, as Hugging Face's files describe it: counts as the server counts.
+"""Counts tokens as the server does: by a model's own tokenizer, from Hugging Face's files.
 
 Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. It also does what vLLM
 adds to that through transformers. The tokenizer's post-processor adds special tokens; if the

@@ -1,4 +1,4 @@
-"""The fields of a trace that a replay needs: tenant, lengths, and time of each request."""
+"""Holds the fields of a trace that a replay needs: tenant, lengths, time of each request."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ __all__ = ["TraceRequest", "read_trace", "rescale"]
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace: who asked, when (seconds after the trace's start), how much.
+    """Holds one request of a trace: who asked, when (seconds after the trace's start), how much.
 
     `record` is the whole record of the trace, if the caller asked for it.
     """

@@ -1,4 +1,4 @@
-"""A document on the users of a trace: who asks how often, in figures and in words."""
+"""Writes a document on the users of a trace: who asks how often, in figures and in words."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,7 @@ class TooFewUsersError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The findings: totals, concentration, and the two fits.
+    """Holds the findings: totals, concentration, and the two fits.
 
     `counts` are requests per user, descending. `top` maps a percentage of users, the busiest
     first, to the percentage of all requests that are theirs.

@@ -100,7 +100,7 @@ WORDS = (
 )  # fmt: skip
 _EDGE = re.compile(rb"\r\n")
 _EACH_BYTE_MAX = 400
-# Of offers in a body that the server reads in parts, and stops to read.
+# The offers in a body that the server reads in parts, and stops to read.
 _LARGE = 1_000
 
 

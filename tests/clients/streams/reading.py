@@ -32,7 +32,7 @@ _CHUNK_ZEROS = re.compile(r"illegal chunk header: bytearray\(b'(0+)[0-9a-fA-F]")
 
 @dataclass
 class Read:
-    """A request as one of the two readers found it. `is_whole`: its body has ended."""
+    """Holds a request as one of the two readers found it. `is_whole`: its body has ended."""
 
     method: bytes
     target: bytes
@@ -45,7 +45,7 @@ class Read:
 
 @dataclass
 class Reading:
-    """All that h11 read of a stream; its last request may have no end. `error`: why it stopped."""
+    """Holds what h11 read of a stream; its last request may be cut. `error`: why it stopped."""
 
     requests: list[Read] = field(default_factory=list)
     error: str = ""

@@ -1,4 +1,4 @@
-"""A server behind the proxy that keeps each request, and takes nothing that is not exact."""
+"""Runs a server behind the proxy that keeps each request, and accepts only exact ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTH = re.compile(rb"0|[1-9][0-9]{0,17}")
 _CACHE = b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="4096"} 1.0\n'
 _MODELS = b'{"data":[{"max_model_len":1024}]}'
 _OWN = {b"/health": b"", b"/metrics": _CACHE, b"/v1/models": _MODELS}
-# Of the loop: a server that hangs up is read in the turn after the one that reads its last bytes.
+# Turns of the loop: a hang-up is read in the turn after the one that reads the last bytes.
 _TURNS = 3
 _ANSWER = b"HTTP/1.1 200 OK\r\n" + NUMBER + b": %d\r\ncontent-length: %d\r\n\r\n%b"
 

@@ -1,4 +1,4 @@
-"""The proxy between a client that sends any bytes and an upstream that keeps what it is asked."""
+"""Puts the proxy between a client that sends any bytes and an upstream that keeps its requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEPT = frozenset(
      b"x-llm-d-slo-ttft-ms", b"x-session-id"}
 )  # fmt: skip
 
-# By the gate and by the HTTP client.
+# Header fields that the gate or the HTTP client writes.
 _WRITTEN = frozenset({b"host", b"content-length", b"x-request-id"})
 
 
@@ -45,7 +45,7 @@ def require(holds: object, what: str, *values: object) -> None:
 
 
 class Stream(NamedTuple):
-    """Bytes of a client, and where it cuts them. `is_sound`: the proxy has to serve them all."""
+    """Cuts the bytes of a client. If it `is_sound`, the proxy has to serve all of them."""
 
     data: bytes
     cuts: tuple[int, ...] = ()
@@ -53,14 +53,14 @@ class Stream(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One answer. `number`: of the request that the upstream answered; None: the proxy's own."""
+    """Holds an answer, and the `number` of the upstream's request; None: the proxy's own."""
 
     status: int
     number: int | None
 
 
 class Played(NamedTuple):
-    """The outcome of a stream: the client's bytes, the upstream's requests, the tenants admitted.
+    """Holds the outcome of a stream: client's bytes, upstream's requests, tenants admitted.
 
     `stayed_open`: the proxy waited for more of it.
     """
@@ -91,7 +91,7 @@ class _Client(asyncio.Protocol):
 
 
 class World:
-    """Scheduler, proxy and upstream, and one stream after the other."""
+    """Holds scheduler, proxy and upstream, and plays one stream after the other."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -159,7 +159,7 @@ class World:
             await self._news.wait()
 
     def _is_idle(self) -> bool:
-        """Whether no request is left that has all its bytes."""
+        """Return whether no request is left that has all its bytes."""
         cycle = self._protocol.cycle
         if self._protocol.pipeline or self._protocol.transport.is_closing():
             return False

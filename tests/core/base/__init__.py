@@ -1,4 +1,4 @@
-"""The structures below the core, tested without a scheduler around them."""
+"""Tests the structures below the core without a scheduler around them."""
 
 import shutil
 from collections.abc import Callable

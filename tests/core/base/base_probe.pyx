@@ -3,7 +3,7 @@
 # cython: wraparound=False
 # cython: cdivision=True
 # cython: initializedcheck=False
-"""The structures of the core for Python to hold: no scheduler stands around them."""
+"""Structures of the core are held here for Python, without a scheduler around them."""
 
 cimport cython
 
@@ -234,7 +234,7 @@ cdef class ProbeQueue:
 
 
 cdef class ProbePeak:
-    """The growing leases of one pool."""
+    """Holds the growing leases of one pool."""
 
     cdef Requests requests
     cdef GrowingLeases runs

@@ -1,4 +1,4 @@
-"""How arrays grow."""
+"""Tests how arrays grow."""
 
 from hypothesis import given
 from hypothesis import strategies as st

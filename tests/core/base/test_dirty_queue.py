@@ -1,4 +1,4 @@
-"""The line of what has changed, beside an ordered dictionary."""
+"""Compares the line of what has changed with an ordered dictionary."""
 
 from hypothesis import given
 
@@ -6,7 +6,7 @@ from . import many, probe
 
 
 @given(many(lambda rnd: rnd.choice((None, rnd.randrange(90), rnd.randrange(90))), 1_000))
-def test_each_stands_in_line_once_and_the_oldest_comes_first(changes):
+def test_each_row_is_queued_once_and_the_oldest_comes_first(changes):
     queue, model, numbers = probe().ProbeQueue(on=True), {}, 0
     for number in changes:
         if number is None:

@@ -1,4 +1,4 @@
-"""SipHash-2-4 with 128 bits beside the algorithm's own description, and its published vectors."""
+"""Compares SipHash-2-4 with 128 bits with its description and its published vectors."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def rounds(v, count):
 
 
 def reference(key, data):
-    """Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012, section 2.4."""
+    """Hash as Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012, section 2.4."""
     k0, k1 = (int.from_bytes(key[at : at + 8], "little") for at in (0, 8))
     start = b"somepseudorandomlygeneratedbytes"
     v = [int.from_bytes(start[at : at + 8], "big") for at in range(0, 32, 8)]

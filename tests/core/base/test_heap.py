@@ -1,4 +1,4 @@
-"""The heap beside a sorted dictionary."""
+"""Compares the heap with a sorted dictionary."""
 
 from collections import deque
 
@@ -91,7 +91,7 @@ def test_the_first_key_is_the_lesser_of_the_heap_and_another(changes, other):
     assert heap.first_key(other) == (min(known) if known else -1)
 
 
-def test_of_two_times_where_minus_one_is_none():
+def test_earlier_of_two_times_ignores_minus_one():
     earlier_of = probe().earlier_of
     assert [earlier_of(*pair) for pair in ((3, 5), (5, 3), (-1, 5), (5, -1), (-1, -1))] == [
         3, 3, 5, 5, -1,

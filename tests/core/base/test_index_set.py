@@ -1,4 +1,4 @@
-"""The set of small numbers beside Python's."""
+"""Compares the set of small numbers with Python's."""
 
 from hypothesis import given
 from hypothesis import strategies as st

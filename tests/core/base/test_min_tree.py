@@ -1,4 +1,4 @@
-"""The tree of least keys beside a dictionary."""
+"""Compares the tree of least keys with a dictionary."""
 
 from hypothesis import given
 from hypothesis import strategies as st

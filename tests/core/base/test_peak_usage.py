@@ -1,4 +1,4 @@
-"""The peak of what runs, beside the load at every token to come."""
+"""Compares the peak of what runs with the load at every token to come."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,13 +7,13 @@ from . import many, probe
 
 
 def lease(rnd):
-    """Held by each sequence, still to be made by each, sequences, reservation."""
+    """Draw tokens held by each sequence, those to be made by each, sequences, reservation."""
     left = rnd.choice((rnd.randrange(12), rnd.randrange(400)))
     return rnd.randrange(400), left, rnd.randrange(1, 9), rnd.randrange(2_000)
 
 
 def begun(each, tokens, block):
-    """Blocks that a sequence has begun some tokens later; one that holds nothing has one."""
+    """Return blocks that a sequence has begun some tokens later; one that holds nothing has one."""
     return (max(each, 1) + tokens + block - 1) // block
 
 

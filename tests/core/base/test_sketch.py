@@ -106,7 +106,7 @@ def test_beyond_what_is_produced_the_quantile_is_that_of_the_longer_ones(lengths
 @pytest.mark.parametrize("count", [5, 20, 100, 400])
 @pytest.mark.parametrize("percent", [50, 75, 90])
 def test_the_next_length_is_covered_as_often_as_the_level_says(count, percent):
-    # Of distinct lengths in random order, the last is equally likely to be the one at any rank.
+    # If distinct lengths come in random order, each rank is equally likely to be the last's.
     lengths = [n if n < 128 else 127 + 300 * (n - 127) for n in range(count + 1)]
     covered = 0
     for last in lengths:

@@ -31,7 +31,7 @@ def test_records_are_zeroed_and_keep_what_is_written_until_they_are_freed(size, 
     assert all(b - a >= size for a, b in pairwise(places))
 
 
-def test_what_was_freed_is_given_out_again_first():
+def test_freed_index_is_given_out_again_first():
     slab = probe().ProbeSlab(16)
     records = [slab.alloc() for _ in range(300)]
     for record in records:

@@ -1,4 +1,4 @@
-"""The hash table beside a dictionary, while it grows and after."""
+"""Compares the hash table with a dictionary, while it grows and after."""
 
 import random
 
@@ -70,7 +70,7 @@ def test_it_grows_without_a_pause_and_loses_nothing(key):
     gone=st.sets(st.integers(0, 99)),
 )
 def test_each_key_is_found_at_each_step_while_it_grows(key, first, step, gone):
-    """Ids in a row fill runs of places, which the moves cut anywhere."""
+    """The ids are in a row: they fill runs of places, which the moves cut anywhere."""
     table, model = probe().ProbeTable(key), {}
     was_moving = 0
     for n in range(400):
@@ -89,14 +89,14 @@ def test_each_key_is_found_at_each_step_while_it_grows(key, first, step, gone):
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, (1 << 32) - 1))
-def test_of_the_second_half_of_a_key_32_bits_count(hi, lo):
+def test_lower_32_bits_of_a_keys_second_half_count(hi, lo):
     table = probe().ProbeTable()
     table[hi, lo] = 7
     assert table[hi, lo | 1 << 32] == 7
 
 
 def test_keyed_table_spreads_keys_that_collide_without_a_key():
-    """Keys of one place in a table without a key, made from the multiplication that it uses."""
+    """The keys are made from the table's multiplication: without a key they share one place."""
     keys = meeting_keys(3_500)
     plain, keyed = probe().ProbeTable(), probe().ProbeTable((12, 34))
     for table in (plain, keyed):

@@ -36,7 +36,7 @@ _MS_PER_S = 1_000
 
 @dataclass(frozen=True)
 class Bar:
-    """One trace, the engines that serve it, and its goals."""
+    """Describes one trace, the engines that serve it, and its goals."""
 
     name: str
     file: str
@@ -161,7 +161,7 @@ def random_draft(advice: Advice, number: int) -> Draft:
 
 
 class Book:
-    """The judged configurations of a trace, one line each; what is in it is not judged again."""
+    """Records the judged configurations of a trace, one line each; none is judged twice."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -190,7 +190,7 @@ def judged(advice: Advice, draft: Draft) -> list[list[float | None]]:
 
 
 def met(value: list[float | None]) -> bool:
-    """Whether a goal is met."""
+    """Return whether a goal is met."""
     return value[1] is not None and value[1] <= 1.0
 
 

@@ -1,4 +1,4 @@
-"""`schedsvc advise` as an operator runs it: from a trace or a recording to a checked draft."""
+"""Runs `schedsvc advise` as an operator does: from a trace or a recording to a draft."""
 
 import json
 from random import Random
@@ -40,7 +40,7 @@ def trace_file(folder):
 
 
 def config_file(tmp_path, **more):
-    """Today's file: everything that an advice does not draft has to stay."""
+    """Write today's file: everything that an advice does not draft has to stay."""
     path = tmp_path / "schedsvc.yaml"
     data = {
         "listeners": [{"tcp": "127.0.0.1:7600"}],
@@ -54,7 +54,7 @@ def config_file(tmp_path, **more):
 
 @pytest.fixture(scope="module")
 def advice(tmp_path_factory):
-    """One advice: the folder of all files, its arguments, and what it printed."""
+    """Return one advice: the folder of all files, its arguments, and what it printed."""
     folder = tmp_path_factory.mktemp("advice")
     args = ["--trace", trace_file(folder), "--profile", "a10g-llama2-7b", "--goal", GOAL, "--json"]
     args += ["--config", config_file(folder, mode="dry_run")]

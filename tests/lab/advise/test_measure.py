@@ -10,7 +10,7 @@ from schedsvc_lab.advise.measure import Table, judge, tenant_rows
 
 
 def table(first_s, client=None, classes=None, service=None):
-    """Requests in order of arrival; an infinite first token stands for a refusal."""
+    """Make requests in order of arrival; an infinite first token stands for a refusal."""
     first = np.array(first_s, dtype=float)
     count = len(first)
     return Table(

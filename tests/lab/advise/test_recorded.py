@@ -14,7 +14,7 @@ A10G = load_profile("a10g-llama2-7b")
 
 
 def poisson(count, rate, seed=1):
-    """Requests of two clients with prompts and outputs of many lengths."""
+    """Draw requests of two clients with prompts and outputs of many lengths."""
     draws, at_s, rows = Random(seed), 0.0, []
     for _ in range(count):
         at_s += draws.expovariate(rate)

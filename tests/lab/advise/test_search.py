@@ -1,4 +1,4 @@
-"""The search for a draft, on traffic for which its levers have known effects."""
+"""Tests the search for a draft, on traffic for which its levers have known effects."""
 
 from schedsvc.config import Config
 from schedsvc_lab.advise.cli import Advice

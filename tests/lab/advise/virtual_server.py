@@ -1,4 +1,4 @@
-"""A server in virtual time: a recorded core in front of the emulator's engine model.
+"""Runs a server in virtual time: a recorded core in front of the emulator's engine model.
 
 It serves requests as gates would have it do, and leaves a recording on the disk.
 """

@@ -7,7 +7,7 @@ from schedsvc_lab.load.samples import Fate, Recorder, Sample
 
 
 def run(ttft_ms: float | None, per_s: float, preemptions: int, completed: int) -> dict[str, Any]:
-    """One run's report; every tenant has the same figures."""
+    """Return one run's report; every tenant has the same figures."""
     tenant = {
         "sent": completed + 1,
         "completed": completed,
@@ -27,7 +27,7 @@ def run(ttft_ms: float | None, per_s: float, preemptions: int, completed: int) -
 
 
 def good() -> dict[str, Any]:
-    """A report that holds every bar."""
+    """Return a report that holds every bar."""
     return {
         "alone": run(50.0, 100.0, 0, 40),
         "without": run(4000.0, 1000.0, 60, 100),

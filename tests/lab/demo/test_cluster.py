@@ -1,4 +1,4 @@
-"""The demo of four schedulers whose store is killed: its report, its bars, and the command."""
+"""Tests the demo of four schedulers whose store is killed: report, bars, command."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ TIMES = Times()
 
 
 def shard(name: str, back_s: float) -> Shard:
-    """One that has an exchange each second, but for the time until `back_s` without the store."""
+    """Make one that has an exchange each second, except without the store until `back_s`."""
     seen = [(float(at_s), 0.25) for at_s in range(int(TIMES.killed_s))]
     seen += [(back_s + 0.1, back_s - TIMES.killed_s), (back_s + 0.4, 0.3)]
     return Shard(name, Path(f"{name}.yaml"), "unix:/none", seen)

@@ -1,4 +1,4 @@
-"""The demo of a failover: its report, its bars, and the command on real processes."""
+"""Tests the demo of a failover: its report, its bars, and the command on real processes."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ def member(name: str, *seen: Seen) -> Member:
 
 
 def failed() -> Failed:
-    """A leader that is killed after 2 s, and a standby that grants at 4 s."""
+    """Return a leader that is killed after 2 s, and a standby that grants at 4 s."""
     recorder = Recorder()
     recorder.samples = [stream(0.5, 0.6), stream(1.9, 1.95, gap_s=0.4), stream(2.5, 4.1),
                         stream(5.0, 5.1)]  # fmt: skip

@@ -12,7 +12,7 @@ from schedsvc_lab.demo.traffic import generate
 
 
 async def test_an_engine_that_died_before_its_phase_is_named(tmp_path: Path) -> None:
-    """Not the connection that no process accepts any more: the phase meets that one first."""
+    """The refused connection, which the phase meets first, is not what the error names."""
     setting = Setting(generate(1, 5.0), 1, tmp_path, Console(quiet=True))
     async with running_engine(setting.folder, "alone") as (engine, url):
         os.kill(engine.process.pid, signal.SIGKILL)

@@ -91,7 +91,7 @@ def test_the_picture_of_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "demo.png").exists()
 
 
-def test_what_is_shown_fits_eighty_columns() -> None:
+def test_report_fits_eighty_columns() -> None:
     details = details_of(measured())
     late = good()
     late["without"] |= {"client_lag_ms_p99": 80.0, "preemptions": 0}

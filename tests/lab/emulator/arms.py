@@ -1,4 +1,4 @@
-"""The arms of a comparison: stated or predicted lengths, for a real and for a virtual scheduler.
+"""Compares arms: stated or predicted lengths, for a real and for a virtual scheduler.
 
 An oracle of the lengths is a caller that asks for exactly what it will produce (`max_tokens`), from
 a scheduler that hardly ever reserves less than what was asked: it predicts nothing before 1,000
@@ -29,7 +29,7 @@ _PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10*
 
 @dataclass(frozen=True)
 class Arm:
-    """One side: what of the scheduler is no default, and whether clients ask for just their output.
+    """Describes one side: changed defaults of the scheduler, and if clients ask for their output.
 
     `short` names its files.
     """
@@ -104,7 +104,7 @@ def faster(profile: Profile, speed: float) -> Profile:
 
 
 class Twin(Filling):
-    """The same run in virtual time, with reports as the gate makes them.
+    """Repeats the run in virtual time, with reports as the gate makes them.
 
     It reports first tokens soon, but all totals and the figures of the engine only once a second.
     The plain run reports everything five times a second.

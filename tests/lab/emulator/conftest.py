@@ -12,7 +12,7 @@ from schedsvc_lab.engine import load_profile
 
 
 class Running:
-    """An emulator that listens, and an HTTP client of it."""
+    """Holds an emulator that listens, and an HTTP client of it."""
 
     def __init__(self, emulator, server, listening, http):
         self.emulator = emulator
@@ -34,7 +34,7 @@ class Running:
             return response.status, await response.text()
 
     async def events(self, path, body):
-        """All events of a stream, parsed; the last has to be [DONE]."""
+        """Return all events of a stream, parsed; the last has to be [DONE]."""
         async with self.http.post(self.url + path, json={**body, "stream": True}) as response:
             assert response.status == 200
             assert response.headers["content-type"].startswith("text/event-stream")
@@ -46,7 +46,7 @@ class Running:
         return [json.loads(event[len("data: ") :]) for event in events[:-1]]
 
     async def metrics(self):
-        """Samples of /metrics by name, without the labels that all have."""
+        """Return samples of /metrics by name, without the labels that all have."""
         _, text = await self.get("/metrics")
         samples = {}
         for line in text.splitlines():

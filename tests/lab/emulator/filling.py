@@ -1,4 +1,4 @@
-"""How full the cache of an engine beyond its capacity is, in real time beside virtual time.
+"""Measures how full an overloaded engine's cache is, in real time beside virtual time.
 
 An emulator with the gate and a scheduler with default policies get 1.5 times what they can serve,
 from 20 tenants whose lengths differ tenfold: once with P90 reservations in peak form, and at the
@@ -58,7 +58,7 @@ machine was too slow for the figures to mean anything.
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: what engine, how fast its time goes, and how long; counted from `warmup_s` on."""
+    """Describes one run: its engine, the speed of its time, and its length after `warmup_s`."""
 
     profile: str
     speed: float

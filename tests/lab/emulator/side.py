@@ -1,4 +1,4 @@
-"""One side in real time: its scheduler, its emulator with the gate, its load, and what it shows."""
+"""Runs one side in real time: its scheduler, its emulator with the gate, its load, its output."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ _LOST = re.compile(r"^schedsvc_emulator_lost_seconds_total(?:\{[^}]*\})? (\S+)$"
 
 @dataclass(frozen=True)
 class Look:
-    """The engine's metrics at one moment, and the CPU time of each process so far."""
+    """Holds the engine's metrics at one moment, and the CPU time of each process so far."""
 
     at_s: float
     cache_used: float
@@ -43,7 +43,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of one side between the warm-up and the last arrival.
+    """Holds the result of one side between the warm-up and the last arrival.
 
     `learning`: preemptions before it. `lost`: the part of the time by which the emulator's steps
     came too late. `cpu`: of one core. `failed` counts every request of the run that was refused or
@@ -61,7 +61,7 @@ class Found:
 
 @dataclass
 class Side:
-    """Programs that run for one arm, and the load on them; `looks` grow while it goes."""
+    """Runs programs for one arm, and the load on them; `looks` grow while it goes."""
 
     arm: Arm
     url: str
@@ -172,7 +172,7 @@ def summed(
 
 
 def _reasons(result: RunResult) -> Iterator[str]:
-    """Why requests failed; those that still waited at the end did not."""
+    """Return why requests failed; those that still waited at the end did not."""
     for sample in result.recorder.samples:
         if sample.fate is Fate.REFUSED or (
             sample.fate is Fate.ERROR and sample.reason != "unfinished"

@@ -1,4 +1,4 @@
-"""The protocol of LightLLM and S-LoRA."""
+"""Tests the protocol of LightLLM and S-LoRA."""
 
 import json
 

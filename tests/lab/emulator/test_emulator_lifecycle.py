@@ -11,7 +11,7 @@ LONG = {"prompt": [1] * 50, "max_tokens": 1500, **FORCED}
 
 
 class Recorder:
-    """A pure ASGI layer, as vLLM loads one: it keeps what it sees of each request."""
+    """Keeps what it sees of each request, as a pure ASGI layer such as vLLM loads."""
 
     seen: ClassVar[list] = []
     sent: ClassVar[list] = []

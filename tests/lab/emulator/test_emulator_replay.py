@@ -63,7 +63,7 @@ def test_a_flood_waits_and_is_not_dropped():
     assert told["refused"] == {}
 
 
-def test_what_could_never_run_is_counted():
+def test_request_that_could_never_run_is_counted():
     told = replay(requests((0.0, "a", 10**6, 5), (0.0, "a", 100, 5)))
     assert told["refused"] == {"prompt_tokens": 1}
     assert told["completed"] == 1

@@ -1,4 +1,4 @@
-"""The figures that `tests.lab.emulator.filling` computes; it measures nothing here."""
+"""Tests the figures that `tests.lab.emulator.filling` computes; it measures nothing here."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ def sample(end_s, fate, reason=""):
     return Sample("tenant-00", 0.0, end_s=end_s, fate=fate, reason=reason)
 
 
-def test_what_ended_in_the_warm_up_or_after_the_load_does_not_count():
+def test_request_ended_in_warm_up_or_after_load_does_not_count():
     recorder = Recorder()
     recorder.send_lag_ms = [3.0]
     recorder.samples = [

@@ -117,7 +117,7 @@ def test_best_of_returns_the_best_by_score_and_draws_it_from_the_seed():
 
 
 def beam_twin(seed, width, length):
-    """The search over whole paths, without slots or blocks: what the beams have to be."""
+    """Search over whole paths, without slots or blocks, for what the beams have to be."""
     beams = [(0, mix(seed, 0))]
     for _ in range(length):
         choices = []

@@ -1,4 +1,4 @@
-"""Sequences in lockstep, and the arithmetic of runs, beside counting step by step."""
+"""Tests sequences in lockstep, and the arithmetic of runs, beside counting step by step."""
 
 from random import Random
 
@@ -23,7 +23,7 @@ COST = load_profile("a10g-llama2-7b").step_cost(8)
 
 
 def gathered(pool, shapes):
-    """Sequences in lockstep, each with tokens computed and tokens to come."""
+    """Return sequences in lockstep, each with tokens computed and tokens to come."""
     lockstep, sequences = Lockstep(pool), []
     for key, (computed, left) in enumerate(shapes):
         sequence = Sequence(EngineRequest(key, computed, (left + 1,)), 0, key)
@@ -38,7 +38,7 @@ shapes = st.lists(st.tuples(st.integers(1, 70), st.integers(1, 60)), min_size=1,
 
 
 @given(st.sampled_from([1, 2, 5, 16, 1_000]), shapes, st.randoms(use_true_random=False))
-def test_many_steps_at_once_are_so_many_single_ones(size, shapes, draws):
+def test_many_steps_at_once_equal_single_ones(size, shapes, draws):
     pool = BlockPool(2_000, size)
     lockstep, sequences = gathered(pool, shapes)
     expected = [list(shape) for shape in shapes]  # computed, left
@@ -85,7 +85,7 @@ def test_a_sequence_that_diverges_keeps_its_blocks():
     assert (lockstep.members, lockstep.kv_tokens()) == ([], 0)
 
 
-def test_what_is_miscounted_is_noticed():
+def test_wrong_count_is_noticed():
     for damage in (
         lambda lockstep: setattr(lockstep.members[0], "computed_base", 99),
         lambda lockstep: setattr(lockstep.members[0], "produced_base", 0),
@@ -125,7 +125,7 @@ def test_steps_that_take_no_time_are_all_done_at_once():
     assert cost.decode_steps_done(-1, 1, 5) == 0
 
 
-def test_what_is_aborted_within_a_step_does_not_hold_up_the_others():
+def test_sequence_aborted_within_a_step_delays_no_other():
     """In any order of steps, runs and aborts, each that stays gets one token a step."""
     for seed in fresh(20):
         draws = Random(seed)

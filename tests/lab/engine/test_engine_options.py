@@ -37,7 +37,7 @@ def drain(engine, now_ns=0):
 
 
 def swapped_out(resume="arrival", **options):
-    """Four sequences of four tokens each fill the cache; the next token throws two out."""
+    """Fill the cache with four sequences of four tokens; the next token throws two out."""
     engine = make(blocks=4, preemption="swap", resume=resume, **{"swap_blocks": 4, **options})
     for name in "abcd":
         engine.add(EngineRequest(name, 4, (6,)))
@@ -200,7 +200,7 @@ def test_running_sequences_share_cached_blocks():
         ("belady", "c"),  # of a, b, c, the future wants a and then b
     ],
 )
-def test_what_each_policy_gives_up_first(eviction, gone):
+def test_each_policy_evicts_its_own_choice_first(eviction, gone):
     order = ["a", "b", "c", "a", "c", "d", "a", "b"]
     future = Future((number, (name,)) for number, name in enumerate(order))
     engine = make(
@@ -216,7 +216,7 @@ def test_what_each_policy_gives_up_first(eviction, gone):
 
 
 @pytest.mark.parametrize(("eviction", "gone"), [("lru", "a"), ("fifo", "a"), ("lfu", "b")])
-def test_what_was_used_twice_outlasts_what_was_used_later_only_by_frequency(eviction, gone):
+def test_only_frequency_keeps_what_was_used_twice(eviction, gone):
     engine = make(prefix_cache=eviction, cache_blocks_max=3)
     for number, name in enumerate("aabcd"):
         ask(engine, number, name)
@@ -280,7 +280,7 @@ def test_whose_adapter_gets_no_slot_is_passed_by_and_keeps_its_place():
     assert drain(engine) == ["x1", "base", "x2", "y1"]
 
 
-def test_an_adapter_takes_blocks_and_gives_them_back_before_anybody_is_thrown_out():
+def test_adapter_gets_and_frees_blocks_before_any_preemption():
     engine = make(blocks=16, adapters_max=4, adapter_tokens=6)
     engine.add(EngineRequest("a", 4, (1,), adapter="x"))
     engine.step()

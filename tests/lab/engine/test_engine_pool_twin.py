@@ -1,4 +1,4 @@
-"""The block pool, its prefix cache and the swap space beside the dumb twin, in any order."""
+"""Tests block pool, prefix cache and swap space beside the dumb twin, in any order."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ EVICTIONS = ["lru", "fifo", "lfu", "belady"]
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Requests come, find what is cached, fork, write, move to the host and back, and end."""
+    """Sends requests that find what is cached, fork, write, move to the host and back, and end."""
 
     @initialize(
         total=st.integers(4, 12),
@@ -96,7 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def write(self, data):
-        """A sequence that writes to a block that others hold gets a copy."""
+        """Give a copy to a sequence that writes to a block which others hold."""
         name = self.pick(data, False)
         if name is None or not self.tables[name][0]:
             return
@@ -135,7 +135,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.host.total)
     @rule(data=st.data(), back=st.booleans())
     def swap(self, data, back):
-        """A table, and one that shares with it, move together; between them they still share."""
+        """Move a table and one that shares with it together; between them they still share."""
         name = self.pick(data, back)
         if name is None:
             return

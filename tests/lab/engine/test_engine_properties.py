@@ -72,7 +72,7 @@ shapes = st.fixed_dictionaries(
 
 
 def make_request(config, request_id, shape):
-    """Prompts of a family begin alike, as far as they reach."""
+    """Make a prompt; those of a family begin alike, as far as they reach."""
     shape = dict(shape)
     family = shape.pop("family")
     keys = keys_of_hashes([family] * CONTEXT, 1, shape["prompt_tokens"], config.block_size_tokens)
@@ -247,7 +247,7 @@ def test_equal_inputs_give_equal_steps(config, requests):
 
 
 def standing(engine):
-    """Everything that later steps depend on, but for the numbers of blocks."""
+    """Return everything that later steps depend on, but for the numbers of blocks."""
     cache = engine._accounting.cache
     return (
         [

@@ -1,4 +1,4 @@
-"""The model beside the published measurements of the VTC paper's artifact."""
+"""Compares the model with the published measurements of the VTC paper's artifact."""
 
 import csv
 from collections import deque
@@ -30,7 +30,7 @@ def read_requests(name):
 
 
 def peak_fits(running, prompt, output):
-    """The artifact's memory test: no moment of the requests' joint future exceeds the pool."""
+    """Test as the artifact does: no moment of the requests' joint future exceeds the pool."""
     futures = [(s.known_tokens, s.output_tokens - s.produced_tokens) for s in running]
     futures.append((prompt, output))
     futures.sort(key=lambda future: -future[1])

@@ -159,7 +159,7 @@ def test_output_before_a_preemption_is_computed_again():
     assert b.produced_tokens == produced + 1
 
 
-def test_priority_goes_before_arrival_and_is_preempted_last():
+def test_priority_precedes_arrival_and_is_preempted_last():
     engine = make(blocks=4, block=4, context=16, sequences=2, policy="priority")
     engine.add(EngineRequest("late", 4, (8,), priority=5))
     engine.add(EngineRequest("low", 4, (8,), priority=1))

@@ -1,4 +1,4 @@
-"""A block allocator with a prefix cache that is slow and obvious: sets, counts, and full scans."""
+"""Allocates blocks with a prefix cache, slowly and obviously: sets, counts, and full scans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class TwinBlock:
-    """One block: the sequences that hold it, and the time of its last change."""
+    """Describes one block: the sequences that hold it, and the time of its last change."""
 
     holders: list[str] = field(default_factory=list)
     key: object = None

@@ -43,7 +43,7 @@ TERMS = Terms(
 
 
 class Desk:
-    """An auditor, and one stream that offers a pool of 100 tokens."""
+    """Holds an auditor, and one stream that offers a pool of 100 tokens."""
 
     def __init__(self, **terms: Any) -> None:
         self.auditor = Auditor(replace(TERMS, **terms))
@@ -221,7 +221,7 @@ def test_a_broken_promise_is_seen(wrong: Callable[[Desk], None], promise: str) -
         wrong(desk)
 
 
-def test_what_is_right_passes() -> None:
+def test_correct_messages_pass() -> None:
     desk = Desk()
     tags = [desk.ask(0, f"r{number}") for number in range(6)]
     for number, tag in enumerate(tags[:5]):
@@ -316,8 +316,8 @@ def test_a_request_that_no_pool_can_hold_is_refused(terms: dict[str, Any], broke
 
 
 @pytest.mark.parametrize(("evicted", "passes"), [(True, 2), (False, 1)])
-def test_who_is_evicted_in_a_round_may_have_been_next_in_it(evicted: bool, passes: int) -> None:
-    """It is unknown whether before or after the grants: some passed it, others are next."""
+def test_request_evicted_in_a_round_may_have_been_next(evicted: bool, passes: int) -> None:
+    """The order with the grants is unknown: some passed it, others are next."""
 
     def go_first(count: int) -> None:
         desk = Desk(bypass_max=1)

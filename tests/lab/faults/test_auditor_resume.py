@@ -1,4 +1,4 @@
-"""The auditor over a restart: what was saved, what is owed, and who may be granted what."""
+"""Tests the auditor over a restart: what was saved, what is owed, and possible grants."""
 
 from typing import Any
 
@@ -104,7 +104,7 @@ def test_late_replay_of_an_unknown_lease_is_refused_and_counted() -> None:
     assert desk.auditor.books.counts["replays_refused"] == 1
 
 
-def test_who_was_active_is_so_until_a_lease_ttl_has_passed() -> None:
+def test_active_flow_stays_active_for_a_lease_ttl() -> None:
     for now_ns, lifted in ((2 * S - 1, 40_000_000), (2 * S, 90_000_000)):
         desk = exact(credit_max=0)
         running(desk)
@@ -176,7 +176,7 @@ def test_better_classes_go_first_but_for_ageing() -> None:
             desk.auditor.settled(3 * S)
 
 
-def test_nothing_goes_before_an_exempt_class() -> None:
+def test_no_request_precedes_an_exempt_class() -> None:
     desk = with_classes()
     first = ask_in(desk, 0, "batch", "batch")
     ask_in(desk, 0, "ops", tenant="b")

@@ -1,4 +1,4 @@
-"""The auditor's peak form: the least and the greatest load, and grants held to it."""
+"""Tests the auditor's peak form: the least and the greatest load, and grants held to it."""
 
 from random import Random
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from tests.seeds import fresh
 
 
 def step_by_step(runs: list[Run]) -> int:
-    """The same peak, by letting every sequence make one token after the other."""
+    """Return the same peak, by letting every sequence make one token after the other."""
     most = 0
     for step in range(1 + max((run.left for run in runs), default=0)):
         load = sum(run.held for run in runs if not run.width)
@@ -46,24 +46,24 @@ def by_peak(**terms: bool) -> Desk:
     return Desk(sum_form=False, **({"counts_exactly": True} | terms))
 
 
-def test_what_ends_early_leaves_room_for_what_stays() -> None:
+def test_early_end_leaves_room_for_other_leases() -> None:
     granted(by_peak(), (10, 60), (50, 1))  # 62 tokens when the second ends, 70 in the end
     with pytest.raises(ViolationError, match="above the capacity"):
         granted(Desk(counts_exactly=True), (10, 60), (50, 1))  # 121 in the sum form
 
 
-def test_what_grows_together_is_too_much() -> None:
+def test_joint_growth_is_too_much() -> None:
     granted(by_peak(), (10, 30), (10, 30))
     with pytest.raises(ViolationError, match="above the capacity: p, 120, 100"):
         granted(by_peak(), (10, 30), (10, 30), (10, 30))
 
 
-def test_who_reports_nothing_counts_in_full() -> None:
+def test_lease_of_a_silent_shim_counts_in_full() -> None:
     with pytest.raises(ViolationError, match="above the capacity: p, 121, 100"):
         granted(by_peak(counts_exactly=False), (10, 60), (50, 1))
 
 
-def test_who_is_suspect_counts_in_full() -> None:
+def test_suspect_lease_counts_in_full() -> None:
     desk = by_peak()
     granted(desk, (10, 60))
     desk.auditor.settled(2 * S)
@@ -106,7 +106,7 @@ def waits(name: str, rank: int, seq: int) -> Any:
     [(False, 1, False), (False, 2, True), (True, 1, True)],
 )
 def test_ageing_is_held_to_what_is_known(lags: bool, waited_s: int, holds: bool) -> None:
-    """While a stream does not read, it is unknown which were served, and since when others wait."""
+    """The served requests, and the waits of others, are unknown while a stream does not read."""
     order = ClassOrder(cast("Any", SimpleNamespace(strict_classes=True, has_sessions=False)))
     better, worse = waits("default", 0, 1), waits("batch", 1, 2)
     books: Any = SimpleNamespace(lagging=set(), fresh=[], seq=2)

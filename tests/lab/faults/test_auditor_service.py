@@ -1,4 +1,4 @@
-"""The auditor's counters and quotas: what each flow has to have been charged, and may be given."""
+"""Tests the auditor's counters and quotas: what each flow is charged, and may be given."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ MINUTE = 60 * S
 
 
 class Line:
-    """Counters alone, and requests to put into them."""
+    """Holds counters alone, and requests to put into them."""
 
     def __init__(self, **terms: Any) -> None:
         self.counters = Counters(replace(TERMS, counts_exactly=True, **terms))
@@ -89,7 +89,7 @@ def test_the_flow_that_was_served_least_is_next() -> None:
 
 
 def figures(desk: Desk, **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One request of a runs: the reports of the scheduler about a, and about all."""
+    """Return the scheduler's reports about a, and about all, with one request of a running."""
     desk.grant(0, desk.ask(0, "r"), 1)
     desk.auditor.settled(0)
     row: dict[str, Any] = {"tenant": "a", "queued": 0, "audit": False}
@@ -119,7 +119,7 @@ def called(desk: Desk, name: str, principal: int) -> Request:
 
 
 def refused_as_full(desk: Desk, name: str, principal: int) -> None:
-    """A call of a principal, which the queue of its tenant refuses."""
+    """Refuse a call of a principal because the queue of its tenant is full."""
     response = pb.AdmitResponse(outcome=pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL)
     desk.auditor.verdict(0, called(desk, name, principal), response)
 
@@ -167,7 +167,7 @@ def test_audited_requests_may_wait_after_audit_and_none_joins() -> None:
         desk.auditor.snapshot(stats)
 
 
-def test_what_audit_took_in_does_not_count_in_the_bound_of_all_queues() -> None:
+def test_audit_does_not_count_in_the_bound_of_all_queues() -> None:
     desk = Desk(queue_max=5)
     _, stats = figures(desk, audit=True)
 

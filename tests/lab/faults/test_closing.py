@@ -1,4 +1,4 @@
-"""Seeds in which pools take only requests that name them, because a hostile principal may ask."""
+"""Runs seeds in which pools take only requests that name them, for a hostile principal."""
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb

@@ -1,4 +1,4 @@
-"""Engines that claim one pool in the fault simulator: the auditor says which of them has it."""
+"""Tests engines that claim one pool in the fault simulator: the auditor says which has it."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ from schedsvc_lab.faults.run import Case, run_case
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often newcomers were refused for a sign of life, and streams superseded without one."""
+    """Count newcomers refused for a sign of life, and streams superseded without one."""
     seen: Counter[str] = Counter()
     heard, due = contests.Contests.heard, contests.Contests.due
 

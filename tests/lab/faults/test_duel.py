@@ -69,7 +69,7 @@ def test_sessions_may_change_the_order_inside_a_flow() -> None:
 
 
 def held(honest: Granted, hostile: Granted, sizes: Sizes) -> bool:
-    """Whether the wait of one request is within the bound."""
+    """Return whether the wait of one request is within the bound."""
     try:
         compare_runs([honest], [hostile], sizes)
     except ViolationError as error:

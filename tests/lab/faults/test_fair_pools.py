@@ -1,4 +1,4 @@
-"""The auditor's rule of fair service in each of several pools, on charges made by hand."""
+"""Tests the auditor's rule of fair service in each of several pools, on hand-made charges."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ DUEL, EVENTS = 844424930161057, 2_000
 
 
 class Ledger:
-    """The rule alone, while flow b waits for any pool."""
+    """Holds the rule alone, while flow b waits for any pool."""
 
     def __init__(self, lead_max: int) -> None:
         self.pools = PoolFairness(replace(TERMS, pools=2, lead_max=lead_max))

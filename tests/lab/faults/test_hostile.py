@@ -1,4 +1,4 @@
-"""A principal that acts against all others: seeds hold, and each rule can break."""
+"""Tests a principal that acts against all others: seeds hold, and each rule can break."""
 
 import json
 from collections import Counter

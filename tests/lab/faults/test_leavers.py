@@ -1,4 +1,4 @@
-"""Seeds with clients that leave before the first token, and engines that generate too much."""
+"""Runs seeds with clients that leave early, and engines that generate too much."""
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -84,7 +84,7 @@ def test_the_books_charge_at_least_what_the_engine_computed(
     hold_usage(books, flow, row | {"input_tokens": 10 + least})
 
 
-def test_of_the_last_64_prefills_the_fastest_counts() -> None:
+def test_fastest_of_the_last_64_prefills_counts() -> None:
     desk = Desk(fair=False)
     books = desk.auditor.books
     for number, took_ns in enumerate((S // 10, *[S] * 63), 1):

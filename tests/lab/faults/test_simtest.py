@@ -1,4 +1,4 @@
-"""The fault simulator: seeds hold, one seed is one run, and its command says what it did."""
+"""Tests the fault simulator: seeds hold, one seed is one run, and its command reports it."""
 
 import json
 from random import Random
@@ -148,7 +148,7 @@ def test_newest_seeds_compare_service_in_several_pools() -> None:
 
 
 def test_seeds_that_failed_once_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of them: `make test-faults` runs all."""
+    """Only some are run here: `make test-faults` runs all."""
     kept = cli._regressions()
     assert len(kept) >= 14
     monkeypatch.setattr(cli, "_regressions", lambda: kept[-2:])
@@ -188,7 +188,7 @@ def test_the_agenda_keeps_order() -> None:
 
 
 def broken(case: Case) -> Outcome:
-    """A wrong core: 300 events and one kind of fault show it."""
+    """Return a wrong core: 300 events and one kind of fault show it."""
     faults = draw(case.seed, case.events, case.only).faults
     fails = case.events >= 300 and "stream-cut" in faults
     return Outcome(case.events, "a promise: 1, 2" if fails else "", dict.fromkeys(FAULTS, 1), 0)
@@ -273,7 +273,7 @@ def test_nothing_is_left_of_a_marathon() -> None:
 
 
 def owing(tokens: int, open_output: int = 0) -> bytes:
-    """The row of a quota of 500 output tokens a minute that owes `tokens`."""
+    """Return the row of a quota of 500 output tokens a minute that owes `tokens`."""
     level = 2 * tokens * 10**6 - 1  # zigzag of a negative number
     bucket = message([(1, 0, 2), (2, 0, 500), (3, 0, level)])
     return message([(1, 2, bucket)] + [(4, 0, open_output)] * bool(open_output))
@@ -282,9 +282,7 @@ def owing(tokens: int, open_output: int = 0) -> bytes:
 @pytest.mark.parametrize(
     ("open_output", "limit", "left"), [(0, 500, 1_000), (300, 500, 1_300), (0, 400, 400)]
 )
-def test_of_what_is_owed_a_restart_believes_two_minutes(
-    open_output: int, limit: int, left: int
-) -> None:
+def test_restart_believes_two_minutes_of_a_debt(open_output: int, limit: int, left: int) -> None:
     core = make(capacity=1_000)
     core.set_flow_quota(0, 0, output_tokens=limit)
     core.set_saved(0, [(b"tf", owing(1_000_000, open_output), 0)])

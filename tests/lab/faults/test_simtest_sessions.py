@@ -1,4 +1,4 @@
-"""Seeds of the fault simulator with sessions of agents, and what its auditor notices there."""
+"""Runs the fault simulator's seeds with sessions of agents, and tests what the auditor sees."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Seeds of the fault simulator with a tree of groups, and what its auditor notices there."""
+"""Runs the fault simulator's seeds with a tree of groups, and tests what the auditor sees."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_trees_are_drawn_from_their_seeds_alone() -> None:
 
 
 def heavier(tree: Tree, times: int) -> Tree:
-    """The same tree, whose first group has another weight."""
+    """Return the same tree, whose first group has another weight."""
     name = min(tree.weights)
     return replace(tree, weights={**tree.weights, name: tree.weights[name] * times})
 
@@ -52,7 +52,7 @@ def wrong_weight(terms: Terms) -> Terms:
 
 
 def without_twin(terms: Terms) -> Terms:
-    """The bound alone, beside a scheduler with the weights of another tree."""
+    """Return the bound alone, beside a scheduler with the weights of another tree."""
     tree = heavier(terms.tree, 20)
     return replace(terms, tree=tree, counts_exactly=False, serves_in_order=False)
 

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server whose behaviour a test chooses."""
+"""Runs a small OpenAI-compatible server whose behaviour a test chooses."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Fake:
-    """The server: what it got, and where it is."""
+    """Shows the server: what it got, and where it is."""
 
     answer: Answer
     url: str = ""

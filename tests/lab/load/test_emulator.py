@@ -1,4 +1,4 @@
-"""The load generator against the emulator: every protocol, exact counts, forced lengths."""
+"""Tests the load generator against the emulator: protocols, exact counts, forced lengths."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def emulator(tokenizer: Any = None, **options: Any) -> AsyncIterator[tuple
 
 
 def trace(least: int) -> list[TraceRequest]:
-    """Short and long prompts, and outputs of one token and of many."""
+    """Return short and long prompts, and outputs of one token and of many."""
     stream = np.random.default_rng(2)
     lengths = [least, least + 1, 64, 200, *stream.integers(least, 400, 12).tolist()]
     return [

@@ -218,7 +218,7 @@ async def test_an_answer_that_does_not_stream_is_an_error() -> None:
     assert result.recorder.samples[0].reason.startswith("answered application/json")
 
 
-def test_what_is_open_after_the_drain_is_an_error(in_virtual_time: Any) -> None:
+def test_request_open_after_the_drain_is_an_error(in_virtual_time: Any) -> None:
     async def hang(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return await stream(request, token(), 30.0)
 

@@ -1,4 +1,4 @@
-"""Closed loop, ramp, and runs that are interrupted."""
+"""Tests closed loop, ramp, and runs that are interrupted."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ async def driven(answer: Answer, requests: list[TraceRequest], pace: Pace) -> Ru
         return await LoadRun(Target(fake.url), requests, pace).run()
 
 
-def test_a_closed_loop_keeps_so_many_in_flight(in_virtual_time: Any) -> None:
+def test_a_closed_loop_keeps_its_number_in_flight(in_virtual_time: Any) -> None:
     slow = Slow(0.03)
     # Times of the trace do not count: an open loop would take 100 s.
     result = in_virtual_time(driven(slow, trace(20, 5.0), Pace(concurrency=4)))

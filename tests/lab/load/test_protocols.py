@@ -1,4 +1,4 @@
-"""The three protocols: what is sent, and how an answer is read."""
+"""Tests the three protocols: what is sent, and how an answer is read."""
 
 import json
 from collections import Counter

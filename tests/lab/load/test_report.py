@@ -11,7 +11,7 @@ RUN_KEYS = {"tenants", "output_tokens_per_s", "preemptions", "wall_s", "client_l
 
 
 def streamed(recorder: Recorder, tenant: str, at_s: float, times_s: list[float]) -> Sample:
-    """A request whose events with output came at these times."""
+    """Record a request whose events with output came at these times."""
     sample = Sample(tenant, at_s)
     recorder.sent(sample, at_s)
     for time_s in times_s:

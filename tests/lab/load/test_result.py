@@ -1,4 +1,4 @@
-"""The result in vLLM's form, figure by figure."""
+"""Tests the result in vLLM's form, figure by figure."""
 
 import json
 import math
@@ -31,7 +31,7 @@ ABOUT = About("20260101-000000", "openai", "trace.csv")
 def answered(
     recorder: Recorder, tenant: str, at_s: float, times_s: list[float], late_s: float = 0.0
 ) -> Sample:
-    """A request of 100 tokens whose events with output came at these times."""
+    """Record a request of 100 tokens whose events with output came at these times."""
     sample = Sample(tenant, at_s, 100, len(times_s))
     recorder.sent(sample, at_s + late_s)
     for time_s in times_s:

@@ -72,7 +72,7 @@ def test_the_table_fits_the_terminal_and_shortens_names_alone(width: int) -> Non
     assert sum("…" in row for row in rows) == 1
 
 
-def test_of_many_tenants_the_busiest_are_shown() -> None:
+def test_busiest_of_many_tenants_are_shown() -> None:
     run = LoadRun(Target("http://127.0.0.1:9"), [], Pace())
     for number in range(30):
         for _ in range(number + 1):

@@ -1,4 +1,4 @@
-"""A run in virtual time that compares at every report what tenants were served with Stats' bound.
+"""Compares what tenants were served with Stats' bound at every report, in virtual time.
 
 The books count service from grants and reports alone: the prompt at the grant, output as it is
 reported, all over the weight. While a tenant or a group waits, none of its siblings may be served
@@ -26,7 +26,7 @@ _ROOT = ""
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The path of each tenant to the root, itself first, and the weight of each node."""
+    """Holds the path of each tenant to the root, itself first, and the weight of each node."""
 
     paths: Mapping[str, Sequence[str]]
     weights: Mapping[str, float]
@@ -56,7 +56,7 @@ class Tree:
 
 
 class Gaps:
-    """Service of siblings, compared while one of them waits."""
+    """Compares the service of siblings while one of them waits."""
 
     def __init__(self, tree: Tree) -> None:
         self.of_bound = 0.0  # the widest gap over the bound at that time
@@ -105,7 +105,7 @@ class Books(CoreAdapter):
         flows = [core.flow_index(name.encode()) for name in requests.clients]
         super().__init__(core, requests, flows, asks)
         self.gaps = Gaps(tree)
-        #: Of all cores that share one fairness.
+        #: The books of all cores that share one fairness.
         self.sharing: Sequence[Books] = (self,)
         self.stats_broken = ""
         self.queued: dict[int, int] = {}  # handles
@@ -173,7 +173,7 @@ class Books(CoreAdapter):
 
 
 class Leavable(EngineRunner):
-    """An engine whose clients may leave while it works."""
+    """Runs an engine whose clients may leave while it works."""
 
     __slots__ = ()
 
@@ -188,7 +188,7 @@ class Leavable(EngineRunner):
 
 
 class Audited(World):
-    """A world in which clients may leave: `leaves` has when, and which request, in order."""
+    """Runs a world in which clients may leave: `leaves` has when, and which request, in order."""
 
     def __init__(
         self, profile: Profile, config: Config, requests: Requests, *, engines: int = 1,

@@ -118,7 +118,7 @@ def newcomer(profile: str, large: Size, size: Size) -> list[float]:
 
 @dataclass(frozen=True)
 class Classes:
-    """The service that a high class kept of strict order's, and the longest wait of the low one."""
+    """Holds a high class's part of its service under strict order, and a low one's longest wait."""
 
     kept: float
     low: float  # its service over that of both
@@ -156,7 +156,7 @@ def classes(profile: str, high: Size, low: Size, surplus: float) -> Classes:
 
 
 def _first_tokens_s(run: Audited, tenant: int, until_s: int) -> list[float]:
-    """Times to the first token of all requests that a tenant sent until then."""
+    """Return times to the first token of all requests that a tenant sent until then."""
     requests, out = run.requests, run.outcomes
     return [
         (first - arrival if first >= 0 else run.now_ns - arrival) / SECOND

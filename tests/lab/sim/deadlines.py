@@ -1,4 +1,4 @@
-"""Requests with deadlines in a world of virtual time, and what becomes of one that is let in.
+"""Simulates requests with deadlines, and the fate of one that is let in.
 
 A run can be forked at any arrival: in the copy, that request comes without its deadline, so that
 nothing sends it away; all else is as it was. So it is seen whether it would have been served in
@@ -29,7 +29,7 @@ _FAILED, _MISSED, _MET = 1, 10, 11
 
 @dataclass(frozen=True)
 class Load:
-    """The requests: Poisson arrivals in waves, lengths and deadlines drawn from a seed."""
+    """Describes the requests: Poisson arrivals in waves, lengths and deadlines from a seed."""
 
     count: int
     per_s: float
@@ -53,7 +53,7 @@ class Load:
 
 
 class Deadlines(World):
-    """A run of requests with deadlines."""
+    """Runs requests with deadlines."""
 
     def __init__(self, requests: Requests, deadlines: Sequence[int], **options: int) -> None:
         config, engine = patient_config(requests.clients), PROFILE.config()
@@ -71,7 +71,7 @@ class Deadlines(World):
         self._wanted = list(deadlines)
 
     def met(self, index: int) -> bool:
-        """Whether a request had its first token by its deadline."""
+        """Return whether a request had its first token by its deadline."""
         first_ns = self.outcomes.first_ns[index]
         return first_ns != NEVER and first_ns < self._due_ns(index)
 
@@ -79,7 +79,7 @@ class Deadlines(World):
         return self.requests.arrival_ns[index] + self._wanted[index]
 
     def let_in_each(self, samples: Iterable[int]) -> dict[int, bool]:
-        """Run it, and fork it at each of these: whether that one would have met its deadline."""
+        """Return whether each sample's request, where the run forks, would meet its deadline."""
         found, left = {}, sorted(samples, reverse=True)
         while self.ended < len(self.requests) or self._reports:
             next_ns = self._next_ns()

@@ -1,4 +1,4 @@
-"""How often early refusal is right: a load without and with it, and with refused requests let in.
+"""Measures how often early refusal is right: a load without and with it, and the refused let in.
 
 Requests are hopeless if they miss their deadlines when none is refused for it. Each sample of
 the refused is let in by itself, in a fork of the run, otherwise unchanged.
@@ -15,7 +15,7 @@ from schedsvc import _core as core
 from .deadlines import Deadlines, Load
 
 FOR_DEADLINES = (core.REJECTED_DEADLINE, core.EVICTED_DEADLINE)
-#: Of the requests, by which it has been learned what can be met.
+#: The part of the requests by which it has been learned what can be met.
 LEARNT = 0.2
 LOADS = {
     "a fifth": Load(12_000, 5.7, (0.5, 20.0)),
@@ -63,7 +63,7 @@ def play(load: Load, samples: int) -> dict[str, float]:
 
 
 def holds(found: dict[str, float], samples: int) -> bool:
-    """Whether a load was as hopeless as it should be, and early refusal right often enough."""
+    """Return whether a load was as hopeless as it should be, and early refusal right enough."""
     return (
         0.2 <= found["hopeless"] <= 0.5
         and found["samples"] >= samples

@@ -1,4 +1,4 @@
-"""Many tenants of different lengths on an engine beyond its capacity: how full its cache is.
+"""Runs tenants of different lengths on an overloaded engine: how full its cache is.
 
 An oracle of the lengths is a caller that asks for exactly what it will produce, from a scheduler
 that hardly ever reserves less: it predicts nothing of a tenant, and what all tenants together have
@@ -35,7 +35,7 @@ ORACLE = {"samples_min": 1_000, "quantile": 0.999}
 
 @dataclass(frozen=True)
 class Traffic:
-    """Poisson arrivals; all tenants ask equally often, each with lengths of its own, lognormal.
+    """Draws Poisson arrivals; tenants ask equally often, each with its own lengths, lognormal.
 
     Medians of tenants are from the first to the second figure, by orders of magnitude; who has
     long prompts is drawn, and so is not who has long outputs.
@@ -70,7 +70,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Filled:
-    """The result between two moments: the mean part of the cache that sequences held, ends,
+    """Holds the result between two moments: the mean part of the cache that sequences held, ends,
     and sequences that the engine threw out."""
 
     used: float
@@ -79,8 +79,8 @@ class Filled:
 
 
 class Filling(World):
-    """A run that notes preemptions as they come. A `config` is taken as it is: with one, an
-    oracle is only who asks for just its output."""
+    """Notes preemptions of a run as they come. A `config` is taken as it is: then an oracle is only
+    a client that asks for just its output."""
 
     front = CoreAdapter
 

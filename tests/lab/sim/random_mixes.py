@@ -1,4 +1,4 @@
-"""Random mixes of tenants, whose gap of service is held to Stats' bound at every report.
+"""Draws mixes of tenants, whose gap of service is held to Stats' bound at every report.
 
     python -m tests.lab.sim.random_mixes --count 300
     python -m tests.lab.sim.random_mixes --seed 17 --setup tree
@@ -31,7 +31,7 @@ LEAVES = 0.08  # of all requests
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A random mix: who asks for what, and who leaves."""
+    """Describes a random mix: who asks for what, and who leaves."""
 
     profile: str
     weights: Sequence[float]
@@ -78,7 +78,7 @@ def draw(seed: int) -> Mix:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The widest gap of a run over the bound, and what was beyond it, if anything."""
+    """Holds the widest gap of a run over the bound, and what was beyond it, if anything."""
 
     of_bound: float
     broken: str

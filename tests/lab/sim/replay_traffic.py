@@ -1,4 +1,4 @@
-"""Traffic against a recording server: both protocols, and every way in which a request ends."""
+"""Sends traffic to a recording server: both protocols, every way in which a request ends."""
 
 import asyncio
 import time
@@ -64,7 +64,7 @@ async def drive(target, *, requests=150, seed=1):
 
 
 class KeyboardError(Exception):
-    """A person pressed a key."""
+    """Stands for a person who pressed a key."""
 
 
 def _ask(number):

@@ -1,4 +1,4 @@
-"""The worth of Retry-After in several situations: retries, admissions, and the time they took."""
+"""Measures the worth of Retry-After in several situations: retries, admissions, their time."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ told is at most 1.5 times that of an oracle's waits. Exit status 1 where it does
 
 @dataclass(frozen=True)
 class Situation:
-    """Bursts of `burst` requests about every `every_s`, in some seeds; see `Obedient`."""
+    """Describes bursts of `burst` requests about every `every_s`, in some seeds; see `Obedient`."""
 
     burst: tuple[int, int]
     every_s: float
@@ -75,7 +75,7 @@ SITUATIONS = {
 
 @dataclass(frozen=True)
 class Worth:
-    """Of those who were refused: how many got in at the next try, and medians of waits in s."""
+    """Counts the refused clients that got in at the next try; medians of waits are in s."""
 
     refused: int
     admitted: float
@@ -88,7 +88,7 @@ class Worth:
         return self.told_s / self.oracle_s
 
     def holds(self) -> bool:
-        """Whether both are as they should be."""
+        """Return whether both are as they should be."""
         # Wanted is 1.5 (#63). Two situations have 1.51 and 1.54: the lead bounds their backfill.
         return self.admitted >= 0.90 and self.ratio <= 1.55
 

@@ -1,4 +1,4 @@
-"""Clients that obey Retry-After, in virtual time, and the times that an oracle would name.
+"""Simulates clients that obey Retry-After, and the times that an oracle would name.
 
 A pool has a fixed number of places; every request holds one for a while. Tenants send bursts. A
 refused client retries exactly at the time of Retry-After. The oracle knows the future and is as
@@ -27,7 +27,7 @@ TOKENS = 100  # of input of each request, and as many of output
 
 @dataclass
 class Try:
-    """One refusal, and what came of the next try."""
+    """Records one refusal, and what came of the next try."""
 
     at_ns: int
     told_ns: int
@@ -38,7 +38,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: its tenant, its number there, and the refusal that it is the retry of."""
+    """Names a request: its tenant, its number there, and the refusal that it is the retry of."""
 
     tenant: int
     asked: int
@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass
 class RetryAfterClient:
-    """Tenants, their clients, and the core between them and the pool."""
+    """Runs tenants, their clients, and the core between them and the pool."""
 
     seed: int
     tenants: int = 3

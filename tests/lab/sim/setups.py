@@ -1,4 +1,4 @@
-"""Where tenants share: one engine or several, alone or in a tree of groups, by which policy."""
+"""Places tenants: one engine or several, alone or in a tree of groups, by which policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

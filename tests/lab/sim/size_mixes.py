@@ -38,7 +38,7 @@ _FIFTH, _TINY = (200, 100), (60, 30)
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The input and output of each tenant's requests, and its weight."""
+    """Holds the input and output of each tenant's requests, and its weight."""
 
     name: str
     sizes: Sequence[tuple[int, int]]
@@ -66,7 +66,7 @@ MIXES = (
     Mix("17:1 w 1:4", (_LARGE, _TINY), (1, 4)),
     Mix("5:1 w 1:4", (_LARGE, _FIFTH), (1, 4)),
 )
-#: Of equal prompts or smaller ones, and hardly any output: what once took the engine of the other.
+#: Prompts are equal or smaller, with hardly any output: it once took the engine of the other.
 HONEST = tuple(
     Mix(f"honest {prompt}/{output}", ((300, 150), (prompt, output)), headroom={})
     for prompt, output in ((300, 16), (300, 1), (100, 8))
@@ -75,7 +75,7 @@ HONEST = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The service that each tenant got in a second, over its weight, and how long was measured."""
+    """Holds each tenant's weighted service in a second, and how long was measured."""
 
     each: Sequence[float]
     weights: Sequence[int]
@@ -84,12 +84,12 @@ class Shares:
 
     @property
     def ratio(self) -> float:
-        """The largest weighted service over the least."""
+        """Return the largest weighted service over the least."""
         return max(self.each) / min(self.each)
 
     @property
     def total(self) -> float:
-        """The service of all tenants in a second."""
+        """Return the service of all tenants in a second."""
         return sum(rate * weight for rate, weight in zip(self.each, self.weights, strict=True))
 
 
@@ -150,7 +150,7 @@ def shares_of(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A mix under the settings, beside strict order with the same settings."""
+    """Compares a mix under the settings with strict order under the same settings."""
 
     ratio: float
     strict_ratio: float

@@ -1,4 +1,4 @@
-"""Sessions of agents in the simulator: the cap saves the prefix cache, and all sessions begin."""
+"""Simulates sessions of agents: the cap saves the prefix cache, and all sessions begin."""
 
 from schedsvc_lab.engine import load_profile
 from schedsvc_lab.sim.agent_sessions import compare
@@ -15,7 +15,7 @@ def test_a_cap_on_sessions_raises_the_hit_rate() -> None:
 
 
 def talks(*, named: bool) -> Run:
-    """One tenant: a session with many requests, and one with few, all at once."""
+    """Return one tenant: a session with many requests, and one with few, all at once."""
     trace = [
         TraceRequest(
             0.0, "a", 100, 50, Record(conversation="busy" if k % 5 else "calm", tenant="a")
@@ -27,7 +27,7 @@ def talks(*, named: bool) -> Run:
 
 
 def last_end_s(run: Run) -> float:
-    """When the last request of the calm session ended."""
+    """Return when the last request of the calm session ended."""
     return max(run.outcomes.end_ns[k] for k in range(0, 200, 5)) / 1e9
 
 

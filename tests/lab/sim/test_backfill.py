@@ -1,4 +1,4 @@
-"""Tenants that always wait share engines by weight, whatever the sizes of their requests."""
+"""Tests that waiting tenants share engines by weight, whatever their requests' sizes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The comparison of the simulator with the real vLLM: its arithmetic, without either."""
+"""Tests the comparison of the simulator with the real vLLM: arithmetic, without either."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_rest_of_a_step() -> None:
     assert rest_of_a_step_ms(steps, 0.040) == pytest.approx(15 * 2 / 3 + 7.5 / 3)
 
 
-def test_what_is_around_the_engine_is_what_neither_it_nor_the_queue_took() -> None:
+def test_time_around_the_engine_excludes_engine_and_queue() -> None:
     small, large = (8, 2), (90, 7)
     samples = [
         sample(5.0, small, 1.100, math.nan),
@@ -89,7 +89,7 @@ def test_profiles_are_fitted_to_the_steps_of_the_other_runs(tmp_path: Path) -> N
     assert ms == pytest.approx([30, 25, 15], rel=0.02)
 
 
-def test_what_is_around_the_engine_is_added_to_the_simulated_first_tokens() -> None:
+def test_time_around_the_engine_is_added_to_first_tokens() -> None:
     profile = load_profile("cpu-tiny-llama")
     requests = [TraceRequest(0.001 * at, "a", 32, 40) for at in range(3)]
     bare, added = (
@@ -103,11 +103,11 @@ def test_what_is_around_the_engine_is_added_to_the_simulated_first_tokens() -> N
         for ours, theirs in zip(added["first_tokens"], bare["first_tokens"], strict=True)
     ]
     assert extra == [100, 100, 100]
-    # Of the second run only: each at its time since that run's start.
+    # Only the second run counts: each at its time since that run's start.
     assert [round(at_s, 4) for at_s, _, _ in added["first_tokens"]] == [0.0, 0.001, 0.002]
 
 
-def test_what_holds_and_what_does_not() -> None:
+def test_judge_passes_good_runs_and_fails_bad_ones() -> None:
     real = [run({"a": ms, "b": 9.0}, 100.0, 40) for ms in (10.0, 20.0, 30.0)]
     counts = {"a": 10, "b": 9}
     good = [run({"a": 29.0}, 91.0, 21)] * 3

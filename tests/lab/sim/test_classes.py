@@ -1,4 +1,4 @@
-"""Priority classes of a trace, in the simulator."""
+"""Tests priority classes of a trace, in the simulator."""
 
 import json
 
@@ -16,7 +16,7 @@ CLASSES = [{"name": "fast", "rank": -1}, {"name": "slow", "rank": 1, "ageing_ms"
 
 @pytest.fixture
 def requests(tmp_path):
-    """A burst of one tenant's requests: every fifth of class `fast`, the others `slow`."""
+    """Return a burst of one tenant's requests: every fifth of class `fast`, the others `slow`."""
     path = tmp_path / "trace.jsonl"
     lines = [
         {

@@ -1,4 +1,4 @@
-"""Contents of prompts: hashes and adapters reach the engines, hits reach the scheduler."""
+"""Tests contents of prompts: hashes and adapters reach engines, hits reach the scheduler."""
 
 import json
 from random import Random
@@ -23,7 +23,7 @@ def profile(**fields):
 
 
 def mooncake(tmp_path, rows):
-    """Requests from rows of (ms, input, output, hash ids)."""
+    """Make requests from rows of (ms, input, output, hash ids)."""
     path = tmp_path / "trace.jsonl"
     keys = ("timestamp", "input_length", "output_length", "hash_ids")
     path.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows))
@@ -80,7 +80,7 @@ def test_jitter_takes_the_contents_along(tmp_path):
 
 @pytest.mark.parametrize("seed", fresh(1))
 def test_no_cache_beats_belady_and_a_larger_one_no_smaller_one(tmp_path, seed):
-    """One request at a time, each block used for an hour's pause: only the cache decides."""
+    """The requests are an hour apart, each block is used: only the cache decides."""
     draws = Random(seed)
     popular = [int(draws.paretovariate(0.7)) % 40 for _ in range(400)]
     rows = [(number * 1_000, 512, 4, [which]) for number, which in enumerate(popular)]
@@ -124,7 +124,7 @@ def test_prompts_of_different_adapters_share_nothing():
 
 
 def shared(tmp_path, rate=20, count=300):
-    """Twelve tenants, each with a beginning of 1,024 tokens of its own; more than are served."""
+    """Return too much load: twelve tenants, each with a beginning of 1,024 tokens of its own."""
     rnd, path = Random(1), tmp_path / "shared.jsonl"
     with path.open("w") as out:
         for chat in range(count):
@@ -144,7 +144,7 @@ def shared(tmp_path, rate=20, count=300):
 
 
 def cached(name):
-    """The engine of the VTC paper, which is small, with or without a prefix cache."""
+    """Return the engine of the VTC paper, which is small, with or without a prefix cache."""
     small = load_profile("a10g-llama2-7b")
     return small.model_copy(
         update={"engine": small.engine.model_copy(update={"prefix_cache": name})}

@@ -1,4 +1,4 @@
-"""Bounded credit in the simulator: a tenant that trickles, and the paper's distribution shift."""
+"""Simulates bounded credit: a tenant that trickles, and the paper's distribution shift."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def trickle() -> Requests:
 
 
 def shift() -> Requests:
-    """Section 5.4 of the VTC paper: on and off below the share, then both above, then again."""
+    """Return VTC's section 5.4: on and off below the share, then both above, then again."""
     parts = [(0, 0.5, at, at + 60) for at in (0, 120, 240)]
     parts += [(1, 2, 0, 300), (0, 1, 300, 600), (1, 1, 300, 600)]
     parts += [(0, 0.5, 600, 900), (1, 1.5, 600, 900)]

@@ -1,4 +1,4 @@
-"""Same seed, same digest: in other processes, after other runs, beside other engines."""
+"""Tests that a seed has one digest: in other processes, after other runs, beside engines."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def _drive(runners, trace):
 
 
 def test_engines_share_no_state():
-    """Two engines beside each other, with the same ids and keys, each as if it were alone."""
+    """The engines have the same ids and keys; each is unaffected by the other."""
     from schedsvc_lab.engine import Engine
 
     [config] = engine_configs(Scenario(BUSY)).values()

@@ -1,4 +1,4 @@
-"""Early refusal in virtual time: refused requests would have been too late, others are in time."""
+"""Tests early refusal in virtual time: refused requests would be late, others are in time."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_a_prefill_rate_that_is_wrong_by_ten_refuses_little_that_could_be_served
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_of_a_thousand_that_could_be_served_few_are_refused():
+def test_few_of_a_thousand_serveable_requests_are_refused():
     serveable, refused = serveable_and_refused(1_200, 10)
     assert serveable >= 1_000
     assert refused <= 0.05 * serveable, (serveable, refused)

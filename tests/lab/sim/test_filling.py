@@ -1,4 +1,4 @@
-"""Peak form with predicted reservations: nearly as full as with an oracle, hardly a preemption."""
+"""Tests peak form with predicted reservations: nearly as full as an oracle, few preemptions."""
 
 import pytest
 

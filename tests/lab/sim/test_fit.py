@@ -20,7 +20,7 @@ SIZES += ["--max-num-batched-tokens=2048", "--max-model-len=2048"]
 
 
 def steps_of(cost, seed=1):
-    """Steps that an engine with this cost does under a changing load."""
+    """Return steps that an engine with this cost does under a changing load."""
     fields = {**load_profile("tiny-cpu").model_dump(), "cost": cost.model_dump()}
     profile = Profile.model_validate(fields)
     engine = Engine(profile.config(), profile.step_cost(64))

@@ -1,4 +1,4 @@
-"""The service difference, by hand-made cases and by the measured files."""
+"""Tests the service difference, by hand-made cases and by the measured files."""
 
 import csv
 from pathlib import Path
@@ -14,7 +14,7 @@ REFERENCE = Path(__file__).parents[4] / "shared" / "data" / "reference" / "vtc_a
 
 
 def service(rows, clients=2):
-    """Rows of (arrival, first token, end, client, cost)."""
+    """Make rows of (arrival, first token, end, client, cost)."""
     columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
     return Service(*columns[:3], columns[3].astype(int), columns[4], clients)
 
@@ -104,7 +104,7 @@ def test_measured_files_give_the_published_figures(name, greatest, mean, gap):
 
 
 def test_throughput_by_hand():
-    """10 tokens over [0, 2], 4 at once at 1.5, one that was not served."""
+    """The rows are 10 tokens over [0, 2], 4 at once at 1.5, one that was not served."""
     rates = throughput(
         np.array([10.0, 4.0, 99.0]),
         np.array([0.0, 1.5, np.nan]),

@@ -1,4 +1,4 @@
-"""Overload in virtual time: what is beyond the capacity is refused, and costs no goodput (T8)."""
+"""Simulates overload: load beyond the capacity is refused, and costs no goodput (T8)."""
 
 from random import Random
 
@@ -21,7 +21,7 @@ TENANTS = ("one", "two", "three")
 
 
 def poisson(factor: float, seed: int = 3) -> Requests:
-    """Requests of three tenants at a multiple of the capacity."""
+    """Draw requests of three tenants at a multiple of the capacity."""
     draws = Random(seed)
     rows, at_s = [], 0.0
     while at_s < LAST_S:
@@ -33,7 +33,7 @@ def poisson(factor: float, seed: int = 3) -> Requests:
 
 @pytest.fixture(scope="module")
 def goodputs(tmp_path_factory):
-    """By load: output tokens a second of what ended in the window, part refused, longest wait."""
+    """Return by load: output tokens a second in the window, part refused, longest wait."""
     file = tmp_path_factory.mktemp("overload") / "schedsvc.yaml"
     tenants = "".join(f"\n  - name: {name}" for name in TENANTS)
     file.write_text(

@@ -1,4 +1,4 @@
-"""Settings by name, in the profile and in the configuration."""
+"""Tests settings by name, in the profile and in the configuration."""
 
 import pytest
 

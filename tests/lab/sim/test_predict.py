@@ -1,4 +1,4 @@
-"""`schedsvc predict`: the predictor's promises on real and made traces."""
+"""Tests `schedsvc predict`: the predictor's promises on real and made traces."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def figures(requests: Columns, quantile: float, **more: Any) -> tuple[dict[str, 
 def made(
     output: np.ndarray[Any, Any], seed: int, tenant: np.ndarray[Any, Any] | None = None
 ) -> Columns:
-    """A Poisson stream of such outputs, 5.5 a second."""
+    """Make a Poisson stream of such outputs, 5.5 a second."""
     rnd = np.random.default_rng(seed)
     arrival = np.cumsum(rnd.exponential(1 / 5.5, len(output)))
     whose = np.zeros(len(output), dtype=np.int64) if tenant is None else tenant
@@ -185,7 +185,7 @@ def test_adapters_of_a_trace_are_predicted_apart(tmp_path: Path) -> None:
 
 
 def test_all_that_is_known_early_is_short() -> None:
-    """A stream from nothing: what ends first is short, and is not taken for all there is."""
+    """The stream begins from nothing: early ends are short, and do not stand for all."""
     output = np.random.default_rng(5).lognormal(5.2, 0.9, 600).astype(np.int64)
     requests = made(np.clip(output, 1, 4_000), 6)
     played = play(requests, quantile_ppm=900_000, output_tokens_max=4_096)

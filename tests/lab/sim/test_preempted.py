@@ -1,4 +1,4 @@
-"""A request that an engine preempts resumes before all requests that are granted later.
+"""Tests that a preempted request resumes before all requests that are granted later.
 
 The engine does it: it resumes by itself, in the order in which it was given its work. The scheduler
 leaves a preempted request its lease, so requests that it grants meanwhile arrive behind it. Here
@@ -34,7 +34,7 @@ OUTPUTS = (20, 30, 40, 50, 400)
 class Seen:
     """Counts of events, and a sentence for each that should not have happened."""
 
-    granted: dict[int, int] = field(default_factory=dict)  # request: how many were before it
+    granted: dict[int, int] = field(default_factory=dict)  # the number before it
     out: dict[int, int] = field(default_factory=dict)  # thrown out: its reservation, as last seen
     resumed: int = 0
     contested: int = 0  # of these, while something that never ran waited in the engine
@@ -149,7 +149,7 @@ def serve(
 
 
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
-def test_what_was_preempted_goes_on_first_and_in_the_order_of_the_grants(options):
+def test_preempted_requests_resume_first_in_order_of_grants(options):
     seen = serve(**options)
     assert seen.contested > 50  # else no request was there that could have overtaken
     assert seen.overtaken == []

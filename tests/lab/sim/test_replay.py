@@ -48,7 +48,7 @@ def ask_until(target, holds):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """The file of a server that was asked, drained and stopped, and its own digest and totals."""
+    """Return the file of a server that was asked, drained and stopped, its digest and totals."""
     folder = tmp_path_factory.mktemp("recorded")
     with recording_server(folder) as (process, target):
         granted = asyncio.run(drive(target))
@@ -136,7 +136,7 @@ def test_another_file_is_reported(tmp_path, content, complaint):
 
 
 def test_another_core_is_noticed(recorded, monkeypatch):
-    """As if this version decided otherwise: the first digest that differs is named."""
+    """If this version decided otherwise, the first digest that differs is named."""
     recording = Recording(recorded[0])
     recording.header["options"]["headroom_ppm"] = 500_000
     with pytest.raises(ReplayError, match=r"after event \d+ the digest is"):
@@ -147,7 +147,7 @@ def test_another_core_is_noticed(recorded, monkeypatch):
 
 
 def test_hash_order_changes_no_replay(recorded):
-    """Another process with another hash seed: the same digest."""
+    """Another process with another hash seed has the same digest."""
     code = (
         "import sys; from pathlib import Path; from schedsvc_lab.sim.replay.exact import Exact;"
         "from schedsvc_lab.sim.replay.reader import Recording;"

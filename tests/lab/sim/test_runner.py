@@ -23,7 +23,7 @@ def make(kv_tokens, prefill):
 
 
 class Stepper(EngineRunner):
-    """The same engine, one step at a time: what a runner has to equal."""
+    """Runs the same engine, one step at a time: what a runner has to equal."""
 
     def plan(self, now_ns):
         if self.end_ns == NEVER and (step := self.engine.plan_step()) is not None:

@@ -1,4 +1,4 @@
-"""`schedsvc sim` as a person runs it."""
+"""Runs `schedsvc sim` as a person does."""
 
 import csv
 import gc
@@ -61,7 +61,7 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compared(trace, tmp_path_factory):
-    """The folder of one comparison, which draws, and what it prints."""
+    """Return the folder of one comparison, which draws, and what it prints."""
     out = tmp_path_factory.mktemp("compared") / "out"
     result = sim("--trace", trace, "--policy", "engine", "--policy", "vtc", "--seeds", 2,
                  "--jitter", 50, "--out", out, "--figures", "--json")  # fmt: skip
@@ -222,8 +222,8 @@ def test_an_azure_trace_without_tenants(tmp_path):
     assert list(json.loads(result.stdout)["policies"]["vtc"][0]["first_token_s"]) == ["chat"]
 
 
-def test_a_request_costs_only_so_many_calls():
-    """A figure without noise: calls of functions, of Python's and of C's, a request."""
+def test_calls_for_a_request_are_bounded():
+    """The figure has no noise: calls of functions, of Python's and of C's, a request."""
     draws = Random(1)
     at_ns, rows = 0, []
     for _ in range(200):

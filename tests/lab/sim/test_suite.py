@@ -1,4 +1,4 @@
-"""The VTC paper's experiments: its workloads, its server, and the suite's verdicts."""
+"""Tests the VTC paper's experiments: its workloads, its server, and the suite's verdicts."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_limit_of_requests_idles_the_engine_or_is_unfair() -> None:
 
 
 def test_the_core_gives_the_measured_figures_of_short_and_long():
-    """Of the very requests that were measured, first come, first served."""
+    """The requests are the ones that were measured, first come, first served."""
     requests = reference("fcfs_poisson_short_long.csv")
     scenario = Scenario(
         load_profile("a10g-llama2-7b"),

@@ -1,4 +1,4 @@
-"""Sweeps: every combination once, figures by hand, the same with more processes."""
+"""Tests sweeps: every combination once, figures by hand, the same with more processes."""
 
 import csv
 import json
@@ -50,7 +50,7 @@ def test_combinations_vary_the_last_setting_fastest():
 
 
 def test_a_good_request_meets_every_goal():
-    """One alone: its times are known, so each goal is met or missed by a hair."""
+    """The request is alone: its times are known, so each goal is met or missed by a hair."""
     run = simulate(Scenario(FAST), Requests(("a",), [(0, 0, 100, 11)]), "engine")
     first_ms = run.outcomes.first_ns[0] / 1e6
     end_ms = run.outcomes.end_ns[0] / 1e6

@@ -27,7 +27,7 @@ UNTIL_S = 12
 
 
 def organisations(*, weighted: bool) -> Config:
-    """Organisations 1:2:4, and two teams 1:2 in the large one."""
+    """Return organisations 1:2:4, and two teams 1:2 in the large one."""
     teams = [
         {"name": f"team{k}", "parent": "large", **({"weight": k + 1} if weighted else {})}
         for k in range(2)
@@ -79,7 +79,7 @@ def parts_of(found: Counter[str]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def shared() -> Run:
-    """A flood of the weighted organisations."""
+    """Return a flood of the weighted organisations."""
     return flooded(organisations(weighted=True))
 
 
@@ -135,7 +135,7 @@ def test_replay_of_a_tree_has_the_servers_digest(tmp_path: Path) -> None:
         assert group.granted > 0
 
     def what_if(*options: str) -> object:
-        """The tenants' figures under the same configuration, or a changed one."""
+        """Return the tenants' figures under the same configuration, or a changed one."""
         arguments = ["sim", "--replay", str(path), "--config", str(tmp_path / "c.yaml"), "--json"]
         result = CliRunner().invoke(main, [*arguments, *options])
         assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""A recording under another configuration: figures by hand, and no change where nothing changed."""
+"""Replays a recording under another configuration: figures by hand, no change if unchanged."""
 
 import json
 from heapq import heapify, heappop, heappush
@@ -151,7 +151,7 @@ def what_if(folder, config):
 
 
 def three(folder):
-    """Two requests run for a second; a third, 0.1 s later, waits for the first end."""
+    """Record two requests that run for a second; a third, 0.1 s later, waits for the first end."""
     server = Server(config_of(folder))
     for number, (at_ms, run_ms) in enumerate([(0, 1_000), (0, 1_500), (100, 1_000)]):
         server.ask(at_ms * MS, number, run_ms * MS)
@@ -170,7 +170,7 @@ def three(folder):
          [GRANTED, GRANTED, REJECTED_FLOW_QUEUE_FULL], [0, 1_000, 0]),
     ],
 )  # fmt: skip
-def test_by_hand(tmp_path, capacity, scheduler, verdicts, waits_ms):
+def test_verdicts_and_waits_equal_those_by_hand(tmp_path, capacity, scheduler, verdicts, waits_ms):
     three(tmp_path)
     collector, asks, fates = what_if(tmp_path, config_of(tmp_path, capacity, scheduler))
     assert [ask.outcome for ask in asks] == [GRANTED] * 3
@@ -182,7 +182,7 @@ def test_by_hand(tmp_path, capacity, scheduler, verdicts, waits_ms):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_recordings_know_sessions_of_agents(tmp_path, stream):
-    """One request at a time: two sessions take turns, also in the replays."""
+    """One request is sent at a time: two sessions take turns, also in the replays."""
     config = config_of(tmp_path, 160)
     server = Server(config, stream=stream)
     for number, session in enumerate("aaaabb"):
@@ -194,8 +194,8 @@ def test_recordings_know_sessions_of_agents(tmp_path, stream):
     assert [fate.waited_ns // MS for fate in fates] == waits_ms
 
 
-def test_what_did_not_run_takes_the_median_of_its_tenant(tmp_path):
-    """Refused then; now it runs for a second, so the one behind it waits that long."""
+def test_refused_request_takes_its_tenants_median_when_run(tmp_path):
+    """It was refused then; now it runs for a second, so the one behind it waits that long."""
     tight = "queue_ttl_ms: 30000, flow_queue_max: 1"
     server = Server(config_of(tmp_path, 160, tight))
     for number, at_ms in enumerate((0, 10, 20)):
@@ -216,10 +216,10 @@ def test_what_did_not_run_takes_the_median_of_its_tenant(tmp_path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-# Of 16682543010963, a report and another run's end come at one time.
+# With 16682543010963, a report and another run's end come at one time.
 @pytest.mark.parametrize("seed", [16682543010963, *fresh(5)])
 def test_the_same_configuration_changes_nothing(tmp_path, seed, stream):
-    """Not one verdict, and no wait by more than the microsecond that a message states."""
+    """No verdict is changed, and no wait by more than the microsecond that a message states."""
     draws = Random(seed)
     config = config_of(tmp_path, 640, "queue_ttl_ms: 2000, flow_queue_max: 8")
     server = Server(config, stream=stream)
@@ -285,7 +285,7 @@ def test_pools_of_streams_are_offered_at_the_same_times(tmp_path):
 
 
 def test_an_engine_that_was_refused_does_not_take_the_pool(tmp_path):
-    """Of two engines that claimed one pool the first one answered; both reported to their gates."""
+    """The first of two engines that claim one pool is the one that answers; both report."""
     server = Server(config_of(tmp_path, 16), stream=True)
     figures = {"capacity_tokens": 640, "block_size_tokens": 16, "gates": 1}
     first = pool_pb2.PoolRegistration(pool="gpu", epoch=3, **figures)

@@ -1,4 +1,4 @@
-"""The world: order, conservation, determinism, and what the policies do in it."""
+"""Tests the world: order, conservation, determinism, and what the policies do in it."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -165,7 +165,7 @@ def test_a_lease_that_expires_unheard_does_not_stop_the_world(tmp_path):
     assert NEVER not in run.outcomes.end_ns
 
 
-def test_what_no_engine_can_hold_is_refused_under_every_policy():
+def test_request_too_large_for_all_is_always_refused():
     big = Requests(("a",), [(0, 0, 3_000, 10), (1, 0, 10, 10)])
     for policy in ("engine", "vtc"):
         run = simulate(Scenario(FAST), big, policy)
@@ -173,7 +173,7 @@ def test_what_no_engine_can_hold_is_refused_under_every_policy():
         assert run.outcomes.end_ns[0] == NEVER
 
 
-def test_what_the_engine_does_not_take_is_not_charged():
+def test_request_that_the_engine_refuses_is_not_charged():
     core = _core.Scheduler()
     flow = core.set_flow(b"a", 1_000)
     # The core does not know that the engine's context is shorter than its memory.
@@ -190,7 +190,7 @@ def test_what_the_engine_does_not_take_is_not_charged():
     assert (stats["input_tokens"], stats["output_tokens"]) == (100, 10)
 
 
-def test_rounds_admit_only_every_so_many_decode_steps():
+def test_rounds_admit_only_after_their_decode_steps():
     slow = load_profile("a10g-llama2-7b")
     settings = Settings(round_steps=10)
     # The second waits for the first round, the third for the one after it.
@@ -199,7 +199,7 @@ def test_rounds_admit_only_every_so_many_decode_steps():
     cost = slow.step_cost(4)
     decided, first = run.outcomes.decided_ns, run.outcomes.first_ns
     assert decided[1] == first[0] + cost.decode_run_ns(10, 1, 11)
-    # By then the first holds 20 tokens, the second its 10.
+    # At that time the first holds 20 tokens, the second its 10.
     assert decided[2] == first[1] + cost.decode_run_ns(10, 2, 21 + 11)
     with pytest.raises(ScenarioError, match="one engine"):
         simulate(Scenario(slow, settings=settings, engines=2), Requests(("a",), rows), "fcfs")
@@ -213,7 +213,7 @@ def test_without_scheduler_a_request_goes_where_least_is_open():
 
 
 class Broken(SchedulerAdapter):
-    """A front that keeps requests, or says everything twice."""
+    """Keeps requests as a front, or says everything twice."""
 
     def __init__(self, verdicts):
         super().__init__(False)
@@ -260,7 +260,7 @@ def test_a_defect_is_found_at_the_next_check(every):
 
 @pytest.mark.parametrize("delay_ms", [0, 30])
 def test_the_scheduler_hears_how_the_engine_is(monkeypatch, delay_ms):
-    """Every tick, as late as other reports, with the engine's own figures of that time."""
+    """The engine's own figures are reported each tick, with the delay of other reports."""
     told = []
 
     class Hearing(CoreAdapter):

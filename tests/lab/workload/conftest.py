@@ -8,7 +8,7 @@ from . import trained
 
 
 class Folders:
-    """Folders with trained tokenizers, each made when it is asked for first."""
+    """Makes folders with trained tokenizers, each when it is asked for first."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""An emulator that counts with a trained tokenizer."""
+"""Runs an emulator that counts with a trained tokenizer."""
 
 from __future__ import annotations
 

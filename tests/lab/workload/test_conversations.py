@@ -135,7 +135,7 @@ def test_limits(tokenizer: ModelTokenizer) -> None:
     assert [ask.output_tokens for ask in asks(tokenizer, [silent], limits)] == [3, 3]
 
 
-def test_what_the_template_refuses_is_written_plainly(tokenizer: ModelTokenizer) -> None:
+def test_text_that_the_template_refuses_is_written_plainly(tokenizer: ModelTokenizer) -> None:
     twice = Record(messages=(Message("user", "one"), Message("user", "two")), turn=1)
     chats = Chats(tokenizer)
     simulation = Simulation(chats, Timing(), Limits())

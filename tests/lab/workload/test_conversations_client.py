@@ -1,4 +1,4 @@
-"""Conversations held with servers: the emulator, and one that misbehaves on request."""
+"""Holds conversations with servers: the emulator, and one that misbehaves on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A written trace is read back, whole or marked as partial."""
+"""Tests that a written trace is read back, whole or marked as partial."""
 
 import json
 import os
@@ -255,7 +255,7 @@ def test_small_blocks_are_joined_and_nothing_else_is_shared() -> None:
         ),
     ],
 )
-def test_what_mooncakes_form_cannot_hold(
+def test_request_that_mooncakes_form_cannot_hold_is_refused(
     tmp_path: Path, request_: dict[str, Any], message: str
 ) -> None:
     result = convert(tmp_path, lines(request_), "--to", "mooncake")

@@ -1,4 +1,4 @@
-"""Statistics of traces, by hand and against numpy."""
+"""Tests statistics of traces, by hand and against numpy."""
 
 import json
 from pathlib import Path

@@ -20,7 +20,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Publisher(ThreadingHTTPServer):
-    """A server of one file, whose behaviour a test chooses."""
+    """Serves one file as a test chooses."""
 
     daemon_threads = True
 

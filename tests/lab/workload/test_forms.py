@@ -1,4 +1,4 @@
-"""Every published form in a small file of its own, with its traps."""
+"""Tests every published form in a small file of its own, with its traps."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def reader(tmp_path: Path, text: str | bytes, **options: Any) -> TraceReader:
 
 
 def read(tmp_path: Path, text: str, form: str, **options: Any) -> list[Record]:
-    """The records of a file whose form must be found out to be `form`."""
+    """Return the records of a file whose form must be found out to be `form`."""
     source = reader(tmp_path, text, **options)
     records = list(source)
     assert source.form == form
@@ -327,7 +327,7 @@ def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:
     assert len(read(tmp_path, text, "azure")) == 1
 
 
-def test_what_cannot_be_replayed_says_so(tmp_path: Path) -> None:
+def test_trace_that_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(json.dumps(SHAREGPT))
     with pytest.raises(TraceError, match=r":1:arrival_s: no arrival time"):

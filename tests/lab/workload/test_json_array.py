@@ -73,7 +73,7 @@ def test_an_item_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def conversations(size_bytes: int) -> Iterator[str]:
-    """A ShareGPT array of about this size, piece by piece."""
+    """Yield a ShareGPT array of about this size, piece by piece."""
     talk = [
         {"from": role, "value": f"{role} says é " * 40} for role in ("human", "gpt", "human", "gpt")
     ]

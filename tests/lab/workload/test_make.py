@@ -298,7 +298,7 @@ def test_scaling_leaves_what_has_no_time() -> None:
     ]
 
 
-def test_what_has_one_time_has_no_rate(tmp_path: Path) -> None:
+def test_trace_with_one_time_has_no_rate(tmp_path: Path) -> None:
     trace = tmp_path / "in"
     trace.write_text(lines({"arrival_s": 1, "input_tokens": 1}))
     result = run("scale", "--trace", trace, "--rate", 1, "--out", tmp_path / "out")

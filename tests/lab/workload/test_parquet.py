@@ -1,4 +1,4 @@
-"""Parquet files of WildChat and of Chutes, and the message if pyarrow is missing."""
+"""Tests Parquet files of WildChat and of Chutes, and the message if pyarrow is missing."""
 
 import sys
 from datetime import datetime, timezone

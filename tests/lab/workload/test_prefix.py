@@ -1,4 +1,4 @@
-"""The prefix analysis against slow and obvious second implementations."""
+"""Compares the prefix analysis with slow and obvious second implementations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_sharing_without_end(requests: list[Prompt], block_tokens: int, data: st
 
 
 class Slow:
-    """A cache as a list of what is known of each block; evicts by sorting all of it."""
+    """Keeps a list of what is known of each block; sorts all of it to evict."""
 
     def __init__(self, policy: str, capacity: int, requests: list[list[tuple[int, ...]]]) -> None:
         self.policy, self.capacity, self.requests = policy, capacity, requests
@@ -118,7 +118,7 @@ few = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, 
 @settings(deadline=None, max_examples=60)
 @given(few, st.integers(0, 4))
 def test_beladys_cache_is_the_best_of_all(requests: list[Prompt], capacity: int) -> None:
-    """Every way to choose what to keep after each request is tried."""
+    """Belady's hits are the most of all choices of blocks to keep after each request."""
     blocks = [tuple(prefixes(prompt, 1)) for prompt in requests]
 
     @cache
@@ -142,7 +142,7 @@ def test_beladys_cache_is_the_best_of_all(requests: list[Prompt], capacity: int)
 def test_joined_hashes_are_larger_blocks(
     requests: list[Prompt], hash_tokens: int, joined: int, partial: bool
 ) -> None:
-    """Hashes of the tokens alone, which say nothing of what stands before them."""
+    """The hashes are of the tokens alone, and do not depend on those before them."""
     by_hash, by_token = HashBlocks(hash_tokens, joined), TokenBlocks(hash_tokens * joined)
     same: dict[int, int] = {}
     for prompt in requests:

@@ -1,4 +1,4 @@
-"""The example of docs/use/prefix.md, executed."""
+"""Runs the example of docs/use/prefix.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = "ABCDEF"
 
 
 def table(first: str) -> list[list[str]]:
-    """The rows of the page's table whose first column is called so."""
+    """Return the rows of the page's table whose first column is called so."""
     found = re.search(rf"^\| {first} \|.*\n\|[- |]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     assert found, first
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in found[1].splitlines()]
@@ -28,7 +28,7 @@ def table(first: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def example() -> tuple[Sharing, list[list[str]], list[tuple[int, int]]]:
-    """The page's requests: counted, as names of blocks, and what was shared of each."""
+    """Return the page's requests: counted, as names of blocks, and what was shared of each."""
     lines = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert lines
     records = [own_record(Fields(json.loads(line))) for line in lines[1].splitlines()]
@@ -43,7 +43,9 @@ def example() -> tuple[Sharing, list[list[str]], list[tuple[int, int]]]:
     return sharing, names, served
 
 
-def test_what_each_request_shares(example: tuple[Sharing, list[list[str]], list[tuple[int, int]]]):
+def test_page_shows_each_requests_shared_part(
+    example: tuple[Sharing, list[list[str]], list[tuple[int, int]]],
+):
     sharing, names, served = example
     rows = table("request")
     assert [row[1].split() for row in rows] == names
@@ -79,14 +81,14 @@ def test_how_often_each_block_is_used(
 
 
 def order_of_eviction(cache: Cache) -> list[int]:
-    """The contents of a cache, the next to be evicted first."""
+    """Return the contents of a cache, the next to be evicted first."""
     if isinstance(cache, Lru | Fifo):
         return list(cache._held)
     assert isinstance(cache, Lfu | Belady)
     return sorted(cache._held, key=lambda block: (*cache._held[block], block))
 
 
-def test_what_caches_of_three_blocks_hold_and_serve(
+def test_page_shows_hits_of_three_block_caches(
     example: tuple[Sharing, list[list[str]], list[tuple[int, int]]],
 ) -> None:
     sharing, names, _ = example

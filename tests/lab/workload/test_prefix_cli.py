@@ -73,7 +73,7 @@ def test_conversations_single_and_multi_turn(
 
 
 def check_files(out: Path, name: str, count: int) -> None:
-    """The files of one name hold the same figures."""
+    """Check that the files of one name hold the same figures."""
     statistics = json.loads((out / f"{name}_stats.json").read_text())
     requests = rows(out / f"{name}_request_metrics.csv")
     blocks = rows(out / f"{name}_block_metrics.csv")
@@ -254,7 +254,7 @@ def test_the_mooncake_trace(tmp_path: Path) -> None:
 
 
 def test_multi_turn_shares_more_than_single_turn(tmp_path: Path) -> None:
-    """As is known of ShareGPT, with a tokenizer like a model's: for English, roles one token."""
+    """ShareGPT is known for it; the tokenizer is like a model's: for English, roles one token."""
     talks = json.loads(published("conversations/sharegpt_format_fastchat.json").read_text())
     for line in published("conversations/mt_bench_question.jsonl").read_text().splitlines():
         asked = json.loads(line)["turns"]

@@ -28,7 +28,7 @@ ALONE = PrefixPlan()
 
 @pytest.fixture(scope="session")
 def makers(folders: dict[str, Path]) -> Makers:
-    """A maker with the library's own tokenizer to check it by."""
+    """Return a maker with the library's own tokenizer to check it by."""
     known: dict[str, tuple[PromptMaker, Tokenizer]] = {}
 
     def of(kind: str) -> tuple[PromptMaker, Tokenizer]:
@@ -68,7 +68,7 @@ def test_random_lengths_are_exact(makers: Makers, kind: str) -> None:
 
 
 def common(first: Prompt, second: Prompt) -> int:
-    """How many ids two prompts begin with alike."""
+    """Return how many ids two prompts begin with alike."""
     pairs = zip(first.token_ids, second.token_ids, strict=False)
     return next(
         (at for at, (one, other) in enumerate(pairs) if one != other),
@@ -98,7 +98,7 @@ def test_prompts_share_what_was_asked_and_no_more(makers: Makers, kind: str, dat
 
 
 def test_prompts_of_a_group_part_at_once(makers: Makers) -> None:
-    """As many as there are words."""
+    """A group has at most one prompt for each word."""
     maker, _ = makers("bpe")
     count = len(maker._words.texts)
     assert count > 300

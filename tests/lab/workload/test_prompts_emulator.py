@@ -31,7 +31,7 @@ async def usage(http: aiohttp.ClientSession, path: str, **body: Any) -> dict[str
 
 @cache
 def makers_of(folder: Path) -> list[PromptMaker]:
-    """Makers of three seeds, which take half a second each to find their words."""
+    """Return makers of three seeds, which take half a second each to find their words."""
     tokenizer = ModelTokenizer.load(folder)
     return [PromptMaker(tokenizer, seed) for seed in range(3)]
 
@@ -53,7 +53,7 @@ async def test_every_length_up_to_64(folders: dict[str, Path], kind: str) -> Non
 
 
 def pairs(count: int) -> list[tuple[int, int]]:
-    """Random lengths and seeds."""
+    """Draw random lengths and seeds."""
     drawn = np.random.default_rng(11).integers([1, 0], [TOKENS_MAX + 1, 2**31], (count, 2))
     return [(int(tokens), int(seed)) for tokens, seed in drawn]
 

@@ -1,4 +1,4 @@
-"""Tokenizer folders and chat templates, as they are published."""
+"""Tests tokenizer folders and chat templates, as they are published."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = [
 
 
 def config_of(folder: Path, tmp_path: Path, **changes: object) -> Path:
-    """A copy of a folder with another configuration."""
+    """Return a copy of a folder with another configuration."""
     copy = tmp_path / "model"
     copy.mkdir()
     (copy / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
@@ -46,7 +46,7 @@ def test_it_is_the_librarys_tokenizer(folders: dict[str, Path]) -> None:
     )
 
 
-def test_what_is_no_text_is_counted_too(folders: dict[str, Path]) -> None:
+def test_content_without_text_is_counted_too(folders: dict[str, Path]) -> None:
     tokenizer = ModelTokenizer.load(folders["bpe"])
     assert tokenizer.encode("a\ud800b") == tokenizer.encode("a?b")
 

@@ -24,7 +24,7 @@ def written(path: Path, records: list[dict[str, object]]) -> Path:
 
 
 def lengths(path: Path, tokenizer: ModelTokenizer) -> list[int]:
-    """The counts of a server for each request of a trace."""
+    """Return the counts of a server for each request of a trace."""
     return [
         len(record.token_ids) if record.text is None else tokenizer.count(record.text, True)
         for record in TraceReader(path)
@@ -52,7 +52,7 @@ def test_a_trace_gets_prompts_of_its_lengths(folders: dict[str, Path], tmp_path:
 
 
 def test_a_published_trace_with_blocks(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Prompts share as their hashes say."""
+    """The prompts share exactly the blocks whose hashes are equal."""
     trace = written(
         tmp_path / "mooncake.jsonl",
         [
@@ -121,7 +121,7 @@ def test_a_request_is_cut_to_the_context(
     assert maker._tokenizer.count(record.text or "") == got[0]
 
 
-def test_what_cannot_get_a_prompt(maker: PromptMaker) -> None:
+def test_request_that_cannot_get_a_prompt_is_named(maker: PromptMaker) -> None:
     write = PromptWriter(maker, PromptRule())
     with pytest.raises(Bad, match="has a prompt already"):
         write(Record(input_tokens=5, messages=(Message("user", "hi"),)))

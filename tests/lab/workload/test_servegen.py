@@ -1,4 +1,4 @@
-"""ServeGen's client pools: their files, and the statistics of what is drawn from them."""
+"""Tests ServeGen's client pools: their files, and the statistics of draws from them."""
 
 import json
 from pathlib import Path

@@ -95,7 +95,7 @@ def test_zipf_by_rank_is_recovered_and_tested() -> None:
     fitted = law.fit_ranks(drawn, 100, stream)
     assert fitted.exponent == pytest.approx(1.1, abs=0.05)
     assert fitted.low < 1.1 < fitted.high
-    # Of samples of the law itself, a tenth has a p-value below 0.1: 4 of 10 would be a rare event.
+    # A tenth of samples of the law itself has a p-value below 0.1: 4 of 10 would be a rare event.
     p_values = [
         law.fit_ranks(stream.multinomial(5_000, zipf.shares(20, 1.1)), 30, stream).p_value
         for _ in range(10)

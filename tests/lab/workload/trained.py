@@ -1,4 +1,4 @@
-"""Small tokenizers of different kinds, trained on the standard library's own text."""
+"""Trains small tokenizers of different kinds on the standard library's own text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEMPLATE = (
 
 
 def byte_level_bpe() -> Tokenizer:
-    """GPT's kind: bytes, and no special tokens are added."""
+    """Train GPT's kind: bytes, and no special tokens are added."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -45,7 +45,7 @@ def byte_level_bpe() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """SentencePiece's kind: a space before each text, and a token that begins it."""
+    """Train SentencePiece's kind: a space before each text, and a token that begins it."""
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
@@ -63,7 +63,7 @@ def unigram() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """BERT's kind: lower case, and tokens on both sides of a text."""
+    """Train BERT's kind: lower case, and tokens on both sides of a text."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -82,7 +82,7 @@ def word_piece() -> Tokenizer:
 
 
 def across_words() -> Tokenizer:
-    """A BPE that joins words: hardly a row of words stays as many tokens."""
+    """Train a BPE that joins words: hardly a row of words stays as many tokens."""
     made = Tokenizer(models.BPE())
     made.normalizer = normalizers.Replace(" ", "▁")
     made.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")

@@ -1,4 +1,4 @@
-"""A stat logger that vLLM loads where this folder is on its path: one JSON line for each step.
+"""Logs one JSON line for each step: vLLM loads it if this folder is on its path.
 
 A step lasts from the record before it to its own, which counts only where the engine had work all
 the time. `prompt_tokens` were computed in it, `running` sequences decoded, over `kv_tokens` of
@@ -70,4 +70,4 @@ class StepLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
             self._requests.write(json.dumps(line) + "\n")
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Log nothing."""

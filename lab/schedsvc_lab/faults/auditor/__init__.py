@@ -1,4 +1,4 @@
-"""An independent auditor: books kept from the messages alone, by the rules of the contract.
+"""Audits independently: keeps books from the messages alone, by the rules of the contract.
 
 It imports nothing of the core, and believes nothing that the core says of itself: what it knows,
 it saw on the wire between clients and scheduler.

@@ -1,4 +1,4 @@
-"""Rules of two runs of one seed: with a hostile principal, and with the same one merely honest.
+"""Compares two runs of one seed: with a hostile principal, and with the same one merely honest.
 
 The honest run has the same requests of the others, and the principal asks for as much as it can.
 All requests are of one size, so a pool runs the same number of them in both runs.

@@ -1,4 +1,4 @@
-"""A world of several schedulers in virtual time: their own cluster code, a store, links that fail.
+"""Runs several schedulers in virtual time: their own cluster code, a store, links that fail.
 
 Nothing of `schedsvc.cluster` is written again here: its tasks run in event loops whose time is the
 world's, and its Lua runs in this process. Only the commands that the Lua calls are written again,

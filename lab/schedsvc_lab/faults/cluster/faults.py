@@ -13,7 +13,7 @@ _S, _MS = 1_000_000_000, 1_000_000
 
 
 class ClusterFaults:
-    """The faults of one run."""
+    """Chooses and does the faults of one run."""
 
     def __init__(self, world: World) -> None:
         self._world, self._queue, self._rnd = world, world.queue, world.queue.rnd

@@ -1,4 +1,4 @@
-"""A call of FollowService between two processes of a world, in place of a channel of gRPC."""
+"""Replaces a gRPC channel for a call of FollowService between two processes of a world."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it
 
 
 class _Pipe:
-    """Messages in one direction, read in the event loop of the process that gets them."""
+    """Carries messages one way, read in the event loop of the process that gets them."""
 
     def __init__(self, world: Surroundings, sender: Host, reader: Host) -> None:
         self._world, self._sender, self._reader = world, sender, reader
@@ -56,13 +56,13 @@ class _Pipe:
 
 
 class ServerContext:
-    """The leader's side of a call, as a handler sees it."""
+    """Shows the leader's side of a call, as a handler sees it."""
 
     def __init__(self, call: FollowCall) -> None:
         self._call = call
 
     def peer(self) -> str:
-        """Return the name of the follower, in place of its address."""
+        """Return the name of the follower, which stands for its address."""
         return self._call.follower
 
     async def read(self) -> Any:
@@ -82,7 +82,7 @@ class ServerContext:
 
 
 class FollowCall:
-    """The follower's side, as `Following` reads and writes it."""
+    """Represents the follower's side, as `Following` reads and writes it."""
 
     def __init__(
         self,

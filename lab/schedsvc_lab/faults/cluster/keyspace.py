@@ -1,4 +1,4 @@
-"""The keys of a store, and the commands on them that functions call."""
+"""Holds the keys of a store, and the commands on them that functions call."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _EVERYTHING = float("-inf"), float("inf")
 
 
 class ServerError(Exception):
-    """A command that the server refuses; the text is the one of its answer."""
+    """The server refuses a command; the text is the one of its answer."""
 
 
 class Scores:
-    """A sorted set."""
+    """Represents a sorted set."""
 
     def __init__(self, scores: dict[bytes, float] | None = None) -> None:
         self.scores = {} if scores is None else scores
-        #: By score, and the scores in their order; made when they are needed first.
+        #: The members by score, in the order of scores; built when they are first needed.
         self._groups: dict[float, set[bytes]] | None = None
         self._order: list[float] = []
 
@@ -63,7 +63,7 @@ class Scores:
     def between(
         self, low: float, high: float, *, is_above: bool = False
     ) -> Iterator[tuple[bytes, float]]:
-        """Iterate over members in their order. `is_above`: the lowest score is not one of them.
+        """Iterate over members in their order. With `is_above` the lowest score is excluded.
 
         O(n log n) for the members with the scores that are read.
         """
@@ -79,7 +79,7 @@ class Scores:
 
 
 class Keyspace:
-    """The keys of a server, some of which expire by its wall clock.
+    """Holds the keys of a server, some of which expire by its wall clock.
 
     Hashes and sorted sets that become empty are gone, as in a server.
     """

@@ -1,4 +1,4 @@
-"""Books on the service of tenants in one member's pool, kept from verdicts and charges.
+"""Keeps books on the service of tenants in one member's pool, from verdicts and charges.
 
 The promise holds while a tenant waits for a pool. No other tenant gets more service there, beyond
 what the waiting one gets in all members together, than the bound of VTC, the credit and the lead.
@@ -14,7 +14,7 @@ _OUTPUT_PRICE = 2
 
 
 class LeadBooks:
-    """The pool of one life of a member. Service is in micro-tokens divided by weight."""
+    """Keeps books on one life's pool. Service is in micro-tokens divided by weight."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._weights = {t.name: t.weight for t in options.tenants}

@@ -1,4 +1,4 @@
-"""A scheduler with a role in a set: the production code of its terms around a core.
+"""Runs a scheduler with a role in a set: the production code of its terms around a core.
 
 The leader's server is a core, its driver, its rows and the handler of FollowService; listeners,
 metrics and files are left out.
@@ -36,12 +36,12 @@ __all__ = ["LedProcess"]
 _SAVE_S = 0.1
 #: As a member that ends waits for the answer of the next leader.
 _HEALTH_S = 0.1
-#: Of a message between two members.
+#: The latency of a message between two members.
 _WAY_NS = 1_000_000
 
 
 class _Rows:
-    """The rows of a member's state file, and those that its followers read."""
+    """Holds the rows of a member's state file, and those that its followers read."""
 
     def __init__(self, driver: Driver, disk: dict[bytes, bytes], now_ns: Callable[[], int]) -> None:
         self._driver, self._disk = driver, disk
@@ -70,7 +70,7 @@ class _Rows:
 
 
 class _Store:
-    """A state file, as what a new leader continues from changes it."""
+    """Represents a state file, which changes as a new leader continues from it."""
 
     def __init__(self, disk: dict[bytes, bytes]) -> None:
         self.rows: list[tuple[bytes, bytes, int]] = [(k, v, 0) for k, v in disk.items()]
@@ -95,7 +95,7 @@ class _Members:
 
 
 class TermServer:
-    """The core of one term, or of the time between two."""
+    """Serves with the core of one term, or of the time between two."""
 
     def __init__(
         self, process: LedProcess, config: Config, leading: Leading, resume: Resume | None = None
@@ -212,7 +212,7 @@ class _VirtualFollowing(Following):
 
 
 class LedProcess(Process):
-    """One life of a member of a set."""
+    """Runs one life of a member of a set."""
 
     def _begin(self) -> None:
         assert self._config.cluster is not None

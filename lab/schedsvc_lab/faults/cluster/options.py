@@ -1,4 +1,4 @@
-"""Everything that one cluster run chooses, drawn from its seed."""
+"""Draws everything that one cluster run chooses from its seed."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -27,7 +27,7 @@ _LATER = (ENDED, CLUSTER_ENDED), (SETS, CLUSTER_SETS), (REFUSING, CLUSTER_REFUSE
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant, its weight, and its limits a minute (0: none)."""
+    """Describes a tenant, its weight, and its limits a minute (0: none)."""
 
     name: str
     weight: float
@@ -46,7 +46,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """One run."""
+    """Holds the options of one run."""
 
     seed: int
     events: int
@@ -55,7 +55,7 @@ class ClusterOptions:
     tenants: tuple[Tenant, ...]
     sync_ms: int | str
     outage: str
-    #: Of each pool. In runs with quotas there is room for everything.
+    #: The size of each pool. In runs with quotas there is room for everything.
     capacity_tokens: int
     has_quotas: bool
     #: The members lead one set, one at a time; else each has a pool of its own.

@@ -1,4 +1,4 @@
-"""One scheduler of a world: a process that is started, paused, killed and started again."""
+"""Runs one scheduler of a world: a process that is started, paused, killed and started again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MILLION = 1_000_000
 
 
 class ObservedCore:
-    """The core, of which the auditor sees what it is charged, and from what its buckets fill."""
+    """Shows the auditor what the core is charged, and from what its buckets fill."""
 
     def __init__(self, core: Scheduler, world: Surroundings, life: int) -> None:
         self._core, self._world, self._life = core, world, life
@@ -44,7 +44,7 @@ class ObservedCore:
 
 
 class Process:
-    """One life of a member: its event loop, its core, and the tasks that talk to the store."""
+    """Runs one life of a member: its event loop, its core, and the tasks that talk to the store."""
 
     def __init__(self, world: Surroundings, config: Config, number: int) -> None:
         """Start; `number` names this life: no other process of the world has it."""

@@ -1,4 +1,4 @@
-"""An event loop in virtual time: one for each process of a world, so that one can stand still."""
+"""Runs an event loop in virtual time: one for each process of a world, so one can stand still."""
 
 import asyncio
 import contextvars
@@ -14,7 +14,7 @@ Work = Coroutine[Any, Any, T] | Generator[Any, None, T]
 
 
 class _Handle:
-    """A callback that will run; asyncio's own handle costs three times as much to make and run."""
+    """Runs a callback once; asyncio's own handle costs three times as much to make and run."""
 
     __slots__ = ("args", "callback", "context", "is_cancelled")
 
@@ -156,9 +156,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return False
 
     def is_running(self) -> bool:
-        """Tasks that are destroyed ask for it."""
+        """Return true: tasks that are destroyed ask for it."""
         return False
 
     def is_closed(self) -> bool:
-        """Tasks that are destroyed ask for it."""
+        """Return false: tasks that are destroyed ask for it."""
         return False

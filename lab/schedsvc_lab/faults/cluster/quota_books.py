@@ -1,4 +1,4 @@
-"""Books on quotas of a minute that members share, kept from verdicts.
+"""Keeps books on quotas of a minute that members share, from verdicts.
 
 The promise: what all members grant never exceeds what one bucket allows. Beyond it come, as
 docs/operate/cluster.md states, a bucket for each time that the store's clock was set forward, and
@@ -22,7 +22,7 @@ _EARLY_NS = 5_000_000
 
 @dataclass(slots=True)
 class _Bucket:
-    """The bucket of one limit, in units."""
+    """Represents the bucket of one limit, in units."""
 
     limit: int
     at_ns: int
@@ -49,7 +49,7 @@ class QuotaBooks:
         for name in self._limits:
             self._buckets[name] = self._full(name, 1, now_ns)
         self._largest = [1, 0]
-        #: By life: by how much it divides each limit; 0: it spends chunks of the store.
+        #: The divisor of each limit in each life; 0: the life spends chunks of the store.
         self._shares: dict[int, int] = {}
 
     def _full(self, tenant: str, divided_by: int, now_ns: int) -> dict[int, _Bucket]:

@@ -1,4 +1,4 @@
-"""A store that answers and refuses writes for a while, and what its members have to do then."""
+"""Lets a store answer and refuse writes for a while, and checks what its members do then."""
 
 from schedsvc_lab.faults.auditor.records import require
 from schedsvc_lab.faults.cluster.process import Process

@@ -1,4 +1,4 @@
-"""One run of a cluster: with faults, then without, until all has ended and all is read."""
+"""Runs a cluster: with faults, then without, until all has ended and all is read."""
 
 import gc
 import os
@@ -52,7 +52,7 @@ def _seldom_collected() -> Iterator[None]:
 
 
 class ClusterRun:
-    """A world that lives through both phases."""
+    """Lives through both phases of a world."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options

@@ -20,7 +20,7 @@ Command = Callable[[str, list[bytes]], Any]
 
 
 class Scripts:
-    """The libraries of a server.
+    """Holds the libraries of a server.
 
     Lua holds what it calls of Python, and Python finds no cycle that goes through Lua. So what Lua
     holds refers to this object weakly, and `command` has to refer so to the owner.
@@ -56,7 +56,7 @@ class Scripts:
         self._load(source.encode())
 
     def only_reads(self, function: str) -> bool | None:
-        """Whether a function says that it writes nothing; None if there is none of the name."""
+        """Return whether a function says that it only reads; None if the function is missing."""
         found: bool | None = self._reads(function.encode())
         return found
 

@@ -1,4 +1,4 @@
-"""A world whose members lead one set of pools, one at a time, and an engine that fences."""
+"""Runs a world whose members lead one set of pools in turn, with an engine that fences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SILENT_NS = 1_500 * _MS
 
 
 class _Ask:
-    """A request that a client asks for until an engine runs it."""
+    """Represents a request that a client repeats until an engine runs it."""
 
     __slots__ = ("is_over", "tenant", "tokens", "tries")
 
@@ -37,7 +37,7 @@ class _Ask:
 
 
 class SetWorld(World):
-    """Members of one set, their clients, and the engine behind them."""
+    """Holds the members of one set, their clients, and the engine behind them."""
 
     def __init__(self, options: ClusterOptions, folder: Path) -> None:
         """`folder` holds the files of members: their secret and their highest terms."""

@@ -1,4 +1,4 @@
-"""The store of a world: the real functions over its keys, its wall clock, what a failover takes."""
+"""Runs the store of a world: the real functions over its keys, its wall clock, its failovers."""
 
 import weakref
 from collections.abc import Callable
@@ -30,7 +30,7 @@ REFUSALS = (
 
 
 class VirtualStore:
-    """A server. Its data outlive its process."""
+    """Runs as a server. Its data outlive its process."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.data = Keyspace(now_ms)

@@ -1,4 +1,4 @@
-"""The connections between processes and the store, in place of those of the client's library."""
+"""Replaces the connections of the client's library between processes and the store."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from schedsvc_lab.faults.cluster.surroundings import Host, StoreWorld, Words
 
 __all__ = ["StoreHost", "VirtualConnection"]
 
-#: Of the messages that a cut holds up, this part arrives once it is over; the rest is lost.
+#: The part of the messages held up by a cut that arrives once it is over; the rest is lost.
 _LATE = 0.5
 
 
 class StoreHost:
-    """The store's process and its network."""
+    """Runs the store's process and its network."""
 
     def __init__(self, world: StoreWorld) -> None:
         self._world = world
-        #: By how much the wall clock of the store differs from the world's time.
+        #: The difference between the wall clock of the store and the world's time.
         self.step_ns = 0
         self.store = VirtualStore(self.now_ms)
         self.is_up = True
@@ -57,7 +57,7 @@ class StoreHost:
 
 
 class VirtualConnection:
-    """One connection of a process; what the client's library calls Connection."""
+    """Represents one connection of a process; the client's library calls it Connection."""
 
     def __init__(self, world: StoreWorld, process: Host, host: StoreHost) -> None:
         self._world, self._process, self._host = world, process, host

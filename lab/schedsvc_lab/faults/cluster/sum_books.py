@@ -1,4 +1,4 @@
-"""Books over all members of a cluster, kept from messages and from what cores are charged.
+"""Keeps books over all members of a cluster, from messages and what cores are charged.
 
 It holds three promises of docs/operate/cluster.md, "One fairness". A member is charged by how much
 the totals of others grew, once. The totals of an origin do not fall. At rest, each member has read
@@ -26,13 +26,13 @@ def key_of(row: bytes) -> tuple[str, bytes, bytes]:
 
 
 class Reader:
-    """Totals that one life of a member has read, and its charges."""
+    """Keeps the totals that one life of a member has read, and its charges."""
 
     def __init__(self) -> None:
         #: Tenants of which it has stated a total: it reads no others.
         self.stated: set[bytes] = set()
         self.seen: dict[bytes, Row] = {}
-        #: By tenant: charged and refunded.
+        #: The sums charged and refunded, by tenant.
         self.grown: dict[bytes, list[int]] = defaultdict(lambda: [0, 0])
         self.charged: dict[bytes, list[int]] = defaultdict(lambda: [0, 0])
 
@@ -50,16 +50,16 @@ class Reader:
 
 
 class SumBooks:
-    """The books of a run."""
+    """Keeps the books of a run."""
 
     def __init__(self) -> None:
         self.readers: dict[int, Reader] = {}
-        #: By life and tenant, in micro-tokens times price: what ended leases used.
+        #: Used by ended leases, in micro-tokens times price: by life and tenant.
         self.used: dict[tuple[int, bytes], int] = defaultdict(int)
-        #: By row: what its origin last wrote into the store.
+        #: The last value that a row's origin wrote into the store, by row.
         self.stated: dict[bytes, Row] = {}
         self._calls: dict[int, int] = {}
-        #: Of all verdicts, in their order.
+        #: All verdicts in their order.
         self.digest = 0
 
     def began(self, life: int) -> None:

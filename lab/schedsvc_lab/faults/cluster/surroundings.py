@@ -1,4 +1,4 @@
-"""The world and its processes, as the other parts of a world see them."""
+"""Shows the world and its processes to the other parts of a world."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +21,7 @@ Words = tuple[str | bytes | int, ...]
 
 
 class Host(Protocol):
-    """A process, as the connections of it see it."""
+    """Shows a process to its connections."""
 
     name: str
     number: int
@@ -38,7 +38,7 @@ class Host(Protocol):
 
 
 class StoreWorld(Protocol):
-    """The world, as the store and its connections see it."""
+    """Shows the world to the store and its connections."""
 
     queue: EventQueue
 
@@ -50,7 +50,7 @@ class StoreWorld(Protocol):
 
 
 class Surroundings(StoreWorld, Protocol):
-    """The world, as its processes see it."""
+    """Shows the world to its processes."""
 
     books: SumBooks
     quotas: QuotaBooks

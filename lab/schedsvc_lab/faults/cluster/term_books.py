@@ -1,4 +1,4 @@
-"""Books on who leads a set, kept from terms that begin and from verdicts.
+"""Keeps books on who leads a set, from terms that begin and from verdicts.
 
 The promises: no term repeats or goes back. A scheduler decides nothing once the next leader has
 begun, or once it has handed its term over. An engine that fences obeys one leader at a time.
@@ -19,7 +19,7 @@ _ROWS = {"schedsvc_term_look": slice(0, 3), "schedsvc_term_renew": slice(1, 2)}
 
 
 class Fence:
-    """The highest leadership that the processes of one engine have seen."""
+    """Remembers the highest leadership that the processes of one engine have seen."""
 
     def __init__(self) -> None:
         self.highest: tuple[int, str] = (0, "")
@@ -37,7 +37,7 @@ class Fence:
 
 
 class TermBooks:
-    """The terms of one set."""
+    """Keeps the terms of one set."""
 
     def __init__(self) -> None:
         #: Term and leader, in the order in which they began.
@@ -54,9 +54,9 @@ class TermBooks:
         #: Targets that schedulers named to calls that waited when they stopped leading.
         self.named: list[str] = []
         self._obeyed: tuple[int, str] = (0, "")
-        #: By member: the highest term that it has read in the store, in all lives of its process.
+        #: The highest term that each member has read in the store, in all lives of its process.
         self._known: dict[str, int] = {}
-        #: By leader: the members that may take the next term, by the store's last answer to it.
+        #: The members that may take the next term, by leader and by the store's last answer to it.
         self._rivals: dict[str, set[str]] = {}
 
     def began(self, term: int, leader: str, now_ns: int) -> None:

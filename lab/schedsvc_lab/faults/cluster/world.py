@@ -1,4 +1,4 @@
-"""Members, their store, their load, and the books of the auditor, in one time."""
+"""Runs members, their store, their load, and the books of the auditor, in one time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEEP_NS = 500_000_000
 
 
 class Job:
-    """A request, from its arrival to the end of its lease."""
+    """Follows a request, from its arrival to the end of its lease."""
 
     __slots__ = ("asked_ns", "input_tokens", "member", "output_tokens", "process", "tenant")
 
@@ -38,7 +38,7 @@ class Job:
 
 
 class World:
-    """Everything of a run but its phases."""
+    """Holds everything of a run but its phases."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
@@ -49,7 +49,7 @@ class World:
         self.quotas = QuotaBooks(options.tenants, self.queue.now_ns, keeps=keeps)
         self.leads: dict[int, LeadBooks] = {}
         self.terms = TermBooks()
-        #: By member: the rows that its process has saved.
+        #: The rows that the process of each member has saved.
         self.disks: dict[str, dict[bytes, bytes]] = {}
         self.current: Process | None = None
         self.store = StoreHost(self)

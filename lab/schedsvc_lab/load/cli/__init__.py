@@ -1,4 +1,4 @@
-"""`schedsvc load`: drive a trace against an OpenAI-compatible endpoint."""
+"""`schedsvc load` drives a trace against an OpenAI-compatible endpoint."""
 
 import asyncio
 import json

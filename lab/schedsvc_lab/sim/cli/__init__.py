@@ -1,4 +1,4 @@
-"""`schedsvc sim`: what a configuration would have done to a trace."""
+"""`schedsvc sim` shows what a configuration would have done to a trace."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The progress bar of long simulations."""
+"""Shows the progress bar of long simulations."""
 
 from rich.console import Console
 from rich.progress import (

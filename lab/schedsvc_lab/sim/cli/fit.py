@@ -1,4 +1,4 @@
-"""`schedsvc sim fit`: a profile of an engine from steps that were measured on it."""
+"""`schedsvc sim fit` makes a profile of an engine from steps that were measured on it."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Options that the commands of `schedsvc sim` share, and the scenario that they describe."""
+"""Reads the options that the commands of `schedsvc sim` share, and makes their scenario."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`schedsvc predict`: what the output-length predictor would have promised to a trace."""
+"""`schedsvc predict` shows what the output-length predictor would have promised to a trace."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""`schedsvc sim --replay`: a server's recording, exactly, and under another configuration."""
+"""`schedsvc sim --replay` replays a recording exactly, and under another configuration."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""Tables of a comparison: the policies side by side, figures as means over the seeds."""
+"""Shows a comparison: the policies side by side, figures as means over the seeds."""
 
 from typing import Any
 

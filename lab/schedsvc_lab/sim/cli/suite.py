@@ -1,4 +1,4 @@
-"""`schedsvc sim --suite`: published experiments, each figure with a verdict."""
+"""`schedsvc sim --suite` repeats published experiments, each figure with a verdict."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`schedsvc sim sweep`: the figures when settings vary."""
+"""`schedsvc sim sweep` varies settings, and shows the figures of each run."""
 
 import json
 import multiprocessing
@@ -54,7 +54,7 @@ Example:
 
 
 class Task(NamedTuple):
-    """One combination under one policy: its place in the result."""
+    """Holds one combination under one policy: its place in the result."""
 
     place: int
     settings: dict[str, Any]

@@ -1,4 +1,4 @@
-"""`schedsvc sim --trace`: a trace under one or several policies."""
+"""`schedsvc sim --trace` runs a trace under one or several policies."""
 
 import gc
 import json

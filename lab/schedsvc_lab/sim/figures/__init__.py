@@ -1,4 +1,4 @@
-"""The pictures of a comparison."""
+"""Draws a comparison."""
 
 from collections.abc import Sequence
 from pathlib import Path

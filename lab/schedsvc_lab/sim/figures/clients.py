@@ -1,4 +1,4 @@
-"""Pictures by client: how long each waited, and how often it was refused."""
+"""Draws by client how long each waited, and how often it was refused."""
 
 from collections import Counter
 from collections.abc import Sequence

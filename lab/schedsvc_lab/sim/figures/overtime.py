@@ -1,4 +1,4 @@
-"""Pictures over time: service, its differences, throughput, response times, the KV cache."""
+"""Draws over time: service, its differences, throughput, response times, the KV cache."""
 
 from collections.abc import Sequence
 from pathlib import Path

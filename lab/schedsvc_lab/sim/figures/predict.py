@@ -1,4 +1,4 @@
-"""A picture of a replay through the predictor: what was promised, what came, what held."""
+"""Draws a replay through the predictor: what was promised, what came, what held."""
 
 from pathlib import Path
 from typing import Any

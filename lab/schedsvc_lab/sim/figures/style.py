@@ -1,4 +1,4 @@
-"""The style that all pictures share: colours, axes, and the choice of clients that fit."""
+"""Sets the style that all pictures share: colours, axes, and the choice of clients that fit."""
 
 from collections.abc import Sequence
 

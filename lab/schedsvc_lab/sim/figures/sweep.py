@@ -1,4 +1,4 @@
-"""The picture of a sweep: one panel for each figure, the first setting along the axis."""
+"""Draws a sweep: one panel for each figure, the first setting along the axis."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -22,7 +22,7 @@ _WATCH_EVERY = 500
 
 @dataclass(frozen=True)
 class Columns:
-    """The requests of a trace in order of arrival: all arrays have one entry for each.
+    """Holds the requests of a trace in order of arrival: all arrays have one entry for each.
 
     `tenant` and `adapter` are indices into the names; adapter -1 is none.
     """
@@ -59,7 +59,7 @@ def columns(trace: Iterable[TraceRequest]) -> Columns:
 
 @dataclass(frozen=True)
 class Played:
-    """The result of a replay, one entry for each request.
+    """Holds the result of a replay, one entry for each request.
 
     `promised` is the output reserved at the grant, in tokens; it was `predicted` where it is less
     than all that the request might produce. `totals` is the core's own account of it.

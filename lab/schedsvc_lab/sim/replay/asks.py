@@ -20,7 +20,7 @@ _POLLS_KEPT = 32
 
 
 class Report(NamedTuple):
-    """Totals that were reported `after_ns` after the grant; -1: absent.
+    """Holds totals that were reported `after_ns` after the grant; -1: absent.
 
     `order` numbers reports and ends as they came: of two at one time it says which was first.
     """
@@ -33,7 +33,7 @@ class Report(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a run ended, `after_ns` after the grant; totals that are absent are -1."""
+    """Says how a run ended, `after_ns` after the grant; totals that are absent are -1."""
 
     after_ns: int
     outcome: int
@@ -45,7 +45,7 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class Ask:
-    """One request as it was recorded. Times in ns; `lease_id` is 0 where it was not granted.
+    """Describes one recorded request. Times are in ns; `lease_id` is 0 if it was not granted.
 
     `withdrawn_ns` is when its caller left, while it waited. A run whose `end` is None was never
     ended by its holder.
@@ -70,7 +70,7 @@ class Ask:
 
 
 class PoolEvent(NamedTuple):
-    """A stream offered a pool, or (`data` empty) ended."""
+    """Records that a stream offered a pool, or (`data` empty) ended."""
 
     at_ns: int
     owner: int

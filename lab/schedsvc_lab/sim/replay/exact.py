@@ -37,7 +37,7 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of a replay. `checks` digests stand in the file, all of them were met."""
+    """Holds the result of a replay. All of the `checks` digests in the file were met."""
 
     events: int
     checks: int
@@ -63,7 +63,7 @@ def recorded_core(recording: Recording) -> Scheduler:
 
 
 class Exact:
-    """One replay of a recording, with its own core."""
+    """Replays a recording with its own core."""
 
     def __init__(self, recording: Recording, watcher: Watcher | None = None) -> None:
         """Make the core. Raises ReplayError."""

@@ -25,7 +25,7 @@ class ReplayError(ValueError):
 
 
 class Recording:
-    """A recording on disk. `cut_bytes` of a frame that was never finished are left out.
+    """Opens a recording on disk. Its last `cut_bytes`, an unfinished frame, are ignored.
 
     A frame that a crash left unfinished is the last one. Damage with whole frames behind it is no
     such thing: it raises ReplayError with the offset, and so does a file that is no recording.

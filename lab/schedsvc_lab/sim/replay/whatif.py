@@ -33,7 +33,7 @@ _RENEWALS = 3
 
 
 class Fate(NamedTuple):
-    """The fate of a request; `outcome` 0: it waited to the end of the recording.
+    """Holds the fate of a request; `outcome` 0: it waited to the end of the recording.
 
     `assumed` is set where it ran and did not in the recording.
     """
@@ -44,7 +44,7 @@ class Fate(NamedTuple):
 
 
 class _Typical(NamedTuple):
-    """The median run of a tenant: its tokens of input are the request's own."""
+    """Holds the median run of a tenant: its tokens of input are the request's own."""
 
     run_ns: int
     output_tokens: int
@@ -61,7 +61,7 @@ class _Lease(NamedTuple):
 
 
 class WhatIf:
-    """One run of recorded requests through another core."""
+    """Runs recorded requests through another core."""
 
     def __init__(
         self, recorded: Collector, asks: Sequence[Ask], config: Config, policy: str | None = None

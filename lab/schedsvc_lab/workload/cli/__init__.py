@@ -1,4 +1,4 @@
-"""`schedsvc workload`: read, describe, convert and make traces."""
+"""`schedsvc workload` reads, describes, converts and makes traces."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""Options, progress and errors that the commands on traces share."""
+"""Shares options, progress and errors between the commands on traces."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

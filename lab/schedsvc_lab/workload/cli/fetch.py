@@ -1,4 +1,4 @@
-"""`schedsvc workload fetch`."""
+"""Defines `schedsvc workload fetch`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`schedsvc workload synth`, `label` and `scale`: make traces."""
+"""`schedsvc workload synth`, `label` and `scale` make traces."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`schedsvc prefix`: what the prompts of a trace share, and what a prefix cache makes of it."""
+"""`schedsvc prefix` measures the sharing of prompts, and a prefix cache's hits."""
 
 import json
 from collections import Counter
@@ -79,7 +79,7 @@ class _Names(click.ParamType[list[str]]):
 
 @dataclass(frozen=True)
 class _Source:
-    """The source of the requests: a file, read from the start in each pass."""
+    """Names the source of the requests: a file, read from the start in each pass."""
 
     trace: Path
     form: str
@@ -196,7 +196,7 @@ def prefix(
     tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
     source = _Source(trace, form, sort, tokenizer, *timing_and_limits(**talk))
     for old in out.glob("*_stats.json"):
-        # Of an earlier run: beside this one's files it would mislead where this one fails.
+        # If this run fails, files of an earlier run beside its own would mislead.
         old.unlink()
     notes: dict[str, Counter[str]] = {}
     try:

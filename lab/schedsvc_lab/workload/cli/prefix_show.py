@@ -1,4 +1,4 @@
-"""A prefix analysis on the terminal, in 80 columns."""
+"""Shows a prefix analysis on the terminal, in 80 columns."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`schedsvc workload prompts`: give a trace prompts of exactly the lengths that it holds."""
+"""`schedsvc workload prompts` gives a trace prompts of exactly the lengths that it holds."""
 
 import json
 from pathlib import Path

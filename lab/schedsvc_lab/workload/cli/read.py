@@ -1,4 +1,4 @@
-"""`schedsvc workload convert` and `describe`: read traces of every known form."""
+"""`schedsvc workload convert` and `describe` read traces of every known form."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`schedsvc workload servegen`."""
+"""Defines `schedsvc workload servegen`."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Options of the commands that hold conversations."""
+"""Defines the options of the commands that hold conversations."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""`schedsvc workload users`."""
+"""Defines `schedsvc workload users`."""
 
 import json
 from collections.abc import Mapping

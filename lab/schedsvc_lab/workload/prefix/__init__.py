@@ -1,1 +1,1 @@
-"""Prefix sharing: what a cache of prompt blocks would serve, without end or within a capacity."""
+"""Measures what a cache of prompt blocks would serve, without end or within a capacity."""

@@ -2,8 +2,8 @@
 
 A request is served its first blocks, up to the first that is not there. Afterwards all its blocks
 are in the cache, and then those beyond the capacity are evicted: so each cache decides once a
-request, knowing all of it. Of blocks that a policy holds to be alike, the deeper goes first, since
-a block is of no use without those before it.
+request, knowing all of it. Among blocks that a policy holds to be alike, the deeper goes first,
+since a block is of no use without those before it.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from schedsvc_lab.workload.prefix.sharing import Uses
 
 
 class Cache(Protocol):
-    """A cache of a number of blocks."""
+    """Caches a number of blocks."""
 
     def serve(self, blocks: Sequence[int]) -> int:
         """Take the next request in; return how many of its first blocks were there."""

@@ -1,4 +1,4 @@
-"""Hit rate against capacity: miss-ratio curves of finite caches."""
+"""Measures hit rate against capacity: miss-ratio curves of finite caches."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ CAPACITIES = 9
 
 
 class CachePoint(NamedTuple):
-    """The hits of one cache over a trace."""
+    """Holds the hits of one cache over a trace."""
 
     block_tokens: int
     policy: str

@@ -1,4 +1,4 @@
-"""The figures of a prefix analysis."""
+"""Draws a prefix analysis."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

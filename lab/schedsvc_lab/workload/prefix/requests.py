@@ -11,7 +11,7 @@ from schedsvc_lab.workload.tokenizers import HOW_TO_GIVE_ONE, ModelTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request: when, by whom, and its prompt, as token ids or as hashes of blocks."""
+    """Holds a request: when, by whom, and its prompt, as token ids or as hashes of blocks."""
 
     arrival_s: float | None
     tenant: str | None

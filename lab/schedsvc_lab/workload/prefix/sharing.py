@@ -9,7 +9,7 @@ QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
 
 class Served(NamedTuple):
-    """How much of one request was there already: blocks, tokens, share of its prompt."""
+    """Says how much of one request was there already: blocks, tokens, share of its prompt."""
 
     shared_blocks: int
     shared_tokens: int
@@ -17,7 +17,7 @@ class Served(NamedTuple):
 
 
 class BlockUse(NamedTuple):
-    """One block: how many requests used it, when, and the times between; None without times."""
+    """Counts one block's uses by requests, when, and the times between; None without times."""
 
     block: int
     hits: int
@@ -29,7 +29,7 @@ class BlockUse(NamedTuple):
 
 
 class Uses:
-    """All uses of blocks, request by request, as finite caches need them. 4 bytes a use."""
+    """Holds all uses of blocks by request, as finite caches need them. 4 bytes a use."""
 
     def __init__(self) -> None:
         self.blocks = array("i")

@@ -30,7 +30,7 @@ _ALIEN = (
 
 
 class Calls:
-    """A history of calls."""
+    """Makes a history of calls."""
 
     def __init__(self, seed: int) -> None:
         self.rnd = random.Random(seed)
@@ -60,7 +60,7 @@ class Calls:
         return ("FCALL", name, len(keys), *keys, *args)
 
     def alien(self, keys: Words) -> Words:
-        """A value of another program at one of these keys."""
+        """Return a value of another program at one of these keys."""
         name, *rest = self.rnd.choice(_ALIEN)
         return (name, self.rnd.choice(keys), *rest)
 
@@ -112,7 +112,7 @@ class Calls:
         return "schedsvc_term_release", keys, ("main", mine[0])
 
     def _people(self) -> Words:
-        """A question of people, or a note that a member leaves for them."""
+        """Return a question of people, or a note that a member leaves for them."""
         keys, notes = term_keys_of("prod", "main"), notes_key_of("prod", "main")
         member = self.rnd.choice(_MEMBERS)
         return self.rnd.choice((
@@ -162,7 +162,7 @@ class Calls:
         return [*amounts, *spent, born, rnd.choice((0, max(self._numbers.values()), 1 << 40))]
 
     def _forgiven(self) -> Words:
-        """A debt, or an operator who forgives it."""
+        """Return a debt, or an operator who forgives it."""
         rnd, keys = self.rnd, escrow_keys_of("prod", b"a/1", [b"tt"])
         if rnd.random() < 0.5:
             return "schedsvc_forgive", keys[2:], ()

@@ -28,7 +28,7 @@ def test_scored_members_are_those_of_a_full_scan() -> None:
 
 
 class Quiet:
-    """A world in which nothing listens to the store."""
+    """Makes a world in which nothing listens to the store."""
 
     def __init__(self) -> None:
         self.queue = EventQueue(random.Random(7))

@@ -1,4 +1,4 @@
-"""Known bugs of the cluster's code, switched on: the auditor over the sum catches each.
+"""Switches on known bugs of the cluster's code: the auditor over the sum catches each.
 
 A bug replaces a text that the source of a method, or of the store's functions, has exactly once.
 So a bug whose place has gone fails. Bugs of the core that runs of a cluster catch are in
@@ -27,7 +27,7 @@ from schedsvc_lab.faults.run import Case, run_case
 
 @dataclass(frozen=True)
 class Bug:
-    """Code with another text in it, the promise that it breaks, and the kind of run."""
+    """Describes code with another text in it, the promise that it breaks, and the kind of run."""
 
     #: None: the functions of the store.
     owner: type | None

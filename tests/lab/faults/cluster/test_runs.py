@@ -1,4 +1,4 @@
-"""Runs of a cluster: seeds hold, one seed is one run, and each fault happens."""
+"""Tests runs of a cluster: seeds hold, one seed is one run, and each fault happens."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_seeds_whose_store_refuses_writes_hold() -> None:
 
 
 def test_a_flushed_store_grants_no_bucket_more() -> None:
-    """If nothing else happens, its members know all that was drawn."""
+    """If nothing else happens, all that was drawn is known to its members."""
     tally = Tally()
     seeds = range(REFUSING, REFUSING + 3)
     for _ in run_cases((Case(s, only=frozenset({"store-flushed"})) for s in seeds), tally):
@@ -96,7 +96,7 @@ def test_books_on_shares_are_kept_where_nothing_passes() -> None:
 
 @pytest.mark.parametrize(("seed", "events"), [(CLUSTER + 3, 500), (CLUSTER + 7, 2_000)])
 def test_one_seed_is_one_run(seed: int, events: int) -> None:
-    """The second one is a set whose leader hands over while requests wait."""
+    """The second run is one of a set: its leader hands over while requests wait."""
     first, second = run_case(Case(seed, events)), run_case(Case(seed, events))
     assert first == second
     assert first.digest != run_case(Case(seed + 1, events)).digest

@@ -70,7 +70,7 @@ def unpacked(value: Any) -> Any:
 
 
 async def test_each_function_does_as_in_a_real_server(server: StoreServer) -> None:
-    """Random histories lead to the same answers and the same keys."""
+    """Random histories have the same answers and the same keys in both."""
     real = await TimedStore.on(server)
     kinds: Counter[str] = Counter()
     errors: Counter[str] = Counter()
@@ -103,7 +103,7 @@ async def test_each_function_does_as_in_a_real_server(server: StoreServer) -> No
     assert min(errors["WRONGTYPE"], errors["failed"]) > 20
 
 
-def test_a_store_is_gone_when_nobody_holds_it() -> None:
+def test_an_unreferenced_store_is_freed() -> None:
     """Otherwise each seed would keep its store: Python finds no cycle that goes through Lua."""
     store = VirtualStore(lambda: 0)
     assert store.command(("FCALL", "schedsvc_version", 0))

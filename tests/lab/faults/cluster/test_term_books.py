@@ -1,4 +1,4 @@
-"""The auditor of terms catches planted messages, and takes those that may happen."""
+"""Tests that the auditor of terms catches planted messages, and accepts possible ones."""
 
 import pytest
 
