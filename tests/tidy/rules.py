@@ -299,7 +299,8 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc_lab.load.cli": room(
         "schedsvc_lab.load schedsvc_lab.load.plot schedsvc_lab.load.result schedsvc_lab.load.texts"
-        " schedsvc_lab.workload schedsvc_lab.workload.tokenizers schedsvc.text.option_types",
+        " schedsvc_lab.workload schedsvc_lab.workload.tokenizers schedsvc.text.option_types"
+        " schedsvc.text.tables",
         "click rich uvloop yaml",
         clock=WALL,
         prints=True,
