@@ -51,6 +51,7 @@ _SERVICE = {
 #: The commands of the laboratory, each with its one line of help. Entry points of its package say
 #: where they are.
 _LAB = {
+    "quickstart": "Start all that a first request needs, and print one to send.",
     "demo": "Show a noisy neighbour, without and with the scheduler.",
     "sim": "Simulate what a configuration does to a trace.",
     "advise": "Draft a configuration that meets goals on a trace.",

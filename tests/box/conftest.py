@@ -21,8 +21,6 @@ def containers() -> Iterator[Containers]:
     """A storage that holds the image BASE: what `debian:bookworm-slim` holds, and no more."""
     need("mmdebstrap", "buildah", "podman", "runc")
     need_root()
-    if not any(DIST.glob("schedsvc-*.whl")):
-        pytest.fail("dist/ holds no packages; run `make dist`")
     storage = Containers(Path(tempfile.mkdtemp(prefix="box")))
     try:
         archive = storage.folder / "base.tar"
@@ -37,6 +35,8 @@ def containers() -> Iterator[Containers]:
 @pytest.fixture(scope="session")
 def wheels() -> Path:
     """A folder that holds the wheels of our packages and of all that they need."""
+    if not any(DIST.glob("schedsvc-*.whl")):
+        pytest.fail("dist/ holds no packages; run `make dist`")
     image.gather()
     return image.CONTEXT / "wheels"
 
