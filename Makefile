@@ -1,5 +1,9 @@
 # Every target works in a fresh clone: what it needs is installed into .venv first.
 PYTHON ?= python3
+# Where `make install` makes an environment.
+PREFIX ?= /opt/schedsvc
+RIGHT_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo 'schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12' >&2; exit 1; }
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -40,7 +44,7 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help env build build-release proto spec check test test-slow mutants lane-slow \
+.PHONY: help install env build build-release proto spec check test test-slow mutants lane-slow \
 	lane-mutants test-browser test-fronts test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
@@ -49,12 +53,20 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
+install: ## Install the service and its laboratory into PREFIX: no developer tools.
+	@$(RIGHT_PYTHON)
+	test -x $(PREFIX)/bin/python || $(PYTHON) -m venv $(PREFIX)
+	@# setuptools would put modules into the packages that are no longer in the tree.
+	find build lab/build -path '*/lib*' -name '*.py' -delete 2> /dev/null || true
+	SCHEDSVC_CORE=release $(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt ./clients/python ./clients/vllm ./lab '.[top]'
+	@echo 'Installed. Start with: $(PREFIX)/bin/schedsvc quickstart'
+
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.
 
 $(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml \
 		clients/vllm/pyproject.toml lab/pyproject.toml lab/setup.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo 'schedsvc needs Python 3.11 or newer; try: make PYTHON=python3.12' >&2; exit 1; }
+	@$(RIGHT_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) pip setuptools cython
 	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e 'lab[cluster]' \

@@ -243,7 +243,8 @@ def reference() -> str:
         "[schedsvc.yaml](../../schedsvc/data/schedsvc.yaml), shows them beside the keys that name",
         "things, such as listeners, callers, tenants and groups. `schedsvc check FILE` checks a",
         "file. A [reload](../operate/operations.md#reload) changes a setting, unless the column",
-        "*change* says that it needs a restart.",
+        "*change* says that it needs a restart. You can write a whole number with `k` or `M`:",
+        "100k is 100000.",
     ]
     for section in SECTIONS:
         lines += ["", f"## {section.path}", "", re.sub(r" \(docs/\S+\)", "", section.help), ""]

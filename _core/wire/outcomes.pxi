@@ -79,7 +79,7 @@ OUTCOME_TEXT = {
     OUT_REJECTED_DEADLINE: "its first token is expected after its deadline",
     OUT_REJECTED_LIMIT: "a limit of the scheduler itself is reached",
     OUT_REJECTED_QUOTA_SIZE: "larger than a quota of the tenant can ever hold",
-    OUT_EVICTED_TTL: "it waited for the whole queue TTL",
+    OUT_EVICTED_TTL: "its turn did not come while it could wait",
     OUT_EVICTED_CANCELLED: "withdrawn by its caller",
     OUT_EVICTED_DRAINING: "the scheduler or its engine was drained before its turn came",
     OUT_EVICTED_TOO_LARGE: "no registered engine can hold it any more",

@@ -51,6 +51,7 @@ _SERVICE = {
 #: The commands of the laboratory, each with its one line of help. Entry points of its package say
 #: where they are.
 _LAB = {
+    "quickstart": "Start all that a first request needs, and print one to send.",
     "demo": "Show a noisy neighbour, without and with the scheduler.",
     "sim": "Simulate what a configuration does to a trace.",
     "advise": "Draft a configuration that meets goals on a trace.",
@@ -153,7 +154,8 @@ class _Commands(MutableMapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._loaded:
             with _lasting():
-                self._loaded[name] = _of_lab(name) if name in _LAB else _of_service(name)
+                found = _of_lab(name) if name in _LAB else _of_service(name)
+                self._loaded[name] = _with_version(found)
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -251,8 +253,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=_Root, commands=_Commands(), epilog=_EPILOG)
-@click.option(
+_HAS_VERSION = click.option(
     "--version",
     is_flag=True,
     is_eager=True,
@@ -260,6 +261,23 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     callback=_version,
     help="Show the version and exit.",
 )
+
+
+def _with_version(command: click.Command) -> click.Command:
+    """Give `--version` to a command and all below it."""
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _with_version(below)
+    return _HAS_VERSION(command)
+
+
+@click.group(
+    cls=_Root,
+    commands=_Commands(),
+    epilog=_EPILOG,
+    # All commands inherit these names.
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@_HAS_VERSION
 @click.option("--debug", is_flag=True, help="Show a traceback where something unexpected fails.")
 def main(debug: bool) -> None:
     """Admit requests to shared LLM servers, fair by tokens."""

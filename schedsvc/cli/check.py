@@ -7,6 +7,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from schedsvc.cli.starting import usable_config
 from schedsvc.config import Config, Problem, Reading, path_text, problem_text, read
 from schedsvc.config.models import Listener, Principal
 from schedsvc.config.network import is_wildcard
@@ -17,7 +18,8 @@ Example:
   schedsvc check schedsvc.yaml
   schedsvc check schedsvc.yaml --json
 
-The exit status is 1 where the file has an error. Environment variables and files that it names are
+Without FILE it checks the one that SCHEDSVC_CONFIG names, else /etc/schedsvc/schedsvc.yaml. The
+exit status is 1 where the file has an error. Environment variables and files that it names are
 looked up as `schedsvc serve` would.
 """
 _TENANTS_SHOWN = 10
@@ -29,9 +31,9 @@ _TENANTS_SHOWN = 10
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def check(file: Path | None, config: Path | None, as_json: bool) -> None:
     """Name every error of a configuration FILE with its place, or sum the file up."""
-    if (file is None) == (config is None):
+    if file is not None and config is not None:
         raise click.UsageError("give one configuration file, as FILE or as --config FILE")
-    _check(file or config or Path(), as_json)
+    _check(usable_config(file or config), as_json)
 
 
 def _check(file: Path, as_json: bool) -> None:

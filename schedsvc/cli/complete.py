@@ -36,7 +36,7 @@ def _completion(ask: Callable[[Connection], Iterable[str]]) -> Completion:
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         try:
             names = set(ask(connection_of(context.params)))
-        except (SchedulerError, ValueError, OSError, click.BadParameter):
+        except (SchedulerError, ValueError, OSError, click.UsageError):
             return []
         return sorted(n for n in names if n.startswith(incomplete) and _PLAIN.fullmatch(n))
 

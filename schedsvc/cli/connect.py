@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,11 +42,25 @@ _NOT_CONNECTED = "failed to connect"
 # As gRPC names the address of its last attempt.
 _ADDRESS = re.compile(r"(?:ipv4|ipv6|unix):\S+(?=:\s)")
 _PROVE = (
-    "put a token of the configuration's auth.principals into an environment variable and name that "
-    "with --token-env, or show a client certificate with --tls-cert and --tls-key"
+    "put a token of the configuration's auth.principals into SCHEDSVC_TOKEN, or into a file that"
+    " --token-file names, or show a client certificate with --tls-cert and --tls-key"
 )
+_TOKEN, _TOKEN_FILE = "SCHEDSVC_TOKEN", "SCHEDSVC_TOKEN_FILE"
 _TLS = ("tls_ca", "tls_cert", "tls_key")
-_NAMES = ("target", *_TLS, "token_env")
+_NAMES = ("target", "tls", *_TLS, "token_env", "token_file")
+
+
+def _file(name: str, variable: str, text: str) -> Callable[[Any], Any]:
+    return click.option(
+        name,
+        type=click.Path(exists=True),
+        envvar=variable,
+        show_envvar=True,
+        metavar="FILE",
+        help=text,
+    )
+
+
 _OPTIONS = (
     click.option(
         "--target",
@@ -57,22 +72,25 @@ _OPTIONS = (
         help="HOST:PORT or unix:PATH of the scheduler; separate several with commas.",
     ),
     click.option(
-        "--tls-ca",
-        type=click.Path(exists=True),
+        "--tls/--no-tls",
+        default=None,
+        envvar="SCHEDSVC_TLS",
+        show_envvar=True,
+        help="Use TLS, or not. Default: if a file below is given.",
+    ),
+    _file("--tls-ca", "SCHEDSVC_TLS_CA_FILE", "Trust this CA instead of the system's."),
+    _file("--tls-cert", "SCHEDSVC_TLS_CERT_FILE", "Client certificate."),
+    _file("--tls-key", "SCHEDSVC_TLS_KEY_FILE", "Key of the client certificate."),
+    click.option(
+        "--token-env",
+        metavar="VARIABLE",
+        help=f"Environment variable that holds the bearer token. Default: {_TOKEN}.",
+    ),
+    click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Trust this CA; turns TLS on.",
-    ),
-    click.option(
-        "--tls-cert", type=click.Path(exists=True), metavar="FILE", help="Client certificate."
-    ),
-    click.option(
-        "--tls-key",
-        type=click.Path(exists=True),
-        metavar="FILE",
-        help="Key of the client certificate.",
-    ),
-    click.option(
-        "--token-env", metavar="VARIABLE", help="Environment variable that holds the bearer token."
+        help=f"File that holds the bearer token. Default: the one that {_TOKEN_FILE} names.",
     ),
 )
 
@@ -80,24 +98,55 @@ _OPTIONS = (
 def connection_of(given: Mapping[str, Any]) -> Connection:
     """Return what the options of a command say together.
 
-    Raises BadParameter if the token's variable is not set, ValueError if the TLS files do not fit,
-    and OSError if one cannot be read.
+    Raises UsageError if no token is where one is named, or TLS is off but has files; ValueError if
+    the TLS files do not fit, and OSError if one cannot be read.
     """
-    token_env = given["token_env"]
-    token = os.environ.get(token_env, "") if token_env else None
+    token, files = _token(given["token_env"], given["token_file"]), [given[name] for name in _TLS]
+    if given["tls"] is False and any(files):
+        raise click.UsageError("--no-tls (SCHEDSVC_TLS) excludes the files of TLS; give one")
+    if not given["tls"] and not any(files):
+        return Connection(given["target"], None, token)
+    ca, certificate, key = files
+    credentials = tls_credentials(ca_file=ca, certificate_file=certificate, key_file=key)
+    return Connection(given["target"], credentials, token)
+
+
+def _token(variable: str | None, file: Path | None) -> str | None:
+    """Return the token that an option names, else the environment; None: neither does."""
+    if variable and file:
+        raise click.UsageError("--token-env and --token-file exclude each other; give one of them")
+    hint = "--token-file"
+    if not variable and not file:
+        variable = _TOKEN if os.environ.get(_TOKEN) else None
+        hint, name = _TOKEN_FILE, os.environ.get(_TOKEN_FILE)
+        if variable and name:
+            raise click.UsageError(f"{_TOKEN} and {_TOKEN_FILE} exclude each other; set one")
+        file = Path(name) if name else None
+    if file:
+        return _token_in(file, hint)
+    token = os.environ.get(variable, "") if variable else None
     if token == "":
         raise click.BadParameter(
-            f"the environment variable {token_env} is not set; put the token into it",
+            f"the environment variable {variable} is not set; put the token into it",
             param_hint="--token-env",
         )
-    credentials = None
-    if any(given[name] for name in _TLS):
-        credentials = tls_credentials(
-            ca_file=given["tls_ca"],
-            certificate_file=given["tls_cert"],
-            key_file=given["tls_key"],
-        )
-    return Connection(given["target"], credentials, token)
+    return token
+
+
+def _token_in(file: Path, hint: str) -> str:
+    from schedsvc.config.files import read_file  # with pydantic, which few commands need
+
+    try:
+        token = read_file(file).decode().strip()
+    except OSError as error:
+        text = f"cannot read {file}: {error.strerror}"
+    except UnicodeDecodeError:
+        text = f"{file} is no text in UTF-8; write the token into it"
+    else:
+        if token:
+            return token
+        text = f"{file} is empty; write the token into it"
+    raise click.BadParameter(text, param_hint=hint)
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:

@@ -26,9 +26,21 @@ shows the modes in force.
 NAMES = {number: name for name, number in MODES.items()}
 
 
+class _ModeName(click.Choice):  # type: ignore[type-arg] # it has none in click 8.1
+    """Reads the name of a mode, with `-` or `_` between its words."""
+
+    def __init__(self) -> None:
+        super().__init__(list(MODES))
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name as the configuration spells it."""
+        name: str = super().convert(value.replace("-", "_"), param, ctx)
+        return name
+
+
 @click.command(epilog=_EPILOG)
 @connects
-@click.argument("mode", required=False, type=click.Choice(list(MODES)))
+@click.argument("mode", required=False, type=_ModeName())
 @click.option(
     "--tenant",
     default="",

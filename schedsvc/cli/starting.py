@@ -15,15 +15,34 @@ from schedsvc.config.yaml_positions import path_text
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+#: Where packages and images keep the configuration, unless SCHEDSVC_CONFIG names another place.
+USUAL_CONFIG = Path("/etc/schedsvc/schedsvc.yaml")
+
+
 def config_option(help_text: str) -> Callable[[F], F]:
     """Return the decorator of `--config`."""
     return click.option(
         "--config",
         "config_file",
-        required=True,
+        envvar="SCHEDSVC_CONFIG",
+        show_envvar=True,
+        show_default=str(USUAL_CONFIG),
+        callback=lambda _context, _option, file: usable_config(file),
         type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
         help=help_text,
     )
+
+
+def usable_config(file: Path | None = None) -> Path:
+    """Return the file, or the usual one if none is given. Raises UsageError if that is missing."""
+    file = file or Path(os.environ.get("SCHEDSVC_CONFIG") or USUAL_CONFIG)
+    if file == USUAL_CONFIG and not file.exists():
+        raise click.UsageError(
+            f"no configuration is given, and {USUAL_CONFIG} does not exist; give --config FILE,"
+            " or set SCHEDSVC_CONFIG"
+        )
+    return file
 
 
 def ready_file_option(metrics: str) -> Callable[[F], F]:

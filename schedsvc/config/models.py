@@ -70,6 +70,8 @@ Tokens = Annotated[int, Field(ge=1, le=_QUOTA_MAX)]
 #: The least request has a token of input and one of output.
 AllTokens = Annotated[int, Field(ge=2, le=_QUOTA_MAX)]
 Mode = Literal["enforce", "dry_run"]
+#: People write the words of a command and of a file alike.
+WrittenMode = Annotated[Mode, BeforeValidator(lambda v: "dry_run" if v == "dry-run" else v)]
 
 
 class PoolLimits(SomePools):
@@ -190,7 +192,7 @@ class Tenant(Terms):
     name: TenantName
     weight_milli: Annotated[WeightMilli, Field(alias="weight")] = 1_000
     api_keys_sha256: list[Sha256] = []
-    mode: Mode | None = None
+    mode: WrittenMode | None = None
     budget: Budget | None = None
 
     @property
@@ -227,7 +229,7 @@ class Config(Section):
     edge: Edge | None = None
     auth: Auth = Auth()
     scheduler: Scheduler = Scheduler()
-    mode: Mode = "enforce"
+    mode: WrittenMode = "enforce"
     limits: Limits = Limits()
     unknown_tenants: Literal["own", "share", "refuse"] = "own"
     tenant_rules: Annotated[list[TenantRule], Field(max_length=1_000)] = []

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from schedsvc.config.explain import type_name
+from schedsvc.text.numerals import whole_number
 
 __all__ = ["AUTO", "Section", "fixed_point", "tokens_or_auto"]
 
@@ -17,6 +19,36 @@ class Section(BaseModel):
     """Reads a mapping of the file: no key but the known ones, no value of another type."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_short_numbers(cls, data: Any) -> Any:
+        """Read 100k as 100000 in keys of whole numbers. YAML reads it as text."""
+        if not isinstance(data, dict):
+            return data
+        short = {
+            key: number
+            for key, value in data.items()
+            if isinstance(value, str)
+            and (number := whole_number(value)) is not None
+            and key in _keys_of_numbers(cls)
+        }
+        return {**data, **short} if short else data
+
+
+@cache
+def _keys_of_numbers(section: type[Section]) -> frozenset[str]:
+    """Return the keys of a section whose values are whole numbers. O(keys), once."""
+    return frozenset(
+        field.alias or name
+        for name, field in section.model_fields.items()
+        if _takes_number(field.annotation)
+    )
+
+
+def _takes_number(annotation: Any) -> bool:
+    """Return whether a value may be a whole number: `int`, alone, with bounds, or beside None."""
+    return annotation is int or any(map(_takes_number, get_args(annotation)))
 
 
 def fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:

@@ -27,6 +27,8 @@ IDS_MAX = 4_096
 #: turn.
 _SCAN = 8_192
 _ROWS = 250
+#: Pools that the error about an unknown one names.
+_POOLS_NAMED = 10
 #: A page that is not full after this many turns is returned as it is.
 _TURNS_OF_A_PAGE = 64
 _LEASE_ID_MAX = (1 << 63) - 1
@@ -232,10 +234,23 @@ class OperatorService(ServicerBase):
                     await call(data, await self._operator(context, len(data)))
                 ).SerializeToString()
                 return answer
-            except (CallerError, Broken, Unauthenticated, Forbidden) as error:
+            except CallerError as error:
+                await self._fail(context, name, self._naming_pools(error))
+            except (Broken, Unauthenticated, Forbidden) as error:
                 await self._fail(context, name, error)
 
         return grpc.unary_unary_rpc_method_handler(answer)
+
+    def _naming_pools(self, error: CallerError) -> CallerError:
+        """Add the names of the pools to an error about an unknown one. O(pools)."""
+        if error.code != grpc.StatusCode.NOT_FOUND.value[0] or not error.field.endswith("pool"):
+            return error
+        names = [row["name"] for row in self._driver.stats(0)["pools"]]
+        more = f" and {len(names) - _POOLS_NAMED:,} more" if len(names) > _POOLS_NAMED else ""
+        known = (
+            f"the pools are {', '.join(names[:_POOLS_NAMED])}{more}" if names else "none is known"
+        )
+        return CallerError(error.code, error.field, f"{error.description}; {known}")
 
     async def _operator(self, context: Any, size: int) -> str:
         """Return the name of the operator who calls. Raises Unauthenticated and Forbidden."""

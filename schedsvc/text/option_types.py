@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from schedsvc.text.numerals import numeral_advice
+from schedsvc.text.numerals import numeral_advice, whole_number
 
 __all__ = ["FiniteRange", "WholeRange", "check_file", "make_folder"]
 
@@ -22,12 +22,17 @@ def _problem(value: object, kind: str) -> str:
 
 
 class WholeRange(click.IntRange):
-    """Reads whole numbers in a range, because click's own says only "not a valid integer range"."""
+    """Reads whole numbers in a range, with `k` or `M` for thousands or millions.
+
+    Click's own type says only "not a valid integer range".
+    """
 
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number; fail if it is outside the range or not a whole number."""
+        short = whole_number(value) if isinstance(value, str) else None
+        value = value if short is None else short
         try:
             int(value)
         except (ValueError, OverflowError):

@@ -21,8 +21,6 @@ def containers() -> Iterator[Containers]:
     """Return a storage that holds BASE, an image with the files of `debian:bookworm-slim`."""
     need("mmdebstrap", "buildah", "podman", "runc")
     need_root()
-    if not any(DIST.glob("schedsvc-*.whl")):
-        pytest.fail("dist/ holds no packages; run `make dist`")
     storage = Containers(Path(tempfile.mkdtemp(prefix="box")))
     try:
         archive = storage.folder / "base.tar"
@@ -37,6 +35,8 @@ def containers() -> Iterator[Containers]:
 @pytest.fixture(scope="session")
 def wheels() -> Path:
     """Return a folder that holds the wheels of our packages and of all that they need."""
+    if not any(DIST.glob("schedsvc-*.whl")):
+        pytest.fail("dist/ holds no packages; run `make dist`")
     image.gather()
     return image.CONTEXT / "wheels"
 

@@ -48,7 +48,11 @@ async def test_refusals_that_may_be_retried(
     )
     refused = await bench.ask(headers=TRUST | {"x-request-id": "abc"})
     assert refused.status == status
-    assert refused.error == {"message": "no", "type": kind, "param": None, "code": code}
+    error = refused.error
+    message = error.pop("message")
+    assert message.startswith("no: ")
+    assert message.endswith("it waited 2 s. Retry in 1.2 s (request abc).")
+    assert error == {"type": kind, "param": None, "code": code}
     reason = pb.Outcome.Name(outcome).removeprefix("OUTCOME_").lower()
     expected = {
         "retry-after": "2",

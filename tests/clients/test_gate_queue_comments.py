@@ -62,7 +62,7 @@ async def test_a_refusal_after_a_comment_is_an_event(waiting: Bench) -> None:
     await asyncio.wait_for(task, 60)
     [(name, data)] = events(exchange)
     assert name == "error"
-    assert json.loads(data)["error"]["message"] == "waited too long"
+    assert json.loads(data)["error"]["message"].startswith("waited too long: it waited 2 s. Retry")
     assert exchange.sent[-1]["more_body"] is False
 
 

@@ -176,3 +176,10 @@ def test_help_and_mistakes(tmp_path: Path) -> None:
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("schedsvc-vllm: SCHEDSVC_TARGET is not set")
     assert run(tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("program", ["schedsvc-vllm", "schedsvc-proxy"])
+def test_program_prints_its_version_and_needs_nothing_for_it(program: str) -> None:
+    command = [str(Path(sys.executable).with_name(program)), "--version"]
+    done = forked.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{program} 0.1.0\n")

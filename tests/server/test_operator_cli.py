@@ -202,6 +202,7 @@ async def test_modes_are_said_shown_and_taken_back() -> None:
     async with operating() as (server, _):
         target = server.targets[0]
         assert (await typed(target, "mode")).output == "mode enforce, as configured\n"
+        assert (await typed(target, "mode", "dry-run")).exit_code == 0
         result = await typed(target, "mode", "dry_run")
         assert result.output == "mode dry_run for all, an operator's word (configured: enforce)\n"
         assert "a (dry)" in (await typed(target, "stats")).output
@@ -226,8 +227,9 @@ async def test_modes_are_said_shown_and_taken_back() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("drain", "nowhere"), "no pool of that name"),
-        (("leases", "list", "--pool", "nowhere"), "filter.pool: no pool of that name"),
+        (("drain", "nowhere"), "pool: no pool of that name; the pools are pool"),
+        (("pools", "release", "nowhere"), "pool: no pool of that name; the pools are pool"),
+        (("leases", "list", "--pool", "nowhere"), "filter.pool: no pool of that name; the pools"),
         (("leases", "list", "--tenant", "nobody"), "filter.tenant: no tenant of that name"),
         (("leases", "revoke", "--shim", "gone", "--yes"), "no open Session of that name"),
         (
@@ -339,7 +341,7 @@ async def test_refused_callers_learn_what_to_configure(monkeypatch: pytest.Monke
             result = await typed(target, *words)
             assert result.exit_code == 1
             assert "UNAUTHENTICATED" in result.output
-            assert "name that with --token-env" in result.output
+            assert "a file that --token-file names" in " ".join(result.output.split())
     async with operating(**keys) as (server, _):
         result = await typed(server.targets[0], "drain", "--all")
         assert "give it `operate: true`" in result.output

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from schedsvc.config import load
 from tests import forked
 
 from .test_cli import run
@@ -16,9 +17,13 @@ from .test_config import MINIMAL, found
     [
         (["why"], "Missing argument 'REQUEST_ID'."),
         (
-            ["stats", "--flows", "10k"],
-            "Invalid value for '--flows': '10k' is not a whole number;"
+            ["stats", "--flows", "10 k"],
+            "Invalid value for '--flows': '10 k' is not a whole number;"
             " write all its digits, without a unit or separators.",
+        ),
+        (
+            ["stats", "--flows", "100k"],
+            "Invalid value for '--flows': 100000 is not in the range 1<=x<=10000.",
         ),
         (
             ["leases", "list", "--limit", "1e6"],
@@ -76,10 +81,11 @@ def test_command_line_that_is_wrong_is_explained(words: list[str], said: str) ->
     ("text", "problem"),
     [
         (
-            "scheduler: {queue_max: 10k}",
-            "scheduler.queue_max: has to be a whole number, not 10k, which YAML reads as text;"
+            "scheduler: {queue_max: 10kB}",
+            "scheduler.queue_max: has to be a whole number, not 10kB, which YAML reads as text;"
             " write all its digits, without a unit or separators",
         ),
+        ("scheduler: {queue_max: 10M}", "scheduler.queue_max: is 10000000; it has to be at most"),
         ("limits: {drain_ms: 30s}", "not 30s, which YAML reads as text; write all its digits"),
         ("scheduler: {queue_max: '1,000'}", "not 1,000, which YAML reads as text; write all"),
         ("scheduler: {queue_max: 12345678secret}", "has to be a whole number, not text"),
@@ -113,3 +119,14 @@ def test_check_breaks_no_path_where_it_is_piped(tmp_path: Path) -> None:
     done = forked.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert f"{folder}/state.db, every" in done.stdout
+
+
+def test_k_and_m_are_read_as_numbers_only_where_keys_take_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        MINIMAL + "tenants: [{name: 100k, weight: 2k, quota: {tokens_per_minute: 100k}},"
+        " {name: b, mode: dry-run, quota: {tokens_per_minute: 2M, requests_per_minute: 9}}]\n"
+    )
+    a, b = load(file).tenants
+    assert (a.name, a.weight_milli, a.quota.tokens_per_minute) == ("100k", 2_000_000, 100_000)
+    assert (b.mode, b.quota.tokens_per_minute) == ("dry_run", 2_000_000)

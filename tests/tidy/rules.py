@@ -299,7 +299,8 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc_lab.load.cli": room(
         "schedsvc_lab.load schedsvc_lab.load.plot schedsvc_lab.load.result schedsvc_lab.load.texts"
-        " schedsvc_lab.workload schedsvc_lab.workload.tokenizers schedsvc.text.option_types",
+        " schedsvc_lab.workload schedsvc_lab.workload.tokenizers schedsvc.text.option_types"
+        " schedsvc.text.tables",
         "click rich uvloop yaml",
         clock=WALL,
         prints=True,
@@ -357,6 +358,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc_lab.demo.cli": room(
         "schedsvc_lab.demo schedsvc_lab.load schedsvc.text.option_types", "click rich", prints=True
     ),
+    "schedsvc_lab.quickstart": room("schedsvc_lab.demo schedsvc.config", "click yaml", prints=True),
     # Pure Python that knows nothing of the server: an engine host never compiles anything.
     "schedsvc_client": room("schedsvc_client.v1", "grpc google grpc_status"),
     "schedsvc_client.v1": room(packages="grpc google"),

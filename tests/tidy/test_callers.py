@@ -18,7 +18,7 @@ HEAD_READERS = {
     "tracing.py": "joins the caller's trace",
 }
 #: Headers about the message and the browser, not about the caller.
-OTHERS = {b"content-encoding", b"content-length", b"content-type", b"origin"}
+OTHERS = {b"content-encoding", b"content-length", b"content-type", b"origin", b"x-request-id"}
 
 
 def readings(text: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from schedsvc_client import Limit, LimitKind, Outcome, Refused
 from schedsvc_client.aio import Admission
 
 from schedsvc_vllm.asgi import Headers, Send
+from schedsvc_vllm.refusals import Reason, is_named, reason_of, refusal_text, retry_text
 
 REFUSAL_RETRY_MS = 1_000
 _BAD, _UNPROVED, _FORBIDDEN, _METHOD, _TIMEOUT, _TOO_MANY, _BUSY = 400, 401, 403, 405, 408, 429, 503
@@ -159,7 +160,7 @@ def limits_of(admission: Admission, quota: Sequence[Limit]) -> list[tuple[str, s
 
     A caller without a name shares the unknown tenants' limits: they are not its own to see.
     """
-    if not quota or not (admission.request.tenant or admission.request.api_key_sha256):
+    if not quota or not is_named(admission):
         return []
     return _limit_headers(quota)
 
@@ -167,22 +168,29 @@ def limits_of(admission: Admission, quota: Sequence[Limit]) -> list[tuple[str, s
 def refusal(refused: Refused, admission: Admission, request_id: str, param: str) -> Answer:
     """Answer with the scheduler's refusal. `param`: the field that makes a request too large."""
     face = FACES.get(refused.outcome, OVERLOADED)
-    message = refused.message or _reason(refused.outcome).replace("_", " ")
-    headers = [("x-schedsvc-dropped-reason", _reason(refused.outcome)), asked_as(admission)]
+    headers = [("x-schedsvc-dropped-reason", reason_of(refused.outcome)), asked_as(admission)]
     headers += limits_of(admission, refused.quota)
+    retry_after_ms = None
     if face.status in (_TOO_MANY, _BUSY) and face is not _NEVER:
-        headers += _retry_headers(refused.retry_after_ms or REFUSAL_RETRY_MS)
+        retry_after_ms = refused.retry_after_ms or REFUSAL_RETRY_MS
+        headers += _retry_headers(retry_after_ms)
     else:
         headers.append(("x-should-retry", "false"))
+    message = retry_text(refusal_text(refused, admission), request_id, retry_after_ms)
     fields = (message, face.type, param if face is _TOO_LONG else None, face.code)
     return _answer(face.status, fields, request_id, headers, refused.queue_duration_us)
 
 
-def unavailable(message: str, reason: str, request_id: str, retry_after_ms: int = 0) -> Answer:
+def unavailable(message: str, reason: Reason, request_id: str, retry_after_ms: int = 0) -> Answer:
     """Answer for a scheduler that cannot be asked."""
-    headers = [("x-schedsvc-dropped-reason", reason)]
-    headers += _retry_headers(retry_after_ms or REFUSAL_RETRY_MS)
-    fields = (message, OVERLOADED.type, None, OVERLOADED.code)
+    retry_after_ms = retry_after_ms or REFUSAL_RETRY_MS
+    headers = [("x-schedsvc-dropped-reason", reason.value), *_retry_headers(retry_after_ms)]
+    fields = (
+        retry_text(message, request_id, retry_after_ms),
+        OVERLOADED.type,
+        None,
+        OVERLOADED.code,
+    )
     return _answer(OVERLOADED.status, fields, request_id, headers)
 
 
@@ -213,10 +221,6 @@ def duration_text(duration_ms: int) -> str:
     if hours:
         return f"{hours}h{minutes}m{seconds}"
     return f"{minutes}m{seconds}" if minutes else seconds
-
-
-def _reason(outcome: Outcome) -> str:
-    return outcome.name.lower()
 
 
 def _retry_headers(retry_after_ms: int) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from schedsvc_vllm.asgi import (
     going_on,
     header,
 )
+from schedsvc_vllm.refusals import Reason
 
 #: A body has to be complete by then.
 BODY_S_MAX = 60.0
@@ -31,9 +32,9 @@ class BodiesFullError(BadRequestError):
     def __init__(self, total_max: int) -> None:
         super().__init__(
             f"the bodies of the requests that this server holds have more than {total_max} bytes"
-            " together; retry later (its operator can raise SCHEDSVC_BODIES_BYTES_MAX)",
+            " together (its operator can raise SCHEDSVC_BODIES_BYTES_MAX)",
             status=503,
-            code="bodies_full",
+            code=Reason.BODIES_FULL,
         )
 
 
@@ -44,9 +45,9 @@ class CallerFullError(BodiesFullError):
         BadRequestError.__init__(
             self,
             f"the bodies of the requests of one caller that this server holds have more than"
-            f" {caller_max} bytes together; retry when one of them has ended",
+            f" {caller_max} bytes together, until one of them has ended",
             status=503,
-            code="bodies_full",
+            code=Reason.BODIES_FULL,
         )
 
 

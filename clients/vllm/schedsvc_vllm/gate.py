@@ -47,6 +47,7 @@ from schedsvc_vllm.identity import Identifier, check_operator
 from schedsvc_vllm.log_limit import limit_lines
 from schedsvc_vllm.paths import SAFE_METHODS, Place, place_of, with_path
 from schedsvc_vllm.queue_comments import QueueComments
+from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.request_sizing import parse_json, size_call
 from schedsvc_vllm.response_ids import EARLIER, ResponseIds
 from schedsvc_vllm.response_ids import PATH as RESPONSES_PATH
@@ -131,7 +132,7 @@ class Gate:
         if runtime is not None and path == HEALTH_PATH:
             refused = runtime.session.pool_refused
             if refused is not None:  # no router may send requests here
-                answer = answers.unavailable(refusal_of(refused), "pool_refused", "-")
+                answer = answers.unavailable(refusal_of(refused), Reason.POOL_REFUSED, "-")
                 await self._say(answer, scope, send)
                 return
         await self.app(scope, receive, send)
@@ -185,7 +186,7 @@ class Gate:
             if self._access is None:
                 if place.operators:
                     check_operator(caller, place.path, frozenset())
-                raise BadRequestError(_MISCONFIGURED, status=503, code="gate_misconfigured")
+                raise BadRequestError(_MISCONFIGURED, status=503, code=Reason.GATE_MISCONFIGURED)
             await self._access.check(caller, place)
         except BadRequestError as error:
             await self._refuse(error, caller, scope, send)
@@ -197,7 +198,7 @@ class Gate:
     ) -> None:
         runtime = self._runtime
         if runtime is None or self._settings is None:
-            answer = answers.unavailable(_MISCONFIGURED, "gate_misconfigured", "-")
+            answer = answers.unavailable(_MISCONFIGURED, Reason.GATE_MISCONFIGURED, "-")
             await self._say(answer, scope, send)
             return
         try:
@@ -374,8 +375,8 @@ class Gate:
             if gated.is_stale and not gated.has_begun:
                 return True  # its lease went with that engine, its client has seen nothing of it
             if not gated.has_begun:
-                message = "the scheduler has ended this request; ask again"
-                answer = answers.unavailable(message, "lease_revoked", request.id)
+                message = "the scheduler has ended this request"
+                answer = answers.unavailable(message, Reason.LEASE_REVOKED, request.id)
                 gated.finish(scope)
                 await self._say(answer, scope, send)
         except Exception:
@@ -391,7 +392,7 @@ class Gate:
     ) -> None:
         request_id = self._identifier.request_ids(caller)[0] if self._broken is None else "-"
         if error.status == 503:
-            reason = error.code or "keys_unavailable"
+            reason = Reason(error.code or Reason.KEYS_UNAVAILABLE)
             answer = answers.unavailable(error.message, reason, request_id)
         else:
             answer = answers.bad_request(error, request_id)

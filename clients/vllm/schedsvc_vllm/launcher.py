@@ -214,9 +214,19 @@ def usage() -> str:
     )
 
 
+def version() -> str:
+    """Return the version of this package."""
+    from importlib import metadata  # with a parser of mail, which no start needs
+
+    return metadata.version("schedsvc-vllm")
+
+
 def main() -> None:
     """Become `vllm serve`; exit with status 2 if the command line or a setting is wrong."""
     arguments = sys.argv[1:]
+    if arguments[:1] == ["--version"]:
+        sys.stdout.write(f"schedsvc-vllm {version()}\n")
+        sys.exit(0)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         sys.stdout.write(usage() + "\n")
         sys.exit(0 if arguments else EXIT_USAGE)

@@ -31,10 +31,12 @@ from schedsvc_vllm.asgi import (
     Scope,
     Send,
     disconnected,
+    header,
 )
 from schedsvc_vllm.bodies import Bodies, BodiesFullError
 from schedsvc_vllm.caller import Sources, peer_of, read_caller
 from schedsvc_vllm.proxy_headers import Fields, answer_headers, asked_headers
+from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.scrape import ScrapeError
 from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, send_empty
 
@@ -56,6 +58,7 @@ _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _STARTED = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
+_ID_CHARS_MAX = 128
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -67,6 +70,11 @@ class Told:
     block_size_tokens: int
     context_tokens: int
     started_ns: int
+
+
+def _id_of(scope: Scope) -> str:
+    """Return the id of a request, which its client or the gate has set; "-": neither has."""
+    return header(scope, b"x-request-id").decode("latin-1")[:_ID_CHARS_MAX] or "-"
 
 
 class _Passing:
@@ -146,7 +154,7 @@ class Upstream:
                 return
         elif not is_page:
             message = "the server behind this one does not answer its probe"
-            await answers.unavailable(message, "upstream_unreachable", "-").send(send)
+            await answers.unavailable(message, Reason.UPSTREAM_UNREACHABLE, "-").send(send)
             return
         await send_empty(send)
 
@@ -201,7 +209,7 @@ class Upstream:
             text = f"the body has more than {self._bodies.each_max} bytes"
             await answers.bad_request(BadRequestError(text, status=413), "-").send(send)
         except BodiesFullError as error:
-            await answers.unavailable(error.message, "bodies_full", "-").send(send)
+            await answers.unavailable(error.message, Reason.BODIES_FULL, _id_of(scope)).send(send)
         except BadRequestError as error:
             await answers.bad_request(error, "-").send(send)
         finally:
@@ -248,9 +256,9 @@ class Upstream:
                 self._probe.up = False  # it answers its probe and not this
                 await send_empty(send)
                 return
-            await self._broke(error, passing)
+            await self._broke(error, passing, _id_of(scope))
 
-    async def _broke(self, error: Exception, passing: _Passing) -> None:
+    async def _broke(self, error: Exception, passing: _Passing, request_id: str) -> None:
         """Answer for an upstream that did not, or end a stream with a reason; else raise."""
         self._doubt(error)
         if passing.between_events:
@@ -265,7 +273,9 @@ class Upstream:
             return
         _log.warning("the upstream cannot be reached: %s", error or type(error).__name__)
         message = "the server behind this one cannot be reached"
-        await answers.unavailable(message, "upstream_unreachable", "-").send(passing.send)
+        await answers.unavailable(message, Reason.UPSTREAM_UNREACHABLE, request_id).send(
+            passing.send
+        )
 
     # The upstream's start, and ours.
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.http_limits import bounded
-from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split
+from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split, version
 from schedsvc_vllm.log_limit import limit_lines
 from schedsvc_vllm.settings import Settings, SettingsError
 
@@ -40,6 +40,15 @@ _log = logging.getLogger("schedsvc_vllm")
 EXTRA = "pip install 'schedsvc-vllm[proxy]'"
 
 
+class _Version(argparse.Action):
+    """Prints the version, which argparse's own action would look up at each start."""
+
+    def __call__(self, made: argparse.ArgumentParser, *_: object) -> None:
+        """Print it and end."""
+        sys.stdout.write(f"{made.prog} {version()}\n")
+        made.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Describe the command's own options."""
     made = argparse.ArgumentParser(
@@ -54,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    made.add_argument("--version", action=_Version, nargs=0, help="Show the version and exit.")
     made.add_argument("--upstream", required=True, metavar="URL", help="The server behind it.")
     made.add_argument(
         "--host",

@@ -20,6 +20,7 @@ from schedsvc_client import CallError
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.key_turns import KeyTurns, NoTurnError
 from schedsvc_vllm.known_keys import KEYS_MAX, KnownKeys
+from schedsvc_vllm.refusals import Reason
 
 FRESH_S = 20.0
 # A key in use is asked again this time before the end of its freshness.
@@ -216,7 +217,7 @@ def _put(table: OrderedDict[bytes, V], key: bytes, value: V, most: int) -> None:
 
 def _unchecked(reason: str) -> BadRequestError:
     return BadRequestError(
-        f"the API key cannot be checked now: {reason}; retry later",
+        f"the API key cannot be checked now: {reason}",
         status=503,
-        code="api_key_not_checked",
+        code=Reason.API_KEY_NOT_CHECKED,
     )

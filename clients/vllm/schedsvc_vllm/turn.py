@@ -30,6 +30,7 @@ from schedsvc_vllm.caller import Terms
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.identity import Identity
 from schedsvc_vllm.limit import LocalLimitError
+from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.request_sizing import Call
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.token_counter import TokenTotals
@@ -105,11 +106,11 @@ async def wait_for_turn(runtime: Runtime, request: Request, gated: GatedRequest)
         refused = runtime.session.pool_refused
         if refused is not None:
             # The scheduler is there: running without it would take another engine's place.
-            return answers.unavailable(refusal_of(refused), "pool_refused", request.id)
+            return answers.unavailable(refusal_of(refused), Reason.POOL_REFUSED, request.id)
         if not runtime.fail_open:
             _log.debug("refused while the scheduler is away: %s", cause)
             message = "the admission scheduler cannot be reached"
-            return answers.unavailable(message, "scheduler_unreachable", request.id)
+            return answers.unavailable(message, Reason.SCHEDULER_UNREACHABLE, request.id)
         answer = await _run_without(runtime, request, gated, held_s)
         if answer is not _ASK_AGAIN:
             return answer
@@ -180,7 +181,7 @@ async def _ask(
         return answers.bad_request(_wrong_field(error, request), request.id)
     except LimitExceeded as error:
         return answers.unavailable(
-            error.message, "scheduler_limit", request.id, error.retry_after_ms
+            error.message, Reason.SCHEDULER_LIMIT, request.id, error.retry_after_ms
         )
     except RequestConflict:
         raise
@@ -232,11 +233,15 @@ async def _run_without(
         wait_s_max = min(LOCAL_WAIT_S_MAX, request.terms.wait_s_max)
         runs = await first(gated.place, gated.mailbox, wait_s_max)
     except (LocalLimitError, asyncio.TimeoutError):
-        message = "the admission scheduler cannot be reached, and this server is full"
-        return answers.unavailable(message, "scheduler_unreachable", request.id)
+        cap = f"{runtime.limit.running:,} of {runtime.limit.cap:,}"
+        message = (
+            "the admission scheduler cannot be reached, and this server runs as many requests as it"
+            f" may meanwhile ({cap})"
+        )
+        return answers.unavailable(message, Reason.SCHEDULER_UNREACHABLE, request.id)
     refused = runtime.session.pool_refused
     if runs and refused is not None:
-        return answers.unavailable(refusal_of(refused), "pool_refused", request.id)
+        return answers.unavailable(refusal_of(refused), Reason.POOL_REFUSED, request.id)
     gated.local_wait_us = int((held_s + time.monotonic() - started_s) * 1e6)
     if not runs:
         return _ASK_AGAIN
@@ -253,7 +258,7 @@ def _denied(error: CallError, request: Request) -> Answer:
     if isinstance(error, Unauthenticated):
         denied = BadRequestError(message, status=403, code="scheduler_denies")
         return answers.bad_request(denied, request.id)
-    return answers.unavailable(message, "scheduler_refused", request.id)
+    return answers.unavailable(message, Reason.SCHEDULER_REFUSED, request.id)
 
 
 def _field_of(error: CallError) -> str:

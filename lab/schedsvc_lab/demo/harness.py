@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schedsvc_lab.demo.processes import until_signalled
 from schedsvc_lab.demo.verdict import Bar
 from schedsvc_lab.load.files import write_report
 
@@ -59,7 +59,7 @@ def perform(scene: Scene[T], stage: Stage, *, as_json: bool) -> bool:
     """
     started_s = time.monotonic()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run = runner.run(_until_signalled(scene.play(stage)))
+        run = runner.run(until_signalled(scene.play(stage)))
     report = scene.report(run)
     bars = scene.judge(report, stage.quick)
     files = (stage.out / scene.picture, stage.out / "report.json")
@@ -77,20 +77,6 @@ def table_of(title: str, *columns: str) -> Table:
     for at, name in enumerate(columns):
         made.add_column(name, justify="right" if at else "left")
     return made
-
-
-async def _until_signalled(work: Coroutine[Any, Any, T]) -> T:
-    """Await some work; SIGTERM and SIGHUP end it as Ctrl-C does."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await work
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
 
 
 def conclude(

@@ -122,6 +122,20 @@ async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, Non
         await asyncio.gather(main, *beside, return_exceptions=True)
 
 
+async def until_signalled(work: Coroutine[Any, Any, T]) -> T:
+    """Await some work; SIGTERM and SIGHUP end it as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await work
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
 async def _stop(process: asyncio.subprocess.Process) -> None:
     """End a program and what it started: first politely."""
     for number in (signal.SIGTERM, signal.SIGKILL):

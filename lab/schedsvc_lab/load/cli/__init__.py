@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 
 from schedsvc.text.option_types import FiniteRange, WholeRange, make_folder
+from schedsvc.text.tables import Output
 from schedsvc_lab.load.cli import options as read
 from schedsvc_lab.load.cli.show import show
 from schedsvc_lab.load.files import write_report, write_requests
@@ -214,7 +215,7 @@ def load(trace_file: Path, as_json: bool, out: Path | None, **options: Any) -> N
     )
     if out is not None:
         make_folder(out)
-    console = Console(stderr=as_json)
+    console = Output(stderr=as_json)
     _allow_many_connections()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,9 +3,9 @@
 import json
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.agent_sessions import compare
 
 _HEADS = ("cap", "hit rate", "turns/min", "sessions", "p50 s", "max s", "begin s", "ratio")
@@ -33,7 +33,7 @@ def main(caps: tuple[float, ...], seconds: int, seed: int, as_json: bool) -> Non
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

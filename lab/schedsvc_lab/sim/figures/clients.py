@@ -18,6 +18,7 @@ from schedsvc_lab.sim.figures.style import (
     columns,
     legend,
     say_hidden,
+    say_nothing,
     shown_clients,
 )
 from schedsvc_lab.sim.scenario import Run
@@ -98,7 +99,7 @@ def _refusals(axes: Axes, run: Run, clients: list[int], reasons: list[int]) -> N
     axes.set_xlim(0, 100)
     axes.set_xlabel("refused (% of requests)")
     if not left.any():
-        axes.text(50, (len(clients) - 1) / 2, "no request was refused", color=INK, ha="center")
+        say_nothing(axes, "no request was refused")
     _rows(axes, run, clients)
 
 

@@ -18,6 +18,7 @@ from schedsvc_lab.sim.figures.style import (
     columns,
     legend,
     say_hidden,
+    say_nothing,
     shown_clients,
 )
 from schedsvc_lab.sim.metrics import (
@@ -62,9 +63,13 @@ def _lines(runs: Sequence[Run], path: Path, at_s: Floats, values: list[Floats], 
         for place, client in enumerate(shown_clients(run)):
             name = run.requests.clients[client]
             each.plot(at_s, lines[:, client], color=COLORS[place], label=name)
+        if not lines.any():
+            say_nothing(each, f"no service by {at_s[-1]:.3g} s")
         each.set_xlabel("time (s)")
         each.set_ylim(bottom=0)
         each.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if not any(lines.any() for lines in values):
+        axes[0].set_yticks([0])  # they share it
     axes[0].set_ylabel(label)
     legend(figure, axes[0])
     say_hidden(figure, runs[0], LINES_MAX)
@@ -83,8 +88,14 @@ def draw_difference(runs: Sequence[Run], path: Path, span_s: float) -> Path:
         left.plot(at_s, service_difference(service, span_s).values, color=color, label=run.policy)
         sums = accumulated(service, span_s)
         right.plot(at_s, sums.max(axis=1) - sums.min(axis=1), color=color, label=run.policy)
-    _titled(left, "service difference (per second)")
-    _titled(right, "greatest gap of accumulated service")
+    for axes, title in (
+        (left, "service difference (per second)"),
+        (right, "greatest gap of accumulated service"),
+    ):
+        _titled(axes, title)
+        if not any(np.any(line.get_ydata()) for line in axes.get_lines()):
+            axes.set_yticks([0])
+            say_nothing(axes, "no difference")
     figure.savefig(path)
     return path
 

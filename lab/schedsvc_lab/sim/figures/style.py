@@ -49,6 +49,11 @@ def say_hidden(figure: Figure, run: Run, shown: int) -> None:
         )
 
 
+def say_nothing(axes: Axes, text: str) -> None:
+    """Say why a picture shows no values, instead of an empty grid."""
+    axes.text(0.5, 0.5, text, color=INK, ha="center", va="center", transform=axes.transAxes)
+
+
 def legend(figure: Figure, axes: Axes) -> None:
     """Put the names of the lines beside the picture."""
     handles, labels = axes.get_legend_handles_labels()
