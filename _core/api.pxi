@@ -59,7 +59,8 @@ cdef class Scheduler(ClusterApi):
         self.dry_running, self.dry_run_counts = Heap(), {}
         self.tenant_rules, self.default_rule, self.gone_rows = [], any_rule(False), []
         self.retired = OrderedDict()
-        self.quota_keys, self.saved_pools, self.saved_passes = [], {}, {}
+        self.quota_keys, self.saved_pools = [], {}
+        self.saved_passes, self.void_passes = {}, {}
         self.saved_positions, self.saved_levels, self.notes = {}, {}, []
         self.contests, self.offers, self.served_rows = {}, {}, ServedRows()
 

@@ -240,6 +240,8 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if not r.lease.is_void:
         core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED
         core.ledger.release(i)
+    elif r.lease.discount_ppm:
+        drop_void_pass(core, r)
     core.adapters.let_go(core.requests.rare_of(r).adapter)
     core.deadlines.remove(i)
     unlink_owner(core, i)
@@ -322,6 +324,15 @@ cdef int deliver_lease_state(Core core, int32_t i, int state) except -1:
     return 0
 
 
+cdef int drop_void_pass(Core core, const Request* r) except -1:
+    """Save the discount of a void lease no more: it has ended. O(1)."""
+    cdef bytes pool = core.pool_list[r.pool]
+    del core.void_passes[pool][r.lease.lease_id]
+    if not core.void_passes[pool]:
+        del core.void_passes[pool]
+    return 0
+
+
 cdef int void_lease(Core core, int32_t i) except -1:
     cdef Request* r = &core.requests.items[i]
     if r.state == SUSPECT:
@@ -329,6 +340,10 @@ cdef int void_lease(Core core, int32_t i) except -1:
     leave_prefill(core, r)
     core.ledger.release(i)
     r.lease.is_void = True
+    if r.lease.discount_ppm:  # the list of the pool's leases does not have it any more
+        core.void_passes.setdefault(core.pool_list[r.pool], {})[r.lease.lease_id] = (
+            r.lease.discount_ppm
+        )
     return deliver_lease_state(core, i, LS_VOID)
 
 

@@ -210,10 +210,11 @@ cdef bytes pool_value(Core core, int32_t pool):
 
 
 cdef dict passes_in(Core core, int32_t pool):
-    """Return the leases of a pool that passed a head, and their discounts, with those of before a
-    restart that were not replayed yet. O(leases of the pool) if any lease has a discount, else
-    O(1)."""
-    cdef dict found = dict(core.saved_passes.get(core.pool_list[pool], ()))
+    """Return the leases of a pool that passed a head, and their discounts, with void ones and those
+    of before a restart that were not replayed yet. O(leases of the pool) if any lease has a
+    discount, else O(1)."""
+    cdef bytes name = core.pool_list[pool]
+    cdef dict found = {**core.saved_passes.get(name, {}), **core.void_passes.get(name, {})}
     cdef int32_t i = core.ledger.pools[pool].first_lease
     cdef const Lease* lease
     if core.passes == 0:

@@ -94,6 +94,7 @@ cdef class Core:
     cdef dict saved_pools  # rows of pools that are not registered yet
     cdef int64_t passes  # leases that passed a head and have a discount for it
     cdef dict saved_passes  # by pool: leases of before a restart that passed, and their discounts
+    cdef dict void_passes  # by pool: void leases that passed, and their discounts
     cdef dict saved_positions, saved_levels  # of these, and of all until there are several
     cdef int64_t resume_until_ns  # until then leases of before a restart are awaited; 0: none are
     cdef bint was_restored  # the debts of pools are known

@@ -88,6 +88,14 @@ def test_discount_is_saved_no_more_when_replays_are_awaited_no_more() -> None:
     assert served(reborn(rows), d) == vtc(s, 0, flow=2) + 2 * CHARGED
 
 
+def test_discount_of_a_revoked_lease_outlives_a_restart_until_it_has_ended() -> None:
+    s, d = passed()
+    s.revoke(0, d.lease_id)
+    assert served(reborn(saved(s, 0)), d) == CHARGED
+    s.complete(0, d.lease_id, 1, output_tokens=5)
+    assert served(reborn(saved(s, 0)), d) == vtc(s, 0, flow=2) + 2 * CHARGED
+
+
 def test_discount_of_an_ended_lease_is_saved_no_more() -> None:
     s, d = passed()
     rows = saved(s, 0)
