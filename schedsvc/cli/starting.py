@@ -36,13 +36,14 @@ def config_option(help_text: str) -> Callable[[F], F]:
 
 def usable_config(file: Path | None = None) -> Path:
     """Return the file, or the usual one if none is given. Raises UsageError if that is missing."""
-    file = file or Path(os.environ.get("SCHEDSVC_CONFIG") or USUAL_CONFIG)
-    if file == USUAL_CONFIG and not file.exists():
+    if given := file or os.environ.get("SCHEDSVC_CONFIG"):
+        return Path(given)
+    if not USUAL_CONFIG.exists():
         raise click.UsageError(
             f"no configuration is given, and {USUAL_CONFIG} does not exist; give --config FILE,"
             " or set SCHEDSVC_CONFIG"
         )
-    return file
+    return USUAL_CONFIG
 
 
 def ready_file_option(metrics: str) -> Callable[[F], F]:

@@ -15,7 +15,7 @@ import pytest
 from tests import forked
 from tests.waiting import wait_until
 
-from .test_held_files import _LIBRARY_SIGNALS, DOES, masks, table
+from .test_held_files import _LIBRARY_SIGNALS, DOES, masks, open_paths, table
 
 _ACTS, _FILES = table("Files of the other processes")
 PROCESSES, SIGNALS = table("Signals of the other processes")
@@ -81,7 +81,7 @@ def test_tables_have_all_files_and_signals(tmp_path: Path, name: str) -> None:
     with running(tmp_path, name) as process:
         wait_until(lambda: answers(tmp_path, name))
         found = masks(str(process.pid))
-        links = [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+        links = open_paths(process.pid)
     ours = {Path(path).name for path in links if path.startswith(f"{tmp_path}/")} - {"log"}
     listed = {file for owner, file, _ in FILES if owner == name}
     assert ours <= listed

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,15 @@ DOES: dict[str, Callable[[Path], None]] = {
 }
 
 
+def open_paths(pid: int) -> set[str]:
+    """What a process has open; a descriptor may be closed meanwhile."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(descriptor))
+    return found
+
+
 class Held:
     """Runs a scheduler with everything that it may hold, and its log."""
 
@@ -114,8 +123,7 @@ class Held:
 
     def open_files(self) -> set[str]:
         """Return names of the files of its folder that the process has open."""
-        descriptors = Path(f"/proc/{self.process.pid}/fd").iterdir()
-        opened = {os.readlink(descriptor) for descriptor in descriptors}
+        opened = open_paths(self.process.pid)
         return {Path(path).name for path in opened if path.startswith(f"{self.folder}/")}
 
 
