@@ -15,7 +15,8 @@ cdef inline int64_t clock_ns() noexcept:
 cdef int ask_for(
     Scheduler core, int64_t now_ns, Ask* ask, bytes request_id, Verdict* verdict
 ) except -1:
-    """Admit a request, and dispatch. `verdict`: its verdict; outcome 0 if it waits."""
+    """Admit a request, and dispatch unless something is due. `verdict`: its verdict; outcome 0 if
+    it waits."""
     cdef int64_t handle
     cdef int32_t first
     enter(core, now_ns)
@@ -26,7 +27,8 @@ cdef int ask_for(
         raise ValueError("asks: one of them was refused")
     first = core.verdict_count
     verdict.outcome = 0
-    dispatch(core)
+    if not is_due(core):
+        dispatch(core)
     take_verdict(core, handle, first, verdict)
     return 0
 

@@ -167,7 +167,9 @@ def test_flows_of_many_classes_leave_others_their_share() -> None:
 
 
 def test_a_full_share_takes_flows_of_its_own_tenants_only() -> None:
-    s = shared(500_000, flows_max=5, answers_max=0, credit_max_micro=0, samples_min=10)
+    lasting = dict.fromkeys(("queue_ttl_ns", "lease_ttl_ns"), 100 * SECOND)
+    learning = {"credit_max_micro": 0, "samples_min": 10}
+    s = shared(500_000, flows_max=5, answers_max=0, **learning, **lasting)
     for principal, name in ((8, "u0"), (7, "t0"), *[(7, "t1")] * 3):
         now_ns = s.stats(0)["totals"]["received"]
         grant = ask_as(s, principal, name, now_ns).grant
