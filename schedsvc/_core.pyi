@@ -269,7 +269,7 @@ class Scheduler(ClusterApi):
     ) -> int | bytes:
         """Call `admit()` for a serialised AdmitRequest, and dispatch unless something is due.
 
-        What is due comes first: then `poll()` does it, and dispatches.
+        After a timer has ended, only `poll()` grants: it does first what that timer asks for.
         Returns the serialised AdmitResponse where the verdict has fallen at once (also a refusal,
         also the stored answer of a repeat), else the handle, whose verdict `poll()` brings.
         `queue_ttl_ns` caps the wait (0: no cap). Raises CallerError with a field.

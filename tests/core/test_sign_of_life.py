@@ -121,7 +121,7 @@ def test_a_call_after_a_pause_finds_the_pool_of_the_newcomer(waits: bool) -> Non
     handle = s.admit_wire(BOUND, 0, admit_message("new").SerializeToString())
     (decision,) = [d for d in s.poll(BOUND) if d.handle == handle]
     assert (decision.outcome, decision.pool_epoch) == (core.GRANTED, 6)
-    # What waits on the silent engine's stream is withdrawn with it, and never granted.
+    # A request on the silent engine's stream is withdrawn with it, and never granted.
     totals = s.stats(BOUND)["totals"]
     assert (totals["granted"], totals["evicted"], totals["cancelled"]) == (1 + waits, 2 * waits, 0)
     s.check()
