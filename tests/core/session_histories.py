@@ -30,7 +30,7 @@ ANY = -1
 
 
 class BrokenError(Exception):
-    """The grant of a request, or the service of a session, is not as promised."""
+    """The grant of a request, or the service of a session, breaks a promise."""
 
 
 @dataclass(eq=False)

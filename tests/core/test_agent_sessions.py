@@ -405,7 +405,7 @@ SESSIONS = 3
 
 
 def organisations(s: core.Scheduler) -> dict[int, str]:
-    """Make organisations 1:2:4 of so many users; return each user's flow, and its organisation."""
+    """Make organisations 1:2:4 with these user counts; return each user's flow and organisation."""
     flows = {}
     for k, (org, count) in enumerate(USERS.items()):
         group = s.set_quota(0, b"group:" + org.encode(), -1, weight_milli=1000 << k)

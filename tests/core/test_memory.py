@@ -107,5 +107,5 @@ def test_a_refused_flood_leaves_nothing() -> None:
 
 
 def test_a_request_takes_168_bytes_of_each_queue() -> None:
-    """A million queued requests have room in 400 MB (T10) if most take no more."""
+    """A million queued requests have room in 400 MB (T10), most of them with no more."""
     assert core.REQUEST_BYTES <= 168

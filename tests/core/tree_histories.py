@@ -46,7 +46,7 @@ WAITING = 4  # requests that a flow keeps waiting for each of its targets
 
 
 class BrokenError(Exception):
-    """The grant of a request, or the service of a node, is not as promised."""
+    """The grant of a request, or the service of a node, breaks a promise."""
 
 
 @dataclass

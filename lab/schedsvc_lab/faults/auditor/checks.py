@@ -109,8 +109,8 @@ def pushed_out(books: Books, lease_id: int, state: int) -> bool:
 def _check_order(books: Books) -> None:
     """Inside a flow and a target the first to come is the first to go (invariant 10).
 
-    With sessions that holds inside of each. By deadline a request that waits for a cap may be
-    behind those that came before it: its session has given its place to another since.
+    With sessions that holds inside of each. In order of deadlines a request may wait for a cap
+    behind earlier ones: its session has given its place to another since.
     """
     terms = books.terms
     waits_for_caps = terms.by_deadline and terms.limits.sessions_max_tokens > 0

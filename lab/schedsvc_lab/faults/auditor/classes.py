@@ -1,4 +1,4 @@
-"""Priority classes in one pool, in strict order: better ones go first, but for ageing.
+"""Keeps priority classes in one pool, in strict order: better ones go first, but for ageing.
 
 A class that has waited for its ageing time without a grant may overtake better ones, though never
 an exempt one, and never twice in a row.

@@ -25,7 +25,7 @@ from schedsvc_lab.faults.auditor.records import require
 
 
 class Granted(NamedTuple):
-    """One request of another principal, as it was granted."""
+    """Holds one request of another principal, as it was granted."""
 
     tenant: str
     request_id: str
@@ -35,7 +35,7 @@ class Granted(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of all requests, and of the pool that runs them."""
+    """Holds the sizes of all requests, and of the pool that runs them."""
 
     prompt_tokens: int
     output_tokens: int

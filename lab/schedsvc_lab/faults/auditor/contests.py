@@ -1,4 +1,4 @@
-"""Two engines that claim one pool: which of them the scheduler has to let have it."""
+"""Decides which of two engines that claim one pool the scheduler has to let have it."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ from schedsvc_lab.faults.auditor.records import Pool
 
 
 class Claim(NamedTuple):
-    """A newcomer's offer of a pool: the arguments of `Books.register()` after the time."""
+    """Holds a newcomer's offer of a pool: the arguments of `Books.register()` after the time."""
 
     conn: int
     principal: int
@@ -20,7 +20,7 @@ class Claim(NamedTuple):
 
 
 class Contests:
-    """The open ones. A bound of 0: none ever begins, and a newcomer has the pool at once."""
+    """Holds the open ones. With a bound of 0 none begins: a newcomer has the pool at once."""
 
     def __init__(self, bound_ns: int) -> None:
         self._bound_ns = bound_ns

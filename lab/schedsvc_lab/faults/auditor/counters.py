@@ -1,4 +1,4 @@
-"""Counters of service by the rules of the contract (arXiv 2401.00588, algorithm 2).
+"""Counts service by the rules of the contract (arXiv 2401.00588, algorithm 2).
 
 The auditor derives them from the messages alone. It can do so only if the messages show every
 change of a counter: every request reports its progress, nothing waits for a quota, and each stream
@@ -25,7 +25,7 @@ _cause_and_lease = itemgetter(0, 1)
 
 @dataclass(frozen=True)
 class CounterState:
-    """Counters as they outlive a process."""
+    """Holds counters as they outlive a process."""
 
     counters: dict[str, int]
     active: frozenset[str]
@@ -56,7 +56,7 @@ class Counters:
         self.owed: dict[str, int] = {}  # what is charged for leases of an earlier process
         self._returning: set[str] = set()  # active before, and so until a time
         self._returning_until_ns = 0
-        # Of the children of each group, "" of the root: the most that the least active counter has
+        # For the children of each group ("": the root), the most that the least active counter has
         # been at a grant or a lift.
         self._levels: dict[str, int] = {}
         # Charge of a request that has ended, by the number of groups above who is charged.

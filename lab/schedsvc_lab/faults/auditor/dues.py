@@ -1,4 +1,4 @@
-"""The notices that the scheduler still owes its streams: wrong events, and states of leases."""
+"""Tracks the notices that the scheduler still owes its streams: wrong events, lease states."""
 
 from schedsvc_lab.faults.auditor.records import require
 

@@ -1,4 +1,4 @@
-"""The bound of VTC (arXiv 2401.00588, section 4), measured on what was served."""
+"""Measures the bound of VTC (arXiv 2401.00588, section 4) on what was served."""
 
 from schedsvc_lab.faults.auditor.counters import Counters
 from schedsvc_lab.faults.auditor.fair_pools import PoolFairness
@@ -7,7 +7,7 @@ from schedsvc_lab.faults.auditor.session_fairness import SessionFairness
 
 
 class Fairness:
-    """Service of flows, compared pair by pair while one of them waits.
+    """Compares the service of flows, pair by pair while one of them waits.
 
     A flow that waits all the time is behind no other by more than the bound and the credit,
     wherever one begins to count, and whether or not the other waited all the time.

@@ -1,10 +1,10 @@
-"""The promise of fair service in each of several pools, measured on what was served."""
+"""Measures the promise of fair service in each of several pools on what was served."""
 
 from schedsvc_lab.faults.auditor.records import LEAD_AUTO, Request, Terms, require
 
 
 class PoolFairness:
-    """Service of one flow in a pool, beside that of another which waits there all the time.
+    """Compares one flow's service in a pool with that of another which waits there all the time.
 
     Service counts in all pools, so the other one may have had its part elsewhere; a pool keeps what
     a flow was served elsewhere against it up to the lead. So the first one is served in the pool at

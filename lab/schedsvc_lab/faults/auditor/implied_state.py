@@ -1,4 +1,4 @@
-"""The state of a scheduler as the messages imply it: requests, leases, pools, streams."""
+"""Keeps a scheduler's state as messages imply it: requests, leases, pools, streams."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -15,7 +15,7 @@ COUNTS = (
 
 
 class ImpliedState:
-    """The records alone. `Books` changes them; what checks one of its aspects reads them."""
+    """Holds the records alone. `Books` changes them; what checks one of its aspects reads them."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms

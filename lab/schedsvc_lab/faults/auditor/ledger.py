@@ -1,4 +1,4 @@
-"""The auditor's books: what each event of the contract does to requests, leases and pools."""
+"""Keeps the auditor's books: what each event of the contract does to requests and pools."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ _NEVER = -1  # epoch of a pool that no shim has offered
 
 
 class Books(ImpliedState):
-    """State of one scheduler as the messages imply it. Times are the scheduler's clock, in ns.
+    """Keeps a scheduler's state as messages imply it. Times are the scheduler's clock, in ns.
 
     `lagging` holds the streams that have verdicts which were not sent yet: while there are any,
     the books are behind, and nothing that needs them exact is checked. Where such a verdict is

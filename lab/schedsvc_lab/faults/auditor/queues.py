@@ -1,4 +1,4 @@
-"""The places in a tenant's queue, divided between the principals that vouch for the tenant."""
+"""Divides the places in a tenant's queue between the principals that vouch for the tenant."""
 
 from schedsvc_lab.faults.auditor.implied_state import ImpliedState
 from schedsvc_lab.faults.auditor.records import Request, require

@@ -1,4 +1,4 @@
-"""Quotas: what a tenant, a group or a model can have been given at most, seen from its grants.
+"""Bounds by quotas what a tenant, a group or a model can have been given, from its grants.
 
 A request takes from its buckets when it comes to the head of its queue, and is granted later. No
 message shows what the heads hold meanwhile. So a bucket may seem overdrawn by one request for each
@@ -21,14 +21,14 @@ _MINUTE_NS = 60_000_000_000
 
 @dataclass(frozen=True)
 class Levels:
-    """Buckets of a node as they outlive a process."""
+    """Holds buckets of a node as they outlive a process."""
 
     levels: dict[str, int]
     largest: dict[str, int]
 
 
 class Meter:
-    """One node: its cap on concurrent requests, and buckets of what it has granted.
+    """Meters one node: its cap on concurrent requests, and buckets of what it has granted.
 
     Levels are in units times the ns of a minute, so that nothing is rounded.
     """
@@ -112,7 +112,7 @@ class Meter:
 
 
 class Meters:
-    """All nodes. O(levels) for each change, O(nodes) for each round."""
+    """Holds all nodes. O(levels) for each change, O(nodes) for each round."""
 
     def __init__(self, quotas: Quotas | None, queues: int) -> None:
         self._quotas = quotas

@@ -29,7 +29,7 @@ ID_BYTES_MAX, NAME_BYTES_MAX = 128, 256
 
 
 class ViolationError(Exception):
-    """The scheduler broke a promise."""
+    """The scheduler breaks a promise."""
 
 
 def require(holds: bool, what: str, *figures: object) -> None:
@@ -46,7 +46,7 @@ def is_telemetry(t: Any) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one node of quotas: units a minute, and requests at once; 0: no limit."""
+    """Limits one node of quotas: units a minute, and requests at once; 0: no limit."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Quotas:
-    """Limits of tenants, of one group, and of the model on one pool."""
+    """Limits tenants, one group, and the model on one pool."""
 
     tenants: dict[str, Limits]
     refusing: frozenset[str]  # tenants that are refused at once instead of waiting
@@ -72,7 +72,7 @@ class Quotas:
 
 @dataclass(frozen=True)
 class PriorityClass:
-    """A priority class: the least rank goes first, an exempt one before all."""
+    """Describes a priority class: the least rank goes first, an exempt one before all."""
 
     name: str
     rank: int
@@ -85,7 +85,7 @@ DEFAULT_CLASS = PriorityClass("default", 0, 5_000_000_000)
 
 @dataclass(frozen=True)
 class Classes:
-    """All classes by name, and those that tenants have where their requests name none."""
+    """Holds all classes by name, and those of tenants whose requests name none."""
 
     known: dict[str, PriorityClass]
     of_tenants: dict[str, str]
@@ -97,7 +97,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """Limits of each pool besides those of its engine; 0: no limit."""
+    """Limits each pool besides the limits of its engine; 0: no limit."""
 
     batch_max_tokens: int = 0
     max_total_tokens: int = 0
@@ -111,7 +111,7 @@ class PoolLimits:
 
 @dataclass(frozen=True)
 class Grants:
-    """The names that a principal may use, and its share of each table; others have no limits."""
+    """Lists a principal's names, and its share of each table; others have no limits."""
 
     principal: int
     pools: tuple[str, ...]  # patterns
@@ -121,7 +121,7 @@ class Grants:
 
 @dataclass(frozen=True)
 class Terms:
-    """The promises that follow from the configuration. Times in ns, prices in micro-tokens."""
+    """Holds the promises of the configuration. Times in ns, prices in micro-tokens."""
 
     tenants: dict[str, int]  # weight in thousandths
     shares_unknown: bool
@@ -175,7 +175,7 @@ class Terms:
 
 
 class Ask(NamedTuple):
-    """The fields of a request that the auditor checks."""
+    """Holds the fields of a request that the auditor checks."""
 
     tenant: str
     request_id: str
@@ -190,7 +190,7 @@ class Ask(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request that the scheduler has taken in."""
+    """Holds a request that the scheduler has taken in."""
 
     ask: Ask | None  # None: of a restored lease, whose payload is unknown
     key: tuple[str, str, str, int]  # flow, tenant if it is unknown, request id, principal
@@ -222,7 +222,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease from its grant until its answer is forgotten."""
+    """Holds a lease from its grant until its answer is forgotten."""
 
     lease_id: int
     request: Request
@@ -255,7 +255,7 @@ class Lease:
     ) -> tuple[tuple[int, int, int], int]:
         """Return what a report may charge, and the part of it above what its request can use.
 
-        Running totals are charged as far as the request can use them. Of a final one the output
+        Running totals are charged as far as the request can use them. The output of a final one
         counts as far as the context has room for it beside the input.
         """
         r, pool = self.request, self.pool
@@ -275,7 +275,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """One engine's KV cache, as it was registered."""
+    """Holds one engine's KV cache, as it was registered."""
 
     name: str
     epoch: int

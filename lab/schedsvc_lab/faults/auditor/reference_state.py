@@ -1,4 +1,4 @@
-"""The auditor: reads the messages of streams and calls, and enters them into the books."""
+"""Reads the messages of streams and calls as the auditor, and enters them into the books."""
 
 from typing import Any
 

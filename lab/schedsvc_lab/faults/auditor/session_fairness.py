@@ -1,4 +1,4 @@
-"""The bound of VTC among the sessions of one tenant, measured on what was served."""
+"""Measures the bound of VTC among the sessions of one tenant on what was served."""
 
 from schedsvc_lab.faults.auditor.records import Request, Terms, require
 
@@ -7,7 +7,7 @@ _Session = tuple[str, str]
 
 
 class SessionFairness:
-    """Service of sessions of one flow, compared while one of them waits.
+    """Compares the service of sessions of one flow while one of them waits.
 
     In one pool they all compete, whether their requests name the pool or not. A session that waits
     for a cap does not: with a cap nothing is compared.

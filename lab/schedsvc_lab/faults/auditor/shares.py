@@ -1,4 +1,4 @@
-"""A principal with grants: what it may name, what it holds, and that it changes nothing of others.
+"""Checks a principal with grants: what it may name and holds, and that others are unaffected.
 
 The rule for all other principals: no lease, quota, stored answer or pool of theirs is created,
 changed or ended by an event of the hostile one, except by dispatch. The books of the auditor state
@@ -33,14 +33,14 @@ _pool_figures = itemgetter(
 
 @dataclass(frozen=True)
 class Rows:
-    """The scheduler's figures at one moment."""
+    """Holds the scheduler's figures at one moment."""
 
     stats: dict[str, Any]
     leases: list[dict[str, Any]]
 
 
 class Shares:
-    """The names that the principal with grants may use, and how much of each table it holds."""
+    """Lists the names that the principal with grants may use, and its part of each table."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms

@@ -1,4 +1,4 @@
-"""Which tenants and groups share below which, as the configuration says."""
+"""Says which tenants and groups share below which, as the configuration does."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
