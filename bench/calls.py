@@ -14,7 +14,7 @@ from schedsvc.service import SERVICE_NAME
 
 __all__ = ["Admits", "give_answer"]
 
-#: A server drops calls at random where more than a thousand wait to be looked at.
+#: A server drops calls at random if more than a thousand are unread.
 _AT_ONCE = 200
 
 

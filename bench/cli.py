@@ -58,7 +58,7 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
         machine.need_release_core()
     about, commit = machine.describe(), machine.commit()
     measured, written = out / "pytest-benchmark.json", out / "report.json"
-    # Nothing of an earlier run is taken for this one's.
+    # Remove results of an earlier run, so that none passes for one of this run.
     ladder, features = out / "ladder.png", out / "features.png"
     for file in (measured, written, ladder, features):
         file.unlink(missing_ok=True)

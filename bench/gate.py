@@ -34,7 +34,7 @@ from bench.processes import started
 __all__ = ["Engine", "ask", "main", "measure", "scheduler", "serve_slice"]
 
 INPUT_TOKENS, OUTPUT_TOKENS = 512, 256
-#: Pieces of an answer: engines merge tokens where they cannot keep up.
+#: Pieces of an answer: engines merge tokens when they fall behind.
 FEW, MANY = 16, 256
 IN_FLIGHT = 12
 _STEP_S = 0.002
@@ -80,7 +80,7 @@ class Engine:
             step.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, its stream in a task of its own, as Starlette does."""
+        """Serve one request with its stream in a separate task, as Starlette does."""
         await receive()
         self._served += 1
         name = str(self._served)

@@ -1,4 +1,4 @@
-"""Counts the instructions of this process, all its threads, where callgrind runs it.
+"""Counts the instructions of this process and all its threads under callgrind.
 
 Valgrind understands a few requests of the program that it runs. They are instructions in C, so a
 library of a few lines is compiled from valgrind's own header. A count does not depend on what else
@@ -61,8 +61,8 @@ class Counter:
     def look_at(self, pattern: str) -> dict[str, int]:
         """Return the instructions since the last look in calls of certain functions.
 
-        With all that these call, by the first group of `pattern`, which has to match their whole
-        name. O(functions run).
+        The counts include the functions that these call. They are keyed by the first group of
+        `pattern`, which has to match the whole name. O(functions run).
         """
         counts = calls(self._dump().decode(), re.compile(pattern))
         self._requests.zero()

@@ -102,7 +102,7 @@ async def gated_engine(
     environment = {
         "SCHEDSVC_TARGET": target,
         "SCHEDSVC_TENANT_HEADERS": TENANT_HEADER,
-        # Without a scheduler the demo fails rather than measure without one.
+        # Without a scheduler the demo fails; it does not measure without one.
         "SCHEDSVC_UNREACHABLE": "closed",
     }
     if token:

@@ -77,7 +77,7 @@ class GenerateEndpoint:
         except ClientGoneError:
             return
         finally:
-            # Also where the response was cancelled or could not be sent.
+            # It is set even if the response was cancelled or could not be sent.
             self._driver.abort(generation)
             watcher.cancel()
             with suppress(asyncio.CancelledError):

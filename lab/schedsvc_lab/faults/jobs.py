@@ -26,7 +26,7 @@ class Job:
     ) -> None:
         self.request = request
         self.input_tokens = input_tokens
-        self.output_tokens = output_tokens  # what it will produce
+        self.output_tokens = output_tokens  # the output that it will produce
         self.steps_left = steps  # until it has
         self.produced = 0
         self.tag = 0
@@ -130,7 +130,7 @@ class JobMaker:
     def _at_home(self, tenant: str, pool: str) -> str:
         """Return a tenant that asks for this pool in this season: it, or the next.
 
-        Each moves from pool to pool, so that service elsewhere matters when it comes to another.
+        Each moves from pool to pool, so service elsewhere matters when it returns.
         """
         names = [p.name for p in self._options.pools]
         if pool not in names:

@@ -68,8 +68,8 @@ class PoolFairness:
     def check(self, served: dict[str, int], allowed: dict[str, int], slack: dict[str, int]) -> None:
         """Hold every flow and group to its bound beside its siblings. O(names^2 * pools).
 
-        `served`: of each in all pools; `allowed`: the bound and the credit, of those that wait;
-        `slack`: what one may be charged at once in the end.
+        `served`: service of each flow in all pools; `allowed`: the bound and the credit of those
+        that wait; `slack`: the most that one may be charged at once in the end.
         """
         parent = self._terms.tree.parent
         for waits, target in self._waiting:

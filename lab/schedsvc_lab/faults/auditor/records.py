@@ -132,7 +132,7 @@ class Terms:
     answers_max: int
     flow_queue_max: int
     queue_max: int
-    headroom_ppm: int  # at least; less than 0: so much more than there is may be promised
+    headroom_ppm: int  # at least; less than 0: promises may exceed the capacity by this part
     headroom_most_ppm: int
     tick_ns: int
     input_price: int
@@ -141,7 +141,7 @@ class Terms:
     sum_form: bool  # the ledger's test adds reservations up; else it is the peak form
     # Nothing holds a request back but the ledger: no quota, delay or deadline.
     work_conserving: bool
-    # In one pool, first come, first served: a head is bypassed so often at most; None: no rule.
+    # In one pool, first come, first served: the most bypasses of a head; None: no rule.
     bypass_max: int | None
     # Every report is true: the bound of VTC applies, with several pools in each of them.
     fair: bool
@@ -159,11 +159,11 @@ class Terms:
     strict_classes: bool = False
     limits: PoolLimits = PoolLimits()
     adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
-    early_refusal: bool = False  # who cannot meet a deadline is refused
+    early_refusal: bool = False  # a request that cannot meet its deadline is refused
     credit_max: int = 0  # micro-tokens; CREDIT_AUTO: the average charge of a request
     lead_max: int = 0  # micro-tokens, how far ahead service elsewhere keeps a flow in a pool
-    by_deadline: bool = False  # inside a flow, whose wait is over first goes first
-    closed: frozenset[str] = frozenset()  # pools that take only what names them, at the start
+    by_deadline: bool = False  # inside a flow, the request whose wait ends first is next
+    closed: frozenset[str] = frozenset()  # pools that only take requests naming them, at the start
     grants: Grants | None = None
     sessions_max: int = 4_096
     leases_max: int = 65_536
@@ -171,7 +171,7 @@ class Terms:
     ids_tell_order: bool = True  # of grants: lease ids are consecutive
     tree: Tree = NO_TREE  # of groups with a weight
     has_sessions: bool = False  # requests may name sessions of agents
-    sign_of_life_ns: int = 0  # for streams whose pool a newcomer claims; 0: it has it at once
+    sign_of_life_ns: int = 0  # for streams of a claimed pool; 0: the newcomer gets it at once
 
 
 class Ask(NamedTuple):
@@ -217,7 +217,7 @@ class Request:
     place: tuple[int, int] = (0, 0)  # in its queue, the least first
     bypassed: int = 0  # by requests that came later, while it was the next
     lease: "Lease | None" = None
-    session: str = ""  # of an agent; empty: none
+    session: str = ""  # session of an agent; empty: none
 
 
 @dataclass(slots=True, eq=False)
@@ -239,9 +239,9 @@ class Lease:
     output_tokens: int = 0
     served: int = 0  # weighted micro-tokens that its flow was charged
     input_billed: int = 0  # the most input that its quotas were asked for
-    told: tuple[int, int] | None = None  # what its reservation says of its output, see peak.py
+    told: tuple[int, int] | None = None  # the part of its reservation for its output, see peak.py
     is_void: bool = False
-    computed: tuple[int, int] = (0, 0)  # of its prompt by the engine: tokens, and in which time
+    computed: tuple[int, int] = (0, 0)  # computed of its prompt by the engine: tokens, and the time
     was_limited: bool = False  # a report of it stated more than was charged
     outcome: int = 0  # once it has ended
     forgotten_ns: int = 0

@@ -23,7 +23,7 @@ class SessionFairness:
         self._served: dict[_Session, int] = {}
         self._asked: dict[_Session, int] = {}  # of these, for requests that waited in this process
         self._waiting: dict[_Session, int] = {}
-        self._least: dict[tuple[_Session, _Session], int] = {}  # since the second one waits
+        self._least: dict[tuple[_Session, _Session], int] = {}  # since the second one began to wait
 
     def arrived(self, r: Request) -> None:
         """Count a request that waits from now on. O(1)."""

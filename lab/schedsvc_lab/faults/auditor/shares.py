@@ -52,7 +52,7 @@ class Shares:
     def restart(self) -> None:
         """Begin with nothing, as another process does."""
         self.answers = 0
-        self._streams: dict[int, int] = {}  # open ones, and whose they are
+        self._streams: dict[int, int] = {}  # open streams, and their principals
 
     def is_limited(self, principal: int) -> bool:
         """Return whether this is the principal that has grants."""
@@ -251,5 +251,5 @@ def fits(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def is_owned(pool: Pool, now_ns: int) -> bool:
-    """Whether a pool has an owner, whose streams may have ended a moment ago."""
+    """Return whether a pool has an owner, whose streams may have ended a moment ago."""
     return bool(pool.offers) or now_ns < pool.owned_until_ns

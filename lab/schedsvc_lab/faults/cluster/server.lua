@@ -97,7 +97,7 @@ local function load(source)
     setfenv(chunk or error(problem), GLOBALS)()
 end
 
--- Whether a function says that it writes nothing; nil if there is none of the name.
+-- Return whether a function declares that it writes nothing; nil if there is no such function.
 local function reads(name)
     return functions[name] and functions[name]['no-writes'] or functions[name] and false
 end
