@@ -102,7 +102,7 @@ def test_pick(record: Recorder, flows: int) -> None:
     """Find the flow to serve next: the core's heap compared with the scan of a dict."""
     rounds = SIZES.rounds
     scan = DictScan([tenant(flow) for flow in range(flows)], INPUT_TOKENS)
-    # It is so long that the caches' state after the scan matters little.
+    # It takes long enough that the caches' state after the scan matters little.
     polls = 8
     world = Picks(flows)
 

@@ -7,7 +7,7 @@ settings meet every goal by a wide margin, nothing is changed. Nothing is drawn 
 same arguments give the same draft.
 
 A draft is better if it misses its goals by less. Drafts that miss nothing are compared with the
-same requests in two thirds of the time. Of these, the draft with the larger margin of its worst
+same requests in two thirds of the time. Then the draft with the larger margin of its worst
 goal is better (down to 0.7 of the bound), then the one with fewer refusals, then the one with
 sooner first tokens. A goal has to hold in the whole trace and in each half of it, so one good
 moment is not enough. At the end the search restores each kind of setting that differs from today's,

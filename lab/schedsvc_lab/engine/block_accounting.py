@@ -68,7 +68,7 @@ class BlockAccounting:
         return shared + own if group.members[0].produced_tokens else self.blocks_for(prompt_tokens)
 
     def seats_free(self) -> int:
-        """Sequences that could run in addition to the running ones."""
+        """Return the number of sequences that could run in addition."""
         return self._sequences_max - len(self.running) - self.seats_held
 
     def must_copy(self, sequence: Sequence) -> bool:

@@ -79,7 +79,7 @@ class JobMaker:
             most = 1 + options.output_max // (8 + ord(tenant[0]) % 4)  # so short that many end
         draw = random()
         wanted = options.deadlines_permille and random() * 1_000 < options.deadlines_permille
-        # Field by field: it costs less than arguments do, and what most leave out costs nothing.
+        # Set field by field: it costs less than arguments, and a default costs nothing.
         request = pb.AdmitRequest()
         request.request_id = self.next_id()
         request.tenant = tenant

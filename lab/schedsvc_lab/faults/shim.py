@@ -292,7 +292,7 @@ class Shim:
         return wake_ns
 
     def _note_computed(self, job: Job) -> None:
-        """Let the auditor know what the engine has computed of a prompt whose client leaves."""
+        """Report the tokens that the engine computed of a prompt whose client leaves."""
         pace_ns = self.engine.options.prefill_ns
         took_ns = self._events.now_ns - job.began_ns
         if pace_ns and took_ns > 0:

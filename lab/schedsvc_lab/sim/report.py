@@ -49,8 +49,8 @@ def summarise(run: Run, cpu_s: float, span_s: float | None = None) -> dict[str, 
     """Sum a run up as one entry of report.json. O(requests).
 
     `span_s` is how long differences of service are measured; by default to the last arrival.
-    Throughput counts input and output of what was served, over the whole run. KV figures are
-    means over time, as parts of the capacity; without scheduler nothing is reserved: None.
+    Throughput counts input and output of served requests, over the whole run. KV figures are means
+    over time, as parts of the capacity; without scheduler nothing is reserved: None.
     """
     service = service_of(run)
     span_s = span_of(run) if span_s is None else span_s

@@ -50,7 +50,7 @@ class Synthesis:
     seed: int = 0
     #: Separates the random streams of workloads with the same seed.
     stream: tuple[int, ...] = ()
-    #: The tenant's name; of several, what their names begin with.
+    #: The tenant's name; for several, the prefix of their names.
     name: str = "tenant"
     request_class: str | None = None
     adapter: str | None = None

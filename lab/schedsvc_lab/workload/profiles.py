@@ -124,8 +124,8 @@ def synthesize_profiles(
 ) -> Iterator[Record]:
     """Yield the requests of all profiles by arrival.
 
-    The random streams hang on the profile's name: another profile changes nothing in this one.
-    Raises what `synthesize` raises.
+    The random streams depend on the profile's name: another profile changes nothing in this one.
+    Raises the errors of `synthesize`.
     """
     return merge(
         *(

@@ -53,7 +53,7 @@ class SessionFairness:
     def check(self, most: int, slack: dict[str, int]) -> None:
         """Hold each session to its bound beside the others of its flow. O(pairs).
 
-        `most`: the bound and the credit; `slack`: what a flow may be charged at once in the end.
+        `most`: the bound and the credit; `slack`: the most that a flow is charged at the end.
         """
         for waits in self._waiting:
             for other, served in self._asked.items():

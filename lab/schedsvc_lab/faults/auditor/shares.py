@@ -186,7 +186,7 @@ class Shares:
         ]
         queued = self.places(terms.queue_max)
         require(len(waiting) <= queued, "more waits than the share", len(waiting), queued)
-        most = self.places(terms.leases_max) + queued  # what waited may be granted beside replays
+        most = self.places(terms.leases_max) + queued  # waiting requests may be granted too
         require(len(running) <= most, "more leases than the share", len(running), most)
         others = {
             r.adapter

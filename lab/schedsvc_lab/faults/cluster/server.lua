@@ -63,7 +63,7 @@ local GLOBALS = setmetatable({
     type = type, unpack = unpack,
 }, {__index = nonexistent, __newindex = readonly})
 
--- Returns what a server answers for a value: numbers without their fraction, lists up to their first nil.
+-- Returns a server's answer for a value: integers, and lists up to their first nil.
 local function answer(value)
     local kind = type(value)
     if kind == 'number' then
