@@ -37,7 +37,7 @@ cdef class Family:
     cdef int32_t positions[POOLS_ORDERED]  # the node's own in each pool; -1: it has none
     cdef int64_t recent_weight  # weight of children that are or were lately active; count
     cdef int32_t recent_count
-    cdef int64_t queued_weight, deep_weight  # weight of children with one or more queued; with several
+    cdef int64_t queued_weight, deep_weight  # weight of children with a queued request; several
     cdef bint is_stale  # the node was charged and not placed since, see tree_lines.pxi
     cdef bint is_noted  # it is in the chain of those that `place_nodes()` places
     cdef int32_t next_stale  # in this chain, one for each depth; -1: none

@@ -405,7 +405,7 @@ class World:
                 require(json.loads(text) == event.clean, "another event", text, event.clean)
 
     def compare_cut(self, script: Script, answer: bytes, output_tokens: int) -> None:
-        """The charge is at least the client's tokens, at most the upstream's: by usage, or events."""
+        """The charge is between the client's and the upstream's tokens: by usage, or events."""
         assert script.events is not None
         got, at_most = 0, 0
         told: list[int] = [0]

@@ -1,4 +1,4 @@
-"""With more than 64 pools, what may run anywhere stands in one line for all of them."""
+"""Tests that with more than 64 pools, requests for any pool share one line."""
 
 import pytest
 

@@ -45,7 +45,7 @@ class Early(Return):
             self._judge_doubt(r, told_ns >= r.deadline_ns)
 
     def _judge_doubt(self, r: Request, missed: bool) -> None:
-        """Learn from one that was let in although it was expected to miss its deadline."""
+        """Learn from a request that was let in although it was expected to miss its deadline."""
         kind = r.doubt.removeprefix("unsure of ")
         part = self.doubts.part_ppm(kind)
         if kind != r.doubt:
@@ -61,7 +61,7 @@ class Early(Return):
         r.doubt = ""
 
     def settle_doubt(self, r: Request) -> None:
-        """Take its end; it is unknown when its first token came, if any."""
+        """Take its end; the time of its first token, if any, is unknown."""
         late = r.deadline_ns is not None and self.now_ns >= r.deadline_ns
         if r.doubt and late and not r.output_tokens:
             self._judge_doubt(r, True)
@@ -92,7 +92,7 @@ class Early(Return):
         if self._sends_away(r, "wait", self.first_expected_ns(r)):
             return core.REJECTED_DEADLINE
         if r.doubt == "wait":
-            r.work = 1  # requests behind it do not expect that it is served
+            r.work = 1  # requests behind it do not expect it to be served
         return 0
 
     def note_early(self, r: Request) -> None:

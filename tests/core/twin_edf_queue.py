@@ -43,7 +43,7 @@ class Order:
         return queue.index(r) if self.by_deadline else r.ordinal - queue[0].ordinal
 
     def work_ahead(self, flow: int, target: int, deadline_ns: int | None = None) -> int:
-        """Work that is served before one that comes now."""
+        """Return the work that is served before a request that arrives now."""
         queue = self.queue(flow, target)
         if not queue:
             return 0

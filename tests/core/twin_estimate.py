@@ -32,7 +32,7 @@ class Turn:
 
 
 class Estimate(Room):
-    """Waits, found by looking at all flows and all that is queued."""
+    """Computes waits by looking at all flows and all queued requests."""
 
     def work_of(self, r: Request) -> int:
         each = self.flows[r.flow].average_milli // 1000
@@ -113,7 +113,7 @@ class Estimate(Room):
             r.foretold_first_us = min((wait_ns + prefill) // 1000, US_MAX)
 
     def note_queued(self, r: Request) -> None:
-        """It stands in its queue."""
+        """It is in its queue."""
         r.ordinal = self.arrivals[r.flow, r.target]
         self.arrivals[r.flow, r.target] += 1
         r.mark = self.work_in[r.flow, r.target]
@@ -175,7 +175,7 @@ class Estimate(Room):
             p.decode = averaged(old[0], new[0]), averaged(old[1], new[1])
 
     def output_by_now(self, r: Request) -> int:
-        """Output that an answer in one piece may have had when it was given up."""
+        """Return the output that an answer in one piece may have had when it was given up."""
         ran_ns = self.now_ns - r.arrival_ns - r.waited_ns - self.first_after_ns(r)
         if not r.whole_answer or r.payload is None or ran_ns <= 0:
             return 0

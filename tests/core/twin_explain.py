@@ -16,7 +16,7 @@ class Why:
         self.state = state
         self.named: list[tuple[int, Request, str]] = []  # pools that wait, in the order of serving
         self.spent: dict[int, Counter[str]] = {}  # by seq
-        self.now: dict[int, tuple[str, int]] = {}  # by seq: what for, and since when
+        self.now: dict[int, tuple[str, int]] = {}  # by seq: the reason, and since when
 
     def waits_for(self, r: Request) -> str:
         """Return the reason of a queued request's wait at this time."""
@@ -40,7 +40,7 @@ class Why:
         return None
 
     def note(self) -> None:
-        """Look at all that is queued, before time goes on."""
+        """Look at all queued requests, before time goes on."""
         now_ns, heads = self.state.now_ns, {id(r) for r in self.state.order.heads()}
         for r in self.state.queued():
             before, since_ns = self.now.setdefault(r.seq, ("QUEUE", r.arrival_ns))

@@ -87,7 +87,7 @@ def refused_story(twin: Twin, now_ns: int, r: Request, outcome: int, at_ns: int)
 
 
 def _own_work(twin: Twin, r: Request) -> int:
-    """Work before it in its queue; by arrival what was withdrawn since still counts."""
+    """Work before it in its queue; in order of arrival, withdrawn requests still count."""
     queue = twin.order.queue(r.flow, r.target)
     if twin.order.by_deadline:
         return sum(q.work for q in queue[: queue.index(r)])

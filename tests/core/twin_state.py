@@ -36,8 +36,8 @@ class State:
         self.flow_names: list[bytes] = []
         self.pools: list[Pool] = []
         self.pool_names: list[bytes] = []
-        self.requests: list[Request] = []  # those that wait or run
-        self.answers: list[Request] = []  # those that ended, oldest first
+        self.requests: list[Request] = []  # requests that wait or run
+        self.answers: list[Request] = []  # ended requests, oldest first
         #: The requests that were not served, with reason and time, by tenant and id.
         self.refused: dict[tuple[bytes, bytes], tuple[Request, int, int]] = {}
         self.verdicts: list[Verdict] = []
@@ -53,7 +53,7 @@ class State:
         self.tenants = Tenants(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.adapter_weights: dict[bytes, int] = {}
-        self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
+        self.pool_due: dict[int, int] = {}  # when a pool's wait ends
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = self.prompt_seen = self.lead_given = 0
         self.levels: Counter[int] = Counter()  # by class
@@ -69,7 +69,7 @@ class State:
     def enter(self, now_ns: int) -> None:
         if now_ns < self.now_ns:
             raise TwinError(3, "now_ns")
-        self.note_heads()  # as of the event before
+        self.note_heads()  # at the time of the event before
         self.positions.look()
         if now_ns > self.now_ns:
             self.why.note()
@@ -408,7 +408,7 @@ class State:
             self.in_minimum.discard(flow)
 
     def recharge(self, r: Request, inputs: int, cached: int, outputs: int) -> None:
-        """Take back what the flow was charged for the request, and charge this instead."""
+        """Take back the flow's charge for the request, and charge this instead."""
         price = self.limits["input_price_micro"]
         micro = (
             (inputs - cached) * price

@@ -44,7 +44,7 @@ class Rate:
 
     work: int = 0
     time_ns: int = 0
-    deep_work: int = 0  # of it, what flows got that went on waiting
+    deep_work: int = 0  # the part of flows that went on waiting
     open_work: int = 0
     open_deep: int = 0
     open_ns: int = 0
@@ -109,7 +109,7 @@ class Due:
     last_ns: int = 0
 
     def tell(self, now_ns: int, due_ns: int) -> None:
-        """Expect one more retry then."""
+        """Expect one more retry at that time."""
         self.forget_late(now_ns)
         if self.count == 0:
             self.first_ns = due_ns
@@ -125,7 +125,7 @@ class Due:
         return True
 
     def forget_late(self, now_ns: int) -> None:
-        """Wait no longer for those whose time was 16 s ago."""
+        """Stop waiting for those whose time was 16 s ago."""
         late_ns, span_ns = now_ns - 16 * 10**9 - self.first_ns, self.last_ns - self.first_ns
         if self.count and late_ns > max(0, span_ns):
             self.count = 0
@@ -163,7 +163,7 @@ class Flow:
     first_judged: int = 0
     doubts: Doubts = field(default_factory=Doubts)
     forgotten: tuple[int, int] = (0, 0)  # of input and of cached tokens
-    idle_at_ns: int | None = None  # when it was left last, since anything was learnt
+    idle_at_ns: int | None = None  # when it last became idle, since anything was learnt
     owed: int = 0  # charged before a restart for leases that are not replayed yet
 
     def forget_waits(self, now_ns: int) -> None:
@@ -185,9 +185,9 @@ class Pool:
     max_model_tokens: int
     limits: dict[str, int]
     replays_until_ns: int = 0  # replays of unknown leases are accepted until then
-    replayed: tuple[int, int] = (0, 0)  # tokens and sequences of those that were restored
+    replayed: tuple[int, int] = (0, 0)  # tokens and sequences of restored leases
     reason: str = "NONE"
-    draining: bool = False  # an operator lets nothing in any more
+    draining: bool = False  # an operator lets no request in any more
     probes: bool = True
     pressed: bool = False
     served: int = 0  # since the last telemetry of the engine
@@ -200,7 +200,7 @@ class Pool:
     opened_ns: int = -1
     saturated: bool = False
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
-    brought: bool = False  # whom it served last, came before better classes
+    brought: bool = False  # the one that it served last precedes better classes
     overload: int = 1
     calm_since_ns: int | None = None
     drain: Rate = field(default_factory=Rate)  # while requests wait
@@ -217,7 +217,7 @@ class Pool:
         0,
         0,
     )  # averages: ns from first tokens to ends, and thousandths of output
-    output_above_limit: int = 0  # that final counts state above what requests can use
+    output_above_limit: int = 0  # tokens that final counts state above what requests can use
     surplus_micro: int = 0  # of work that worse classes may pass with
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
@@ -303,7 +303,7 @@ class Request:
     discount_ppm: int = 0  # of its work, that is not charged: it passed a head
     promised_output: int = 0
     predicted_output: int = 0
-    evidence: int = 0  # what its promise was made from; 0: nothing, or judged
+    evidence: int = 0  # the base of its promise; 0: nothing, or judged
     ahead_output: int = 0
     told_output: int = 0
     input_tokens: int | None = None
@@ -327,7 +327,7 @@ class Request:
     doubt: str = ""  # why it was expected to miss it, and let in all the same
     head_ns: int | None = None  # first in its queue
     hashes: tuple[int, ...] = ()  # while it is queued
-    hash_tokens: int = 0  # of the prompt for each
+    hash_tokens: int = 0  # tokens of the prompt for each
     matched_tokens: int = 0  # charged as cached until its end
     lined_ns: int | None = None  # in the line, its quotas given
     ended_ns: int = 0
@@ -401,4 +401,4 @@ class Hold:
 
     request: Request
     limited: bool = False  # it may not borrow
-    due_ns: int | None = None  # when it has something of its own
+    due_ns: int | None = None  # the time of its own event
