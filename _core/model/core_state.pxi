@@ -63,7 +63,7 @@ cdef class Core:
     cdef int64_t lease_next  # the next lease id; if ids are random, the counter they are made of
     cdef bint draws_lease_ids
     cdef uint64_t lease_k0, lease_k1  # the seed of random lease ids
-    cdef int64_t lease_drawn_from, lease_drawn  # the number that one was drawn from, and that id
+    cdef int64_t lease_drawn_from, lease_drawn  # the counter of the last random id, and that id
     cdef bytes leadership  # the message that names term and leader; empty without a term
     cdef int64_t replays_refused
     cdef int64_t reports_limited  # leases of which a report was cut, see limit_usage()

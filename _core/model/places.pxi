@@ -11,7 +11,7 @@ cdef enum:
     PLACES_MAX = 100_000  # that followers get; further requests lose theirs
     PLACES_SHIFT = 1 << 20  # more than there can be former places
 
-cdef int64_t WAITED_MAX_NS = <int64_t>1 << 50  # so that PLACES_SHIFT times its us fits a number
+cdef int64_t WAITED_MAX_NS = <int64_t>1 << 50  # its us times PLACES_SHIFT fit an int64
 
 # A queued request has one while it waits, and until followers know that it waits no more.
 ctypedef struct Place:

@@ -102,7 +102,7 @@ class Waiting:
 
 
 class Records:
-    """Holds the state beside a driver: of the work beside the serving, and its right to decide."""
+    """Holds the state of a driver's other work, such as saving, and of its right to decide."""
 
     def __init__(self, clock: SteadyClock) -> None:
         self.clock = clock
