@@ -49,7 +49,7 @@ Moment = dict[str, float]
 def of_core(expiries: int, *, running: bool) -> Moment:
     """End `expiries` queue TTLs (or leases, if `running`) in one moment; times in ms.
 
-    Raises RuntimeError where not each of them ends exactly once.
+    Raises RuntimeError if not each of them ends exactly once.
     """
     core = Scheduler(
         queue_max=_LARGE,

@@ -77,7 +77,7 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
 
 
 def _measure(measured: Path, log: Path, sizes: str, levels: tuple[str, ...]) -> None:
-    """Run the measurements in a process of their own. Raises ClickException where one fails."""
+    """Run the measurements in a process of their own. Raises ClickException if one fails."""
     command = [sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider"]
     command += ["-o", "timeout=300", "--benchmark-only", f"--benchmark-json={measured.resolve()}"]
     command += [_FILES[level] for level in LEVELS if level in levels]

@@ -123,7 +123,7 @@ def _body() -> bytes:
 async def ask(app: App, owner: object, body: bytes | None = None) -> bytes:
     """Send one request to an app; returns how the gate let it run, b"" past it.
 
-    Raises RuntimeError where it is not answered as a whole.
+    Raises RuntimeError if it is not answered as a whole.
     """
     body = _body() if body is None else body
     inbox: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -154,7 +154,7 @@ async def ask(app: App, owner: object, body: bytes | None = None) -> bytes:
 async def serve_slice(app: App, engine: Engine, requests: int) -> float:
     """Serve `requests` requests, some in flight; returns CPU in ms for each.
 
-    Raises RuntimeError where the gate let one run without the scheduler.
+    Raises RuntimeError if the gate let one run without the scheduler.
     """
     left = list(range(requests))
     mode = b"" if app is engine else b"enforced"

@@ -30,7 +30,7 @@ def under_callgrind(command: Sequence[str], folder: Path) -> list[str]:
 class Counter:
     """Counts instructions since its last reading. `folder` is that of `under_callgrind`.
 
-    Raises RuntimeError where valgrind does not run this process, or its header or gcc is missing.
+    Raises RuntimeError if valgrind does not run this process, or its header or gcc is missing.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -126,7 +126,7 @@ class _Full:
     def run(self) -> None:
         """Take each call ten times in a row: an end looks at all pools, and leaves caches cold.
 
-        Raises RuntimeError where a pool has room.
+        Raises RuntimeError if a pool has room.
         """
         self._now_ns += 1
         for _ in range(10):

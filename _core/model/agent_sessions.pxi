@@ -73,7 +73,7 @@ cdef class SessionLine:
     cdef Heap heap
     cdef int32_t* strands  # at each place; below -1: a free one, as in Family
     cdef int32_t count, size, first_free
-    cdef int64_t level  # the highest that its least key was at a grant; it never falls
+    cdef int64_t level  # the highest value of its least key at a grant; it never falls
 
     def __cinit__(self):
         self.heap, self.first_free = Heap(), NONE

@@ -108,7 +108,7 @@ class Records:
         self.clock = clock
         #: Why nothing works any more; empty while all is well.
         self.broken = ""
-        #: How the state is kept; None where it is not.
+        #: How the state is kept; None if it is not.
         self.saving: Saving | None = None
         #: How service is shared with the other members of a cluster; None if it is not.
         self.sharing: Sharing | None = None

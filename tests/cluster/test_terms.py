@@ -61,7 +61,7 @@ async def test_a_term_has_one_leader(link: StoreConnection) -> None:
     taken = await a.take(link)
     assert taken is not None
     assert taken[0] == Term(1, "a/0000000000000061", "a.example:7600")
-    # It ends earlier than in the store, counted from before the call.
+    # The member counts the term from before its call, so it ends earlier there than in the store.
     assert began_ns < taken[1] - TERM_MS * 980_000 < boot_ns()
     assert await b.take(link) is None
     assert await b.look(link, may_lead=True) == taken[0]

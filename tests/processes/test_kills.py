@@ -137,7 +137,7 @@ class GatedRequest:
         return (FILLS * self.fill_s + STILL_S) / shortest_tokens
 
     def all_run(self) -> bool:
-        """Return whether none has ended; none has ended but whole."""
+        """Return whether none has ended; fail if one has ended early."""
         ended = [task.result() for task in self.running if task.done()]
         assert set(fates(ended)) <= {"whole"}, fates(ended)
         return not ended

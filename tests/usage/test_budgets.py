@@ -169,7 +169,7 @@ async def test_a_refusal_says_when_the_next_period_begins(tmp_path: Path, wall: 
         refusal = (await stub.Admit(ask())).refusal
         assert 12 * 3_600 - 5 <= refusal.retry_after_ms / 1_000 <= 12 * 3_600 + 10
         assert "tokens per day" in refusal.message
-        for hours in (1, -2):  # the clock is set, and the day ends that much sooner or later
+        for hours in (1, -2):  # the clock is set, and the day ends sooner or later by this
             wall.now_s += hours * 3_600
             look(server)
             left_s = at("2026-11-16T00:00") - wall.now_s

@@ -20,7 +20,7 @@ PROGRESS_LEASES_MAX = 1_000
 TOKENS_MAX = 1 << 27
 
 Totals = tuple[int | None, int | None, int | None]
-"""Input, cached input and output tokens; None where a total is not known."""
+"""Input, cached input and output tokens; None if a total is not known."""
 
 
 @dataclass(slots=True)

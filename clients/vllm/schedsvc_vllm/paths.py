@@ -68,7 +68,7 @@ _ALWAYS_GATED = {path.encode(): Place(path, gated=True) for path in GATED_PATHS 
 
 
 def canonical(path: bytes) -> str | None:
-    """Return the one spelling of a path; None where it has none. O(path).
+    """Return the one spelling of a path; None if it has none. O(path).
 
     Percent signs are decoded until none is left, as several servers in a row would; slashes are
     merged, dots resolved, and a slash at the end is dropped.

@@ -279,7 +279,7 @@ def stoppable(base: Any) -> Any:
 
 
 def server_for(gate: Gate, options: argparse.Namespace) -> Any:
-    """Make the server. Raises LaunchError where the extra is not installed."""
+    """Make the server. Raises LaunchError if the extra is not installed."""
     try:
         uvicorn: Any = importlib.import_module("uvicorn")
     except ModuleNotFoundError:

@@ -90,7 +90,7 @@ class Intake:
     def count_prompt_tokens(self, data: Mapping[str, Any]) -> list[int]:
         """Count the tokens of each prompt of a body. O(length).
 
-        Raises ApiError where there are no valid `prompt`, `messages` or `inputs`.
+        Raises ApiError if there are no valid `prompt`, `messages` or `inputs`.
         """
         if "inputs" in data:
             return [prompt_tokens(self._tokenizer, parse_generate(data)[0], True)]

@@ -99,7 +99,7 @@ class BlockPool:
             cache.take(block)
 
     def copy_last(self, table: list[int]) -> bool:
-        """Make the table's last block its own before it is written; False where none is free."""
+        """Make the table's last block its own before it is written; False if none is free."""
         last = table.pop()
         if not self.allocate(1, table):
             table.append(last)

@@ -348,7 +348,7 @@ class Shim:
         self._say()
 
     def inject(self, *events: pb.SessionEvent) -> bool:
-        """Say what no client would say. False where there is no stream."""
+        """Say what no client would say. False if there is no stream."""
         if self.conn is None or self.conn.is_broken or not self._welcomed:
             return False
         self.pump()  # the message that it contradicts has to be an earlier one

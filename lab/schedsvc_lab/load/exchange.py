@@ -61,7 +61,7 @@ class Exchange:
         self._recorder.ended(sample, fate, self._now_s(), reason)
 
     async def _stream(self, response: aiohttp.ClientResponse, sample: Sample) -> tuple[Fate, str]:
-        """Read a streamed answer to its end. Raises BadAnswerError where it breaks off."""
+        """Read a streamed answer to its end. Raises BadAnswerError if it breaks off."""
         if response.content_type != "text/event-stream":
             raise BadAnswerError(f"answered {response.content_type} instead of an event stream")
         sample.queue_ms = _number(response.headers.get("x-schedsvc-queue-duration-ms"))

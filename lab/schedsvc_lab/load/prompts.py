@@ -71,7 +71,7 @@ class Prompts:
         return _json(self._random.integers(*self._ids, request.prompt_tokens).tolist())
 
     def text(self, request: TraceRequest) -> str:
-        """Return the prompt as text. Raises PromptError where no text can be made."""
+        """Return the prompt as text. Raises PromptError if no text can be made."""
         record = request.record
         if record is not None and record.text is not None:
             return record.text
@@ -80,7 +80,7 @@ class Prompts:
         return self._maker().text(*self._wanted(request))
 
     def messages(self, request: TraceRequest) -> list[dict[str, str]]:
-        """Return the prompt as messages. Raises PromptError where no text can be made."""
+        """Return the prompt as messages. Raises PromptError if no text can be made."""
         record = request.record
         if record is not None and record.messages:
             found: Sequence[Message] = record.messages

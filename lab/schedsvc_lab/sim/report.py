@@ -77,7 +77,7 @@ def summarise(run: Run, cpu_s: float, span_s: float | None = None) -> dict[str, 
 
 
 def _first_token_s(run: Run, service: Service) -> dict[str, float | None]:
-    """Return the mean time to first token of each client; None where nothing of it was served."""
+    """Return the mean time to first token of each client; None if nothing of it was served."""
     latency = service.first_s - service.arrival_s
     done = ~np.isnan(latency)
     count = np.bincount(service.client[done], minlength=service.clients)

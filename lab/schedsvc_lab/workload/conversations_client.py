@@ -161,7 +161,7 @@ class Talks:
         self.ended += 1
 
     def _body(self, said: list[Message], added: Record, turn: int) -> dict[str, Any] | None:
-        """Write a request; None where the conversation has come to a limit."""
+        """Write a request; None if the conversation has come to a limit."""
         limits = self._limits
         if limits.turns_max is not None and turn > limits.turns_max:
             self.cut["conversations at the limit of turns"] += 1
@@ -213,7 +213,7 @@ class Talks:
         return answer
 
     async def _listen(self, response: aiohttp.ClientResponse, turn: Turn) -> str:
-        """Read a stream to its end. Raises ValueError where an event is not what it should be."""
+        """Read a stream to its end. Raises ValueError if an event is not what it should be."""
         parts: list[str] = []
         async for line in response.content:
             if not line.startswith(b"data:"):

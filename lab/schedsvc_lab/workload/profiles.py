@@ -71,7 +71,7 @@ class Profile(BaseModel):
         return self
 
     def arriving(self, duration_s: float | None) -> Arrivals:
-        """Return the arrivals; a ramp takes the duration. Raises ValueError where it is None."""
+        """Return the arrivals; a ramp takes the duration. Raises ValueError if it is None."""
         cv = 0.0 if self.arrivals == "constant" else 1.0 if self.cv is None else self.cv
         if self.arrivals == "on-off":
             return Arrivals(

@@ -212,7 +212,7 @@ def _candidates(tokenizer: ModelTokenizer, letters: Sequence[str], space: str) -
 def _proven(
     tokenizer: ModelTokenizer, candidates: Sequence[Candidate], skipped: int
 ) -> WordList | None:
-    """Keep the words that stay whole next to each of the others; None where few do."""
+    """Keep the words that stay whole next to each of the others; None if few do."""
     if len(candidates) < WORDS_MIN:
         return None
     first, number = candidates[0]

@@ -199,7 +199,7 @@ def _lengths(path: Path) -> tuple[tuple[int, Lengths, Lengths], ...]:
 
 
 def _pdf(path: Path, column: str, fields: Mapping[str, Any], name: str) -> Lengths | None:
-    """Read a distribution, which is a Python dictionary as text; None where it is empty."""
+    """Read a distribution, which is a Python dictionary as text; None if it is empty."""
     try:
         shares = ast.literal_eval(fields[name])
         tokens = np.array(list(shares), dtype=np.int64)

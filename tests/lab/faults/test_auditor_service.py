@@ -294,7 +294,7 @@ def test_only_what_is_granted_now_is_held_to_what_runs_now() -> None:
     meter.settle(known=False)  # a stream reads late: the time is unknown
     meter.hold()  # in audit, which takes units that are not there
     meter.settle()
-    meter.grant(0, 1, late=True)  # an earlier round made it
+    meter.grant(0, 1, late=True)  # the grant of an earlier round
     meter.settle()
     meter.grant(0, 1)
     with pytest.raises(ViolationError, match="above the concurrency of the model"):

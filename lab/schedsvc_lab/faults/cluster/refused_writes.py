@@ -13,7 +13,7 @@ _MS = 1_000_000
 _NOTICED_NS, _GOES_ON_NS, _MESSAGES_NS = 1_000 * _MS, 1_000 * _MS, 300 * _MS
 #: Between two tries of a member that misses the store.
 _INTERVAL_NS = 250 * _MS
-#: For a call that a fault before has left without an answer.
+#: For a call that an earlier fault has left without an answer.
 _SETTLED_NS = 2_000 * _MS
 
 

@@ -137,7 +137,7 @@ class Sharing:
 
 
 def distribution(values: "array[float] | np.ndarray[Any, Any]") -> dict[str, float] | None:
-    """Return mean, extremes and quantiles (interpolated); None where there are no values."""
+    """Return mean, extremes and quantiles (interpolated); None if there are no values."""
     if not len(values):
         return None
     found = np.asarray(values, np.float64)
