@@ -1,13 +1,13 @@
 """`python -m bench.attack` measures the cost of thousands of hostile connections to a tenant.
 
 A scheduler serves a Unix socket, as beside an engine, and others reach it through its edge. A
-conforming tenant asks, is granted, and completes, a hundred times a second, while attackers
-(bench/attackers.py) hold their connections, and in turns do their worst and stand still: quiet and
-attacked slices are interleaved, so that a drift of the machine falls on both. Scheduler and tenant
-have one core, the edge and the attackers, at the lowest priority, another: an edge that is flooded
-takes all it can get, and belongs where the scheduler is not. `--cores shared` leaves that to the
-system, which on two cores lets it take both.
-With `--door listener` they come by a listener of the scheduler itself, for comparison.
+conforming tenant sends, is granted and completes a hundred requests a second. Attackers
+(bench/attackers.py) hold their connections, and attack and rest in turns: quiet and attacked slices
+are interleaved, so a drift of the machine affects both. Scheduler and tenant have one core, the
+edge and the attackers, at the lowest priority, another: a flooded edge takes all the CPU that it
+can get, and belongs on another core than the scheduler. `--cores shared` leaves the choice to the
+system, which lets the edge take both of two cores. With `--door listener` attackers connect to a
+listener of the scheduler itself, for comparison.
 
 The ratio of the p99 under attack to the quiet p99 is reported twice: over all slices together,
 which decides, and as the median over the turns with its bootstrap interval. The report also holds
@@ -49,9 +49,9 @@ from schedsvc.config.network import Edge
 
 __all__ = ["RATIO_MAX", "Case", "main", "measure"]
 
-#: A conforming tenant's admission p99 under attack, over its quiet one.
+#: A conforming tenant's admission p99 under attack, divided by its quiet p99.
 RATIO_MAX = 2.0
-#: Memory of one connection and one call in KB, and of each buffered byte of its message in bytes.
+#: Memory of a connection and of a call in KB; bytes of memory for each buffered byte of a message.
 CONNECTION_KB, CALL_KB, BUFFERED = 16, 18, 5
 
 Floats = NDArray[np.float64]
@@ -238,8 +238,8 @@ def _measure(
 def paired_ratios(quiet: list[Floats], attacked: list[Floats]) -> tuple[Comparison, Comparison]:
     """Compare the p99 of each turn's slices, quiet, attacked, attacked, quiet.
 
-    Returns attacked over quiet, and one quiet slice over the other, half as many admissions: what
-    a machine that others use as well makes of nothing. Each list holds two slices for each turn.
+    Returns attacked over quiet, and one quiet slice over the other, with half as many admissions:
+    the second ratio shows the noise of a shared machine. Each list holds two slices for each turn.
     """
     turns = range(0, len(quiet), 2)
     both = [[_p99(np.concatenate(side[at : at + 2])) for side in (attacked, quiet)] for at in turns]

@@ -4,11 +4,10 @@
 until SIGTERM, and then prints its counts as JSON. It updates the counts in the file during the
 attack. The kinds:
 
-- `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant;
-- `resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487);
-- `silent`: nothing is ever said, not even the opening of HTTP/2;
-- `idle`: the opening alone;
-- `mixed`: every fourth connection each of these.
+- `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant; -
+`resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487); - `silent`: no byte
+is sent, not even the preface of HTTP/2; - `idle`: only the preface; - `mixed`: every fourth
+connection each of these.
 """
 
 import asyncio
@@ -97,7 +96,7 @@ class Attack:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._make(message_bytes)
         self._made = 0
-        #: Those that wait for all to be there; None once they attack.
+        #: Connections that wait until all are open; None once they attack.
         self.waiting: set[_Connection] | None = set()
 
     def _make(self, message_bytes: int) -> None:
@@ -131,7 +130,7 @@ class Attack:
 
 
 class _Connection(asyncio.Protocol):
-    """Drives one connection. It attacks as often as the other end lets it."""
+    """Drives one connection. It attacks as often as the other end allows."""
 
     def __init__(self, attack: Attack) -> None:
         self._attack = attack
@@ -184,7 +183,7 @@ class _Connection(asyncio.Protocol):
             self.lost.set_result(None)
 
     def go_on(self) -> None:
-        """Do the next harm, where there is room for it."""
+        """Do the next attack, if there is room for it."""
         if self._kind == "flood" and not self._open:
             self._flood()
         elif self._kind == "resets" and not self._pinged:
@@ -212,7 +211,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _connect(attack: Attack, host: str, port: int, gate: asyncio.Semaphore) -> None:
-    """Connect, and again after a while where that failed or was ended."""
+    """Connect; connect again after a while if that failed or was ended."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -272,7 +271,7 @@ def _allow_files(files: int) -> int:
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--ready-file", type=click.Path(path_type=Path), required=True)
 def main(target: str, connections: int, kind: str, token: str, seed: int, ready_file: Path) -> None:
-    """Attack a scheduler of your own until SIGTERM; print what came of it."""
+    """Attack a scheduler of your own until SIGTERM; print the counts of events."""
     attack = Attack(kind, seed, token)
     connections = _allow_files(connections)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

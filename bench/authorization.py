@@ -34,7 +34,7 @@ class Caller:
     """Streams to a core whose pool has room for all."""
 
     def __init__(self) -> None:
-        # A full table of answers: in both halves each Complete pushes one out.
+        # The table of answers is full: in both halves each Complete evicts one.
         self._core = core = Scheduler(session_open_max=8_192, answers_max=1_024)
         for number in range(_TENANTS):
             core.set_flow(b"team-%d" % number, 1_000)
@@ -53,7 +53,7 @@ class Caller:
         self.round_ns(2 * _TENANTS)
 
     def send(self, events: Sequence[pb.SessionEvent]) -> pb.SessionResponse:
-        """Send one message; return all that waits for the caller."""
+        """Send one message; return the messages that wait for the caller."""
         self._timed(events)
         return self._take()
 

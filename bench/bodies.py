@@ -1,6 +1,6 @@
 """Measure the CPU time that hostile bodies cost the API server's event loop in the gate.
 
-The gate may add a quarter of what `json.loads` of the same body takes, or 20 ms.
+The gate may add a quarter of the time of `json.loads` for the same body, or 20 ms.
 """
 
 import json

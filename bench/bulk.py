@@ -1,9 +1,9 @@
 """`python -m bench.bulk` measures many requests at once (T9), and the memory of many (T10).
 
-T9: everything that waits, or runs, is due in one moment. The core does a bounded part of it at each
-poll; between two parts the event loop serves other callers. The stall is the longest time in which
-it cannot, in CPU time: what other programs take of it is not ours. T10: the memory of a process
-with 100,000 flows and 1,000,000 requests queued.
+T9: all waiting or running requests are due at one moment. The core does a bounded part of it at
+each poll; between two parts the event loop serves other callers. The stall is the longest part, in
+CPU time, so other programs do not count. T10: the memory of a process with 100,000 flows and
+1,000,000 requests queued.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ Moment = dict[str, float]
 def of_core(expiries: int, *, running: bool) -> Moment:
     """End `expiries` queue TTLs (or leases, if `running`) in one moment; times in ms.
 
-    Raises RuntimeError where not each of them ends exactly once.
+    Raises RuntimeError if not each of them ends exactly once.
     """
     core = Scheduler(
         queue_max=_LARGE,
@@ -62,7 +62,7 @@ def of_core(expiries: int, *, running: bool) -> Moment:
     )
     for flow in range(_FLOWS):
         core.set_flow(tenant(flow).encode(), 1_000)
-    # Where all is to wait, one request has the pool.
+    # If all requests are to wait, one request takes the pool.
     core.set_pool(0, b"gpu-0", 1, 1 << 27, 16, max_running=0 if running else 1)
     if not running:
         core.admit(0, 0, b"holds", 10, 50)

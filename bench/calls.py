@@ -14,7 +14,7 @@ from schedsvc.service import SERVICE_NAME
 
 __all__ = ["Admits", "give_answer"]
 
-#: A server drops calls at random where more than a thousand wait to be looked at.
+#: A server drops calls at random if more than a thousand are unread.
 _AT_ONCE = 200
 
 
@@ -71,7 +71,7 @@ class Admits:
         return next(self._requests)
 
     def end(self, answers: list[bytes]) -> None:
-        """End the leases that were granted. Raises ValueError where one was not."""
+        """End the leases that were granted. Raises ValueError if one was not."""
         if not self._is_scheduler:
             return
         for start in range(0, len(answers), _AT_ONCE):

@@ -58,7 +58,7 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
         machine.need_release_core()
     about, commit = machine.describe(), machine.commit()
     measured, written = out / "pytest-benchmark.json", out / "report.json"
-    # Nothing of an earlier run is taken for this one's.
+    # Remove results of an earlier run, so that none passes for one of this run.
     ladder, features = out / "ladder.png", out / "features.png"
     for file in (measured, written, ladder, features):
         file.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def main(out: Path, sizes: str, only: tuple[str, ...], as_json: bool) -> None:
 
 
 def _measure(measured: Path, log: Path, sizes: str, levels: tuple[str, ...]) -> None:
-    """Run the measurements in a process of their own. Raises ClickException where one fails."""
+    """Run the measurements in a process of their own. Raises ClickException if one fails."""
     command = [sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider"]
     command += ["-o", "timeout=300", "--benchmark-only", f"--benchmark-json={measured.resolve()}"]
     command += [_FILES[level] for level in LEVELS if level in levels]

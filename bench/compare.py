@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Comparison", "Slice", "abba", "compare"]
 
-#: Runs one slice and returns what was measured in it, one or more figures.
+#: Runs one slice and returns its measurements, one or more figures.
 Slice = Callable[[], Sequence[float]]
 Floats = NDArray[np.float64]
 
@@ -34,8 +34,8 @@ class Comparison:
 def abba(a: Slice, b: Slice, rounds: int) -> Floats:
     """Run A B B A `rounds` times, after one round that does not count.
 
-    A drift of the machine within a round falls on both alike. Returns an array of shape
-    (rounds, 2, figures): the mean of the two slices of each.
+    A drift of the machine within a round affects both alike. Returns an array of shape (rounds, 2,
+    figures): the mean of the two slices of each.
     """
     rows = []
     for _ in range(rounds + 1):
@@ -47,7 +47,7 @@ def abba(a: Slice, b: Slice, rounds: int) -> Floats:
 def compare(pairs: Floats) -> Comparison:
     """Compare the columns of an array of shape (rounds, 2)."""
     ratios = pairs[:, 0] / pairs[:, 1]
-    # Seeded: the interval is a function of what was measured.
+    # The seed makes the interval a function of the measurements.
     draws = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
     low, high = np.quantile(np.median(ratios[draws], axis=1), [0.025, 0.975])
     return Comparison(

@@ -43,7 +43,7 @@ def _core(flows: int, running_max: int, scheduler: type[Scheduler]) -> Scheduler
 class Overload:
     """Holds a full pool, and `queued` requests behind it, of flows drawn by Zipf's law.
 
-    Every lease that ends makes room for exactly one other.
+    Every lease that ends makes room for exactly one request.
     """
 
     RUNNING = 256

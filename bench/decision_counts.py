@@ -23,7 +23,7 @@ LEASES = (25, 240)
 _CALLS = ("admit", "poll", "progress", "complete")
 _METHOD = r"__pyx_pw_\w*9Scheduler_\d+(" + "|".join(_CALLS) + ")"
 _PAIR_FLOWS = 1_000
-_LEASE = (100, 100)  # input and output of what runs
+_LEASE = (100, 100)  # input and output of the requests that run
 _CANDIDATES = 8
 _NEVER_NS = 1 << 50
 
@@ -31,7 +31,7 @@ _NEVER_NS = 1 << 50
 class Blocked:
     """Holds a pool with leases of eight tenants, each of which has another request that fits.
 
-    None of these may pass the next request, whose start they would move.
+    None of these may pass the next request, because they would delay its start.
     """
 
     def __init__(self, leases: int, scheduler: Any) -> None:
@@ -53,7 +53,7 @@ class Blocked:
         # An eighth is kept for light tenants.
         self._waiting = self._admit(self._head, b"head", capacity * 7 // 8 - 300, 100)
         for number, flow in enumerate(flows):
-            # With it a tenant holds more than its share, so that it is not light.
+            # With it a tenant holds more than its share, so it is not light.
             self._admit(flow, b"candidate%d" % number, 200 + capacity // 50, 2 * _LEASE[1])
         self._round = 0
         if len(self._leases) != leases or self.core.poll(self._now_ns):

@@ -24,7 +24,7 @@ from bench.http_cost import earlier
 from bench.instructions import under_callgrind
 from bench.processes import ROOT
 
-#: The last commit whose core lets requests pass a head without regard to the lead.
+#: The last commit whose core lets requests pass a head regardless of the lead.
 BEFORE = "ce11482c"
 RATIO_MAX = {"admit": 1.05, "pair": 1.05} | {f"blocked {leases}": 1.10 for leases in LEASES}
 _FLOWS = 100_000

@@ -22,10 +22,10 @@ from schedsvc.service import SERVICE_NAME
 __all__ = ["ANSWER_METHOD", "MESSAGES_METHOD"]
 
 _ECHO = "bench.Echo"
-#: Unary: sets the answer of all the others.
+#: Unary: sets the answer of the other methods.
 ANSWER_METHOD = f"/{_ECHO}/Answer"
-#: A stream as a generated servicer has it: requests are parsed to Python messages, and answers
-#: serialised from one.
+#: A stream like that of a generated servicer: it parses requests to Python messages, and serialises
+#: answers from one.
 MESSAGES_METHOD = f"/{_ECHO}/Messages"
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs lack it

@@ -1,9 +1,9 @@
 """`python -m bench.edge` counts the instructions of gate and proxy, against an earlier commit.
 
 Method: callgrind counts in a process of each tree that serves the same requests, one at a time,
-after a few that warm it up. Behind the gate stands an app that answers at once; behind the proxy's
-gate and its HTTP client stands the emulator, in a process of its own, as the scheduler does. The
-counts of two runs differ by about 1 %, because gRPC's threads wake when they like.
+after a few that warm it up. The app behind the gate answers at once. Behind the proxy's gate and
+its HTTP client is the emulator. Emulator and scheduler have processes of their own. The counts of
+two runs differ by about 1 %, because gRPC's threads wake at random.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from schedsvc._core import COMPLETED, Decision, Scheduler
 
 __all__ = ["AT_ONCE", "Featured"]
 
-#: Leases that end together where picks are measured.
+#: Leases that end together before a pick is measured.
 AT_ONCE = 64
 
 _LARGE = 1 << 24
@@ -35,7 +35,7 @@ def _drawn(flows: int) -> Sequence[int]:
 class Featured:
     """Draws flows by Zipf's law; `running` requests run, and `queued` requests wait behind them.
 
-    `queued` 0: nothing limits what runs, so that each request is granted at once.
+    `queued` 0: nothing limits the requests, so each is granted at once.
     """
 
     def __init__(self, feature: Feature, flows: int, queued: int, running: int) -> None:
@@ -122,7 +122,7 @@ class Featured:
     def picks(self, polls: int) -> list[float]:
         """Return the mean time of a pick and its grant in ns, over `polls` polls.
 
-        In each, `AT_ONCE` leases have ended together, and as many requests come after it.
+        In each, `AT_ONCE` leases have ended together, and the same number of requests arrives then.
         """
         spent_ns = picked = 0
         for _ in range(polls):

@@ -34,7 +34,7 @@ from bench.processes import started
 __all__ = ["Engine", "ask", "main", "measure", "scheduler", "serve_slice"]
 
 INPUT_TOKENS, OUTPUT_TOKENS = 512, 256
-#: Pieces of an answer: engines merge tokens where they cannot keep up.
+#: Pieces of an answer: engines merge tokens when they fall behind.
 FEW, MANY = 16, 256
 IN_FLIGHT = 12
 _STEP_S = 0.002
@@ -80,7 +80,7 @@ class Engine:
             step.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, its stream in a task of its own, as Starlette does."""
+        """Serve one request with its stream in a separate task, as Starlette does."""
         await receive()
         self._served += 1
         name = str(self._served)
@@ -123,7 +123,7 @@ def _body() -> bytes:
 async def ask(app: App, owner: object, body: bytes | None = None) -> bytes:
     """Send one request to an app; returns how the gate let it run, b"" past it.
 
-    Raises RuntimeError where it is not answered as a whole.
+    Raises RuntimeError if it is not answered as a whole.
     """
     body = _body() if body is None else body
     inbox: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -154,7 +154,7 @@ async def ask(app: App, owner: object, body: bytes | None = None) -> bytes:
 async def serve_slice(app: App, engine: Engine, requests: int) -> float:
     """Serve `requests` requests, some in flight; returns CPU in ms for each.
 
-    Raises RuntimeError where the gate let one run without the scheduler.
+    Raises RuntimeError if the gate let one run without the scheduler.
     """
     left = list(range(requests))
     mode = b"" if app is engine else b"enforced"

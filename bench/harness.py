@@ -1,8 +1,8 @@
 """Measures what attackers cost a victim: both callers, their turns, and the verdict.
 
-A real scheduler serves a victim, who asks, is granted and completes at a steady rate. Attackers, in
-a process of their own, do their worst and stand still in turns, so that a drift of the machine
-falls on both. Two figures of one run are compared; a time alone says more of the machine.
+A real scheduler serves a victim, whose requests are granted and complete at a steady rate.
+Attackers, in a process of their own, attack and rest in turns, so a drift of the machine affects
+both. Two figures of one run are compared; a time alone says more of the machine.
 """
 
 import json
@@ -64,7 +64,7 @@ class Taken(NamedTuple):
 
     ms: float
     cpu_ms: float  # of the scheduler
-    delay_ms: float  # for which the victim was ready and waited for its core
+    delay_ms: float  # in which the victim was ready and waited for its core
 
 
 class Victim:
@@ -86,7 +86,7 @@ class Victim:
         self._channel.close()
 
     def measure(self, seconds: float) -> list[Taken]:
-        """Ask and complete at a steady rate; return what each Admit took."""
+        """Ask and complete at a steady rate; return the time of each Admit."""
         taken = []
         began_s = time.perf_counter()
         for step in range(round(seconds / self._period_s)):
@@ -123,7 +123,7 @@ class Attackers:
     counts: dict[str, int] = field(default_factory=dict)
 
     def attack(self, attacks: bool) -> None:
-        """Let them attack, or stand still; return when what was under way is done with."""
+        """Start or stop the attack; return when earlier calls have ended."""
         self.process.send_signal(signal.SIGCONT if attacks else signal.SIGSTOP)
         time.sleep(self.settle_s)
 
@@ -151,7 +151,7 @@ def attacking(
             out, _ = process.communicate(timeout=_READY_S_MAX)
             attackers.counts |= json.loads(out)
         finally:
-            process.kill()  # one that stands still does not hear SIGTERM
+            process.kill()  # a stopped process does not get SIGTERM
 
 
 class Watcher(Protocol):

@@ -1,6 +1,6 @@
 """Builds frames of HTTP/2 (RFC 9113) by hand, also those that no client library would send.
 
-Only as much as calls of gRPC need; headers are literals of HPACK (RFC 7541) without its tables.
+Supports only what gRPC calls need; headers are literals of HPACK (RFC 7541) without its tables.
 """
 
 import struct

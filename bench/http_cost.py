@@ -117,7 +117,7 @@ class ProxySide:
         self._body = {"model": "emulated", "prompt": text, "max_tokens": pieces, "stream": True}
 
     async def serve(self, requests: int) -> None:
-        """Serve a slice. Raises click.ClickException where one is not answered through the gate."""
+        """Serve a slice. Raises click.ClickException if one is not answered through the gate."""
         if self._session is None:
             connector = aiohttp.UnixConnector(str(self._socket))
             self._session = aiohttp.ClientSession("http://proxy", connector=connector)
@@ -181,7 +181,7 @@ async def _first(side: Side) -> None:
     """Serve until the scheduler grants.
 
     A proxy's socket is there before it listens, and it lets the first requests run without the
-    scheduler. Raises click.ClickException where that takes too long, or the process has ended.
+    scheduler. Raises click.ClickException if that takes too long, or the process has ended.
     """
     deadline_s = time.monotonic() + gates.START_S_MAX
     while True:

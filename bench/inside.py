@@ -1,6 +1,6 @@
 """Builds cores by themselves: of an earlier tree, or with loops of C around their events.
 
-With the loops (loops.pxi) what is timed is no Python.
+With the loops (loops.pxi) no Python is timed.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def load_from(path: Path) -> Any:
 
 
 def built(core: Path, *behind: Path) -> Path:
-    """Compile a core's files, and others behind them, as a release where that was not done."""
+    """Compile a core's files, and others behind them, as a release, unless that was done."""
     parts = [*sorted(core.rglob("*.p[yx][xi]")), *behind]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     made_of = (FLAGS, version("cython"), suffix, [part.read_bytes() for part in parts])
@@ -50,7 +50,7 @@ def built(core: Path, *behind: Path) -> Path:
     found = _ROOT / "build" / "inside" / digest / f"_core{suffix}"
     if not found.exists():
         found.parent.mkdir(parents=True, exist_ok=True)
-        # Aside, and moved when it is whole: another process may want it meanwhile.
+        # Built aside, and moved when it is whole: another process may use it meanwhile.
         with tempfile.TemporaryDirectory(dir=found.parent) as aside:
             source = Path(aside, "source")
             shutil.copytree(core, source, ignore=shutil.ignore_patterns("*.c"))
@@ -69,7 +69,7 @@ def _compile(source: Path, folder: Path) -> None:
     from setuptools import Distribution, Extension  # type: ignore[import-untyped] # has no types
 
     extension = Extension("_core", [str(source)], extra_compile_args=FLAGS)
-    cython: Any = cythonize  # its types leave this one out
+    cython: Any = cythonize  # its types lack this one
     modules = cython([extension], compiler_directives={"language_level": "3"}, quiet=True)
     command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")

@@ -1,4 +1,4 @@
-"""Counts the instructions of this process, all its threads, where callgrind runs it.
+"""Counts the instructions of this process and all its threads under callgrind.
 
 Valgrind understands a few requests of the program that it runs. They are instructions in C, so a
 library of a few lines is compiled from valgrind's own header. A count does not depend on what else
@@ -30,7 +30,7 @@ def under_callgrind(command: Sequence[str], folder: Path) -> list[str]:
 class Counter:
     """Counts instructions since its last reading. `folder` is that of `under_callgrind`.
 
-    Raises RuntimeError where valgrind does not run this process, or its header or gcc is missing.
+    Raises RuntimeError if valgrind does not run this process, or its header or gcc is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,8 +61,8 @@ class Counter:
     def look_at(self, pattern: str) -> dict[str, int]:
         """Return the instructions since the last look in calls of certain functions.
 
-        With all that these call, by the first group of `pattern`, which has to match their whole
-        name. O(functions run).
+        The counts include the functions that these call. They are keyed by the first group of
+        `pattern`, which has to match the whole name. O(functions run).
         """
         counts = calls(self._dump().decode(), re.compile(pattern))
         self._requests.zero()

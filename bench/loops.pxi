@@ -1,7 +1,7 @@
-# Loops of C around the core's events, so that what is timed is no Python. bench/inside.py compiles
-# them behind the core's own files, of which they change nothing. An Admit is here what
-# Scheduler.admit_wire() makes of one, without the bytes and what is in them: the flow goes by its
-# number and not by a name that has to be looked up. poll() handles the deadlines that have passed.
+# Loops of C around the core's events, so no Python is timed. bench/inside.py compiles them behind
+# the core's own files, and changes none of these. An Admit here is the request that
+# Scheduler.admit_wire() reads, without its bytes: it has the number of its flow, so no name is
+# looked up. poll() handles the deadlines that have passed.
 
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 

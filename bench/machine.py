@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _ROOT = Path(__file__).resolve().parents[1]
-#: Those that the C compiler builds the core of a release with.
+#: The flags with which the C compiler builds the core of a release.
 FLAGS: list[str] = tomllib.loads((_ROOT / "_core/flags.toml").read_text())["release"]
 
 

@@ -38,7 +38,7 @@ Ints = NDArray[np.int64]
 def zipf(flows: int, seed: int = 1) -> Sequence[int]:
     """Draw 262,144 flows, the k-th most frequent of them in proportion to k^-1.1.
 
-    In little memory, because what the core takes of it is measured beside.
+    It needs little memory, because the memory of the core is measured beside.
     """
     shares = np.arange(1, flows + 1, dtype=np.float64) ** -_ZIPF_EXPONENT
     drawn = np.random.default_rng(seed).choice(flows, size=_DRAWS, p=shares / shares.sum())

@@ -3,8 +3,8 @@
 A scheduler, and the emulated engine with the gate in it, each run in a process of their own.
 Requests of three tenants arrive in open-loop Poisson processes, so no client waits for an answer
 before it sends the next request. The engine's steps take a fixed time, so its capacity does not
-depend on this machine; what refusals cost the processes in front of it does. Beside the load a
-probe reports and ends leases of its own (bench/overload_probe.py).
+depend on this machine, but the cost of refusals does. Beside the load a probe reports and ends
+leases of its own (bench/overload_probe.py).
 """
 
 import asyncio
@@ -104,7 +104,7 @@ def _standing() -> Iterator[_Stand]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overload-")))
         tenants = [{"name": name} for name in (*TENANTS, "probe")]
         settings = {
-            # As long as two thirds of the engine's work for a second, for each.
+            # Each is as long as two thirds of the engine's work for a second.
             "scheduler": {"flow_queue_max": 16, "queue_ttl_ms": 5_000},
             "limits": {"drain_ms": 0},
             "tenants": tenants,
@@ -245,7 +245,7 @@ def _pair(percentiles: dict[str, float | None]) -> str:
 
 def _show(report: dict[str, Any]) -> None:
     console = Console()
-    # Without a terminal the console has no width of its own.
+    # Without a terminal the console has no width.
     console.width = max(console.width, _TABLE_CHARS)
     table = Table(*_COLUMNS)
     for row in report["levels"]:

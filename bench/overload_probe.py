@@ -1,6 +1,6 @@
 """Runs a shim in its own process, which holds leases in its own pool, reports and ends them.
 
-So it measures what Progress and Complete take at the scheduler, and nothing of the load generator.
+It measures the time of Progress and Complete at the scheduler, without the load generator.
 """
 
 import json

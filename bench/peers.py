@@ -53,7 +53,7 @@ def serving(
 ) -> Iterator[Peer]:
     """Run a scheduler with these settings, on its core or on some; a Unix socket and a port.
 
-    Listeners of the settings replace those two; a socket has to be the first, a port the last.
+    Listeners of the settings replace these two; the first has to be a socket, the last a port.
     """
     config, ready = folder / "scheduler.yaml", folder / "scheduler.ready"
     listeners = [{"unix": str(folder / "scheduler.sock")}, {"tcp": "127.0.0.1:0"}]

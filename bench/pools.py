@@ -6,8 +6,7 @@ some pool has. The oldest lease is completed after each grant, and the time of t
 
 `full`: every pool is full, and each request waits behind others of its tenant. An Admit, a poll, a
 report of a lease with the poll after it, and the end of a lease with the poll that grants its room
-to another request are timed. The sizes take turns, so that what else the machine does is the same
-for all.
+to another request are timed. The sizes take turns, so other load of the machine affects all alike.
 """
 
 import json
@@ -32,7 +31,7 @@ __all__ = ["admit_us", "full_us", "main", "memory_of"]
 
 POOLS_MAX = 1_024
 ADMIT_US_MAX, DLPM_US_MAX = 2.0, 10.0  # medians, with 1,024 and with 64 pools
-#: Medians of an Admit and a poll with full pools over those with one: by the number of pools.
+#: An Admit and a poll with full pools, over those with one pool: medians, by number of pools.
 FULL_RATIOS_MAX = {64: 1.5, POOLS_MAX: 2.0}
 
 _FLOWS = 100
@@ -127,7 +126,7 @@ class _Full:
     def run(self) -> None:
         """Take each call ten times in a row: an end looks at all pools, and leaves caches cold.
 
-        Raises RuntimeError where a pool has room.
+        Raises RuntimeError if a pool has room.
         """
         self._now_ns += 1
         for _ in range(10):

@@ -44,8 +44,8 @@ class Recorder:
     ) -> dict[str, float]:
         """Time a step by itself, again and again; `setup` makes its arguments, untimed.
 
-        Returns median and 99th percentile in ns for each of the step's events, and what timing
-        costs by itself, which is taken off: an empty step is timed beside each one.
+        Returns median and 99th percentile in ns for each of the step's events, less the cost of the
+        timing: an empty step is timed beside each one.
         """
         timing: list[float] = []
 
@@ -88,7 +88,7 @@ class Recorder:
     ) -> None:
         """Record one rung: its figures, and how it compares to its reference.
 
-        The digest is the core's, of all that it decided meanwhile.
+        The digest is the core's, over all its decisions meanwhile.
         """
         entry: dict[str, Any] = {"name": name, "label": label, "sizes": sizes, **figures}
         if comparison is not None:

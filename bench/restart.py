@@ -96,7 +96,7 @@ def _config(folder: Path) -> Config:
 def of_core(leases: int) -> dict[str, float]:
     """Replay all leases to a core, in ms of CPU: all messages, and the longest.
 
-    Raises RuntimeError where it does not know each of them afterwards.
+    Raises RuntimeError if it does not know each of them afterwards.
     """
     with tempfile.TemporaryDirectory() as folder:
         core = new_core(_config(Path(folder)), 0, work_max=WORK_MAX)

@@ -2,7 +2,7 @@
 
 Members with real cores exchange totals through a real store. Each tenant is served at a few of
 them. The members live in one process and take turns in one event loop, so their CPU time is that of
-the process, less what serving the requests takes.
+the process, less that of serving the requests.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from schedsvc_lab.demo.members import Store, free_port
 
 __all__ = ["main", "measure"]
 
-#: Parts of a core: of the store, and of each member.
+#: The parts of a core that the store, and each member, take.
 STORE_MAX, SYNC_MAX = 0.05, 0.02
 #: The members begin one after the other, as processes do.
 _BEGIN_S = 0.1
@@ -73,7 +73,7 @@ class Shard:
     flows: dict[bytes, int] = field(default_factory=dict)
 
     def serve(self, count: float) -> None:
-        """Serve requests of the next tenants in turn: one grant and its end each."""
+        """Serve requests of the next tenants in turn: one grant and its end for each."""
         core, clock = self.driver._core, self.driver.clock
         self.at += count
         while self.at >= 1:

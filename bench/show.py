@@ -38,7 +38,7 @@ def verdict(rung: Rung) -> str:
 _STYLES = {"met": "green", "missed": "yellow", "MUST missed": "bold red", "": ""}
 
 
-#: Where the output is no terminal.
+#: The width if the output is no terminal.
 _WIDTH = 140
 
 

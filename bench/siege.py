@@ -1,8 +1,8 @@
 """Measure the memory that attackers cost the edge, the metrics page, the gate and the proxy.
 
-Attackers do their worst at all of them for some minutes: bodies that never end, headers that never
-end, large headers, connections that say nothing, clients that read nothing, and at the edge what
-`bench.attackers` does. The resident memory of each process is read each second.
+Attackers flood all of them for some minutes: endless bodies, endless headers, large headers, silent
+connections, clients that read nothing, and the attacks of `bench.attackers` at the edge. The
+resident memory of each process is read each second.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ TOTAL_MB = 512.0
 _BODY_BYTES = 30_000_000
 _PIECE = b" " * 65_536
 _AGAIN_S = 0.2
-#: Addresses of the attackers: one caller gets only a part of the bodies.
+#: Addresses of the attackers: one caller may send only a part of the bodies.
 _SOURCES = tuple(f"127.0.0.{number}" for number in range(1, 5))
 
 
@@ -85,7 +85,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 async def _attack(port: int, attack: Attack, source: str) -> None:
-    """Attack on one connection after another, each until it is closed."""
+    """Attack on one connection after another until the server closes each."""
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(

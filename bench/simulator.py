@@ -1,8 +1,8 @@
 """`python -m bench.simulator` counts requests simulated in a CPU second, before and after (T12).
 
-The earlier commit is built in a folder below build/, its core with the flags of a release. Both
-run the trace under one policy, each in a process of its own, in turns (A B B A), so that what else
-the machine does falls on both alike. Their digests have to be equal: the same run, only sooner.
+The earlier commit is built in a folder below build/, its core with the flags of a release. Both run
+the trace under one policy, each in a process of its own, in turns (A B B A), so other load of the
+machine affects both alike. Their digests have to be equal: the same run, only faster.
 """
 
 import json

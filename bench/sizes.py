@@ -17,17 +17,17 @@ class Sizes:
     #: Flows of the core's Admit, and the requests that are queued meanwhile.
     admit_flows: tuple[int, ...]
     queued: int
-    #: Fewer of them, and what runs, little and much: how a cost grows.
+    #: Fewer flows, with few and with many running requests: the growth of the cost.
     queued_short: int
     running: tuple[int, int]
-    #: Flows that are all backlogged where the next one is picked.
+    #: Flows that are all backlogged when the next one is picked.
     pick_flows: tuple[int, ...]
     #: Operations that are timed one by one.
     steps: int
     calls: int
-    #: Ended requests whose answers are stored before anything is timed (default limit: 100,000).
+    #: Ended requests with stored answers before the timing starts (default limit: 100,000).
     answers: int
-    #: Rounds of A B B A, and what a slice of them holds.
+    #: Rounds of A B B A, and the size of their slices.
     rounds: int
     feature_rounds: int
     slice_steps: int

@@ -1,8 +1,8 @@
 """Measure the longest turn of the server's event loop under each adversarial message.
 
 The server runs in this process, and its callers in a thread. A turn is one callback of the loop: no
-other caller is served during it. Its CPU time counts, because a turn that the system interrupts is
-longer than what the message costs.
+other caller is served during it. CPU time counts, because a turn that the system interrupts would
+be longer.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Turns:
     longest_ns: int = 0
 
     def begin(self) -> None:
-        """Forget what was measured."""
+        """Forget earlier measurements."""
         self.longest_ns = 0
 
     def stall(self, what: str, features: str, bound_ms: float) -> Stall:

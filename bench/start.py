@@ -1,10 +1,10 @@
 """`python -m bench.start` measures `schedsvc serve` from its exec until it is ready (T21).
 
 Ready is the log line that `serve` writes once it listens. Each round starts one process of each
-kind, so that what the machine does besides falls on all alike; the figures are medians of the
-rounds. Beside `serve`, with and without a metrics listener, stand a bare interpreter and one that
-imports grpc.aio alone. The report also shows `serve` without the cost of grpc.aio. The target is
-for CPU time, which other programs change less than the time on the wall.
+kind, so other load of the machine affects all alike; the figures are medians of the rounds. Beside
+`serve`, with and without a metrics listener, stand a bare interpreter and one that imports grpc.aio
+alone. The report also shows `serve` without the cost of grpc.aio. The target is for CPU time,
+because other programs affect the time on the wall more.
 """
 
 import json
@@ -59,7 +59,7 @@ def _start(command: list[str]) -> tuple[float, float]:
 
     Raises RuntimeError if a scheduler ends before it is ready.
     """
-    # With its cache of bytecode, as it is installed.
+    # It uses its cache of bytecode, as an installed one does.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     began_ns = time.monotonic_ns()
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) as process:
@@ -78,7 +78,7 @@ def _start(command: list[str]) -> tuple[float, float]:
 
 
 def measured(rounds: int) -> dict[str, dict[str, float]]:
-    """Start each command `rounds` times, in turn, after one time that does not count.
+    """Start each command `rounds` times, in turn, after one start that does not count.
 
     Returns the medians by command, in seconds.
     """

@@ -56,7 +56,7 @@ class Stream:
     ) -> None:
         """Open a stream with `events` events a message.
 
-        With `counts_acks` an answer says how many messages it answers; else it answers one.
+        With `counts_acks` an answer acknowledges a number of messages; else one.
         """
         self._pump = pump
         self._peer = peer

@@ -174,7 +174,7 @@ class Flood:
         raise AssertionError
 
     def channel(self) -> grpc.Channel:
-        """Open a connection of its own."""
+        """Open a separate connection."""
         return grpc.insecure_channel(self._target, [("grpc.use_local_subchannel_pool", 1)])
 
     def answered(self) -> None:
@@ -194,7 +194,7 @@ class Flood:
         return lambda data: call(data, metadata=self._metadata, timeout=30)
 
     def offer(self) -> None:
-        """Offer a pool of its own for ever, so that it takes nothing of the others' pools."""
+        """Offer a separate pool for ever, so that it does not use the others' pools."""
 
         def opened() -> Iterator[bytes]:
             yield _opening(_ROOM)
@@ -283,7 +283,7 @@ def _connections(flood: Flood) -> None:
 
 
 def _unread(flood: Flood) -> None:
-    """Send what is answered, and read no answer; again when the scheduler ends the stream."""
+    """Send messages and read no answer; repeat when the scheduler ends the stream."""
     while True:
         over = threading.Event()
 
@@ -319,7 +319,7 @@ FLOODS = (*STREAMS, *CALLS, *OTHERS)
 @click.option("--table", required=True, type=click.Choice(FLOODS))
 @click.option("--ready-file", type=click.Path(path_type=Path), required=True)
 def main(target: str, token: str, table: str, ready_file: Path) -> None:
-    """Flood one table of a scheduler of your own until SIGTERM; print what came of it."""
+    """Flood one table of a scheduler of your own until SIGTERM; print the counts."""
     flood = Flood(target, token, ready_file)
 
     def end(*_: object) -> NoReturn:

@@ -1,19 +1,18 @@
 """`python -m bench.tables` measures what one token at full rate costs another's Admit, by table.
 
-For each bounded table of the scheduler, one caller with a token fills it, and goes on at full rate
-(bench/table_floods.py), while another asks, is granted and completes at a steady low rate. The
-scheduler has one core, and all clients another. The hostile caller attacks and stands still in
-turns, so that a drift of the machine falls on both. It has a quarter of the places, and the
-`loop_share` that `--loop-share` says.
+For each bounded table of the scheduler, one caller with a token fills it, and continues at full
+rate (bench/table_floods.py). Another caller's requests are granted and complete at a steady low
+rate. The scheduler has one core, and all clients another. The hostile caller attacks and rests in
+turns, so a drift of the machine affects both. It has a quarter of the places, and the `loop_share`
+of `--loop-share`.
 
 The hostile client shares the other client's core, so it runs only when nothing else wants to. Even
-so the other client waits now and then until the hostile one leaves the kernel. That is no doing of
-the scheduler: the bench leaves out an Admit for which the calling process waited for its core, and
-says how many are left.
+so the other client waits now and then until the hostile one leaves the kernel. The scheduler does
+not cause that: the bench leaves out an Admit for which the calling process waited for its core, and
+prints the number of the others.
 
-On a machine that others use as well, latencies are theirs too. So the bench also measures the
-processor time that the scheduler used during each Admit: what it took in turns for the hostile
-caller before it answered.
+On a shared machine, latencies include the load of others. So the bench also measures the processor
+time that the scheduler used during each Admit: the turns of the hostile caller before the answer.
 """
 
 import tempfile
@@ -42,10 +41,10 @@ from bench.table_floods import FLOODS, POOL, TENANT
 
 __all__ = ["P99_MS", "RATIO_MAX", "main", "measure"]
 
-#: The other caller's p99 stays below the larger of this part of its quiet one and this time.
+#: The other caller's p99 stays below the larger of this part of its quiet p99 and this time.
 RATIO_MAX, P99_MS = 2.0, 2.0
 
-#: Times count of Admits for which the caller waited no longer for its core.
+#: Only Admits for which the caller waited no longer for its core are timed.
 _DELAY_MS_MAX = 0.1
 _PERIOD_S = 0.005
 _SETTLE_S = 0.2
@@ -78,7 +77,7 @@ def _settings(folder: Path, loop_share: float) -> dict[str, Any]:
         },
         # No lease of a flood ends while it is measured.
         "scheduler": {"lease_ttl_ms": 600_000, "queue_ttl_ms": 600_000},
-        # Few enough that one process can ask for all of them.
+        # One process can ask for all of them.
         "limits": {"drain_ms": 0, "sessions_max": 512},
         "tenants": [{"name": "conforming"}],
         "pools": [{"name": "gpu-0", "capacity_tokens": 200_000}],

@@ -80,7 +80,7 @@ TARGETS = (
 
 
 def judge(rung: Rung) -> dict[str, Any]:
-    """Return the target that applies to a rung, as text, and the verdicts; None where none is."""
+    """Return the target that applies to a rung, as text, and the verdicts; None if none is."""
     for target in TARGETS:
         if target.applies(rung):
             return {

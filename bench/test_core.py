@@ -99,10 +99,10 @@ def test_progress(record: Recorder) -> None:
 
 @pytest.mark.parametrize("flows", SIZES.pick_flows)
 def test_pick(record: Recorder, flows: int) -> None:
-    """Find the flow to serve next: the core's heap beside the scan of a dict."""
+    """Find the flow to serve next: the core's heap compared with the scan of a dict."""
     rounds = SIZES.rounds
     scan = DictScan([tenant(flow) for flow in range(flows)], INPUT_TOKENS)
-    # Long enough that it matters little what the scan left of the caches.
+    # It takes long enough that the caches' state after the scan matters little.
     polls = 8
     world = Picks(flows)
 

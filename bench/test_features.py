@@ -23,12 +23,12 @@ class _States:
         self.short = Featured(feature, few, short, running)
         self.crowd = Featured(feature, few, short, crowd)
         self.idle = Featured(feature, min(_PAIR_FLOWS, SIZES.admit_flows[-1]), 0, running)
-        # As many are granted as were queued: what others are compared with has run for long, too.
-        # Most of the requests that are then queued belong to heavy flows.
+        # As many are granted as were queued: the cores of the comparison have run for long, too.
+        # Most of the requests that are queued then belong to heavy flows.
         self.many.picks(max(1, queued // AT_ONCE))
 
     def check(self) -> int:
-        """Verify all books. Returns the digest of what was decided at the largest size."""
+        """Verify all books. Returns the digest of the decisions at the largest size."""
         for each in (self.many, self.few, self.short, self.crowd, self.idle):
             each.core.check()
         return self.many.core.digest()

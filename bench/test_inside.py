@@ -73,7 +73,7 @@ def test_pair(record: Recorder, core: Any) -> None:
 
 @pytest.mark.parametrize("flows", SIZES.pick_flows)
 def test_pick(record: Recorder, core: Any, flows: int) -> None:
-    """Find the flow to serve next, and charge it: the core's heap beside the scan of a dict."""
+    """Find the flow to serve next, and charge it: the core's heap, and the scan of a dict."""
     scan = DictScan([tenant(flow) for flow in range(flows)], INPUT_TOKENS)
     world = Picks(flows, core.Scheduler)
 

@@ -27,7 +27,7 @@ def pump() -> Iterator[Pump]:
 
 @pytest.fixture(scope="module")
 def steady(ours: Peer, pump: Pump) -> None:
-    """Let the scheduler store as many answers as it ever does."""
+    """Let the scheduler store the most answers that it ever does."""
     with Stream(pump, ours, SESSION_METHOD, 128, counts_acks=True, series=next(_series)) as stream:
         stream.greet()
         stream.slice(SIZES.answers // 64)

@@ -4,7 +4,7 @@ Method: one process serves slices of streamed requests in turn, through a gate w
 through one whose sampler takes no trace, and through a second one without tracing, each round in
 another order. The engine behind them makes pieces and nothing else (`bench.gate`). A round's ratio
 compares CPU of the whole process; with `--instructions` callgrind runs it, and the ratio compares
-the instructions of all its threads. The second gate without tracing says how far the ratio of two
+the instructions of all its threads. The second gate without tracing shows how far the ratio of two
 equal gates is from 1. The intervals are of the median, by 10,000 draws from the rounds.
 """
 

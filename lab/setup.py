@@ -29,7 +29,7 @@ class BuildKind(build_ext):
     """Keeps what is compiled for development in a folder of its own, as the core's setup.py."""
 
     def run(self) -> None:
-        """Compile what is older than its sources."""
+        """Compile modules that are older than their sources."""
         if KIND == "development":
             if not (self.inplace or self.editable_mode):
                 raise SystemExit("SCHEDSVC_CORE=development builds in place; wheels need release")
@@ -37,7 +37,7 @@ class BuildKind(build_ext):
         super().run()
 
     def copy_extensions_to_source(self) -> None:
-        """Copy it into the tree, also over one of the other kind that is newer."""
+        """Copy it into the tree, even over a newer one of the other kind."""
         self.force = True
         super().copy_extensions_to_source()
 

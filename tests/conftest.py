@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # Not the default action, which would end the tests; what they start gets it.
+        # Not the default action, which would end the tests; their programs get it.
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Iterator[None]:
     """Let one worker compile all tests, if that was not done before; the other then loads them.
 
-    Compiling them takes 12 s of CPU, and two workers that start at once would both do it.
+    Compiling them takes 12 s of CPU, and two workers that start at once would both compile.
     """
     with Path(__file__).open() as lock:
         last = Path(__file__).parent / "usage/__pycache__"

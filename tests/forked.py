@@ -1,7 +1,7 @@
 """Starts Python programs by a fork of a process that has done their imports (zygote.py).
 
-`Popen` and `run` are those of subprocess, and save the second of CPU in which a program imports.
-A test of what an interpreter does when it starts uses subprocess itself.
+`Popen` and `run` are those of subprocess, and save the second of CPU in which a program imports. A
+test of an interpreter's start uses subprocess itself.
 """
 
 import atexit
@@ -96,7 +96,7 @@ def _words(command: list[str]) -> list[str] | None:
     """Return what stands behind `python` in a command, or None if it is another program."""
     command = list(map(os.fspath, command))
     if DIES_WITH_PARENT and tuple(command[:3]) == DIES_WITH_PARENT:
-        command = command[3:]  # what is forked does so anyhow
+        command = command[3:]  # a forked process does so anyhow
     program = Path(command[0])
     if command[0] in _INTERPRETERS:
         return command[1:]

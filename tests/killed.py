@@ -24,7 +24,7 @@ def hold() -> None:
 
 @contextmanager
 def holding(make: Callable[[Path], object], path: Path) -> Iterator[Callable[[], None]]:
-    """Call `make(path)` in a process of its own, which then waits; yield what kills it.
+    """Call `make(path)` in a separate process, which then waits; yield the function that kills it.
 
     A fork of this process would be quicker, and now and then never run: of its threads only one is
     copied, and another may hold a lock.

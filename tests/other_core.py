@@ -47,7 +47,7 @@ def compile_extension(
 def built(kind: str, made_of: object, make: Callable[[Path], None]) -> Path:
     """Return an extension below build/, which `make` compiles into a folder unless it is there.
 
-    A process that wants it while another one compiles waits, and does not compile it too.
+    If another process compiles it, wait, and do not compile it too.
     """
     digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     folder = CORE.parent / "build" / kind / digest

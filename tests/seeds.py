@@ -1,7 +1,7 @@
 """Makes seeds for random tests, fresh with each change and yet the same for all who run it.
 
-They follow the hash of HEAD's tree: seeds that stay the same find nothing on code that stays the
-same. A run with failures prints SCHEDSVC_SEED, which repeats what its tests drew.
+They follow the hash of HEAD's tree: constant seeds find nothing new on constant code. A failing run
+prints SCHEDSVC_SEED, which repeats its tests' draws.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""An event loop in which time passes only where nothing is left to do.
+"""Runs an event loop in which time passes only if nothing is left to do.
 
-So what a test says of times holds to the timer on every machine, however slow or busy. Sockets
-work: what one task sends, another of the same loop can read at once.
+So a test's times are exact on every machine, however slow or busy. Sockets work: one task's bytes
+can be read at once by another of the same loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now_s
 
     def stall(self, seconds: float) -> None:
-        """Let time pass as for a process that is stopped."""
+        """Let time pass as for a stopped process."""
         self._clock.now_s += seconds
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["HANGS_S", "Stopwatch", "until", "wait_for_start", "wait_until"]
 
-#: Nothing that works takes as long, even on one core beside other programs.
+#: No working wait takes as long, even on one core beside other programs.
 HANGS_S = 120.0
 _LOOK_S = 0.01
 

@@ -7,9 +7,9 @@ cdef int64_t ABSENT = 0x7FFFFFFFFFFFFFFF
 
 @cython.final
 cdef class MinTree:
-    cdef int64_t* keys  # by number; ABSENT: it is not there
-    cdef int32_t* winners  # by node: the number of the least key below; the root is 1
-    cdef int32_t size  # of the leaves, a power of two
+    cdef int64_t* keys  # the key of each number; ABSENT: it is not there
+    cdef int32_t* winners  # each node's number with the least key below it; the root is 1
+    cdef int32_t size  # number of leaves, a power of two
 
     def __dealloc__(self):
         free(self.keys)

@@ -8,7 +8,7 @@ cdef enum:
 cdef class SlabAllocator:
     cdef void* chunks  # the newest; its first word leads to the one before
     cdef void* first_free  # whose first word leads to the next
-    cdef size_t size  # of a record
+    cdef size_t size  # bytes of a record
     cdef int32_t left  # records of the newest chunk that were never given out
 
     def __cinit__(self, size_t size):

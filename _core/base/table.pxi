@@ -32,7 +32,7 @@ cdef class Table:
     cdef size_t count
     cdef Entry* former  # NULL: none
     cdef size_t former_mask, moved  # places of it that are done
-    cdef size_t open_from  # of these, where the run begins that the next place may belong to
+    cdef size_t open_from  # the old place where the run begins that the next place may belong to
     cdef int64_t moves  # entries that were moved to another table, ever
     cdef bint is_keyed
     cdef uint64_t k0, k1

@@ -9,9 +9,9 @@
 # are in one: all that the way down a tree touches.
 ctypedef struct Branch:
     int32_t left, right, up
-    int32_t count  # of it and all below it
+    int32_t count  # nodes in this subtree
     int64_t key, seq
-    int64_t work  # of it and all below it
+    int64_t work  # work of this subtree
     int64_t oldest_ns  # the first arrival of these
     int64_t arrival_ns
     uint32_t rank  # not less than its parent's

@@ -46,7 +46,7 @@ cdef int grant(
     bint passed,
 ) except -1:
     """Turn the head of a queue into a lease, and charge its flow, less the surplus if it passed
-    the head of the pool. Where it was brought before better classes, it is as urgent to the engine
+    the head of the pool. If ageing brought it before better classes, it is as urgent to the engine
     as they are. O(log n)."""
     cdef Request* r = &core.requests.items[i]
     cdef Flow* f = &core.flows.items[r.flow]

@@ -56,7 +56,7 @@ cdef int32_t find_request(Core core, Ask* ask) noexcept:
 
 
 cdef int put_id(Core core, int32_t i, const Ask* ask) except -1:
-    """Let a request be found by its id, which find_request() has not found. O(1)."""
+    """Make a request findable by its id, after find_request() has not found the id. O(1)."""
     cdef Request* r = &core.requests.items[i]
     r.key_hi, r.key_lo = ask.key.hi, ask.key.lo
     r.has_own_key = ask.has_own_key

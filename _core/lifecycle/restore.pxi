@@ -229,7 +229,7 @@ cdef int restore_quota(
     cdef int64_t bucket[4]  # which, limit, level, age
     cdef int64_t tag, lift = 0
     cdef int32_t cls
-    cdef int windows[RATES]  # of its limit that a bucket may owe
+    cdef int windows[RATES]  # parts of its limit that a bucket may owe
     cdef Cursor inner
     cdef Quota* n = NULL
     cdef int32_t node = node_of(core, kind, name) if applies else NONE

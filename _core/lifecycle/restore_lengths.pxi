@@ -108,7 +108,7 @@ cdef int read_lengths(Cursor c, SavedLengths* out) except -1:
 cdef int place_lengths(Predictor p, Lengths* e, const SavedLengths* s) except -1:
     cdef int64_t missed_ppm = WHOLE_PPM - p.ppm, level
     cdef int32_t k
-    lengths_clear(e)  # of two that say the same, the last counts
+    lengths_clear(e)  # if two rows have one key, the last counts
     if s.mass == 0:
         for k in range(s.waiting):
             p._add(e, s.first[k])

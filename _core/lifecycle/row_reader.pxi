@@ -15,7 +15,7 @@ cdef int read_numbers(Cursor* c, int64_t* values, int count) except -1:
 
 
 cdef int32_t read_of_class(Core core, Cursor c, str what, int64_t* value) except -2:
-    """Read a number and the class that it belongs to; returns the class, -1 if it is unknown."""
+    """Read a number and its class; returns the class, -1 if it is unknown."""
     cdef Slice name
     cdef int64_t tag
     value[0] = 0

@@ -69,7 +69,7 @@ cdef int32_t wanted_parent(Core core, int32_t flow) except -2:
 # The state of a flow at its former place.
 ctypedef struct Stood:
     bint active, recent
-    int64_t ahead  # of the level of its siblings; -VTC_MAX: it is where a newcomer begins
+    int64_t ahead  # lead over its siblings' level; -VTC_MAX: it is where a newcomer begins
 
 
 cdef int carry_served(Flows flows, int32_t flow, int sign) except -1:

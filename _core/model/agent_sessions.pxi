@@ -11,8 +11,8 @@
 # active sessions: then others wait, see session_cap.pxi.
 
 cdef enum:
-    SESSION_NODES = 1_024  # of one tenant in a class, that have a counter of their own
-    AGENT_SESSIONS_MAX = 262_144  # of all tenants; those of further ones have no footprint
+    SESSION_NODES = 1_024  # sessions of a tenant in a class that have their own counter
+    AGENT_SESSIONS_MAX = 262_144  # sessions of all tenants; further ones have no footprint
     SESSION_LOOKS = 8  # idle sessions that one event tries to forget
 
 cdef int64_t SESSION_ACTIVE_NS = 60_000_000_000
@@ -23,8 +23,8 @@ ctypedef struct AgentSession:
     int64_t footprint  # tokens of its last turn, or expected ones of the first
     int64_t turn_ns  # when its last turn ended; -1: it had none
     int32_t flow
-    int32_t pool  # in which it is active; -1: it is not
-    int32_t share  # of its flow in that pool
+    int32_t pool  # the pool in which it is active; -1: none
+    int32_t share  # its flow's share in that pool
     int32_t open_requests  # in a queue or running
     int32_t first_strand
     int32_t first_hold
@@ -38,24 +38,24 @@ ctypedef struct AgentSession:
 # The requests of one session that wait for the cap of one pool.
 ctypedef struct SessionHold:
     int32_t session  # -1: the record is free
-    int32_t share  # of its flow in that pool
+    int32_t share  # its flow's share in that pool
     Chain requests
     int32_t next, prev  # among those of the share, in the order of arrival
-    int32_t next_hold  # of the same session
+    int32_t next_hold  # next hold of the same session
 
 # The requests of one session in one queue, in the order of the queue.
 ctypedef struct Strand:
     int32_t session, queue
-    int32_t root  # of their treap
+    int32_t root  # root of their treap
     int32_t place  # in the line of the queue
-    int32_t next_strand  # of the same session
+    int32_t next_strand  # next strand of the same session
 
 # The part of one pool that the sessions of one flow hold.
 ctypedef struct SessionShare:
     int32_t flow, pool
-    int64_t tokens  # of the active ones
+    int64_t tokens  # tokens of the active sessions
     int32_t active
-    int32_t first_hold, last_hold, held  # of sessions that wait for the cap, as they came
+    int32_t first_hold, last_hold, held  # sessions that wait for the cap, in order of arrival
 
 # The sessions of one flow.
 ctypedef struct FlowSessions:
@@ -63,7 +63,7 @@ ctypedef struct FlowSessions:
     int32_t count, nodes  # without the rest
     int32_t first_idle, last_idle
     int64_t highest  # counter that one of them ever had
-    int64_t level  # of before a restart: a line begins with it
+    int64_t level  # level from before a restart: a line begins with it
 
 
 @cython.final
@@ -73,7 +73,7 @@ cdef class SessionLine:
     cdef Heap heap
     cdef int32_t* strands  # at each place; below -1: a free one, as in Family
     cdef int32_t count, size, first_free
-    cdef int64_t level  # the highest that its least key was at a grant; it never falls
+    cdef int64_t level  # the highest value of its least key at a grant; it never falls
 
     def __cinit__(self):
         self.heap, self.first_free = Heap(), NONE
@@ -120,7 +120,7 @@ cdef class AgentSessions:
     cdef int64_t unnamed  # requests whose session has no record, ever
     cdef Table index, share_index
     cdef list lines, free_lines  # SessionLine of queues by number; 0 stands for none
-    cdef list cap_lines  # of each pool, the shares that wait for its cap
+    cdef list cap_lines  # for each pool, the shares that wait for its cap
     cdef list begun  # sessions that became active while some of their requests waited for a cap
     cdef Heap dues  # sessions that cease to be active, by when
     cdef DirtyQueue changed  # sessions whose counters are to be saved

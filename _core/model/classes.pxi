@@ -28,7 +28,7 @@ ctypedef struct Class:
 cdef class Classes:
     cdef Class items[CLASSES_MAX]
     cdef int32_t order[CLASSES_MAX]  # best first
-    cdef int32_t place[CLASSES_MAX]  # of each in that order
+    cdef int32_t place[CLASSES_MAX]  # each class's place in that order
     cdef int32_t count
     cdef list names
 

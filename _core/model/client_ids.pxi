@@ -9,7 +9,7 @@ cdef enum:
 
 ctypedef struct ClientId:
     Hash128 id
-    Hash128 key  # of the request among the ids
+    Hash128 key  # the request's key among the ids
     int64_t number  # counts on from 1; 0: nothing is here
     int64_t former  # the number of the one before it of the same id; 0: none
     int32_t principal

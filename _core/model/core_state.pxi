@@ -26,8 +26,8 @@ cdef class Core:
 
     cdef Settings settings  # as they are now
     cdef bint backfills, by_prefix
-    cdef ShedAccuracy shed_accuracy  # of all flows together
-    cdef int32_t shed_discount_ppm[SHED_KINDS]  # of what is expected, that does not count
+    cdef ShedAccuracy shed_accuracy  # accuracy over all flows
+    cdef int32_t shed_discount_ppm[SHED_KINDS]  # part of the forecast that does not count
     cdef str policy
     cdef int ahead  # AHEAD_*
     cdef readonly uint64_t incarnation
@@ -52,7 +52,7 @@ cdef class Core:
     cdef Places places
     cdef dict flow_names, keys, pool_names
     cdef dict quota_names, pool_models  # nodes of groups and models by name, and of pools' models
-    cdef dict pool_limits  # by the names of pools; b"": of all others
+    cdef dict pool_limits  # limits by name of the pool; b"": those of all others
     cdef object listed_pools  # names of pools that the configuration lists
     cdef list flow_list, pool_list, sessions, ready_slots, free_slots
     cdef Writer writer
@@ -63,15 +63,15 @@ cdef class Core:
     cdef int64_t lease_next  # the next lease id; if ids are random, the counter they are made of
     cdef bint draws_lease_ids
     cdef uint64_t lease_k0, lease_k1  # the seed of random lease ids
-    cdef int64_t lease_drawn_from, lease_drawn  # the number that one was drawn from, and that id
+    cdef int64_t lease_drawn_from, lease_drawn  # the counter of the last random id, and that id
     cdef bytes leadership  # the message that names term and leader; empty without a term
     cdef int64_t replays_refused
     cdef int64_t reports_limited  # leases of which a report was cut, see limit_usage()
     cdef int64_t rounds  # times that all pools were looked at, since the start
-    cdef int64_t refusals[REFUSAL_KINDS]  # of requests whose tenant has no flow
+    cdef int64_t refusals[REFUSAL_KINDS]  # refusals of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
     cdef int64_t prompt_seen_max
-    cdef int64_t refused_wait_ns  # of the last refusal: after it a retry makes sense
+    cdef int64_t refused_wait_ns  # the last refusal's wait: after it a retry makes sense
     cdef uint64_t digest_value
     cdef int32_t unknown_flow
     cdef bint draining, has_more
@@ -86,11 +86,11 @@ cdef class Core:
     cdef int64_t born_count, shared_requests, forgotten
     # Grants of tenants that are forgotten, less those of a class that had the place before.
     cdef int64_t granted_apart[CLASSES_MAX]
-    cdef FlowCounters carried  # of tenants that were at first sight and are not any more
+    cdef FlowCounters carried  # sums of forgotten tenants at first sight
     cdef int32_t forget_at  # flow that is looked at next
     cdef object retired  # flows of tenants that an operator has deleted, the earliest first
     cdef list gone_rows  # keys of saved rows that are to be deleted
-    cdef list quota_keys  # of each node, as it is saved
+    cdef list quota_keys  # each node's key in saved rows
     cdef dict saved_pools  # rows of pools that are not registered yet
     cdef int64_t passes  # leases that passed a head and have a discount for it
     cdef dict saved_passes  # by pool: leases of before a restart that passed, and their discounts

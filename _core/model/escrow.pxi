@@ -11,10 +11,10 @@ cdef int64_t ESCROW_ASK_NS = 250_000_000  # a member asks the store at least thi
 
 ctypedef struct Escrow:
     int64_t share  # 0: chunks alone fill the buckets; n: time does, at an n-th of their limits
-    int64_t ends_ns  # of the chunks
+    int64_t ends_ns  # end of the chunks
     int64_t due_ns[RATES]  # when the store can have enough for what waits; in the past: unknown
     int64_t left[RATES]  # what its buckets held at its last answer, 0 or more
-    int64_t told_ns  # of that answer
+    int64_t told_ns  # time of that answer
     int64_t slots, slots_left  # requests that may run here, and those that no member held
     int64_t slots_told_ns, slots_end_ns
 

@@ -7,18 +7,18 @@ ctypedef struct Flow:
     int64_t average_milli  # moving average of its outputs, in thousandths of a token
     int64_t granted_at_ns  # -1: never
     int64_t received
-    uint64_t salt  # of request ids, if its number does not name the tenant; 0: it does
+    uint64_t salt  # salt of request ids, if its number does not name the tenant; 0: it does
     Refusals* refusals  # NO_REFUSALS until the first
     int32_t weight_milli
     int32_t queued, live
     int32_t first_queue
-    int64_t queued_tokens, queued_work  # of input; of what they will be charged
+    int64_t queued_tokens, queued_work  # queued input; the charge to expect for it
     int64_t linger_until_ns  # 0: it does not linger
     int32_t linger_next, linger_prev  # among the flows that were active lately
-    int64_t held_tokens  # of input, of the requests that `held` counts
+    int64_t held_tokens  # input of the requests that `held` counts
     int32_t held  # requests that wait for a cap of sessions, and are in no queue
     int32_t cls  # its class
-    int32_t default_class  # of requests that name none; here and below, of the base
+    int32_t default_class  # class of requests that name none; the rest are fields of the base
     uint32_t named_classes  # that requests may name beside its own, as bits
     int32_t quota, own_quota  # first node of its chain; the node of its own limits; -1: none
     int32_t waits_at  # node whose quota it waits for; -1: none
@@ -47,7 +47,7 @@ ctypedef struct Flow:
     int64_t granted, completed, cancelled, expired
     FlowTimes* times  # where its times are counted: its own, or its class's other_times
     FlowTimes* own_times  # NULL until its tenant is shown, see histograms.pxi
-    int64_t wait_lift, throttled_lift  # of the node, and of the desk, when it began to wait there
+    int64_t wait_lift, throttled_lift  # lifts of the node and the desk when it began to wait there
     int64_t open_charged  # what the counter carries for its leases
     int64_t owed  # what it carries for those of before a restart, see restore
     int64_t next_retry_at_ns  # when the last refused request may retry
@@ -59,8 +59,8 @@ ctypedef struct Flow:
     int64_t watched  # pools rest that a charge of it would stir, see rest.pxi
     int32_t maker  # made at first sight: 1 + the principal that named it; 0: not known
     int32_t group  # quota node of the group that the tenant is in; -1: none
-    int32_t vouchers, vouched  # of other principals: how many there are; what they have queued
-    int64_t vouched_tokens  # of input, of that
+    int32_t vouchers, vouched  # other principals: their number; what they have queued
+    int64_t vouched_tokens  # input that they have queued
 
 ctypedef struct Queue:
     Chain chain
@@ -70,9 +70,9 @@ ctypedef struct Queue:
     int32_t target
     int32_t next_queue
     int64_t work_in  # that was queued here, ever
-    int32_t ordinal  # of the next arrival
-    int32_t root  # of its treap
+    int32_t ordinal  # ordinal of the next arrival
+    int32_t root  # root of its treap
     bint by_deadline
     bint in_tree  # it has a treap: its requests do not come in the order of the queue
     bint throttled  # its head is beyond the share of its flow while that binds
-    int32_t position  # of its flow in its pool, once known; -1: not yet, or for any pool
+    int32_t position  # its flow's position in its pool, once known; -1: not yet, or for any pool

@@ -23,29 +23,29 @@ cdef class Flows:
     cdef Flow* items
     cdef Queue* queues
     cdef int32_t count, size, queue_count, queue_size
-    cdef list actives  # of each class: flows of the root that have something queued
+    cdef list actives  # for each class: flows of the root that have queued requests
     cdef void* active_at[CLASSES_MAX]  # the same, see Line
-    cdef list families  # of all nodes, see tree.pxi
+    cdef list families  # families of all nodes, see tree.pxi
     cdef int32_t first_stale[TREE_LEVELS]  # nodes of each depth that are not placed; -1: none
     cdef int32_t stale_count
     cdef list candidates  # line of queues for each target
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and flows have positions in them
-    cdef bint one_line  # of many pools, for what may run anywhere, see local_position.pxi
+    cdef bint one_line  # with many pools, requests for any have one line, see local_position.pxi
     cdef IndexSet named_only  # pools that take no request without a pool, see pool_positions.pxi
-    cdef Line no_line  # of these, for what may run anywhere: always empty
+    cdef Line no_line  # the line of requests for any pool then: always empty
     cdef Positions positions
     cdef PoolOrder pool_order
     cdef int order  # ORDER_*
-    cdef int64_t grain  # of counters in the order, see locality
+    cdef int64_t grain  # the unit in which counters are ordered, see locality
     cdef bint lifts
-    cdef int64_t level[CLASSES_MAX]  # of each class, where flows are lifted to it
+    cdef int64_t level[CLASSES_MAX]  # the level to which flows of each class are lifted
     cdef int64_t credit_max  # how far below the level a flow may begin, in micro; CREDIT_AUTO
     cdef int64_t average_charge[TREE_LEVELS]  # moving average of what requests were charged
-    cdef int64_t largest_charge  # of late, at weight 1, see flow_averages.pxi
-    cdef int64_t lead_given_max  # of all that passed a head, in weighted micro-tokens
+    cdef int64_t largest_charge  # largest recent charge, at weight 1, see flow_averages.pxi
+    cdef int64_t lead_given_max  # sum over all that passed a head, in weighted micro-tokens
     cdef int64_t now_ns
-    cdef int64_t recent_weight  # of the root's flows that are active or were lately
+    cdef int64_t recent_weight  # weight of the root's flows that are or were lately active
     cdef int32_t recent_count  # how many tenants' flows are, of all
     cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
     cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
@@ -55,15 +55,15 @@ cdef class Flows:
     cdef DirtyQueue changed
     cdef int64_t queued_work
     cdef int64_t backlog[CLASSES_MAX]  # work that is queued, by class
-    cdef int64_t queued_weight[CLASSES_MAX]  # of the root's flows that have any
-    cdef int64_t deep_weight[CLASSES_MAX]  # of those that have more than one
+    cdef int64_t queued_weight[CLASSES_MAX]  # weight of the root's flows with any queued request
+    cdef int64_t deep_weight[CLASSES_MAX]  # weight of those with more than one
     cdef int32_t backlogged  # how many tenants' flows have any
     cdef int64_t next_retry_at_ns  # when the last retry is due that full queues refused
-    cdef RetrySlots retry_slots  # of these
-    cdef int64_t queued_tokens, exempt_tokens  # of input: in all queues, in those of exempt flows
+    cdef RetrySlots retry_slots  # retry slots of their queues
+    cdef int64_t queued_tokens, exempt_tokens  # queued input: of all queues, of exempt flows
     cdef Treaps treaps
     cdef SlabAllocator refusal_slab, times_slab
-    cdef FlowTimes other_times[CLASSES_MAX]  # of each class, of all tenants that are not shown
+    cdef FlowTimes other_times[CLASSES_MAX]  # times by class, of all tenants that are not shown
     cdef bint by_deadline  # the order inside a queue that is asked for, see order
     cdef bint keeps_places  # requests may come with a place that they had at an earlier leader
     cdef int32_t unsorted  # the number of first queues that may still have the former order
@@ -73,7 +73,7 @@ cdef class Flows:
     cdef Classes classes
     cdef AgentSessions agents
     cdef Vouchers vouchers
-    cdef int64_t held_tokens  # of input, of requests that wait for a cap
+    cdef int64_t held_tokens  # input of requests that wait for a cap
 
     def __cinit__(
         self, int order, bint lifts, Requests requests, Quotas quotas, Classes classes

@@ -25,9 +25,9 @@ cdef enum:
 
 ctypedef struct Guarantee:
     int64_t nominal  # tokens a minute; 0: no share
-    int64_t lends  # of them at most
+    int64_t lends  # the most that it lends of them
     int64_t borrows  # beyond them at most; -1: all that there is
-    Bucket unused  # of its share, and of what its members lend
+    Bucket unused  # the unused part of its share, and of its members' loans
     Bucket credit  # what it may still borrow
     int64_t borrowed, lent  # tokens in all
     int32_t cohort  # the node whose members it is among; -1: none
@@ -36,7 +36,7 @@ ctypedef struct Guarantee:
 
 @cython.final
 cdef class Guarantees:
-    cdef Guarantee* items  # by node of the quotas
+    cdef Guarantee* items  # one guarantee for each node of the quotas
     cdef int32_t count
     cdef int32_t root  # the pool above all others; held queues wait at it
     cdef int32_t throttled  # number of queues

@@ -34,7 +34,7 @@ cdef int read_bounds() except -1:
 read_bounds()
 
 ctypedef struct TimeHistogram:
-    int64_t counts[TIME_BUCKETS]  # of each bucket alone
+    int64_t counts[TIME_BUCKETS]  # each bucket's own count
     uint64_t sum_us  # each time rounded down; lasts 584,000 years of waiting
 
 # The times of one flow, or of all that share them.

@@ -63,7 +63,7 @@ cdef class Ledger:
         return self.pools[pool].epoch in claims
 
     cdef void clear(self, int32_t pool) noexcept:
-        free(self.pools[pool].growing.items)  # of a pool that held nothing any more
+        free(self.pools[pool].growing.items)  # the pool held nothing any more
         free(self.pools[pool].loras.leases)
         free(self.pools[pool].held)
         memset(&self.pools[pool], 0, sizeof(Pool))

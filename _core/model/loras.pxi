@@ -3,7 +3,7 @@
 # 2311.03285, where adapters share the pages; 0 where the engine keeps them elsewhere).
 
 ctypedef struct Loras:
-    int32_t* leases  # by the adapter's number
+    int32_t* leases  # leases by number of the adapter
     int32_t size, active
     int64_t tokens  # that the active ones take
 

@@ -26,7 +26,7 @@ ctypedef struct GrowingLease:
     int64_t whole  # its reservation, in tokens
     int32_t part  # used part of its sequences' last blocks, of PARTS
     int32_t from_part  # which of those with it begin a block more while the rest of `left` is made
-    int32_t id  # of its request
+    int32_t id  # id of its request
 
 ctypedef struct Histogram:
     int32_t parts[PARTS + GROUP]  # beyond PARTS there are none

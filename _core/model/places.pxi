@@ -11,13 +11,13 @@ cdef enum:
     PLACES_MAX = 100_000  # that followers get; further requests lose theirs
     PLACES_SHIFT = 1 << 20  # more than there can be former places
 
-cdef int64_t WAITED_MAX_NS = <int64_t>1 << 50  # so that PLACES_SHIFT times its us fits a number
+cdef int64_t WAITED_MAX_NS = <int64_t>1 << 50  # its us times PLACES_SHIFT fit an int64
 
 # A queued request has one while it waits, and until followers know that it waits no more.
 ctypedef struct Place:
     Hash128 key
     int64_t since_ns  # when it arrived, here or at a leader before
-    int32_t number  # by which followers know it; 0: they do not
+    int32_t number  # number for its followers; 0: they do not know it
 
 
 @cython.final
@@ -29,7 +29,7 @@ cdef class Places:
     cdef list free_numbers
     cdef int32_t numbers  # that were given out, ever
     cdef Table former  # places of the earlier leader, until each is taken or their time is over
-    cdef int64_t* arrivals_ns  # of these, by this core's time
+    cdef int64_t* arrivals_ns  # arrivals of these, by this core's clock
     cdef int32_t former_count, taken
     cdef int64_t began_ns, until_ns
 

@@ -5,8 +5,8 @@ cdef int64_t PREFILL_MAX_NS = 1_000_000_000
 
 cdef enum:
     BATCH_AUTO = -1
-    RATES_KEPT = 64  # of the last judged prefills
-    PREFILL_BUDGET_PART = 6  # of the capacity
+    RATES_KEPT = 64  # the last judged prefills
+    PREFILL_BUDGET_PART = 6  # divisor of the capacity
 
 # A round is the input that was granted and has not been computed yet, as far as is known: until
 # the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
@@ -44,9 +44,9 @@ ctypedef struct Pool:
     int64_t detached_at_ns  # when its last stream ended; 0: never offered
     int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
     int32_t gates, replayed  # streams that will offer it, and those that have replayed their leases
-    int64_t contest_told_ns  # of the last notice to its streams that another caller claims it
+    int64_t contest_told_ns  # the last notice to its streams that another caller claims it
     int64_t replay_debt  # tokens that it owed when the saved state was read
-    int64_t replayed_tokens, replayed_sequences  # of the leases of its epoch that were restored
+    int64_t replayed_tokens, replayed_sequences  # sums over the restored leases of its epoch
     bint caps_replays  # one was refused, and the log has it
     bint awaits_replays  # nothing is granted before these are as many, or that time has come
     int32_t reason
@@ -78,10 +78,10 @@ ctypedef struct Pool:
     int64_t decode_ns, decode_milli  # moving averages: from first tokens to ends, and their output
     bint saturated  # shares bind, see guarantees.pxi
     int64_t output_above_limit  # tokens that final counts state above what requests can use
-    int64_t surplus_micro  # of work that worse classes may pass with, see backfill.pxi
+    int64_t surplus_micro  # work with which worse classes may pass, see backfill.pxi
     int64_t sessions_tokens  # footprint of its active sessions of agents, see agent_sessions.pxi
     int32_t sessions_active, oldest_session, newest_session  # in the order of their begins
-    int64_t turn_ns  # since when the first that waits for the cap is due next
+    int64_t turn_ns  # when the first that waits for the cap became the next
     int64_t turns_ended_ns  # when the last one that waited has gone
 
 

@@ -20,7 +20,7 @@ cdef class PoolOrder:
     cdef int32_t touched_list[POOLS_MAX]
     cdef int32_t served_list[POOLS_MAX]  # in vain
     cdef int32_t touched_count, served_count
-    cdef int32_t asleep  # of those that rest, how many were not looked at in this round
+    cdef int32_t asleep  # resting pools that were not looked at in this round
     cdef bint stirred  # all that rest have to be looked at
     cdef int64_t watch  # the mark of flows that are watched; they are not any more once it grows
 

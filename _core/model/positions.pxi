@@ -10,10 +10,10 @@ cdef int64_t VTC_MAX = <int64_t>1 << 62
 
 ctypedef struct Position:
     int64_t key  # the counter of its flow as this pool sees it, in weighted micro-tokens
-    int64_t foreign  # of that, service in other pools since it was queued here
-    int64_t wait_lift  # of that node, when it began to wait there
+    int64_t foreign  # the part of it served in other pools since it was queued here
+    int64_t wait_lift  # the node's lift when it began to wait there
     int32_t flow, pool
-    int32_t next_position  # of the same flow; -1: none
+    int32_t next_position  # next position of the same flow; -1: none
     int32_t waits_at  # quota node for which all wait that it has queued here; -1: none
     int32_t backlogged  # below a node: 1 while the flow is; of a node: number of such children
 
@@ -28,10 +28,10 @@ cdef inline int32_t remote_pool(int32_t node) noexcept:
 cdef class Positions:
     cdef Position* items
     cdef int32_t count, size, first_free
-    cdef int64_t* levels  # by class and pool: what flows that become backlogged are lifted to
-    cdef int64_t* shifts  # by class and pool, see local_position.pxi
+    cdef int64_t* levels  # by class and pool: the level to which backlogged flows are lifted
+    cdef int64_t* shifts  # for each class and pool, see local_position.pxi
     cdef int64_t* pace  # what a pool serves in a second, in micro-tokens
-    cdef int32_t* model  # of each pool; -1: none
+    cdef int32_t* model  # each pool's model; -1: none
     cdef int domain  # DOMAIN_*
     cdef int64_t lead_max  # in micro-tokens; LEAD_AUTO
     cdef int64_t forgiven  # service elsewhere that the lead has forgiven, ever

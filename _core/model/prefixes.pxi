@@ -9,17 +9,17 @@
 
 cdef enum:
     PREFIX_KEPT_MAX = 512  # hashes of one request; what lies beyond is not looked for
-    PREFIX_QUEUED_MAX = 1 << 22  # of all that is queued, 32 MiB; who comes then has none
+    PREFIX_QUEUED_MAX = 1 << 22  # hashes of all queued requests, 32 MiB; later requests have none
 
 # The prefix of a queued request.
 ctypedef struct Kept:
-    uint64_t* keys  # of its first blocks; NULL: none
+    uint64_t* keys  # keys of its first blocks; NULL: none
     int32_t count
     int32_t tokens  # in each block
 
 ctypedef struct Block:
     uint64_t key
-    int32_t newer, older  # by when it was given last; the latter also links those that are free
+    int32_t newer, older  # in order of the last use; `older` also links free records
     int32_t tokens
 
 
@@ -31,7 +31,7 @@ cdef class PrefixIndex:
     cdef Block* blocks
     cdef int32_t size, used, first_free, newest, oldest
     cdef int64_t tokens
-    cdef int64_t asked_tokens, matched_tokens  # of what was granted with hashes, ever
+    cdef int64_t asked_tokens, matched_tokens  # sums over all requests granted with hashes
 
     def __cinit__(self):
         self.forget()
@@ -129,7 +129,7 @@ cdef class Prefixes:
     """Keeps the prefixes of queued requests, and the index of each pool."""
 
     cdef uint64_t k0, k1
-    cdef Kept* kept  # by the request's record
+    cdef Kept* kept  # for each record of a request
     cdef int32_t size
     cdef int64_t queued  # hashes that are kept
     cdef list pools

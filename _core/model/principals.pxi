@@ -19,14 +19,14 @@ cdef int64_t SHARE_PPM = 1_000_000
 
 ctypedef struct Principal:
     int32_t requests[5]  # that it has, by state; a free record has none
-    int64_t queued_tokens  # of input, of those that are queued
+    int64_t queued_tokens  # input of its queued requests
     int32_t sessions  # that it has open
     int32_t adapters  # that it was the first to use, while they are in use
     int32_t tenants  # at first sight that it was the first to name
     bint sees_all  # Stats, and so how full each pool is
     bint is_limited  # it has grants of its own, or a share below all
-    int64_t share_ppm  # of each bounded table; 0: all of it
-    uint8_t* flows  # of each tenant's flow: MAY_*
+    int64_t share_ppm  # its part of each bounded table; 0: all of it
+    uint8_t* flows  # for each tenant's flow: MAY_*
     int32_t flow_count
     uint32_t classes_known, classes_allowed
 
@@ -68,7 +68,7 @@ cdef bint fits_any(list patterns, const uint8_t* name, size_t length) except -1:
 cdef class Principals:
     cdef Principal* items
     cdef int32_t count, size  # numbers below `count` have a record
-    cdef list names  # by number
+    cdef list names  # each number's name
     cdef list pools, tenants, classes  # patterns by number; None: all
 
     def __cinit__(self):

@@ -28,11 +28,11 @@ ctypedef struct Quota:
     Escrow* escrow  # NULL: the buckets are this scheduler's alone
     int64_t concurrency, live  # 0: no cap; bills that name this node
     int64_t open_input, open_output  # tokens on those bills
-    int64_t owed_requests, owed_input, owed_output  # of bills from before a restart, see restore
+    int64_t owed_requests, owed_input, owed_output  # debts from before a restart, see restore
     int64_t lift[CLASSES_MAX]  # what the waiting flows of a class were lifted by in all, see gate
     Budget budgets[BUDGETS]
     int32_t parent
-    int32_t weight_milli  # of a group that is a node of the tree of shares; 0: it is none
+    int32_t weight_milli  # weight of a group in the tree of shares; 0: it is not in it
     int32_t node  # its flow in the default class; -1: it was never needed
 
 ctypedef struct Bill:
@@ -93,7 +93,7 @@ cdef class Quotas:
     cdef int32_t count, size
     cdef Bill* bills  # 0 stands for none
     cdef int32_t bill_count, bill_size, first_free
-    cdef list waiting  # of each node: a line of the flows that wait for it
+    cdef list waiting  # for each node, a line of the flows that wait for it
     cdef Heap wakes  # nodes that flows wait for, by the time when they will hold enough
     cdef Heap asking  # flows whose heads have no bill yet
     cdef Heap ready  # nodes whose waiters have to be looked at
@@ -307,7 +307,7 @@ cdef class Quotas:
             for k in range(RATES):
                 if n.rate[k]:
                     refill(&n, k, max(now_ns, self.now_ns))
-                    if is_held(n.escrow):  # of all members together
+                    if is_held(n.escrow):  # held by all members together
                         n.level[k] = could_hold(
                             n.escrow, k, n.rate[k], n.level[k], max(now_ns, self.now_ns)
                         )

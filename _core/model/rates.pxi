@@ -15,8 +15,8 @@ cdef int64_t LONG_AGO_NS = -(<int64_t>1 << 60)
 
 ctypedef struct Rate:
     int64_t work, time_ns  # averages over windows; 0: none has ended yet
-    int64_t deep_work  # of that, what flows got that went on waiting
-    int64_t open_work, open_deep, open_ns  # of the window that is open
+    int64_t deep_work  # the part of flows that went on waiting
+    int64_t open_work, open_deep, open_ns  # sums of the open window
     int64_t since_ns  # it runs since then, and `open_ns` is what it ran before
     int32_t open_grants
     bint runs
@@ -31,7 +31,7 @@ cdef enum:  # why a request is expected to miss its deadline
 ctypedef struct ShedAccuracy:
     int32_t score[SHED_KINDS]  # up for each that did, far down for each that did not
     int32_t since[SHED_KINDS]  # how many were sent away since one was let in all the same
-    int64_t judged, missed  # of those that were let in, how many showed it, and how many did
+    int64_t judged, missed  # of those let in: how many showed it, and how many missed
 
 
 cdef inline int64_t averaged(int64_t old, int64_t new) noexcept nogil:

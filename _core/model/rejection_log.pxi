@@ -19,7 +19,7 @@ cdef class RejectionLog:
     cdef Refusal* items
     cdef Table places
     cdef int32_t next
-    cdef int64_t count  # of all that were ever added
+    cdef int64_t count  # number of rows that were ever added
 
     def __cinit__(self):
         self.places = Table()

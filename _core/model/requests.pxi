@@ -12,24 +12,24 @@ cdef enum:  # states of a request
 ctypedef struct Lease:
     int64_t lease_id
     int64_t waited_ns
-    int64_t epoch  # of the pool, at the grant
+    int64_t epoch  # epoch of the pool at the grant
     int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
     int64_t granted_tokens  # reserved at the grant
     int64_t fixed_tokens  # its part of the load unless it is among the leases that grow
     int64_t ended_ns  # once ENDED
-    int32_t weight_milli  # of the flow, at the grant
+    int32_t weight_milli  # weight of the flow at the grant
     int32_t input_tokens, cached_tokens, output_tokens  # totals as reported; input -1: not yet
     int32_t promised_output  # first prediction, of each sequence
     int32_t predicted_output  # prediction in force, of each sequence
     int32_t ahead_output  # charged at the grant, of each sequence
-    int32_t matched_tokens  # of its input, charged as cached until its end reports
+    int32_t matched_tokens  # input charged as cached until its end reports
     int32_t reserved_blocks, posted_blocks
     int32_t growing_at  # place among the leases that grow; -1: none
     int32_t pool_next, pool_prev
     int32_t first_us  # from its arrival to its first output; 0: none yet
-    int32_t fresh_tokens  # of its input, that are still to be computed; 0: done
+    int32_t fresh_tokens  # input that is still to be computed; 0: done
     int32_t prefill_us, prefill_line  # forecast at the grant, and for how much input
-    int32_t discount_ppm  # of its work, that fair counters are not charged: it passed a head
+    int32_t discount_ppm  # part of its work not charged to fair counters: it passed a head
     int16_t engine_priority  # sent with the grant
     uint8_t is_void  # the engine restarted: no reservation
     uint8_t in_prefill_budget  # its input has not been computed yet, as far as is known
@@ -44,9 +44,9 @@ cdef enum:
 ctypedef struct WaitTimes:
     int64_t since_ns  # for what it waits for now
     int64_t changed_ns  # moment of the last change
-    int64_t before_ns  # since when it had waited for what it did until that moment
+    int64_t before_ns  # since when it had waited for its reason at that time
     int64_t spent_ns[WAITS_KINDS]  # before that
-    int64_t round  # of the dispatch in which a pool named it as its next
+    int64_t round  # the dispatch in which a pool named it as its next
     int32_t pool  # that did so last; -1: none
     uint8_t before  # what that was
 
@@ -89,9 +89,9 @@ ctypedef struct Request:
     int32_t rare  # what it has of RareFields; 0: nothing
     int32_t prompt_max_tokens  # longest single prompt
     int32_t prompt_tokens  # over all prompts
-    int32_t output_max_tokens  # of each sequence
+    int32_t output_max_tokens  # the most output of each sequence
     int32_t bill  # what it took from its quotas; 0: nothing
-    int32_t quota_output  # of all sequences, as it asked its quotas for; 0: it has not asked
+    int32_t quota_output  # output of all sequences as taken from its quotas; 0: not taken
     int32_t work  # tokens that it will be charged, as forecast
     int32_t forecast_wait_us, forecast_first_us  # at its arrival; -1: not
     int16_t sequences  # prompts times n

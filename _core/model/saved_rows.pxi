@@ -9,7 +9,7 @@ cdef bytes POOL_ROW = b"p"
 cdef bytes OVERALL_ROW = b"o"
 cdef bytes SESSION_ROW = b"s"
 cdef int64_t AGE_MAX_NS = <int64_t>1 << 58  # nine years
-cdef int64_t LEVEL_MIN = -(<int64_t>1 << 62)  # of a bucket
+cdef int64_t LEVEL_MIN = -(<int64_t>1 << 62)  # the least level of a bucket
 
 cdef enum:  # how a flow stands
     STANDS_IDLE = 0

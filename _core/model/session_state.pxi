@@ -16,7 +16,7 @@ cdef class SessionState:
     cdef Notice* notices
     cdef int32_t outbox_count, outbox_taken, outbox_max, notice_count, notice_taken, notices_max
     cdef readonly bytes client_id
-    cdef uint64_t incarnation  # of the client's process; 0: unknown
+    cdef uint64_t incarnation  # number of the client's process; 0: unknown
     cdef list unsaved  # messages that ended leases: seq, and the row up to which to save
 
     def __cinit__(self):

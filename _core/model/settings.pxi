@@ -11,8 +11,8 @@ ctypedef struct Ask:
     Hash128 place  # keyed hash of principal, tenant and id, if places are kept
     int64_t waited_ns  # at an earlier leader, which confirms it
     Slice adapter  # its name; empty: none
-    Slice client_id  # of a replay: as its client knows the request; empty: as the scheduler does
-    Slice session  # of an agent; empty: none
+    Slice client_id  # a replay's id at its client; empty: as at the scheduler
+    Slice session  # an agent's session; empty: none
     int64_t queue_ttl_ns  # 0: the default
     int64_t deadline_ns  # for the first token; 0: none
     int32_t flow  # in the default class, until `enter_class()`
@@ -20,7 +20,7 @@ ctypedef struct Ask:
     int32_t target  # pool, -1: any
     int32_t prompt_tokens, prompt_max_tokens, output_max_tokens, sequences, n
     int32_t owner, principal
-    int32_t told_output  # of each sequence, by an oracle
+    int32_t told_output  # output of each sequence, by an oracle
     bint reports_progress
     bint whole_answer  # no count is known before its end
     bint has_exact_input  # the caller counted the prompt's tokens as the engine does

@@ -30,14 +30,14 @@ cdef class Family:
     cdef int32_t count, size, first_free
     cdef Heap no_line
     cdef Heap active  # places of children that have something queued, by counter
-    cdef list lines  # of each target: places of children by the key and the arrival of their heads
-    cdef list anywhere  # of each pool, in its order: those whose heads may run in any
+    cdef list lines  # for each target: places of children by the key and arrival of their heads
+    cdef list anywhere  # for each pool, in its order: places whose heads may run in any
     cdef int64_t level
     cdef int64_t levels[POOLS_ORDERED]  # in each pool
     cdef int32_t positions[POOLS_ORDERED]  # the node's own in each pool; -1: it has none
-    cdef int64_t recent_weight  # of the children that are active or were lately, and how many
+    cdef int64_t recent_weight  # weight of children that are or were lately active; count
     cdef int32_t recent_count
-    cdef int64_t queued_weight, deep_weight  # of those with something queued; with more than one
+    cdef int64_t queued_weight, deep_weight  # weight of children with a queued request; several
     cdef bint is_stale  # the node was charged and not placed since, see tree_lines.pxi
     cdef bint is_noted  # it is in the chain of those that `place_nodes()` places
     cdef int32_t next_stale  # in this chain, one for each depth; -1: none

@@ -10,7 +10,7 @@
 # record of another principal counts.
 
 ctypedef struct Voucher:
-    int64_t tokens  # of input, of what it has queued
+    int64_t tokens  # input that it has queued
     int32_t queued  # in a free record, the next free one
 
 
@@ -19,7 +19,7 @@ cdef class Vouchers:
     """Counts the queued requests of each flow by principal, except those of the first principal of
     that flow."""
 
-    cdef Table found  # by flow and principal
+    cdef Table found  # keys are flow and principal
     cdef Voucher* items
     cdef int32_t size, used, first_free
 

@@ -1,6 +1,6 @@
 # Each thing that a queued request waits for, and for how long.
 #
-# Two times that every request has give most of it. A request waits behind others until it is the
+# Two times of every request show most of it. A request waits behind others until it is the
 # first of its own queue (head_ns), then for its quotas until it is in the line (lined_ns), then for
 # its turn. A record begins with the first reason that these do not cover: its pool wants to serve
 # it and has no room, or its flow is held. So a request that is granted at once needs no record.

@@ -33,7 +33,7 @@ ctypedef struct Projection:
 ctypedef struct Right:
     int32_t side  # the child, above it, of the lowest node above both
     int64_t lead  # the greatest that was allowed, at any level
-    int64_t head_work  # of the head, see work_micro(); -1: not asked for yet
+    int64_t head_work  # the head's work, see work_micro(); -1: not asked for yet
     bint light  # also if it moves the head's start, unless its flow would be above its share
 
 

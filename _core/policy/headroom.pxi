@@ -19,14 +19,14 @@ cdef int64_t TELEMETRY_FRESH_NS = 5_000_000_000
 cdef enum:
     LIGHT_WINDOWS = 64  # after this number of windows without any, nothing is kept
     KEPT_PART = 8  # at most this part of the pool
-    PROBE_PPM_S = 5_000  # of the capacity, until the first preemption
+    PROBE_PPM_S = 5_000  # ppm of the capacity a second, until the first preemption
     RELAX_PPM_S = 500
     RELAX_SERVED_PPM = 10
     PREEMPTED_PPM = 20_000
     PREEMPTED_EACH_PPM = 2_000
     PREEMPTED_MAX = 10
     FULL_PERCENT = 95
-    PART_UNITS = 1 << 16  # of a block, in which parts of parts are counted
+    PART_UNITS = 1 << 16  # units of a block, which count parts of parts
 
 
 cdef void set_headroom(Pool* p, int64_t ppm) noexcept:

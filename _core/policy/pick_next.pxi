@@ -8,8 +8,8 @@
 # The reservation that a request would get in a pool now.
 ctypedef struct Plan:
     int64_t blocks
-    int64_t tokens  # of these, and of its adapter if that is not active yet
-    int64_t output_tokens  # of each sequence
+    int64_t tokens  # their tokens, and those of an inactive adapter
+    int64_t output_tokens  # output of each sequence
     int32_t reason  # to wait
     uint8_t evidence  # what the output was predicted from; 0: nothing, or it cannot fail
     bint above  # its flow would be above its share

@@ -9,7 +9,7 @@
 #   asked      supersede()                        closed: another engine has its pool
 
 cdef enum:
-    ANSWERS_PER_MESSAGE = 4096  # of each kind
+    ANSWERS_PER_MESSAGE = 4096  # answers of each kind
 
 
 cdef tuple EVENT_NAMES = (
@@ -20,13 +20,13 @@ cdef tuple EVENT_NAMES = (
 
 @cython.final
 cdef class Session(PoolOffers):
-    cdef int uses_told  # of hashes of prompts
+    cdef int uses_told  # the last notice about hashes of prompts
     cdef bint greeted, closed, welcome_due
     cdef bint is_superseded, is_freed
     cdef uint64_t seq
     cdef bytes message  # that is being applied; None: none
     cdef Cursor rest  # what of it is not applied yet
-    cdef int events  # of it that are applied
+    cdef int events  # events of it that are applied
     cdef bint ends_leases  # it does
     cdef LateLease late  # the last one that was replayed in vain
     cdef bytes late_adapter

@@ -1,7 +1,7 @@
 # Histograms of a tenant, or of all tenants that are not shown, as dictionaries.
 
 cdef list histogram_rows(Core core, int32_t base):
-    """Return the histograms of a tenant's own (-1: of all others) in each class that its requests
+    """Return a tenant's own histograms (-1: those of all others) in each class that its requests
     may name, or have named. O(classes)."""
     cdef const FlowTimes* t
     cdef int32_t k, c, flow

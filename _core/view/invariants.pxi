@@ -133,7 +133,7 @@ cdef int check_principals(Core core) except -1:
     cdef int32_t i, count = core.principals.count
     cdef const Principal* p
     cdef const Request* r
-    cdef list held = [[0] * 9 for _ in range(count)]  # by state, then as they are compared
+    cdef list held = [[0] * 9 for _ in range(count)]  # by state, then in the order of comparison
     for i in range(core.requests.used):
         r = &core.requests.items[i]
         if r.state != FREE and 0 <= r.principal < count:

@@ -11,7 +11,7 @@ ctypedef struct AdmitMessage:
     uint64_t prompts_hash
     bint reports_progress, whole_answer, has_exact_input
     Cursor body  # the whole message, for fields that are read only if needed
-    int32_t flow  # of its tenant, once found; -1: none
+    int32_t flow  # its tenant's flow, once found; -1: none
 
 
 cdef int check_output(int64_t prompt_tokens, int64_t output_max, int64_t sequences) except -1:

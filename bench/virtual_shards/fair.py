@@ -24,12 +24,12 @@ def fair_parts(
 ) -> Floats:
     """Return the fair part of each tenant of what the shards serve together.
 
-    `served`: what each shard serves. `cap`: what a thin tenant asks of its second shard at most.
-    O(tenants + rounds * groups).
+    `served`: the service of each shard. `cap`: the most that a thin tenant asks of its second
+    shard. O(tenants + rounds * groups).
     """
     members = len(served)
     low, high = np.minimum(first, second), np.maximum(first, second)
-    # Those with much demand at both shards do not depend on the order of the two.
+    # Tenants with much demand at both shards do not depend on the order of the two.
     key = np.where(thin, members * members + first * members + second, low * members + high)
     keys, group = np.unique(key, return_inverse=True)
     weights = np.bincount(group, weights=weight)
@@ -58,7 +58,7 @@ def fair_parts(
 
 
 def _divide(amount: float, weights: Floats, elsewhere: Floats, limits: Floats) -> Floats:
-    """Divide an amount so that levels become equal, as far as what is got elsewhere allows."""
+    """Divide an amount so that levels become equal, as far as the service elsewhere allows."""
     low, high = 0.0, float((amount + elsewhere.sum()) / weights.min())
     for _ in range(_HALVINGS):
         level = (low + high) / 2

@@ -90,7 +90,7 @@ class Fleet:
         """Let members begin in this context, and run until it ends, when all of them leave."""
         with cluster_code(self._dial, self.now_ns):
             yield
-            for _ in range(2):  # the second time what they do on leaving
+            for _ in range(2):  # the second time for the work of leaving
                 self.loop.cancel_all()
                 self.loop.run_due()
             for driver in self.drivers:

@@ -66,8 +66,8 @@ def shares(world: World, from_s: int, until_s: int) -> dict[str, float]:
 def _distances(world: World) -> dict[str, list[float]]:
     """Return, by second, how far tenants are from their fair part since the warm-up.
 
-    In seconds of that part; and what those with much and with little demand at one shard got of
-    late, over what is fair.
+    They are in seconds of that part. The others are the recent service of tenants with much and
+    with little demand at one shard, divided by the fair one.
     """
     plan, tenants = world.plan, world.tenants
     part = _Shared(world, plan.warm_s, plan.end_s)

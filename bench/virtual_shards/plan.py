@@ -27,13 +27,13 @@ _WEIGHTS, _PARTS = (1, 2, 4), (0.5, 0.3, 0.2)
 #: This part of the active tenants has little demand at its second shard: this part of its fair
 #: rate. Separate counters give such a tenant about half of what the others get.
 _THIN, _THIN_RATE = 1 / 3, 0.15
-#: Shards are unequal by this much. Were one larger than all its tenants' fair parts together, then
+#: Shards are unequal by this much. If one were larger than all its tenants' fair parts together,
 #: fairness over shards could not fill it.
 _CAPACITY = (0.7, 1.3)
-#: A tenant that is not active sends one request to each of its shards, this long after each other.
+#: A tenant that is not active sends one request to each of its shards, with this time between them.
 _BETWEEN_S = (5.0, 40.0)
 _OUTAGE_S = 10.0
-#: With fewer active tenants for each member a shard may be without any.
+#: With fewer active tenants for each member a shard may have none.
 _ACTIVE_MIN = 20
 
 

@@ -37,7 +37,7 @@ class Shard:
         self._full, self.active = len(full), len(full) + len(thin)
         #: Service of the active tenants here, in priced tokens, by their flow.
         self.used = [0.0] * self.active
-        #: How long each request of a tenant that is not active had to wait.
+        #: The wait of each request of a tenant that is not active.
         self.waits_s: list[float] = []
         self._weights, self._passed = tenants.weight, tenants.ended
         #: The core numbers flows one after the other; what unlisted tenants share comes first.

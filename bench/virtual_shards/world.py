@@ -66,8 +66,7 @@ class Seen:
     """Samples, one each virtual second."""
 
     def __init__(self) -> None:
-        #: Priced tokens that each active tenant, and that all active tenants of each shard, have
-        #: been served since the start.
+        #: Priced tokens served since the start: of each active tenant, and of all on each shard.
         self.tenants: list[NDArray[np.float64]] = []
         self.shards: list[NDArray[np.float64]] = []
         #: The longest and the mean time since the last complete exchange, over all members.

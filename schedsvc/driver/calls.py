@@ -102,13 +102,13 @@ class Waiting:
 
 
 class Records:
-    """Holds the state beside a driver: of the work beside the serving, and its right to decide."""
+    """Holds the state of a driver's other work, such as saving, and of its right to decide."""
 
     def __init__(self, clock: SteadyClock) -> None:
         self.clock = clock
         #: Why nothing works any more; empty while all is well.
         self.broken = ""
-        #: How the state is kept; None where it is not.
+        #: How the state is kept; None if it is not.
         self.saving: Saving | None = None
         #: How service is shared with the other members of a cluster; None if it is not.
         self.sharing: Sharing | None = None

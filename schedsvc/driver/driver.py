@@ -163,7 +163,7 @@ class Driver(Views):
         output_tokens: int,
         principal: int,
     ) -> Ended | None:
-        """End one lease; None where it is unknown. O(log n)."""
+        """End one lease; None if it is unknown. O(log n)."""
         now_ns = self.clock.now_ns()
         totals = (input_tokens, cached_input_tokens, output_tokens, principal)
         ended = self._core.complete(now_ns, lease_id, pool_epoch, outcome, *totals)

@@ -160,7 +160,7 @@ class Metrics:
         return content_type, parts()
 
     async def take(self) -> Snapshot | None:
-        """Read the core; None where it is broken."""
+        """Read the core; None if it is broken."""
         try:
             stats = self._driver.stats(0, pools=False)
             taken = Snapshot(

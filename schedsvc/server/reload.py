@@ -62,7 +62,7 @@ class Reloader:
         self._lock = asyncio.Lock()
 
     async def reload(self) -> bool:
-        """Read the file now. False where it is wrong: then nothing changes, and the log says why.
+        """Read the file now. False if it is wrong: then nothing changes, and the log says why.
 
         Never raises. O(file); the event loop is not held up by the reading.
         """

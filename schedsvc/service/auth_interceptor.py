@@ -32,7 +32,7 @@ class AuthInterceptor(grpc.GenericRpcHandler):  # type: ignore[type-arg] # it ha
         self._refuse = refuse
 
     def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        """Return the handler of a call; None where the method is not ours. O(metadata)."""
+        """Return the handler of a call; None if the method is not ours. O(metadata)."""
         handler = self._inner.service(handler_call_details)
         if handler is None:
             return None

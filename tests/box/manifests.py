@@ -37,7 +37,7 @@ def _asked(requests: list[Object]) -> list[Any]:
 
 
 def rendered(*values: Object, chart: Path = CHART, name: str = "schedsvc") -> list[Any]:
-    """Render a chart with each of these sets of values: its objects, or the text of the error."""
+    """Render a chart with each of these sets of values: yield its objects, or the error's text."""
     requests = [{"chart": str(chart), "name": name, "values": each} for each in values]
     return [found.get("objects", found.get("error")) for found in _asked(requests)]
 

@@ -288,7 +288,7 @@ def test_network_policy_lets_clients_and_scrapers_in(objects: dict[str, list[Obj
     clients, scrapers = spec["ingress"]
     assert (clients["ports"], scrapers["ports"]) == ([{"port": "grpc"}], [{"port": "metrics"}])
     assert clients["from"] == [{"podSelector": {"matchLabels": {"schedsvc-client": "true"}}}]
-    # The scheduler connects to nothing.
+    # The scheduler opens no connection.
     assert "Egress" in spec["policyTypes"]
     assert "egress" not in spec
 

@@ -45,7 +45,7 @@ def options_of(name: str) -> list[str]:
 @contextmanager
 def running(containers: Containers, name: str, image: str, *options: str) -> Iterator[None]:
     network = "none" if name == NAMES[0] else f"container:{NAMES[0]}"
-    # All names lead to one network, in which no port is taken.
+    # All names lead to one network, in which no port is used.
     hosts = containers.folder / "hosts"
     hosts.write_text(f"127.0.0.1 localhost {' '.join(NAMES)}\n")
     fixed = (f"--network={network}", "--no-hosts", f"--volume={hosts}:/etc/hosts:ro")
@@ -102,7 +102,7 @@ def test_requests_pass_the_gate_and_prometheus_sees_them(
         ):
             url = "http://engine:8000/v1/completions"
             until(lambda: ask(url, "post"), "the engine answers")
-            # Until its gate has reached the scheduler, it serves on a limit of its own.
+            # Until its gate has reached the scheduler, it serves under a local limit.
             key = "x-schedsvc-mode"
             until(lambda: ask(url, "post")[0][key] == "enforced", "the gate asks the scheduler")
             found = until(

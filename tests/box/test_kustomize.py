@@ -81,7 +81,7 @@ def test_example_has_the_gate_in_front_of_vllm(example: list[Object]) -> None:
     [token] = [each for each in vllm["env"] if each["name"] == "SCHEDSVC_TOKEN"]
     [serves] = only(example, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     assert [each["valueFrom"] for each in serves["env"]] == [token["valueFrom"]]
-    # The image that copies the gate is the one that serves, in version too.
+    # The image that copies the gate is the one that serves, also by version.
     [scheduler] = only(example, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     assert gate["image"] == scheduler["image"] == f"registry.example/schedsvc:{version()}"
     assert list(not_restricted({"containers": [gate]})) == []

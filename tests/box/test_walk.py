@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(900)]
 COMMANDS_MAX = 10
 [BLOCK] = page_blocks("docs/use/install.md", "sh", "Try it from nothing")
 COMMANDS = BLOCK.splitlines()
-# A person goes on when the program has printed the line; a script has to wait for it.
+# A person continues when the program has printed the line; a script has to wait for it.
 WAIT = "until grep -q ready log-{0}; do kill -0 $!; sleep 0.1; done"
 
 
@@ -40,8 +40,8 @@ def test_commands_lead_from_an_empty_debian_to_a_picture(
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    # The first command reads Debian's mirrors. The others run without a network: what an index
-    # would offer is in a folder.
+    # The first command reads Debian's mirrors. The others run without a network: a folder replaces
+    # the index.
     first, *others = COMMANDS
     assert first.startswith("apt-get")
     options = ("--env=DEBIAN_FRONTEND=noninteractive", "--name=walk")

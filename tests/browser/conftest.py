@@ -24,12 +24,12 @@ from tests.cluster.member_process import MemberProcess
 from tests.server.conftest import ask, calling, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Where the screens are kept, for a person to look at.
+#: The folder of the screenshots, for a person to look at.
 SCREENS = ROOT / "out/console"
 SCRIPT = "<script>document.title = 'forged'</script>"
 IMAGE = "<img src=x onerror=\"document.title = 'forged'\">"
 Scheme = Literal["light", "dark"]
-#: Widths of a telephone and of a desk, and both schemes of colours.
+#: Widths of a telephone and of a desktop, and both colour schemes.
 LOOKS: tuple[tuple[int, Scheme], ...] = (
     (390, "light"), (390, "dark"), (1_440, "light"), (1_440, "dark"),
 )  # fmt: skip
@@ -45,7 +45,7 @@ _AXE_SHA512 = (
 
 
 def missing(text: str) -> None:
-    """Skip the test that calls this; fail in CI, which installs all that is needed."""
+    """Skip the calling test; fail in CI, which installs all that is needed."""
     (pytest.fail if "SCHEDSVC_CI" in os.environ else pytest.skip)(text)
 
 
@@ -84,10 +84,10 @@ def axe() -> str:
 
 @dataclass
 class Screen:
-    """A page, and what it did that it should not have done."""
+    """Holds a page, and its violations."""
 
     page: Page
-    #: The listener's address: the only one that the page may ask.
+    #: The listener's address: the only one that the page may use.
     origin: str
     problems: list[str] = field(default_factory=list)
 
@@ -157,7 +157,7 @@ async def scheduling(**keys: Any) -> AsyncIterator[tuple[Server, SchedulerServic
 
 @asynccontextmanager
 async def loading(stub: SchedulerServiceStub, **clients: int) -> AsyncIterator[None]:
-    """Let `clients` of each tenant ask without a pause."""
+    """Let `clients` of each tenant send requests without a pause."""
     tasks = [
         asyncio.ensure_future(_client(stub, tenant.replace("_", "-")))
         for tenant, count in clients.items()

@@ -22,7 +22,7 @@ LOOPS = 8
 
 
 async def looked_at(screens: list[Screen], axe: str, situation: str) -> None:
-    """Take each screen's picture, and hold it to axe."""
+    """Take each screen's picture, and check it with axe."""
     for screen, (width, scheme) in zip(screens, LOOKS, strict=True):
         page = screen.page
         await page.bring_to_front()
@@ -67,7 +67,7 @@ async def test_failover_is_seen_at_the_standby(tmp_path: Path, chromium: str, ax
 
 
 async def taken_over(screen: Screen) -> None:
-    """Wait until the page shows that its member leads, and what that serves."""
+    """Wait until the page shows that its member leads, and its service."""
     page = screen.page
     await page.bring_to_front()
     text = re.compile("serving, leads the set main in term [2-9]")

@@ -58,8 +58,8 @@ class Event:
     """Holds one event of a stream: its bytes, its data as the client may get it, and its usage."""
 
     raw: bytes
-    data: str  # "": it is none (a comment)
-    clean: Any = None  # its JSON without usage, where that is to be taken out; DROPPED: all of it
+    data: str  # "": a comment
+    clean: Any = None  # its JSON without usage, if that is to be removed; DROPPED: all of it
     tells: tuple[int, int, int] | None = None
     counts: bool = False  # as a token while no usage has come
 
@@ -116,7 +116,7 @@ class Maker:
         text = json.dumps(data, indent=indent, separators=style, ensure_ascii=rnd.random() < 0.5)
         # These end a line for some parsers of the data.
         text = text.replace("\u2028", "\\u2028")
-        # A space behind the colon is no part of the data, so a line that begins with one needs it.
+        # A space behind the colon is not part of the data, so a line that begins with one needs it.
         space = " " if indent else rnd.choice(("", " "))
         lines = [f"data:{space}{line}" for line in text.split("\n")]
         if name or rnd.random() < 0.1:
@@ -182,7 +182,7 @@ class Maker:
         return Event(raw, written, data if cuts else None, usage, counts=not cuts)
 
     def as_the_client_gets_it(self, event: Event, keep_last: bool, keep_all: bool) -> None:
-        """Work out what is documented: usage that was not asked for is taken out."""
+        """Compute the documented answer: usage that was not asked for is removed."""
         data, event.clean = event.clean, None
         if not isinstance(data, dict) or keep_all or "usage" not in data:
             return
@@ -322,7 +322,7 @@ class World:
         await self.fake.stop()
 
     async def exchange(self) -> None:
-        """Play one, and compare. Raises Disagreement."""
+        """Play one exchange, and compare. Raises Disagreement."""
         rnd, maker = self.maker.rnd, self.maker
         path, body, cuts = rnd.choice(ENDPOINTS)
         stream = rnd.random() < 0.7
@@ -382,7 +382,7 @@ class World:
             require(charged[2] >= len(script.plain) // 4, "not charged by its bytes", charged)
 
     def compare_stream(self, script: Script, answer: bytes, whole: bool) -> None:
-        """Compare: the client got what was sent, less the usage that it did not ask for."""
+        """Compare: the client got the upstream's bytes, less the usage that it did not ask for."""
         assert script.events is not None
         if not any(event.clean is not None for event in script.events):
             got = answer if whole else answer[: len(script.plain)]
@@ -405,7 +405,7 @@ class World:
                 require(json.loads(text) == event.clean, "another event", text, event.clean)
 
     def compare_cut(self, script: Script, answer: bytes, output_tokens: int) -> None:
-        """At least what the client got, at most what was sent: by usage, else by events."""
+        """The charge is between the client's and the upstream's tokens: by usage, or events."""
         assert script.events is not None
         got, at_most = 0, 0
         told: list[int] = [0]
@@ -424,7 +424,7 @@ class World:
 
 
 async def play(count: int, seed: int, *, tell: bool = False) -> dict[str, int]:
-    """Play exchanges; return how many there were of each kind. Raises Disagreement."""
+    """Play exchanges; return the number of each kind. Raises Disagreement."""
     with tempfile.TemporaryDirectory(prefix="exchanges-") as folder:
         world = World(seed, folder)
         await world.start()

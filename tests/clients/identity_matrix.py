@@ -1,9 +1,9 @@
 """Combines each way to prove a tenant with each place that a client can write.
 
 A cell is one request of the tenant `own`, whose client claims to be `victim` in one place. Its
-outcome is the tenant that the scheduler charges, or a refusal. There is no front: a request is what
-a front passes on. It drops the fields of `Evidence.sets` and writes the evidence. In the places
-"copy ..." and "joined ..." it appends the evidence to the client's own field instead.
+outcome is the tenant that the scheduler charges, or a refusal. There is no front: a request is one
+that a front would pass on. It drops the fields of `Evidence.sets` and writes the evidence. In the
+places "copy ..." and "joined ..." it appends the evidence to the client's own field instead.
 
     python -m tests.clients.identity_matrix     prints the table
 """
@@ -47,7 +47,7 @@ LLM_D = "x-llm-d-inference-fairness-id"
 USER_FIELDS = frozenset({"user", "safety_identifier"})
 KINDS = ("gate", "proxy")
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-#: Ends the connection behind a request without reaching an engine, and shows what is left in it.
+#: Ends the connection behind a request without reaching an engine, and shows the request's rest.
 _LAST = b"GET /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 Fields = list[tuple[str, str]]
@@ -69,7 +69,7 @@ class Source:
 
     settings: dict[str, str]
     evidence: Callable[[str], Evidence]
-    #: A client that spoils its own proof is one of the unknown tenants.
+    #: A client that spoils its own proof becomes an unknown tenant.
     takes_unknown: bool = False
     uses_tls: bool = False
 
@@ -131,7 +131,7 @@ def sources(folder: Path) -> dict[str, Source]:
     }
 
 
-#: Names of fields, and what a client writes there to be another tenant without a secret.
+#: Names of fields, and the values that claim another tenant without a secret.
 CLAIMS = {
     "x-tenant-id": VICTIM,
     LLM_D: VICTIM,
@@ -221,7 +221,7 @@ def _named_by_connection(own: Evidence, name: str, value: str) -> bytes:
 CHUNKED = b"transfer-encoding: chunked"
 _OFFER = b"GET /x HTTP/1.1\r\nUpgrade: h2c\r\nConnection:\r\nHTTP2-Settings: A\r\n\r\n"
 Place = Callable[[Evidence, str, str], bytes]
-#: Where a client writes its claim.
+#: The fields in which a client writes its claim.
 PLACES: dict[str, Place] = {
     "field that the front overwrites": _replaced,
     "copy before": lambda own, name, value: request(own, before=[(name, value)]),
@@ -307,7 +307,7 @@ class Served:
         self.tls: dict[str, ssl.SSLContext | None] = {OWN: None, VICTIM: None}
 
     async def charged(self, stream: bytes, connect: Connect) -> tuple[list[str], int]:
-        """Send a stream; return whom the scheduler charges for it, and the first status.
+        """Send a stream; return the tenant that the scheduler charges for it, and the first status.
 
         Fails if another number of requests reached the engine. The status is 400 if the connection
         is closed without an answer.
@@ -327,9 +327,9 @@ class Served:
         return charged, int(found[1]) if found else 400
 
     async def outcome(self, stream: bytes, tenant: str = OWN) -> str:
-        """Send a stream; return what becomes of it: `refused`, or whom the scheduler charges.
+        """Send a stream; return its outcome: `refused`, or the tenant that the scheduler charges.
 
-        `tenant`: by whose certificate, if the source is one.
+        `tenant`: the owner of the certificate, if the source is one.
         """
         context = self.tls[tenant]
         host = "localhost" if context else "127.0.0.1"
@@ -367,7 +367,7 @@ async def serving(source: Source, kind: str, folder: Path) -> AsyncIterator[Serv
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    # A machine may stand still for longer than a gate waits for its scheduler.
+    # A machine may stall for longer than a gate waits for its scheduler.
     given = {"SCHEDSVC_TARGET": fake.target, "SCHEDSVC_UNREACHABLE_AFTER": "60", **source.settings}
     authority = Authority(folder)
     server: uvicorn.Server

@@ -29,7 +29,7 @@ from .interop_clients import ROOT, Client, Seen, body, clients
 from .test_end_to_end import CONFIG, ENGINE
 
 TOKENS, LONG = 8, 1_900
-#: "limited" may run one request at once, and is refused another.
+#: "limited" may run one request at once; a second one is refused.
 TENANTS = [
     {"name": "asks", "weight": 1},
     {"name": "leaves", "weight": 1},
@@ -69,7 +69,7 @@ class Stand(Programs):
 
 
 def check(stand: Stand, url: str, ask: Client) -> None:
-    """Let one client do all. Raises AssertionError if the books differ."""
+    """Let one client make all requests. Raises AssertionError if the books differ."""
     before = stand.flow("asks")
     whole = ask(url, "asks", "whole", TOKENS)
     assert whole.usage is not None, whole
@@ -101,7 +101,7 @@ def check(stand: Stand, url: str, ask: Client) -> None:
 
 
 def check_retry(stand: Stand, url: str, ask: Client) -> None:
-    """Let a client be refused until it has been so once, and granted when it asks again."""
+    """Let a client be refused once, and be granted when it asks again."""
     before = stand.flow("limited")
     refused = stand.refusals()
     with ThreadPoolExecutor(1) as pool:
@@ -118,7 +118,7 @@ def check_retry(stand: Stand, url: str, ask: Client) -> None:
 
 
 class hogging:
-    """While the block runs, one request of "limited" does."""
+    """While the block runs, one request of "limited" runs."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -137,7 +137,7 @@ class hogging:
 
 
 def main() -> int:
-    """Let every client that is here do all at the gate and at the proxy."""
+    """Let every installed client make all requests at the gate and at the proxy."""
     if sys.argv[1:] in (["-h"], ["--help"]):
         print(__doc__)
         return 0

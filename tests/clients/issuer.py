@@ -35,7 +35,7 @@ class Signer:
         return public | {"kid": self.kid, "use": "sig"}
 
     def token(self, headers: dict[str, Any] | None = None, **claims: Any) -> str:
-        """Sign the claims; None leaves one out."""
+        """Sign the claims; a claim that is None is left out."""
         now_s = int(time.time())
         given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": now_s + 600} | claims
         told = {name: value for name, value in given.items() if value is not None}

@@ -10,7 +10,7 @@ _A, _IN = 1, 1
 
 
 class NameServer:
-    """Answers every question for an A record with `address`, and all others with nothing."""
+    """Answers every question for an A record with `address`, and all others with no record."""
 
     def __init__(self, address: str) -> None:
         self.address = address

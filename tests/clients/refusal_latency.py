@@ -54,7 +54,7 @@ def curl(url: str, *options: str) -> tuple[int, float, str]:
 
 
 async def keep_running(url: str) -> None:
-    """Stream one small answer after the other, so that something runs in the pool."""
+    """Stream one small answer after the other, so the pool is never idle."""
     small = BIG | {"prompt": [1] * 40, "max_tokens": 90, "stream": True}
     async with aiohttp.ClientSession(url, headers={"x-tenant-id": "b"}) as http:
         while True:

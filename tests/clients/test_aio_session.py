@@ -298,7 +298,7 @@ async def test_a_lost_lease_is_reported(fake: FakeScheduler, state: LeaseState) 
             assert opened.open_leases == 0
         await opened.flush(5)
     assert told == [state]
-    # Usage is still reported, except to a scheduler that knows nothing of the lease.
+    # Usage is still reported, except to a scheduler that does not know the lease.
     assert len(fake.books[1].completes) == (0 if state is LeaseState.UNKNOWN else 1)
 
 
@@ -310,7 +310,7 @@ async def test_an_unreachable_scheduler_is_unavailable_until_back(tmp_path: Path
             await opened.admission(input_tokens=5, max_output_tokens=9).__aenter__()
         assert watch.ran_for(0.25)
         assert not opened.available
-        # No request waits twice: it is refused when it asks.
+        # No request waits twice: it is refused at once.
         with pytest.raises(SchedulerUnavailable):
             opened.admission(input_tokens=5, max_output_tokens=9).submit()
         await fake.start()

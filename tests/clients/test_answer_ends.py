@@ -34,7 +34,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": ("/v1/messages", SAID),
     "cohere": ("/cohere/v2/chat", SAID),
 }
-#: Status, type and pieces of an answer that is none, and the tokens of output before that.
+#: Status, type and pieces of a failed answer, and the tokens of output before that.
 FAILED: dict[str, tuple[int, str, list[bytes], int]] = {
     "error first": (200, "text/event-stream", [data(error=ERROR), b"data: [DONE]\n\n"], 0),
     "error later": (200, "text/event-stream", [TEXT, TEXT, data(error=ERROR)], 2),

@@ -77,7 +77,7 @@ async def test_a_stream_is_charged_as_the_engine_states(
 async def test_inside_vllm_every_step_of_every_beam_counts(
     fake: FakeScheduler, value: object
 ) -> None:
-    """Its client leaves, so that no usage is left; 3 beams have made 1,000 tokens each."""
+    """Its client leaves, so no usage is left; 3 beams have made 1,000 tokens each."""
     processor = Processor()
     client = SimpleNamespace(output_processor=processor)
     kept: list[int] = []

@@ -1,4 +1,4 @@
-"""Bodies of many connections have a limit together, and each has a time."""
+"""Tests the limits of bodies: one of all connections together, and a time for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def from_address(number: int) -> str:
 
 
 def sending(*sizes: int, ends: bool = True) -> Receive:
-    """A client that sends parts of these sizes, and then nothing if it does not end."""
+    """A client that sends parts of these sizes, and then stops if it does not end."""
     parts = iter(sizes)
 
     async def receive() -> Message:

@@ -18,7 +18,7 @@ from schedsvc_vllm.routes import ROUTES
 from schedsvc_vllm.usage import UsageReader
 from schedsvc_vllm.usage_forms import OPENAI
 
-BEYOND = 1 << 70  # one of the whole numbers that the quick parser turns into floats
+BEYOND = 1 << 70  # one of the integers that the quick parser turns into floats
 # Halves of surrogate pairs are among the characters, NaN and infinities among the numbers.
 VALUES = st.recursive(
     st.none()
@@ -91,7 +91,7 @@ def test_deep_bodies_are_sized_or_refused(depth: int) -> None:
     raw = b'{"prompt":"x","stream":true,"stream_options":{},"a":%s}' % (b"[" * depth + b"]" * depth)
     try:
         call = sized(parse_json(raw), raw)
-    except (BadRequestError, RecursionError):  # the gate answers 400 to both
+    except (BadRequestError, RecursionError):  # the gate answers 400 to both errors
         assert depth > 900
     else:
         assert json.loads(call.body)["a"]
@@ -126,7 +126,7 @@ def test_usage_is_read_beside_odd_values(odd: str, is_stream: bool) -> None:
 
 
 def test_gate_reads_bodies_without_orjson() -> None:
-    """A folder on PYTHONPATH has only what the engine's environment has."""
+    """A folder on PYTHONPATH has only the packages of the engine's environment."""
     code = (
         "import sys; sys.modules['orjson'] = None\n"
         "import schedsvc_vllm.gate\n"

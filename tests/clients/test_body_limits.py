@@ -1,4 +1,4 @@
-"""Bodies that hold more than fits are refused before anything of them is sized."""
+"""Bodies that hold too much are refused before any part of them is sized."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_several_long_prompts_pass_in_one_body(fake: FakeScheduler, path: 
     assert (await bench.ask()).status == 200
     assert bench.gate._runtime is not None
     context = bench.gate._runtime.pool.sizes.context_tokens
-    # Together they are far beyond the context, and each of them fits.
+    # Together they far exceed the context, and each of them fits.
     prompts = [", " * context] * 300
     body = json.dumps({"prompt": prompts, "max_tokens": 1}).encode()
     assert len(body) > 256 * context + (256 << 10)
@@ -132,7 +132,7 @@ def test_gate_runs_few_lines_whatever_the_body_holds(shape: str) -> None:
             lines += event == "line"
             return count
 
-        gc.disable()  # it would run lines of what other tests have left
+        gc.disable()  # it would run lines that other tests have left
         sys.settrace(count)
         try:
             answer = answer_of(raw, context)

@@ -1,7 +1,7 @@
-"""One function reads from a head who asks: a table of heads, and every combination of its rows.
+"""Tests one function that reads the caller from a head, by all combinations of a table of heads.
 
-The gate's own tests show what becomes of a caller. Here each row says what one part of a head
-means, and the combinations show that no part changes what another one means.
+The gate's own tests show the treatment of a caller. Here each row states the meaning of one part of
+a head, and the combinations show that no part changes the meaning of another.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TWICE = "the header occurs 2 times; send it once"
 class Row:
     """Pairs fields of a head with the part of a caller that they state.
 
-    `value`: a text stands for the end of the message that a use of the part raises, if `param` or
-    `status` is set.
+    `value`: a text is the end of the message that a use of the part raises, if `param` or `status`
+    is set.
     """
 
     fields: list[tuple[str, str]]

@@ -70,5 +70,5 @@ async def test_cancelled_requests_leave_nothing(
 
             await until(is_empty, "all gauges are 0")
             totals = (await looking.stats()).totals
-    # They left in each state.
+    # Requests left in each state.
     assert min(ran, totals.evicted, totals.cancelled) > 20, (ran, totals)

@@ -1,4 +1,4 @@
-"""A client that reads slowly holds neither the app nor its lease."""
+"""Tests that a client that reads slowly holds neither the app nor its lease."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": EVENTS}
 
 
 class App:
-    """Streams without a pause, and says when it has ended. Nothing counts its tokens inside."""
+    """Streams without a pause, and reports its end. Nothing counts its tokens inside."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -276,7 +276,7 @@ async def test_inside_the_engine_the_lease_ends_with_its_sequences(
     await until(lambda: has_ended(fake))
     assert not running.done()
     end = fake.books[1].end
-    # Each of the two sequences has its first token: the app waits for its client since.
+    # Each of the two sequences has its first token: since then the app waits for its client.
     assert (end.outcome, end.input_tokens, end.output_tokens) == (pb.OUTCOME_COMPLETED, 3, 2)
     client.reads.set()
     await asyncio.wait_for(running, 60)

@@ -223,9 +223,9 @@ async def lives(scheduler: AsyncScheduler, stream: asyncio.Future[Any]) -> bool:
 async def test_a_scheduler_that_restarts_takes_the_leases_over(
     programs: Programs, http: aiohttp.ClientSession
 ) -> None:
-    # Longer than the scheduler is away: an output token takes 2.7 ms. A machine that stands still
-    # meanwhile may let the stream end first; then the test has seen nothing, and tries again when
-    # the gate has found the scheduler.
+    # The answer takes longer than the scheduler is away: an output token takes 2.7 ms. If the
+    # machine stalls, the stream may end first; then the test has seen nothing, and repeats once the
+    # gate has found the scheduler.
     tokens = 1_000
     for _ in range(TRIES):
         await asyncio.to_thread(programs.wait_until_connected)
@@ -247,7 +247,7 @@ async def test_a_scheduler_that_restarts_takes_the_leases_over(
             if began and await lives(after, long):
                 break
         await long
-        tokens = 1_900  # all that fit in the context
+        tokens = 1_900  # as many as fit into the context
     else:
         pytest.fail("the stream always ended before the scheduler was back")
     async with AsyncScheduler(programs.target) as after:
@@ -298,7 +298,7 @@ class Cable:
 async def test_a_cut_cable_costs_neither_lease_nor_place(
     programs: Programs, scheduler: AsyncScheduler
 ) -> None:
-    """Cut while one runs, one waits, and one ends: all go on, and the books are right."""
+    """Cut while one runs, one waits, and one ends: all continue, and the books are right."""
     await eventually(scheduler, empty)  # of the test before: the gate's ends wait for company
     before = {flow.tenant: flow for flow in (await scheduler.stats()).flows}["a"]
     options = ClientOptions(backoff_min_s=0.01, unavailable_after_s=30)

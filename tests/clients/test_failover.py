@@ -99,7 +99,7 @@ async def test_stale_leader_has_no_effect(pair: Pair, stale: Leadership | None) 
         assert opened.state is SessionState.CONNECTING
         assert it.lost is None
         it.complete()
-        # The end is acknowledged by nothing but the leader.
+        # Only the leader acknowledges the end.
         await until(lambda: len(b.hellos) >= 4)
         assert not await opened.flush(0.01)
         await a.start()
@@ -121,7 +121,7 @@ async def test_stream_ends_when_a_later_leader_is_known(pair: Pair) -> None:
         a.leader = b.target
         a.streams[1].broken.set()
         await until(lambda: len(b.hellos) == 1)
-        # The first has its stream to the old one still, whose grant it drops.
+        # The first stream still goes to the old leader, whose grant the client drops.
         async with first.admission(input_tokens=5, max_output_tokens=9) as it:
             assert it.lease is not None
             assert it.lease.lease_id == 200
@@ -174,8 +174,8 @@ async def test_client_that_stood_still_stays_with_its_scheduler(
         pulse = opened._heartbeat._pulse
         a.signal(signal.SIGSTOP)
         await until(lambda: pulse._is_asked)
-        # With what has passed until here it is more than the bound.
-        time.sleep(0.3)  # noqa: ASYNC251 - it is the event loop that stands still
+        # Together with the time until here it exceeds the bound.
+        time.sleep(0.3)  # noqa: ASYNC251 - the event loop has to stall
         a.signal(signal.SIGCONT)
         beats = opened._protocol.beats
         await until(lambda: opened._protocol.beats > beats)
@@ -194,7 +194,7 @@ async def test_silent_scheduler_is_left_for_the_next(
 ) -> None:
     a, b = two_schedulers
     targets = f"{a.target},{b.target}"
-    if not opens_first:  # it accepts the connection, and says nothing
+    if not opens_first:  # it accepts the connection, and sends nothing
         a.signal(signal.SIGSTOP)
     async with session(targets, replace(QUICK, failover_silent_after_s=0.3)) as opened:
         if opens_first:

@@ -1,4 +1,4 @@
-"""The fence file between processes, and the claim of a gate process without one."""
+"""Tests the fence file between processes, and the claim of a gate process without one."""
 
 from __future__ import annotations
 

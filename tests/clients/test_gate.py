@@ -88,7 +88,7 @@ async def test_a_stream_reports_progress_while_it_runs(bench: Bench) -> None:
     totals = [report.output_tokens for report in bench.fake.books[1].progress]
     assert totals == sorted(totals)
     assert bench.fake.books[1].progress[0].input_tokens == 7
-    # Aborted: what was counted on the way is what it has used.
+    # Aborted: the tokens counted on the way are its usage.
     end = bench.fake.books[1].end
     assert end.outcome == pb.OUTCOME_CANCELLED
     assert totals[-1] <= end.output_tokens <= 100_000
@@ -153,7 +153,7 @@ async def test_count_that_has_begun_is_not_asked_for_again(
         kept.watch(reporter)
     await until(lambda: late.asked == 7)
     kept.unwatch(never)
-    # No request is left to be asked; growth is reported all the same.
+    # No request is left to ask; growth is still reported.
     asked = never.asked
     await until(lambda: early.reported >= 2 and late.reported >= 2)
     assert (early.asked, late.asked, never.asked) == (2, 7, asked)
@@ -214,7 +214,7 @@ async def test_chat_is_sized_by_the_server_or_estimated_and_learned(bench: Bench
     bench.owner.state.count_prompt_tokens = lambda told: [len(told["messages"][0]["content"])]
     await bench.ask(body, path="/v1/chat/completions")
     sizes = [admit.input_tokens[0] for admit in bench.fake.admits]
-    # 0.3 tokens for a byte to begin with; 7 tokens teach that it is less, 206 that it is more.
+    # A byte counts 0.3 tokens at first; 7 tokens teach that it is less, 206 that it is more.
     assert sizes[0] == 6 + 120
     assert sizes[1] == 6 + 60
     assert 90 < sizes[2] < 206
@@ -372,7 +372,7 @@ async def test_request_that_does_not_generate_is_never_gated(
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["path"])
-        assert receive == exchange.receive  # passed as it is
+        assert receive == exchange.receive  # passed unchanged
 
     gate = Gate(app, Settings(target=fake.target))
     exchange = Exchange(gate, b"", path, method=method, owner=owner())

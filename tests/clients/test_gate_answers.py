@@ -139,7 +139,7 @@ async def test_an_answer_shows_the_quotas_of_its_tenant(
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
     }
-    # Those of the engine, or of the upstream of a proxy, are of all tenants together.
+    # The figures of the engine, or of a proxy's upstream, are of all tenants together.
     assert shown == (quotas if has_quotas and is_named else {})
     assert answer.answer_headers["x-kept"] == "1"
     await bench.settled()
@@ -297,7 +297,7 @@ async def test_header_that_names_the_caller_occurs_once(
     exchange.scope["headers"].append((name.encode(), second.encode()))
     await exchange.run()
     if name == "x-tenant-id" and path == "/tokenize":
-        assert exchange.status == 200  # nothing asks for it there
+        assert exchange.status == 200  # no credential is needed there
         return
     assert (exchange.status, exchange.error["param"]) == (400, name)
     assert exchange.error["message"] == f"{name}: the header occurs 2 times; send it once"

@@ -19,7 +19,7 @@ async def test_any_done_ends_with_the_first_future() -> None:
     second.set_result(None)
     await asyncio.wait_for(wait, 60)
     assert not first.done()
-    await any_done((first, second))  # one that is done already ends it too
+    await any_done((first, second))  # a future that is done ends it too
 
 
 async def test_any_done_ends_when_the_time_is_over() -> None:

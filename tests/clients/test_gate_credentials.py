@@ -1,4 +1,4 @@
-"""Without a credential a client reads only what a probe needs; a response is its tenant's alone."""
+"""Tests that without a credential a client reads only what a probe needs, and no response."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ async def test_leader_of_another_process_is_obeyed(
     assert mode(await bench.ask()) == "enforced"
     other = Fence(shared=FenceFile(str(tmp_path / "fence")))
     assert other.highest == Rank(5, "a/1")
-    # Another process of the engine has heard of the new leader, this one has not.
+    # Another process of the engine knows the new leader, this one does not.
     assert other.obeys(Rank(6, "b/1"))
     assert mode(await bench.ask()) == "enforced"
     assert list(b.books) == [200]

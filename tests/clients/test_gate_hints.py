@@ -34,7 +34,7 @@ async def test_the_engine_gets_the_schedulers_priority_where_it_obeys(
     seen = [
         value for name, value in bench.engine.scopes[0]["headers"] if name == b"x-vllm-priority"
     ]
-    # A caller's own wish counts nothing.
+    # A caller's own wish has no effect.
     assert seen == ([b"-3"] if policy == "priority" else [])
     await bench.settled()
 

@@ -22,7 +22,7 @@ __all__ = ["keys"]
 
 
 class RawServer:
-    """Answers each connection with bytes: a key set, or what is in `next`."""
+    """Answers each connection with bytes: a key set, or the content of `next`."""
 
     def __init__(self) -> None:
         self.keys = json.dumps({"keys": [RSA.jwk]}).encode()

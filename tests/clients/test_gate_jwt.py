@@ -74,7 +74,7 @@ async def test_a_token_names_the_tenant(bench: Bench, signer: Signer) -> None:
     assert (await asked(bench, signer.token(tier="batch"), **TRUST)).status == 200
     assert (await asked(bench, signer.token(sub="beta", aud=["x", AUDIENCE]))).status == 200
     tenants = [(admit.tenant, admit.request_class) for admit in bench.fake.admits]
-    # The trusted header names acme too, but what is proved is what counts.
+    # The trusted header names acme too, but the proof counts.
     assert tenants == [("acme", "batch"), ("beta", "")]
     await bench.settled()
 

@@ -18,7 +18,7 @@ PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n
 
 
 class Serving:
-    """Answers its page in two pieces, and everything else with nothing."""
+    """Answers its page in two pieces, and any other path with an empty body."""
 
     def __init__(self) -> None:
         self.kind = b"text/plain; version=0.0.4"

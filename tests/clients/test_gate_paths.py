@@ -1,4 +1,4 @@
-"""Nothing that generates goes past the gate, however its path is written."""
+"""Tests that no generating request passes the gate ungated, however its path is written."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def spellings(path: str, rnd: random.Random) -> str:
 
 
 class App:
-    """Generates for every path that one of the servers takes for one that does."""
+    """Generates for every path that one of the servers maps to a generating one."""
 
     def __init__(self) -> None:
         self.reached: list[tuple[str, str]] = []

@@ -171,7 +171,7 @@ async def telling(fake: FakeScheduler) -> AsyncIterator[Bench]:
 
 
 async def connected(bench: Bench) -> None:
-    """The first request may come before the Welcome; from the second on it is known."""
+    """The first request may come before the Welcome; from the second on the policy is known."""
     assert (await bench.ask()).status == 200
 
 

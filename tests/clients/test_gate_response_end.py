@@ -46,7 +46,7 @@ def engine(answer: Answer) -> Any:
 
 
 async def leave(left: asyncio.Event, receive: Any) -> None:
-    """Let the client leave, and the app hear of it."""
+    """Let the client leave, and notify the app."""
     left.set()
     assert (await receive())["type"] == "http.disconnect"
 

@@ -291,7 +291,7 @@ async def test_a_stream_that_breaks_off_is_charged_for_its_events(
     fake: FakeScheduler, gates: Any
 ) -> None:
     app = Answering([*RESPONSES[:-1], b""], b"text/event-stream")
-    # The last message does not say that it is the last: the app gave up.
+    # The last message is not marked as the last: the app gave up.
     app.pieces[-1:] = []
 
     async def breaking(scope: Any, receive: Any, send: Any) -> None:

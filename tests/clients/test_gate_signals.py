@@ -1,4 +1,4 @@
-"""The gate inside an engine leaves signals to it: those that it handles, ignores, and blocks."""
+"""Tests that the gate inside an engine leaves signals to it, also ignored and blocked ones."""
 
 import json
 import os

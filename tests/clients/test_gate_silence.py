@@ -118,7 +118,7 @@ async def test_requests_go_on_without_a_scheduler_that_is(
     gate = gated(scheduler.target, 0.3)
     assert await gate.mode() == "enforced"
     scheduler.signal(stops)
-    # They are asked for on the open stream; the scheduler reads them when it is back.
+    # They are sent on the open stream; the scheduler reads them when it resumes.
     modes = await asyncio.gather(*(gate.mode() for _ in range(4)))
     assert set(modes) == {"fail-open"}
     assert gate.session.state is SessionState.SILENT
@@ -164,8 +164,8 @@ async def test_a_gate_that_stood_still_does_not_fail_open(
     scheduler.signal(signal.SIGSTOP)
     await until(lambda: pulse._is_asked)
     with caplog.at_level(logging.WARNING, "schedsvc_client"):
-        # With what has passed until here it is more than the bound.
-        time.sleep(0.3)  # noqa: ASYNC251 - it is the event loop that stands still
+        # Together with the time until here it exceeds the bound.
+        time.sleep(0.3)  # noqa: ASYNC251 - the event loop has to stall
         scheduler.signal(signal.SIGCONT)
         assert await gate.mode() == "enforced"
     assert "did not answer" not in caplog.text

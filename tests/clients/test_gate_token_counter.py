@@ -179,7 +179,7 @@ async def test_an_endpoint_that_leaves_no_usage_is_counted_too(
     await settle(gate)
     assert fake.books[1].end.outcome == pb.OUTCOME_COMPLETED
     assert fake.books[1].end.output_tokens == 5
-    # Where vLLM leaves usage and did not, the engine has aborted the request.
+    # If vLLM should send usage and did not, the engine has aborted the request.
     assert fake.books[2].end.outcome == pb.OUTCOME_CANCELLED
 
 
@@ -274,7 +274,7 @@ def test_prompts_that_are_not_computed_yet_do_not_count() -> None:
     first.is_prefilling = False
     first.made += [1, 2]
     assert tally.totals() == (10, 0, 2)
-    # It reuses what the first has computed: the prompt was computed once all the same.
+    # It reuses the blocks of the first one, so the prompt was computed once.
     second.is_prefilling, second.num_cached_tokens = False, 8
     assert tally.totals() == (10, 0, 2)
     # The engine has begun with another prompt, but how far is not known.

@@ -27,7 +27,7 @@ from tests.waiting import wait_for_start
 
 from .test_gate_silence import Gated
 
-# The longest time of a request, with any trouble beside it.
+# The longest time of a request, during any trouble.
 WITHIN_S = 3.0
 
 
@@ -50,7 +50,7 @@ class Scheduler:
         wait_for_start(self.process, ready.exists)
 
     async def until(self, what: Callable[[str], bool]) -> None:
-        """Wait until Stats says that about the state file: its problem, or nothing."""
+        """Wait until Stats reports the state file so: its problem, or none."""
         async with AsyncScheduler(self.target) as client:
             for _ in range(2_000):
                 if what((await client.stats()).state.problem):

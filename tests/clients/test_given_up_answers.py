@@ -1,4 +1,4 @@
-"""A tenant that gives its answers in one piece up gets no more of the server than one that waits.
+"""Tests that giving unstreamed answers up gets a tenant no more of the server than waiting does.
 
 Proxy, HTTP and scheduler are real. The server has some slots and a fixed pace, and the scheduler's
 clock goes on with what it makes: so time is counted in its steps.
@@ -36,14 +36,14 @@ STEPS = 80 * WHOLE
 
 
 class PacedServer:
-    """In a step each running sequence gets one token further; it steps when its slots are taken."""
+    """In a step each running sequence makes one token; a step needs all slots taken."""
 
     def __init__(self, slots: int) -> None:
         self.now_ns = 0
         self.steps: Counter[str] = Counter()  # that a tenant's sequences had
         self.halves: dict[str, asyncio.Event] = {}  # by user: a request is to be given up
         self.slots = slots
-        self._running: dict[asyncio.Event, int] = {}  # steps that each has left
+        self._running: dict[asyncio.Event, int] = {}  # the steps left for each
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path != "/v1/completions":

@@ -30,7 +30,7 @@ OFFERS = ["h2c", "H2C", "HTTP/2.0", "TLS/1.2", "websocket", "WebSocket", "h2c, w
 
 
 class Recorder:
-    """Answers each request once it has read it whole, and keeps what it read."""
+    """Answers each request after reading all of it, and keeps the bytes."""
 
     def __init__(self) -> None:
         self.read: list[Read] = []
@@ -69,7 +69,7 @@ async def test_a_body_that_looks_like_a_head_is_not_edited() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head % (2 * len(OFFER)))
         await writer.drain()
-        await asyncio.sleep(0.1)  # the body comes in a read of its own
+        await asyncio.sleep(0.1)  # the body is read separately
         writer.write(OFFER + OFFER)
         assert (await reader.read()).count(b" 200 OK") == 1
         writer.close()

@@ -86,7 +86,7 @@ async def test_body_nested_too_deeply_is_a_bad_request(
     rest = {"tools": ',"messages":[{"role":"user","content":"x"}]', "messages": ""}[field]
     raw = f'{{"{field}":{body}{rest},"max_tokens":1}}'.encode()
     refused = await bench.ask(raw, path="/v1/messages")
-    # A depth that one Python still reads and another does not: but never a traceback.
+    # One Python still reads this depth and another does not: there must never be a traceback.
     assert refused.status in (200, 400)
     if refused.status == 400:
         assert refused.error["type"] == "invalid_request_error"
@@ -105,7 +105,7 @@ async def test_body_nested_too_deeply_is_a_bad_request(
         ({"prompt": [1] * 1_024, "max_tokens": 5}, [1_023], 1),
         ({"prompt": [1] * 5_000}, [1_023], 1),
         ({"prompt": "x" * 900, "max_tokens": 2_000}, [1], 1_023),
-        # The sums are what the engine can use: 1,022 and 24 tokens of output.
+        # The sums are the most that the engine can use: 1,022 and 24 tokens of output.
         ({"prompt": [[1] * 2, [1] * 1_000], "max_tokens": None}, [501, 501], 523),
         ({"prompt": [[1] * 2, [1] * 1_000], "max_tokens": 500}, [501, 501], 262),
         ({"prompt": [[1] * 2, [1] * 5_000], "max_tokens": None}, [512, 512], 512),

@@ -1,4 +1,4 @@
-"""How much one connection can make uvicorn hold before the gate or the proxy sees a request."""
+"""Tests the memory that a connection can make uvicorn hold before gate or proxy sees a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import until
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECE = 16_384
-#: The bytes that the sockets of both ends and one read of uvicorn take before the client notices.
+#: Bytes that both sockets and one read of uvicorn hold before the client notices.
 SOCKETS_BYTES = 8 << 20
 
 
@@ -142,7 +142,7 @@ async def test_a_head_in_two_reads_is_counted_as_one() -> None:
     half = b"x-a: " + b"b" * (HEAD_BYTES_MAX // 2) + b"\r\n"
     async with serving(_App(), http_protocol()) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        # The first half comes with the request before it, which is answered once both are read.
+        # The first half comes with the earlier request, which is answered once both are read.
         writer.write(GET + b"\r\n" + GET + half)
         assert b" 200 OK" in await asyncio.wait_for(reader.readuntil(b"ok"), 60)
         writer.write(half + b"\r\n")

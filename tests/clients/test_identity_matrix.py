@@ -1,7 +1,7 @@
 """A request is charged to its rightful tenant or refused, wherever a client claims to be another.
 
-Each test is a part of the matrix of identity_matrix.py: no front stands before the gate, so what it
-has to withstand is every byte that a front may pass on. tests/fronts/ has real fronts.
+Each test is a part of the matrix of identity_matrix.py: no front is before the gate, so it has to
+withstand every byte that a front may pass on. tests/fronts/ has real fronts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def test_a_claim_in_any_place_names_no_other_tenant(
 ) -> None:
     source = sources(tmp_path)[name]
     async with serving(source, kind, tmp_path) as served:
-        # Both tenants are known by this source, so a claim that counted would show.
+        # This source knows both tenants, so a claim that counted would show.
         for tenant in (OWN, VICTIM):
             assert await served.outcome(matrix.request(source.evidence(tenant)), tenant) == tenant
         table = await served.table()

@@ -1,4 +1,4 @@
-"""An image has one size wherever a body holds it, and its bytes are never text."""
+"""Tests that an image has one size wherever a body holds it, and that its bytes are never text."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_an_image_counts_no_more_than_the_most() -> None:
     assert ImageSizes(patch_pixels=PATCH, tokens_max=2_880).of_text(text) == 2_880
 
 
-#: Width and height, and what image processors of transformers 5.19 make of them, in tokens: with
+#: Width and height, and the tokens that image processors of transformers 5.19 make of them: with
 #: squares of 28 pixels and at least 4 (Qwen2-VL), 188 and 1 (PaddleOCR-VL) and 16 (GLM-4V). None:
 #: it refuses the image.
 COUNTED: list[tuple[int, int, tuple[int | None, ...]]] = [
@@ -272,7 +272,7 @@ def test_no_model_counts_more_than_the_gate_reserves(
 
 def test_thin_image_is_reserved_as_scaled_up() -> None:
     assert QWEN.of_text(a_png(10, 600)) == 60
-    assert QWEN.of_text(a_png(600, 28)) == 22  # of this height it is not scaled
+    assert QWEN.of_text(a_png(600, 28)) == 22  # an image of this height is not scaled
 
 
 def test_thin_image_has_one_row_beyond_the_most_tokens() -> None:

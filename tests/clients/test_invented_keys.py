@@ -25,7 +25,7 @@ from .upstreams import POOL, proxy
 __all__ = ["behind"]
 
 NEW = 200
-# In the 10 s in which all new keys have to work the gate asks for no more keys than this.
+# In the 10 s in which all new keys have to work, the gate sends no more questions than this.
 CALLS_MAX = 10 * key_turns.PER_S
 # The part of 5,000 invented keys a second that comes between two calls.
 INVENTED = 5_000 // key_turns.PER_S
@@ -81,7 +81,7 @@ class Flood:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-#: Where client k comes from: address of the connection, and what the front states.
+#: The origin of client k: address of the connection, and the address that the front states.
 NETWORKS: dict[str, Callable[[str, int], tuple[str, str]]] = {
     "IPv4": lambda who, k: ("192.0.2.66" if who == "bad" else f"198.51.100.{k}", ""),
     "one network": lambda who, k: ("192.0.2.66" if who == "bad" else "198.51.100.1", ""),
@@ -125,7 +125,7 @@ async def test_invented_keys_keep_no_new_key_out(keys: Keys, networks: str) -> N
 async def test_a_flood_from_one_address_spares_others_over_http(
     keys: Keys, behind: tuple[Server, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More connections than a network may have in line, of which each goes on inventing keys."""
+    """More connections than a network may queue, each of which goes on inventing keys."""
     monkeypatch.setattr(key_turns, "OF_ONE_MAX", 20)
     valid = await created(keys, 20)
     numbers = itertools.count()

@@ -23,7 +23,7 @@ from .upstreams import POOL, listening, proxy
 DEPTHS = (*range(940, 1_032, 2), 971, 973)
 #: Some paths are not the emulator's, some not covered; and a long body may exceed the context.
 SERVED = {200, 400, 404, 405, 413, 501}
-#: `@` stands for what is nested.
+#: `@` marks the nested part.
 BODIES = (
     '{"prompt":[[1,@]],"messages":[{"role":"user","content":[@]}],"inputs":@,"tokens":[@]}',
     '{"prompt":"x","input":"x","inputs":"x","max_tokens":1,"x":@,"tools":@,"parameters":@}',

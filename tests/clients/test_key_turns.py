@@ -38,7 +38,7 @@ class Line:
             self.served.append(name)
 
     async def serve(self, count: int) -> list[str]:
-        """Let time give these turns; return the networks that had them."""
+        """Let time give these turns; return the networks that got them."""
         self.served.clear()
         self.time.now_s += (count + 0.001) / key_turns.PER_S
         await until(lambda: len(self.served) >= count)
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_loses_no_turn(line: Line) -> None:
     line.tasks[-2].cancel()
     assert await line.serve(1) == ["b"]
     assert not line.turns._lines
-    # A turn that comes as its client leaves goes to the next one.
+    # If a client leaves as its turn comes, the turn goes to the next one.
     await line.come("a")
     line.time.now_s += 1
     line.turns._serve()

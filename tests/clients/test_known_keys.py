@@ -220,7 +220,7 @@ def test_where_the_file_is(variables: dict[str, str], begins: str) -> None:
         for pool in ("x", "y")
     ]
     assert all(each.known_keys_file.startswith(begins) for each in found)
-    # Engines may have other rights at the scheduler, so they do not share what they have learnt.
+    # Engines may have other rights at the scheduler, so they do not share learned keys.
     told = "SCHEDSVC_KNOWN_KEYS_FILE" in variables or not variables
     assert (found[0].known_keys_file == found[1].known_keys_file) is told
     assert bool(found[0].known_keys_file) is bool(begins)

@@ -63,7 +63,7 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 
 class App:
-    """Serves every path, and keeps each that reached it."""
+    """Serves every path, and keeps each request that reached it."""
 
     def __init__(self) -> None:
         self.reached: list[tuple[str, str]] = []

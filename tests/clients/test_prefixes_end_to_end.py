@@ -119,7 +119,7 @@ async def test_dlpm_gains_prefix_hits_behind_the_gate(
     by_prefix, _ = await cached_of_mixed(http, scheduler, 200)
     after = await at_rest(scheduler)
     believed = after.pools[0].prefix_matched_tokens - between.pools[0].prefix_matched_tokens
-    # But for the first of each tenant all is found.
+    # All blocks are found, except for the first request of each tenant.
     whole = 2 * (EACH - 1) * (PROMPT_TOKENS - BLOCK_TOKENS)
     assert by_turns < asked_tokens // 2
     assert by_prefix >= whole > 1.5 * by_turns

@@ -138,7 +138,7 @@ async def test_fields_that_connection_names_are_dropped_both_ways(
     assert b"x-hop" not in answer.lower()
     assert b"x-end: 1" in answer
     assert (origin.fields(b"x-hop"), origin.fields(b"x-end")) == ([], [b"1"])
-    # A client must not have a header dropped that a setting names, or one that frames.
+    # A client cannot have a header dropped that a setting names, or one for framing.
     assert origin.fields(b"x-tenant-id") == [b"a"]
     assert origin.fields(b"host") == [b"127.0.0.1:%d" % origin.port]
     assert origin.fields(b"content-length") == [b"%d" % len(ask())]

@@ -20,7 +20,7 @@ ANSWER = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
 
 
 class Server:
-    """Serves every path, and keeps each as it was asked for."""
+    """Serves every path, and keeps each as it was received."""
 
     def __init__(self) -> None:
         self.posts: list[str] = []

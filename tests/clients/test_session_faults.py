@@ -50,7 +50,7 @@ async def test_a_refused_pool_is_offered_again_until_it_is_taken(fake: FakeSched
     async with opened:
         await until(lambda: len(fake.pools) > 3)
         assert not opened.available
-        assert states == []  # a welcome to such a stream is none
+        assert states == []  # a welcome to such a stream does not count
         with pytest.raises(SchedulerUnavailable, match="pool: is offered by another"):
             await ask(opened)
         fake.pool_fault = None
@@ -78,7 +78,7 @@ async def test_one_refused_pool_of_several_leaves_the_others_usable(
             await ask(opened)
             await until(lambda: caplog.records)
             assert len(fake.hellos) == 1
-            # Offered again and refused again, it is still but one of them.
+            # It is offered and refused again, but it is still one pool.
             opened.register_pool(**{**POOL, "pool": "q"})
             await until(lambda: len(fake.pools) == 3)
             await ask(opened)

@@ -126,7 +126,7 @@ class Wire:
         self.client.connected(self.now_ns)
 
     def restart(self) -> None:
-        """The scheduler forgets all but what was billed."""
+        """The scheduler forgets everything except the billed leases."""
         self.leases.clear()
         self.live.clear()
 
@@ -179,7 +179,7 @@ class Wire:
             )
 
     def step(self) -> None:
-        """Do one of the things that can happen now, the ordinary ones more often."""
+        """Do one of the possible acts, the ordinary ones more often."""
         likely = {
             self.admit: 4,
             self.cancel: 1 if self.open else 0,
@@ -199,7 +199,7 @@ class Wire:
         assert deadline_ns is None or self.client.open_leases > 0
 
     def settle(self) -> None:
-        """Let the network be quiet, and look at the books."""
+        """Let the network settle, and look at the books."""
         if not self.up:
             self.connect()
         quiet = 0
@@ -218,7 +218,7 @@ class Wire:
         assert self.client.unacknowledged == 0
         for lease, tokens in self.ended.items():
             assert self.final[lease] == tokens
-        # Leases that the client never saw are given back with nothing used.
+        # Leases that the client never saw are returned with no usage.
         for lease in set(self.final) - set(self.ended):
             assert self.final[lease] == 0
 

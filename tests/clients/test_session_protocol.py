@@ -355,7 +355,7 @@ def test_a_void_lease_is_replayed_before_its_end_at_another_one() -> None:
         lost(protocol, lease_id, LeaseState.VOID)
     assert kinds(reopened(protocol, 0, incarnation=1)) == ["hello"]
     protocol.complete(0, 1, Outcome.COMPLETED, (4, 0, 2))
-    assert kinds(sent(protocol)) == ["complete"]  # the same one: it knows the lease
+    assert kinds(sent(protocol)) == ["complete"]  # the same scheduler: it knows the lease
     protocol.receive(0, pb.SessionResponse(ack_seq=2))
     assert kinds(reopened(protocol, 0, incarnation=2)) == ["hello"]
     assert kinds(reopened(protocol, 1_000 * MS, incarnation=2)) == ["hello"]
@@ -363,7 +363,7 @@ def test_a_void_lease_is_replayed_before_its_end_at_another_one() -> None:
     replay, complete = sent(protocol)
     assert (replay.replay.lease_id, replay.replay.request_id) == (2, "r2")
     assert complete.complete.lease_id == 2
-    # Only as long as a lease lives: what it took is charged for good then.
+    # A lease can be ended only while it lives: after that its charge is final.
     protocol.complete(9_000 * MS, 3, Outcome.COMPLETED, (4, 0, 2))
     assert kinds(sent(protocol)) == ["complete"]
 

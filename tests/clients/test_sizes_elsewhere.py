@@ -1,4 +1,4 @@
-"""Sizes that only some servers know: what is promised is at least what is generated."""
+"""Tests sizes that only some servers know: the promise covers the generated tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .asgi import Exchange, owner
 from .test_gate_parts import size
 from .upstreams import listening
 
-CONTEXT = 1_024  # of the pool that owner() stands for
+CONTEXT = 1_024  # that of the pool of owner()
 PROMPT = 3
 
 

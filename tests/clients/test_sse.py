@@ -1,4 +1,4 @@
-"""Streams of events are cut as another parser cuts them, whatever their pieces are."""
+"""Tests that streams of events are cut as another parser cuts them, for any pieces."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_events_are_those_of_another_parser(
         for line in (*event, b""):
             whole += line + ends[lines % len(ends)]
             lines += 1
-    # A CR and the LF of an empty line behind it would be one end, not two.
+    # A CR and the LF of an empty line behind it would be one line end, not two.
     if any(a.endswith(b"\r") and b == b"\n" for a, b in pairwise(ends * 2)):
         return
     if has_mark:

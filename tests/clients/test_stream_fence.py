@@ -1,4 +1,4 @@
-"""Acknowledgements and lease states of a Session before it is known who leads."""
+"""Tests acknowledgements and lease states of a Session before its leader is known."""
 
 from __future__ import annotations
 

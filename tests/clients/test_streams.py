@@ -1,4 +1,4 @@
-"""Random byte streams through the proxy: its upstream is asked what h11 reads, or nothing."""
+"""Sends random byte streams through the proxy: its upstream gets what h11 reads, or nothing."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def a_trailer_leaves_its_connection_open(patch: pytest.MonkeyPatch) -> None:
 )
 async def test_a_known_hole_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    seed = 1  # one that is known to show each: no test asks for luck
+    seed = 1  # a seed known to show each: no test relies on luck
     with pytest.raises(Disagreement, match=f"seed {seed}, stream [0-9]+: .*\nmade small: b['\"]"):
         await play(_FOUND_IN, seed)

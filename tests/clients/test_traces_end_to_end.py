@@ -70,7 +70,7 @@ def traced(request: pytest.FixtureRequest) -> Iterator[Traced]:
 
 
 class Client:
-    """Has a trace of its own for each request."""
+    """Gives each request a trace of its own."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
@@ -86,7 +86,7 @@ class Client:
 
 
 async def fill(traced: Traced, http: aiohttp.ClientSession) -> list[aiohttp.ClientResponse]:
-    """Have the engine run as many requests as fit beside no other one."""
+    """Let the engine run as many requests as it can at once."""
     async with AsyncScheduler(traced.target) as scheduler:
         await eventually(scheduler, lambda stats: not stats.totals.live_leases)
         full = [await Client(http).post(LONG, stream=True) for _ in range(2)]

@@ -92,7 +92,7 @@ async def test_an_engine_behind_a_cut_link_is_replaced_soon(server: Server, fold
         async with AsyncScheduler(server.targets[0]) as scheduler:
             (pool,) = (await scheduler.stats()).pools
         assert pool.epoch == again.gate._started_ns
-        # The first one returns, and is the newcomer now.
+        # The first engine returns, and is now the newcomer.
         line.heal()
         await until(lambda: lost.session.pool_refused is not None)
         refused = await Exchange(lost.gate, ask(), headers=TRUST, owner=owner()).run()

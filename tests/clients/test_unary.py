@@ -38,7 +38,7 @@ def client(fake: FakeScheduler, **changes: Any) -> AsyncScheduler:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    """Wait in a thread for what others bring about; fail after 5 s."""
+    """Wait in a thread for an effect of others; fail after 5 s."""
     for _ in range(1_000):
         if condition():
             return

@@ -128,7 +128,7 @@ async def run_sync(targets: str, steps: Steps) -> None:
 
 
 class Steps:
-    """Lease 100 of `a` is reported to a stale leader, `b`, which says that it is over."""
+    """Lease 100 of `a` is reported to a stale leader, `b`, which answers that it is over."""
 
     def __init__(self, pair: Pair) -> None:
         self._a, self._b = pair
@@ -138,7 +138,7 @@ class Steps:
     async def reported(self, report: Callable[[], None], lost: Callable[[], object]) -> None:
         self._a.leader = self._b.target
         report()
-        # Once it is asked again, the first answer has been taken.
+        # Once it is asked again, it has processed the first answer.
         await until(lambda: len(self._b.books[100].progress) >= 2)
         assert lost() is None
 

@@ -1,4 +1,4 @@
-"""Probes of the proxy while the server behind it is stopped, is dead, or answers slowly."""
+"""Tests probes of the proxy while the server behind it is stopped, is dead, or answers slowly."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ FORGED = {
     "generated_tokens": 88_888,
     "count_output_tokens": 99_999,
 }
-#: The same once more where a count stands in some schema, but one level too deep.
+#: The same again with a count in some schema, but one level too deep.
 ECHO = {**FORGED, "usage": FORGED, "response": {"usage": FORGED}, "message": {"usage": FORGED}}
 
 OPENAI = {
@@ -58,7 +58,7 @@ ANTHROPIC = {"input_tokens": 1_936, "output_tokens": 12, "cache_read_input_token
 COHERE = {"tokens": {"input_tokens": 2_000, "output_tokens": 12}, "cached_tokens": 64}
 TOOL = {"type": "tool_use", "name": "f", "input": FORGED}
 
-#: Path, the body that asks, and a whole answer in which a client has put what it could.
+#: Path, the body of the request, and a whole answer that holds all that a client could put there.
 WHOLE = [
     (
         "/v1/completions",
@@ -204,7 +204,7 @@ def test_usage_in_every_chunk_is_read_however_it_is_written(
     assert counts == (2_000, 64, 12)
     if keep_all:
         assert out == whole
-    else:  # the last one, in a chunk of its own
+    else:  # the last count, in a separate chunk
         assert out.count(b'"prompt_tokens"') == out.count(b'"choices":[]') == keep_last
 
 
@@ -276,7 +276,7 @@ def test_value_that_is_no_count_is_not_used(count: Any) -> None:
     assert counts in ((None, None, 12), (3, None, 12))
 
 
-# Through the gate before a server of its own: the proxy.
+# Through the gate before a separate server: the proxy.
 
 
 class Server:

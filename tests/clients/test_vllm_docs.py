@@ -1,4 +1,4 @@
-"""The operator's page states what the code does."""
+"""Tests that the operator's page states what the code does."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that runs something is looked at every second, in which a machine may stand still."""
+    """A server that runs something is probed every second, in which a machine may stall."""
     monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 600.0)
     monkeypatch.setattr(runtime, "TELEMETRY_PERIOD_S", 600.0)
 
@@ -212,7 +212,7 @@ async def test_after_an_upstream_hung_up_the_gate_checks_the_engine(
     server.hangs_up = True
     assert (await Exchange(gate, ask()).run()).status == 503
     server.hangs_up = False
-    # It has just come up, and does not report its cache yet: it is asked again.
+    # It has just started, and does not report its cache yet: it is asked again.
     server.page = "process_start_time_seconds 1.6e+09\n"
     assert (await Exchange(gate, ask()).run()).status == 200
     assert len(fake.pools) == 1
@@ -221,8 +221,8 @@ async def test_after_an_upstream_hung_up_the_gate_checks_the_engine(
     for exchange in await asyncio.gather(*runs):
         assert (exchange.status, exchange.answer[-14:]) == (200, b"data: [DONE]\n\n")
     assert [pool.epoch for pool in fake.pools] == [1_500_000_000 * 10**9, 1_600_000_000 * 10**9]
-    # Those three were asked for twice, and none of them ran on a lease of the dead engine. The one
-    # that it hung up on was sent once.
+    # Those three were asked for twice, and none of them ran on a lease of the dead engine. The
+    # request whose connection it closed was sent once.
     assert (len(fake.admits), len(server.seen)) == (8, 5)
     assert gate._runtime is not None
     assert not gate._runtime.engine.in_doubt

@@ -19,7 +19,7 @@ from tests.waiting import until, wait_until
 
 from .test_end_to_end import CAPACITY_TOKENS, CONFIG, ENGINE
 
-# It takes five seconds: longer than a machine stands still.
+# It takes five seconds: longer than a machine stalls.
 LONG = 1_900
 
 
@@ -186,7 +186,7 @@ async def test_an_answer_in_one_piece_that_is_given_up_is_charged(programs: Prog
     charged = flow.output_tokens - before.output_tokens
     assert flow.cancelled - before.cancelled == 1
     assert flow.input_tokens - before.input_tokens == 40
-    # The machine may stand still while one of both counts; the bar of time is 35 %.
+    # The machine may stall while one of both counts; the tolerance is 35 %.
     assert computed // 4 <= charged <= LONG
 
 
@@ -202,10 +202,10 @@ async def test_an_engine_that_dies_is_reported_and_serves_again(programs: Progra
         async with http.post("/v1/completions", json=body(5)) as refused:
             assert refused.status == 503
             assert refused.headers["x-schedsvc-dropped-reason"] == "upstream_unreachable"
-        # The loop has to see connections that were closed meanwhile.
+        # The loop has to notice the connections that were closed meanwhile.
         await asyncio.to_thread(programs.start_engine)
         async with http.post("/v1/completions", json=body(5)) as again:
-            text = await again.text()  # who leaves before it has come has cancelled
+            text = await again.text()  # a client that leaves earlier has cancelled
             assert again.status == 200, text
         stats = await at_rest(scheduler, programs)
     flow = next(flow for flow in stats.flows if flow.tenant == "c")

@@ -24,7 +24,7 @@ USAGE = {"prompt_tokens": 2, "completion_tokens": 5}
 
 
 class Server:
-    """Answers completions in one piece, or refuses each of them."""
+    """Answers completions without a stream, or refuses each of them."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []

@@ -26,7 +26,7 @@ POOL = {
 async def listening(
     handle: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[str]:
-    """Serve every path and method with one handler; give the URL."""
+    """Serve every path and method with one handler; yield the URL."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, handler_cancellation=True)

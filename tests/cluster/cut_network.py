@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 _TOOLS = ("ip", "iptables", "unshare", "nsenter", "setpriv")
-#: For benchmarks of networks (RFC 2544), so no real host has them. Four addresses for each link.
+#: For benchmarks of networks (RFC 2544), so no real host has them. Each link takes four addresses.
 _FIRST, _LINKS = (198 << 24) | (18 << 16), 1 << 15
 #: The names of namespaces and links end with the id of the process that made them.
 _PREFIX = "cut"
@@ -53,7 +53,7 @@ class CutNetwork:
         _remove(self._name)
 
     def cut(self) -> None:
-        """Drop what comes and goes. Connections stay open, and hear nothing any more."""
+        """Drop all packets. Connections stay open, and receive nothing more."""
         _run(*self.run_in, "iptables", "-A", "INPUT", "-i", "inside", "-j", "DROP")
         _run(*self.run_in, "iptables", "-A", "OUTPUT", "-o", "inside", "-j", "DROP")
 

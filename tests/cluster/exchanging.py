@@ -33,7 +33,7 @@ def settings(servers: Sequence[StoreServer], member: str, **keys: Any) -> Config
 
 
 class Scheduler:
-    """A driver with its member, whose exchanges the test asks for."""
+    """Runs a driver with its member, whose exchanges the test asks for."""
 
     def __init__(self, config: Config, incarnation: int) -> None:
         self.clock = SteadyClock()

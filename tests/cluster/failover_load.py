@@ -25,13 +25,13 @@ class Failover(Found):
 
     kind: str = "kill"
     number: int = 0
-    #: From the signal to the first grant of the next leader, as the client sees it; None: an error
-    #: came before it.
+    #: The time from the signal to the first grant of the next leader, as the client sees it; None:
+    #: an error came first.
     gap_s: float | None = None
     #: Grants that had an effect, and the most that they reserved at one time.
     granted: int = 0
     reserved_max: int = 0
-    #: Grants of a leader whose term was over, which the client ignored.
+    #: Grants of a leader after its term, which the client ignored.
     late: int = 0
 
     @property
@@ -85,7 +85,7 @@ class Load:
     def granted_later(self) -> int:
         """Return how many grants of later terms than the first had an effect.
 
-        The next leader may skip a term: if the store's answer to it is late, it takes another one.
+        The next leader may skip a term: if the store's answer is late, it takes another one.
         """
         return sum(count for term, count in self.audit.granted.items() if term > 1)
 

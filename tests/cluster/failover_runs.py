@@ -124,7 +124,7 @@ def counted(rows: Sequence[Row]) -> tuple[int, int, int]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Lay the results out: a line for each kind, then what was wrong."""
+    """Print the results: a line for each kind, then the violations."""
     head = (
         "| leader | failovers | grants | broken streams | over-grants | other violations "
         "| gap median | p95 | most | target | within |"

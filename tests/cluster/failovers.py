@@ -1,7 +1,7 @@
 """Failovers between two `schedsvc serve` processes with a real store, under a client's load.
 
-Each has fresh processes. The leader is killed (kill), ends by itself (term), stands still (stop),
-or is cut off from its clients, the store and the other member by dropped packets (cut).
+Each has fresh processes. The leader is killed (kill), ends by itself (term), is paused (stop), or
+is cut off from its clients, the store and the other member by dropped packets (cut).
 
 `python -m tests.cluster.failovers --help` says how to run many.
 """
@@ -31,8 +31,8 @@ from .usage_audit import differences
 STOPPED_S = 5.0
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 KINDS = (*SIGNALS, "cut")
-#: The targets, in s. A client leaves a leader that stands still after 1.5 s without an answer, and
-#: the term of such a leader ends after 2 s.
+#: The targets, in s. A client leaves a paused leader after 1.5 s without an answer, and the
+#: leader's term ends after 2 s.
 GAP_S_MAX = {"kill": 3.0, "term": 0.2, "stop": 3.5, "cut": 3.0}
 
 
@@ -66,7 +66,7 @@ class World:
         return {"usage": {"path": str(self._ledgers[name])}}
 
     async def check_usage(self) -> None:
-        """Compare what the ledgers of both members export with what the client's engine served."""
+        """Compare the ledgers' exports of both members with the client engine's service."""
         await self.load.stop()
         self.seen.violations += differences(self.load.audit.used, list(self._ledgers.values()))
 
@@ -81,7 +81,7 @@ class World:
         await until(lambda: self.load.granted(1) >= 10 * loops, "requests are granted")
 
     async def end_leader(self, kind: str, stopped_s: float) -> None:
-        """Let the leader end in one way; one that goes on has to stand by then."""
+        """Let the leader end in one way; if it resumes, it has to stand by then."""
         if self.network is not None:
             self.network.cut()
             await until(lambda: self.load.granted_later() > 0, "b grants")
@@ -94,7 +94,7 @@ class World:
             await until(lambda: stands_by(self.a), "the former leader stands by")
 
     async def _wake(self, stopped_s: float) -> None:
-        """Ask a leader that stands still, let it go on, and note each grant of its old term."""
+        """Ask a paused leader, let it resume, and note each grant of its old term."""
         await self.a.stopped()
         async with grpc.aio.insecure_channel(self.a.target) as channel:
             stub = stubs.SchedulerServiceStub(channel)
@@ -152,7 +152,7 @@ async def one(
     loops: int = LOOPS,
     hold_s: float = HOLD_S,
 ) -> Failover:
-    """Let the leader of two members end in one way, and return how the client fared."""
+    """Let the leader of two members end in one way, and return the client's figures."""
     seen = Failover(kind=kind)
     with _noted(seen):
         await _fail_over(kind, folder, seen, stopped_s, loops, hold_s)
@@ -161,7 +161,7 @@ async def one(
 
 @contextmanager
 def _noted(seen: Failover) -> Iterator[None]:
-    """Take an error for a violation, beside what the audit has found until then."""
+    """Count an error as a violation, with the audit's findings until then."""
     try:
         yield
     except NotBegunError:
@@ -186,7 +186,7 @@ async def _fail_over(
         seen.gap_s = min(at_s for term, at_s in load.audit.first_s.items() if term > 1) - began_s
         await load.check_spent("after the failover")
         after = await b.served()
-        # The rows follow every 0.1 s: what was served since then may be missing.
+        # The rows follow every 0.1 s: the latest service may be missing.
         for tenant in ("heavy", "light"):
             if after.get(tenant, 0) < before[tenant] // 2:
                 seen.violations.append(f"{tenant}: {before[tenant]} became {after.get(tenant)}")

@@ -50,7 +50,7 @@ class MemberProcess:
         self._run_in = run_in
         data = settings(folder, name, urls, port, advertise=self.target, set=pool_set) | {
             "listeners": [{"tcp": self.target}],
-            # It grants without an engine's stream, which a leader that stands still loses.
+            # It grants without an engine's stream, which a paused leader loses.
             "pools": [{"name": "probed", "capacity_tokens": CAPACITY}],
             "tenants": [
                 {"name": "heavy", "weight": 3},
@@ -85,7 +85,7 @@ class MemberProcess:
         self.process.send_signal(number)
 
     async def stopped(self) -> None:
-        """Wait until the process stands still."""
+        """Wait until the process is paused."""
         assert self.process is not None
         stat = Path(f"/proc/{self.process.pid}/stat")
         await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it stops")

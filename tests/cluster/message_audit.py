@@ -1,7 +1,7 @@
 """Keeps books from messages alone, between one engine's client and all members of a set.
 
-The audit sees each message of each stream as it goes over the wire, also what the client ignores.
-It knows the rules of the contract and nothing of the client or of the schedulers:
+The audit sees each message of each stream on the wire, also those that the client ignores. It knows
+the rules of the contract and nothing of the client or of the schedulers:
 
 - A grant has an effect if no other message before it stated a higher term.
 - Leases with an effect, until the client sends their ends, reserve no more than the pool has.
@@ -59,14 +59,14 @@ class MessageAudit:
         self.used = UsageBooks()
 
     def sent(self, request: pb.SessionRequest) -> None:
-        """Take what the client says, before a scheduler can have read it."""
+        """Record a message of the client before a scheduler can have read it."""
         for event in request.events:
             if event.HasField("complete"):
                 self._close(event.complete.lease_id)
                 self.used.ended(event.complete)
 
     def received(self, target: str, stream: "AuditedCall", response: pb.SessionResponse) -> None:
-        """Take what a scheduler says, before the client reads it."""
+        """Record a message of a scheduler before the client reads it."""
         if response.HasField("welcome"):
             stated = response.welcome.leadership
             stream.rank = (stated.term, stated.leader)

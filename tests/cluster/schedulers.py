@@ -71,7 +71,7 @@ class SchedulerProcess:
         return self._config
 
     def start(self, log: Path | None = None) -> None:
-        """Start it, and wait until it listens; `log`: where its lines go."""
+        """Start it, and wait until it listens; `log`: the file for its lines."""
         command = [
             *DIES_WITH_PARENT,
             sys.executable,

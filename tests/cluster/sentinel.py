@@ -33,7 +33,7 @@ class ReplicatedStore:
         return [self.primary.url, self.replica.url]
 
     def cut_off(self) -> None:
-        """Let nothing that is written from now on reach the replica."""
+        """Cut the replica off from all later writes."""
         self.replica.ask("CONFIG", "SET", "masterauth", "wrong")
         self.primary.ask("CLIENT", "KILL", "TYPE", "replica")
         wait_until(lambda: not self._is_linked(), "the replica is cut off")

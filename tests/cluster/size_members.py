@@ -3,12 +3,12 @@
     python -m tests.cluster.size_members
     python -m tests.cluster.size_members --profile tiny-cpu --mix 17:1 --alone
 
-Each member has an engine, the second one of four places, so that equal shares are possible also if
-one tenant does not ask it. The members are real, with real cores,
-and share one fairness by a store in virtual time. A tenant has a backlog at a member all the time,
-or asks it for nothing. A row has the ratio of the larger to the lesser weighted service at both
-members together, and the widest gap of that service over the sum of both bounds in Stats, compared
-at every report. `--alone`: the members share nothing.
+Each member has an engine, the second one of four places, so equal shares are possible even if one
+tenant does not use it. The members are real, with real cores, and share one fairness by a store in
+virtual time. A tenant has a permanent backlog at a member, or sends it nothing. A row has the ratio
+of the larger to the lesser weighted service at both members together, and the widest gap of that
+service over the sum of both bounds in Stats, compared at every report. `--alone`: the members share
+nothing.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ LAYOUTS = {"both": ((0, 1), (0, 1)), "large": ((0, 1), (0,)), "small": ((0, 1), 
 _NAMES = ("large", "small")
 #: When the requests arrive, and when measuring begins: members have joined, and share.
 _ARRIVE_S, _FROM_S = 5, 30
-_MARGIN_S = 60  # in which requests of the measured time end
+_MARGIN_S = 60  # requests of the measured time end within it
 _PLACES = 4
 _LARGE = 400  # requests of the largest kind, at least, that a tenant is served
 
@@ -61,7 +61,7 @@ class _Members(Fleet):
         self._due_ns: list[int] = []
 
     def begin(self, run: Audited, config: Config, *, joins: bool) -> None:
-        """Let a member begin with the core of a run, whose events happen from now on."""
+        """Attach the core of a run to a member; its events happen from then on."""
         number = len(self.runs)
         self.runs.append(run)
         self._due_ns.append(0)

@@ -8,7 +8,7 @@ from .store_server import StoreServer
 
 @dataclass(frozen=True)
 class Refusal:
-    """Pairs one reason with a part of what a member then reports."""
+    """Pairs one reason with a part of a member's report."""
 
     begin: Callable[[StoreServer], None]
     end: Callable[[StoreServer], None]

@@ -95,7 +95,7 @@ class StoreServer:
         shutil.rmtree(self.folder / "appendonlydir")
 
     def pause(self) -> None:
-        """Let the process answer nothing, with its connections open."""
+        """Let the process stop answering, with its connections open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

@@ -1,7 +1,7 @@
-"""Tenants that may use some pools only, and each pool is at another member of a cluster.
+"""Tests tenants that may use only some pools, with each pool at another member of a cluster.
 
 The same worlds as in tests/core/test_local_position.py, which has all pools in one scheduler. Here
-service at one member reaches the other by the books of the cluster, each EXCHANGE_S.
+the books of the cluster carry service from one member to the other, each EXCHANGE_S.
 """
 
 from collections.abc import Callable

@@ -49,8 +49,8 @@ LOSSES: dict[str, Callable[[StoreServer], Any]] = {
 class Grants:
     """Counts a tenant's grants with one limit a minute, and those before one bucket had them.
 
-    `buckets`: how many were full at the start. `slack`: what the quota may be exceeded by, for the
-    store's clock counts whole milliseconds.
+    `buckets`: the number that were full at the start. `slack`: the excess over the quota that is
+    allowed, for the store's clock counts whole milliseconds.
     """
 
     def __init__(self, limit: int = 0, buckets: int = 1, slack: float = 0.1) -> None:
@@ -174,7 +174,7 @@ async def test_a_lost_bucket_goes_on_from_what_members_know(store: StoreServer, 
             LOSSES[lose](store)
             known = [each.member.sharing for each in members]
             await until(lambda known=known, n=losses: any(s.losses == n for s in known), "it shows")
-            await grants.until(grants.count + 1)  # neither more nor none
+            await grants.until(grants.count + 1)  # exactly one more
         await grants.stop()
     assert not grants.early
 
@@ -207,7 +207,7 @@ async def test_a_store_that_is_flushed_all_the_time_grants_no_more_than_the_limi
 
 
 async def test_a_killed_store_loses_no_quota(store: StoreServer) -> None:
-    """It has an append-only file, so what is spent is spent after its restart."""
+    """It has an append-only file, so spent units stay spent after its restart."""
     grants = Grants(30, slack=1.0)
     keys = {"tenants": limited(requests_per_minute=30), "cluster": {"outage": "hold"}}
     async with sharing(store, 4, **keys) as members:
@@ -287,7 +287,7 @@ async def test_a_dead_members_chunk_returns(store: StoreServer) -> None:
 
 
 async def test_a_chunk_ends_while_the_process_sleeps(store: StoreServer) -> None:
-    """The scheduler's clock stands still in a pause; what it held is not spent after it."""
+    """The scheduler's clock stops in a pause; the chunks that it held are not spent after it."""
     async with sharing(store, 1, tenants=limited(requests_per_minute=10)) as (member,):
         grants = Grants()
         grants.ask(member, 4)

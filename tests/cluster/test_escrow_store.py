@@ -99,7 +99,7 @@ class Holder:
         return answer.waits_ms[0]
 
     async def spend(self, bucket: str, held: int = 0) -> Answer:
-        """Spend all that is held, or down to `held`, and report it."""
+        """Spend all held units, or down to `held`, and report them."""
         self.held[bucket] = held
         return await self.exchange(buckets=(bucket,))
 
@@ -111,7 +111,7 @@ async def test_members_draw_no_more_than_one_bucket(virtual: TimedStore) -> None
     assert await b.ask("q", 4) == 0
     await virtual.set_ms(virtual.now_ms + 600)
     assert a.has("q") + b.has("q") == 10
-    await a.spend("q")  # only what is not held any more fills up again
+    await a.spend("q")  # only units that are not held refill
     assert await a.ask("q", 1) == 6_000
     await virtual.set_ms(virtual.now_ms + 5_999)
     assert await a.ask("q", 1) == 1
@@ -173,7 +173,7 @@ async def test_a_path_is_served_whole_or_not_at_all(virtual: TimedStore) -> None
 
 
 async def test_a_path_waits_for_one_bucket_alone(virtual: TimedStore) -> None:
-    """A tenant whose own limit is spent does not hold up others of its group."""
+    """A tenant that has used its own limit does not delay others of its group."""
     limits = {"t1": 10, "t2": 10, "group": 20}
     a, b = (Holder(virtual, name, limits) for name in "ab")
     assert await b.ask("t1", 10) == 0
@@ -281,7 +281,7 @@ async def test_a_flushed_bucket_restarts_at_what_members_know(
     await virtual.flush()
     for name in order:
         holder = members["ab".index(name)]
-        assert await holder.ask("q", 2) > 0  # it waits for what the others know
+        assert await holder.ask("q", 2) > 0  # it waits for the others' reports
     await virtual.set_ms(virtual.now_ms + QUIET_MS)
     answer = await a.exchange(buckets=("q",))
     # The bucket has 60 with what 3.5 s add: 27 are spent, and 3 held.
@@ -295,7 +295,7 @@ async def test_a_flushed_bucket_that_no_member_knows_is_full(virtual: TimedStore
     await a.spend("q")
     await virtual.flush()
     assert await b.ask("q", 40) == 0
-    # The member that knows it comes later: what was granted meanwhile is owed.
+    # The member that knows the bucket comes later: units granted meanwhile are owed.
     assert (await a.exchange(buckets=("q",))).left[b"q"][0] == -40
 
 

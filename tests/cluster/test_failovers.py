@@ -11,7 +11,7 @@ from .failover_load import Failover
 from .failover_runs import Asked, main, table
 from .failovers import GAP_S_MAX, KINDS, one
 
-#: A machine that does other work at that moment delays one; a violation is never excused.
+#: Other work on the machine may delay one; a violation is never excused.
 TRIES = 4
 
 

@@ -128,7 +128,7 @@ async def test_a_leader_notes_a_promise(store_url: str, tmp_path: Path, store: S
 
 
 async def test_a_stream_of_an_earlier_term_counts_for_no_other() -> None:
-    """It ends late if its follower reads nothing; then the next term of the leader may run."""
+    """It ends late if its follower reads nothing; the leader's next term may run then."""
     leading, services = Leading("main", "a/1"), []
     authenticator, rows = Authenticator(Credentials(), "none"), cast(Rows, None)
     for term in (1, 2):

@@ -64,7 +64,7 @@ async def test_a_hostile_store_row_creates_no_right(store: StoreServer) -> None:
 
 
 async def test_a_row_of_another_place_creates_no_right(store: StoreServer) -> None:
-    """A sealed row of one tenant stands for no other tenant, and for no other cluster."""
+    """A sealed row of one tenant is refused for another tenant, and for another cluster."""
     await ready_store(store)
     async with member(store, "a") as (a, at_a), intruder(store) as link:
         made = await create(at_a, "a")

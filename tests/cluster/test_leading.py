@@ -1,4 +1,4 @@
-"""A set of pools has one leader: what it states, what the others answer, and how it stops."""
+"""Tests that a set of pools has one leader: its statements, the others' answers, its end."""
 
 import asyncio
 import urllib.request
@@ -233,7 +233,7 @@ async def test_an_expired_term_grants_nothing(pair: tuple[LedServer, LedServer])
             held = [await stub.Admit(ask(max_output_tokens=1_400), metadata=proof())]
             queued = stub.Admit(ask(max_output_tokens=1_400), metadata=proof())
             await until(lambda: server.driver.stats(0)["totals"]["queued"] == 1, "it waits")
-            a._task.cancel()  # type: ignore[union-attr] # nothing renews the term any more
+            a._task.cancel()  # type: ignore[union-attr] # no task renews the term any more
             a.leading.until_ns = boot_ns()
             done = pb.CompleteRequest(lease_id=held[0].grant.lease_id, outcome=16)
             await failure(stub.Complete(done, metadata=proof()))
@@ -263,7 +263,7 @@ async def test_a_leader_that_knows_no_rivals_yet_ends(pair: tuple[LedServer, Led
     async with running(a):
         await leads(a)
         assert a._task is not None
-        a._task.cancel()  # so that nothing else renews it
+        a._task.cancel()  # so that no other task renews it
         campaign = a._campaign
         campaign._rivals = None
         until_ns = a.leading.until_ns = boot_ns() + 10**9
@@ -340,7 +340,7 @@ async def test_a_hostile_token_deposes_no_leader(pair: tuple[LedServer, LedServe
                 if term < 1_000:
                     assert (await failure(call)).code() == grpc.StatusCode.UNAVAILABLE
                 else:
-                    await call  # no term that can be: it is not even asked about
+                    await call  # an impossible term: it is not even asked about
                 stream = stub.Session(metadata=proof())
                 await stream.write(hello(term))
                 if term < 1_000:

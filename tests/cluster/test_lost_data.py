@@ -37,7 +37,7 @@ class Served:
             await rounds(*self._schedulers, count=1)
 
     async def is_charged_once(self) -> None:
-        """Fail unless two intervals are enough for every member to know of all that was served."""
+        """Fail unless every member knows of all service after two intervals."""
         await rounds(*self._schedulers, count=2)
         counters = [scheduler.counter("a") for scheduler in self._schedulers]
         assert counters == [self.micro] * len(counters)
@@ -73,7 +73,7 @@ async def test_a_lost_append_only_file_charges_nothing_twice(store: StoreServer)
 
 
 async def test_a_failover_of_the_store_charges_nothing_twice(tmp_path: Path, program: Path) -> None:
-    """The replica lacks all that was written since it was cut off, as a failover's last second."""
+    """The replica lacks the writes since it was cut off, as in a failover's last second."""
     with replicated_store(tmp_path, program) as store:
         async with cluster((store.primary, store.replica), "a", "b") as (a, b):
             served = Served(a, b)

@@ -53,7 +53,7 @@ async def test_a_member_that_the_store_forgot_reads_all_again(store: StoreServer
         await rounds(a, b)
         assert store.ask("HDEL", "{schedsvc:prod}:members", "b") == b":1\r\n"
         a.serve("a", 100)
-        await rounds(a, count=16)  # nothing is kept for b, as it is no member
+        await rounds(a, count=16)  # no row is kept for b, as it is no member
         assert store.ask("EXISTS", "{schedsvc:prod}:inbox:b") == b":0\r\n"
         await rounds(b)
         assert b.member.sharing.repeats == 1
@@ -83,7 +83,7 @@ async def test_a_member_is_not_charged_for_the_time_before(store: StoreServer) -
         assert b.counter("a") == 0
         b.serve("a", 100)
         await rounds(a, b)
-        assert b.counter("a") == 102 * TOKEN + 12 * TOKEN  # what was reported last
+        assert b.counter("a") == 102 * TOKEN + 12 * TOKEN  # the last report
         a.serve("a", 50)
         await rounds(a, b)
         assert b.counter("a") == 102 * TOKEN + 12 * TOKEN + 52 * TOKEN
@@ -118,7 +118,7 @@ async def joined_later(store: StoreServer) -> AsyncIterator[Scheduler]:
 
 
 async def test_a_flush_that_is_overtaken_is_noticed(store: StoreServer) -> None:
-    """The change number is above the one seen last, and yet the data are gone."""
+    """The change number is above the last one seen, and yet the data are gone."""
     async with cluster(store, "a", "b") as (a, b):
         a.serve("a", 100)
         await rounds(a, b, count=1)
@@ -157,7 +157,7 @@ async def test_a_restart_is_a_new_origin(store: StoreServer) -> None:
         again.serve("a", 100)
         await rounds(again, b)
         assert b.counter("a") == 3 * 102 * TOKEN
-        assert again.counter("a") == 2 * 102 * TOKEN  # not what its earlier life served
+        assert again.counter("a") == 2 * 102 * TOKEN  # not the service of its earlier life
         await again.stop()
 
 
@@ -177,7 +177,7 @@ async def test_totals_are_pruned_an_hour_after_their_last_change(store: StoreSer
     async with cluster(store, "a", "b") as (a, b):
         a.serve("a", 100)
         await rounds(a, b)
-        # As if all that was written so far had been written more than an hour ago.
+        # As if all earlier rows had been written more than an hour ago.
         row = store.ask("HKEYS", "{schedsvc:prod}:rows").split(b"\r\n", 2)[2][:-2]
         minute = int(store.ask("TIME").split()[2]) // 60
         store.ask("ZADD", "{schedsvc:prod}:index", str(minute - 61), row.decode())

@@ -31,7 +31,7 @@ def refusal(size: int = 1) -> WritesRefusedError:
 
 
 def returned_after_s(found: Outage, clock: Clock) -> float:
-    """Let the store answer each 0.25 s until it is back; return for how long it had to."""
+    """Let the store answer each 0.25 s until it is back; return the time that this took."""
     begun_ns = clock.now_ns
     while not found.answered():
         clock.now_ns += SECOND_NS // 4

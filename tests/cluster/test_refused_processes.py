@@ -1,4 +1,4 @@
-"""Scheduler processes whose store refuses writes: tenants with limits go on, with a short log."""
+"""Tests scheduler processes whose store refuses writes: limited tenants go on, the log is short."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ KEYS = {
 
 
 async def served(member: SchedulerProcess, tenant: str, count: int) -> None:
-    """Have that many requests granted, one after the other."""
+    """Have this number of requests granted, one after the other."""
     async with grpc.aio.insecure_channel(member.target) as channel:
         stub = stubs.SchedulerServiceStub(channel)
         for k in range(count):

@@ -1,4 +1,4 @@
-"""A set whose store answers and refuses writes: its leader goes on, and no other one begins."""
+"""Tests a set whose store answers and refuses writes: its leader goes on, and no other begins."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ def member_of(folder: Path, name: str, store: StoreServer) -> LedServer:
 
 
 async def served(each: LedServer, count: int, tenant: str = "a") -> None:
-    """Have that many requests granted, one after the other."""
+    """Have this number of requests granted, one after the other."""
     async with calling(each) as stub:
         for _ in range(count):
             answer = await stub.Admit(ask(tenant=tenant), metadata=proof(), timeout=60)
@@ -64,7 +64,7 @@ async def test_a_leader_goes_on_while_writes_are_refused(
         # A late answer is named until the next try.
         await until(lambda: refusal.reason in a.leading.problem, "it names the refusal")
         unknown = [log["reason"] for log in logs if log["event"] == "cluster_terms_unknown"]
-        # Each member says each reason once. A busy machine adds one: that of a late answer.
+        # Each member logs each reason once. A busy machine adds one: that of a late answer.
         assert max(Counter(unknown).values()) <= 2, unknown
         late = member_of(tmp_path, "late", store)
         async with running(late):

@@ -58,7 +58,7 @@ async def both_known(members: list[Sharer]) -> None:
 async def test_members_spend_their_parts_while_writes_are_refused(
     store: StoreServer, refusal: Refusal
 ) -> None:
-    # The bound adds to the parts the requests that were held, and one of each member.
+    # The bound adds the held requests to the parts, and one of each member.
     grants = Grants(LIMIT, slack=2 + 0.1)
     async with sharing(store, 2, tenants=TENANTS) as members:
         await both_known(members)
@@ -219,7 +219,7 @@ def used_memory(store: StoreServer) -> int:
 async def test_a_store_that_takes_small_writes_only_is_not_back_and_again_away(
     store: StoreServer,
 ) -> None:
-    """It is at its maxmemory: new connections and their first writes pass, large calls do not."""
+    """It is at its maxmemory: new connections and their first writes pass, large calls fail."""
     tenants = [
         {"name": f"{k:03}-{'t' * 240}", "quota": {"requests_per_minute": 2}} for k in range(100)
     ]

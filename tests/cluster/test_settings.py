@@ -173,7 +173,7 @@ async def test_deleted_rows_are_forgotten_in_the_end(
 
 
 async def test_a_row_that_does_not_fit_is_refused_and_named(store: StoreServer) -> None:
-    """A field that this member's configuration lacks is left out; the row stays as it is."""
+    """A field that this member's configuration lacks is left out; the row is unchanged."""
     await ready_store(store)
     groups = {"groups": [{"name": "acme"}]}
     async with member(store, "a", **groups) as (a, at_a), member(store, "b") as (b, _):

@@ -25,7 +25,7 @@ def keys(folder: Path, name: str) -> dict[str, Any]:
 
 
 async def use(both: Both, tokens: int) -> None:
-    """Let a request run that uses so much input, and one token of output."""
+    """Run a request that uses this much input, and one token of output."""
     answer = await both.admit(tokens, tenant="t", max_output_tokens=1)
     assert answer.outcome == pb.OUTCOME_GRANTED, answer
     done = pb.CompleteRequest(

@@ -1,4 +1,4 @@
-"""Several schedulers that share caps on concurrency: together they run what one would."""
+"""Tests several schedulers that share caps on concurrency: together they run what one would."""
 
 import asyncio
 from typing import Any
@@ -88,7 +88,7 @@ async def test_a_member_alone_runs_all_of_it(store: StoreServer) -> None:
 
 
 async def test_a_busy_member_gives_others_their_part(store: StoreServer) -> None:
-    """One that always has requests holds all slots, until another member asks."""
+    """A member that always has requests holds all slots, until another member asks."""
     running = Running()
     async with sharing(store, 2, tenants=capped(4)) as (a, b):
         running.ask(a, 40)

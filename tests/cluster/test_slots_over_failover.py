@@ -76,7 +76,7 @@ async def runs_all(member: MemberProcess) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kill", "term"])
 async def test_a_cap_holds_over_a_failover(tmp_path: Path, store: StoreServer, kind: str) -> None:
-    """The leader that holds all slots ends; a member of another set waits for one."""
+    """The leader that holds all slots ends; a member of another set waits for one slot."""
     async with two_sets(tmp_path, store) as sets:
         gate = await sets.gate()
         running = [

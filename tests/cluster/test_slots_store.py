@@ -65,7 +65,7 @@ async def test_slots_are_never_more_than_the_cap(caps: Caps) -> None:
 
 async def test_a_lost_answer_and_a_repeated_call_count_once(caps: Caps) -> None:
     assert await caps.held("a", 0, 2) == 2
-    # The answer is lost: the next call states what the member knows of.
+    # The answer is lost: the next call states the slots that the member knows.
     assert await caps.held("a", 0, 2) == 2
     assert await caps.say("a", 4, call=1) is None
     assert await caps.held("b", 0, 4) == 2

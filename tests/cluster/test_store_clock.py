@@ -1,4 +1,4 @@
-"""The store's clock is set back: what was written before it counts for no longer than it would."""
+"""Tests a store's clock that is set back: earlier rows count for no longer than before."""
 
 from schedsvc.cluster.library import keys_of
 

@@ -61,7 +61,7 @@ async def test_a_term_has_one_leader(link: StoreConnection) -> None:
     taken = await a.take(link)
     assert taken is not None
     assert taken[0] == Term(1, "a/0000000000000061", "a.example:7600")
-    # It ends earlier than in the store, counted from before the call.
+    # The member counts the term from before its call, so it ends earlier there than in the store.
     assert began_ns < taken[1] - TERM_MS * 980_000 < boot_ns()
     assert await b.take(link) is None
     assert await b.look(link, may_lead=True) == taken[0]
@@ -132,7 +132,7 @@ async def test_a_leader_goes_on_while_other_sets_begin_terms(link: StoreConnecti
 
 
 async def test_a_leader_hears_of_a_term_between_others(link: StoreConnection) -> None:
-    """Its own set has a later term, below the highest one of the cluster that it knows."""
+    """Its own set has a later term, below the highest term that it knows in the cluster."""
     a, b, c = terms_of("a"), terms_of("b"), terms_of("c", "other")
     await led(a, link)
     await led(c, link)
@@ -254,7 +254,7 @@ def test_highest_term_outlives_the_process(tmp_path: Path) -> None:
         (6, (6, "c/1"), (6, (6, "c/1"))),
         (7, (6, "c/1"), (7, (6, "c/1"))),  # of another set
         (7, (7, "a/61"), (7, (7, "a/61"))),
-        (7, (7, "b/62"), (7, (7, "a/61"))),  # the one that had it first
+        (7, (7, "b/62"), (7, (7, "a/61"))),  # the member that had it first
         (5, (5, "b/62"), (7, (7, "a/61"))),
         (9, (5, "b/62"), (9, (7, "a/61"))),
     ):
@@ -411,7 +411,7 @@ async def test_a_member_that_the_store_forgot_knows_of_the_loss(
     await led(b, link)
     assert not b.lost_data
     await b.release(link)
-    assert await b.look(link, may_lead=True) is None  # who leads is not counted
+    assert await b.look(link, may_lead=True) is None  # the leader itself is not counted
     assert not b.lost_data
 
 
@@ -448,7 +448,7 @@ async def test_a_term_ends_also_if_the_clock_was_set_back(
 ) -> None:
     a, b = terms_of("a"), terms_of("b")
     await led(a, link)
-    # As it is in a store whose clock was set back by an hour after the last renewal.
+    # As in a store whose clock was set back by an hour after the last renewal.
     assert store.ask("PEXPIRE", HOLD, "3600000") == b":1\r\n"
     assert await b.look(link, may_lead=True) is not None
     left_ms = int(store.ask("PTTL", HOLD)[1:])

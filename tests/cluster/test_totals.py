@@ -107,7 +107,7 @@ def test_lost_calls_and_a_lost_store_charge_nothing_twice(seed: int) -> None:
         read += seen.take(A, row, totals, 0)[0]
         from_join += late.take(A, row, totals, 0)[0]
     assert read == served
-    # A total that is new to a reader counts from what its owner had sent before.
+    # A total that is new to a reader counts from the value that its owner had sent before.
     assert from_join <= served - at_join + 12_000
 
 

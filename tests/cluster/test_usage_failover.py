@@ -1,4 +1,4 @@
-"""The ledgers of two members hold each lease once, however a leader ends: real processes."""
+"""Tests that the ledgers of two members hold each lease once, for every end of a leader."""
 
 import json
 import signal
@@ -145,7 +145,7 @@ async def test_an_end_that_two_leaders_saved_counts_once(
 async def test_a_gate_that_dies_with_the_leader_is_estimated(
     tmp_path: Path, store: StoreServer
 ) -> None:
-    """The gate reports Progress at both leaders, and dies: its last report is what counts."""
+    """The gate reports Progress at both leaders, and dies: its last report counts."""
     async with AsyncExitStack() as stack:
         a, b = await pair(tmp_path, store, stack, scheduler=SHORT)
         options = ClientOptions(progress_delay_s=0.01)

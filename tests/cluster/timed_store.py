@@ -9,7 +9,7 @@ from schedsvc.cluster.store import Address, StoreConnection, connect
 from .store_server import ADMIN_PASSWORD, StoreServer
 
 _CLOCK, _DUES = "clock-of-the-test", "dues-of-the-test"
-#: In front of the library: what it calls goes through here.
+#: Wraps the library: its calls go through here.
 _SHIM = f"""
 local loading, server = redis, {{}}
 function server.call(...) return redis.call(...) end  -- the global one, while a function runs
@@ -65,7 +65,7 @@ function redis.call(...)
     return answer
 end
 """
-#: How to read a key of each type.
+#: The command that reads a key of each type.
 _READERS = {
     b"string": ("GET",),
     b"hash": ("HGETALL",),
@@ -101,7 +101,7 @@ class TimedStore:
         await self.set_ms(self.now_ms)
 
     async def plant(self, name: str, key: str | bytes, *words: str | bytes) -> None:
-        """Put a value where another one may stand."""
+        """Replace a value."""
         await self.link.command("DEL", key)
         await self.link.command("ZREM", _DUES, key)
         await self.link.command(name, key, *words)

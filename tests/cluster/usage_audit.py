@@ -27,7 +27,7 @@ class UsageBooks:
         self.uncounted = 0
 
     def ended(self, end: pb.CompleteRequest) -> None:
-        """Take an end. One that was cancelled before any token is no usage. O(1)."""
+        """Record an end. An end before any token by a cancel is no usage. O(1)."""
         used = Sums(1, end.input_tokens, end.output_tokens)
         if end.outcome == pb.OUTCOME_CANCELLED and not any(used[1:]):
             self.uncounted += not end.HasField("input_tokens")
@@ -53,7 +53,7 @@ def exported(ledgers: Sequence[Path], *, estimated: bool = False) -> Sums:
 def differences(books: UsageBooks, ledgers: Sequence[Path]) -> list[str]:
     """Say in which way the ledgers differ from the client's books, where nothing was cut off.
 
-    An estimate may stand for a grant that the client never had: it has no token. Or its client left
+    An estimate may be for a grant that the client never had: it has no token. Or its client left
     before any token and counted nothing: it has no output.
     """
     served, found = books.sums(), exported(ledgers)

@@ -84,7 +84,7 @@ class Runner:
     async def start(self, step: dict[str, Any]) -> None:
         """Make a unary call without waiting for it."""
         self._calls[step["as"]] = asyncio.create_task(self._unary(step))
-        # The call has to be on its way before the next step is.
+        # The call has to be under way before the next step.
         await asyncio.sleep(POLL_S)
 
     async def waits(self, step: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Runner:
         await self._streams[step["send"]].send(events, step.get("seq"))
 
     async def receive(self, step: dict[str, Any]) -> None:
-        """Take what a stream brings, and judge it."""
+        """Take a message of a stream, and judge it."""
         stream = self._streams[step["receive"]]
         answer: dict[str, Json] = {}
         for kind in Stream.kinds:

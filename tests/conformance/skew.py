@@ -56,7 +56,7 @@ def newer(message: Message) -> None:
 
 
 def older(message: Message) -> None:
-    """Take away what came last."""
+    """Remove the last part."""
     for part in parts(message):
         for name in LATEST.get(part.DESCRIPTOR.name, ()):
             part.ClearField(name)

@@ -16,7 +16,7 @@ SCRIPTS = sorted((CLIENTS / "conformance").glob("*.json"))
 RUNNER = CLIENTS / "node/test/conformance.mjs"
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-# Each starts Node, too. These have every kind of call between them.
+# Each starts Node, too. Together they have every kind of call.
 QUICK_IN_NODE = {"idempotency", "lifecycle", "session", "wire"}
 
 

@@ -25,7 +25,7 @@ from .server import AUTHORITY, serving
 __all__ = ["program", "store"]
 
 TESTS = FOLDER / "test"
-#: Served before the leader is killed, and then by the next one.
+#: It is served before the leader is killed, and then by the next one.
 SERVED = 300
 
 
@@ -81,7 +81,7 @@ async def test_cancelled_requests_leave_nothing(tmp_path: Path, node: str, seed:
             await until(is_empty, "all gauges are 0")
             totals = (await client.stats()).totals
     assert said["failed"] == 0
-    # They left in each state.
+    # Requests left in each state.
     assert min(said["withdrawn"], said["ran"], totals.evicted, totals.cancelled) > 20, said
 
 

@@ -21,7 +21,7 @@ TSC = ["--strict", "--module", "nodenext", "--target", "es2022"]
 
 
 def compiled(packed: Path, kind: str, *sources: Path) -> Path:
-    """Compile files as a user does who has nothing but the package; return their folder."""
+    """Compile files as a user does who only has the package; return their folder."""
     folder = packed / kind
     folder.mkdir(exist_ok=True)
     (folder / "package.json").write_text(f'{{"type": "{kind}"}}')

@@ -27,7 +27,7 @@ def path_of(method: str) -> str:
 
 
 def message_class(name: str) -> type[Message]:
-    """A message of the contract, whichever file it is in."""
+    """A message of the contract, in whichever file it is declared."""
     found: type[Message] = getattr(pb, name, None) or getattr(explain_pb2, name)
     return found
 
@@ -85,7 +85,7 @@ class Stream:
         return self._queues[kind].popleft()
 
     async def acked(self) -> None:
-        """Wait until what was sent is acknowledged."""
+        """Wait until the sent messages are acknowledged."""
         await self._until(lambda: self._acked >= self._sent, f"no ack of seq {self._sent}")
 
     def left(self) -> dict[str, list[Any]]:

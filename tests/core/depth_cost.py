@@ -1,9 +1,9 @@
-"""Counts what a tree of shares costs each call: instructions at depth 4 beside those at depth 1.
+"""Counts the cost of a tree of shares for each call: instructions at depth 4 and at depth 1.
 
     python -m tests.core.depth_cost
     python -m tests.core.depth_cost --pools 1 --any
 
-64 tenants stand below no groups, or below three levels of weighted groups with four children each,
+64 tenants are below no groups, or below three levels of weighted groups with four children each,
 all with a backlog. Each round reports on a lease, completes it, admits another request, and polls,
 which grants it. It exits with status 1 if groups make a call cost more than 1.5 times as much.
 """
@@ -24,7 +24,7 @@ __all__ = ["CALLS", "RATIO_MAX", "main"]
 
 RATIO_MAX = 1.5
 DEPTHS = (1, 4)
-#: The poll is what grants.
+#: The poll makes the grant.
 CALLS = ("admit", "poll", "progress", "complete")
 _TENANTS = 64
 _NEVER_NS = 1 << 55
@@ -120,7 +120,7 @@ def _report(found: dict[str, list[float]], *, as_json: bool) -> bool:
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @click.option("--counted-in", type=click.Path(path_type=Path), hidden=True)
 def main(pools: int, rounds: int, *, is_any: bool, as_json: bool, counted_in: Path | None) -> None:
-    """Count with callgrind what a tree of shares costs; exit with status 1 if that is too much."""
+    """Count the cost of a tree of shares with callgrind; exit with status 1 if it is too high."""
     if counted_in is not None:
         found = _count(counted_in, pools, rounds, names_pool=not is_any)
         sys.exit(not _report(found, as_json=as_json))

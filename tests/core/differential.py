@@ -12,7 +12,7 @@ from .twin_view import core_view, view, wait_reasons
 
 
 class Differential:
-    """Drives both, and compares what they answer, decide and show."""
+    """Drives both, and compares their answers, decisions and views."""
 
     def __init__(self, policy: str, modes: dict[str, str] | None = None, **limits: int) -> None:
         given: dict[str, Any] = {"policy": policy} | (modes or {}) | limits
@@ -170,12 +170,12 @@ class Differential:
         )
 
     def save(self) -> None:
-        """Save what has changed, in slices."""
+        """Save the changes, in slices."""
         while rows := self.core.save(self.now_ns, 7):
             self._saved |= {key: (value, self.now_ns) for key, value in rows}
 
     def restart(self) -> None:
-        """Kill the scheduler, and start it again with what was saved until the moment before."""
+        """Kill the scheduler, and start it again with the state saved up to that moment."""
         self.save()
         order = "deadline" if self.twin.order.by_deadline else "arrival"
         given = self._given | {"flow_order": order}

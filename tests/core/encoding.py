@@ -1,4 +1,4 @@
-"""Protocol buffers by hand, so that tests can write what no library would."""
+"""Writes protocol buffers by hand, so that tests can write what no library would."""
 
 from collections.abc import Iterable
 

@@ -1,10 +1,10 @@
-"""Counts what keys cost that a caller chose so that they meet in a table without a secret.
+"""Counts the cost of keys that a caller chose to meet in a table without a secret.
 
     python -m tests.core.hostile_keys
 
 Ids of leases and tags of requests are such keys. One message reports on leases, or withdraws
-requests, whose keys are drawn; another does the same with keys that would have one place. It prints
-the ratio of their instructions (callgrind) as JSON.
+requests, with drawn keys; another does the same with keys that would share a place. It prints the
+ratio of their instructions (callgrind) as JSON.
 """
 
 import json
@@ -78,7 +78,7 @@ def _count(folder: Path) -> dict[str, float]:
 @click.command(epilog="Example: python -m tests.core.hostile_keys")
 @click.option("--counted-in", type=click.Path(path_type=Path), hidden=True)
 def main(counted_in: Path | None) -> None:
-    """Print the cost of keys that would meet, beside keys that are drawn."""
+    """Print the cost of keys that would meet, beside that of drawn keys."""
     if counted_in is not None:
         click.echo(json.dumps(_count(counted_in)))
         return

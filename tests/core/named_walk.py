@@ -39,7 +39,7 @@ class _Offering:
 def offer(
     scheduler: core.Scheduler, streams: dict[Any, _Offering], now_ns: int, name: str, **figures: int
 ) -> None:
-    """Offer a pool on a stream of its own, or new figures of it on that stream."""
+    """Offer a pool on a separate stream, or new figures of it on that stream."""
     key = scheduler, name
     if key not in streams:
         streams[key] = _Offering(scheduler, now_ns)
@@ -49,7 +49,7 @@ def offer(
 
 
 def bar(scheduler: core.Scheduler, now_ns: int, *open_pools: int) -> None:
-    """Let the pools with these numbers alone take requests that name none."""
+    """Let only pools with these numbers take requests that name none."""
     names = [b"p%d" % number for number in open_pools]
     scheduler.set_principal(now_ns, STRANGER, b"stranger", pools=names)
 

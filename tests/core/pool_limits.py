@@ -16,7 +16,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 
 
 def change_pool_limits(rnd: random.Random, pair: Differential) -> None:
-    """Give one pool, or all that have none of their own, other limits; or none to all."""
+    """Give other limits to one pool, or to all without their own; or none to all."""
     if rnd.random() < 0.2:
         pair.both("set_adapter", rnd.choice((b"x", b"y")), rnd.choice((-1, 0, 10, 40)))
         return

@@ -1,7 +1,6 @@
 """Runs several pools of a core in virtual time, each with its own rate in tokens a second.
 
-Requests are of one size. A flow that is backlogged has DEPTH requests queued for a target all the
-time.
+Requests are of one size. A backlogged flow always has DEPTH requests queued for a target.
 """
 
 import heapq
@@ -15,7 +14,7 @@ from schedsvc import _core as core
 from .support import SECOND, make
 
 INPUT, OUTPUT = 128, 256
-CHARGE = INPUT + 2 * OUTPUT  # what one request adds to its flow's service
+CHARGE = INPUT + 2 * OUTPUT  # the service of one request
 SLOTS = 8
 ANY = -1
 DEPTH = 4 * SLOTS  # so that it never runs out while others end at one moment
@@ -69,11 +68,11 @@ class PoolWorld:
         self.backlogged.discard((self.flows.index(name), target))
 
     def slow(self, pool: int, rate: float) -> None:
-        """Serve what begins from now on at another rate."""
+        """Serve requests that begin from now on at another rate."""
         self.rates[pool] = rate
 
     def kill(self, pool: int) -> None:
-        """Let nothing end in a pool any more."""
+        """Let no request end in a pool any more."""
         self.ends = [end for end in self.ends if end[3] != pool]
         heapq.heapify(self.ends)
 
@@ -113,7 +112,7 @@ class PoolWorld:
                 self.grants[self.flows[flow], pool].append(self.now_ns / SECOND)
                 took = int(SLOTS * CHARGE / self.rates[pool] * SECOND)
                 self.begun[pool] += 1
-                if self.begun[pool] < SLOTS:  # the first ones, so that they end one by one
+                if self.begun[pool] < SLOTS:  # the first ones, so they end one by one
                     took = took * self.begun[pool] // SLOTS
                 heapq.heappush(self.ends, (self.now_ns + took, d.lease_id, flow, pool))
             for flow, target in sorted(self.backlogged):

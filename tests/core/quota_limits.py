@@ -19,7 +19,7 @@ class QuotaLimits:
             self.change()
 
     def draw(self) -> dict[str, int]:
-        """Each limit is often none; the least are a request or two."""
+        """Each limit is often absent; the least are a request or two."""
         rnd = self.random
         choices: dict[str, tuple[int, ...]] = {
             "requests": (0, 0, 2, 30, 400),

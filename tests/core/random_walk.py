@@ -101,7 +101,7 @@ class RandomWalk:
             adapter=ask.choice((b"", b"", b"x", b"y", b"adapter%d" % (serial % 30))),
             session=self.session_of(ask),
         )
-        # A repeat of one that was refused or evicted is a new request.
+        # A repeat of a refused or evicted request is a new request.
         if handle > 0 and handle not in self.handles:
             self.handles.add(handle)
             self.asked[handle] = output * sequences, sequences

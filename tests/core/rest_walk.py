@@ -2,9 +2,9 @@
 
     python -m tests.core.rest_walk --count 2000 --seed 7
 
-Pools that wait rest between events. `set_options()` without any option has all of them looked at,
-and changes nothing else. So a scheduler that hears it before each event shows what no pool that
-rests may change: decisions, deadlines, what pools and requests wait for, and the levels of load.
+Pools that wait rest between events. `set_options()` without any option makes the core look at all
+of them, and changes nothing else. So a scheduler that gets it before each event shows what a
+resting pool may not change: decisions, deadlines, reasons of waits, and the levels of load.
 """
 
 import random
@@ -37,7 +37,7 @@ class RestWalk:
         self.classes = _CLASSES[: rnd.choice((0, 0, 2, 3))]
         self.sessions = rnd.choice((0, 0, 4))
         self.deadlines = rnd.random() < 0.2
-        self.draws = rnd.randrange(1 << 60)  # of the configuration, the same for both
+        self.draws = rnd.randrange(1 << 60)  # draws of the configuration, the same for both
         self.calm, self.woken = self._core(), self._core()
         self.both = self.calm, self.woken
         self.now_ns = self.asked = self.granted = 0
@@ -107,7 +107,7 @@ class RestWalk:
         return found[0]
 
     def run(self, events: int, compare_each: int = 20) -> None:
-        """Take both through events, each with a poll; compare all that they show at times."""
+        """Take both through events, each with a poll; at times compare all figures."""
         weights = (40, 25, 20, 4, 6, 1, 1, 3)
         kinds = (
             self._admit, self._progress, self._complete, self._cancel, self._telemetry,

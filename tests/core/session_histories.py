@@ -30,7 +30,7 @@ ANY = -1
 
 
 class BrokenError(Exception):
-    """The grant of a request, or the service of a session, is not as promised."""
+    """The grant of a request, or the service of a session, breaks a promise."""
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class Session:
 class Tenant:
     """Holds sessions of a tenant, and the levels of its lines: a line begins with a session.
 
-    With several pools each target has its line, with one pool all targets have one line together.
+    With several pools each target has its line, with one pool all targets share one line.
     """
 
     flow: int
@@ -61,7 +61,7 @@ class Tenant:
     levels: dict[int, int] = field(default_factory=dict)
     highest: int = 0
     restored: bool = False  # its sessions had counters before a kill
-    saved_level: int = 0  # with which each line begins after one
+    saved_level: int = 0  # the level with which each line begins after one
 
     @property
     def is_at_rest(self) -> bool:
@@ -88,7 +88,7 @@ class Tenant:
         self.highest = max(self.highest, session.vtc)
 
     def restart(self, *, restored: bool) -> None:
-        """Nothing waits, and the highest level of a line is left, if any session is."""
+        """Nothing waits, and the highest level of a line remains, if any session does."""
         levels = [self.saved_level, *map(self.level_of, self.levels)]
         self.restored, self.saved_level = restored, max(levels) if restored else 0
         self.levels.clear()
@@ -154,7 +154,7 @@ class SessionHistory:
         self._finish()
 
     def _finish(self) -> None:
-        """Let all end: what waits must be granted, if need be when its time has come."""
+        """Let all end: waiting requests must be granted, if need be when their time has come."""
         # Each timer lets a session begin, or ends the activity of one that has paused.
         waits = len(self.asked) + sum(len(each.sessions) for each in self.tenants) + 1
         while self.asked or self.live:
@@ -176,7 +176,7 @@ class SessionHistory:
                 raise BrokenError("a session is not forgotten")
 
     def _kill(self) -> None:
-        """End the process; the next one has its rows, and hears of all that runs and waits."""
+        """End the process; the next one gets its rows, and all running and waiting requests."""
         rows: list[tuple[bytes, bytes, int]] = []
         while some := self.core.save(self.now_ns, 7):
             rows += [(key, value, 0) for key, value in some if value is not None]
@@ -271,7 +271,7 @@ class SessionHistory:
             self._charge(lease)
 
     def _step(self) -> None:
-        """Produce a token of every running request; those that are done end."""
+        """Produce a token of every running request; complete ones end."""
         for lease_id, lease in list(self.live.items()):
             _, session, _, prompt, output, produced, *_ = lease
             lease[5] = produced = produced + 1
@@ -295,7 +295,7 @@ class SessionHistory:
             self._hold(tenant, session, self._line(target), after - before)
 
     def _hold(self, tenant: Tenant, session: Session, line: int, more: int) -> None:
-        """Compare a session that is served with those that wait in the same line."""
+        """Compare a served session with those that wait in the same line."""
         waits = {id(other) for _, _, other in tenant.waiting(line)}
         bound = 2 * max(PROMPT_MAX * INPUT, CAPACITY * len(self.pools) * OUTPUT) * 1000
         bound = bound // tenant.weight + self.credit

@@ -57,7 +57,7 @@ class Shim:
         self.stream.session.receive(self.walk.now_ns, message.SerializeToString())
 
     def reconnect(self) -> None:
-        """Lose the stream, with what is under way in either direction; replay what runs."""
+        """Lose the stream, with messages under way in either direction; replay running leases."""
         self.stream.session.close(self.walk.now_ns)
         self.connect()
         self.send(

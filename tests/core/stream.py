@@ -75,7 +75,7 @@ class Stream:
         whole = pb.SessionResponse()
         while (data := self.session.take(now_ns)) is not None:
             part = pb.SessionResponse.FromString(data)
-            # The core writes a lease id also where it is 0, protobuf does not.
+            # The core writes a lease id even if it is 0, protobuf does not.
             assert part.SerializeToString() == data or any(not n.lease_id for n in part.leases)
             whole.MergeFrom(part)
         return whole

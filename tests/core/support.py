@@ -104,7 +104,7 @@ def is_drained(scheduler: core.Scheduler, now_ns: int) -> bool:
 def meeting_keys(count: int, lower: int = 0) -> list[int]:
     """Keys, below 2^62, that have one place in a table of up to 2^21 places without a key.
 
-    `lower`: the lower half that goes with each.
+    `lower`: the lower half of each.
     """
     inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
     keys = ((number << 44) * inverse % (1 << 64) ^ lower for number in range(1, 1 << 20))

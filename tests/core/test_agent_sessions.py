@@ -128,7 +128,7 @@ def test_a_session_that_returns_is_not_paid_for_its_absence() -> None:
 
 def test_a_session_lifted_at_one_target_yields_at_the_other() -> None:
     s = one_by_one()
-    s.set_pool(0, b"small", 1, 1, 1)  # with several pools each target has a level of its own
+    s.set_pool(0, b"small", 1, 1, 1)  # with several pools each target has a separate level
     names = {turn(s, 0, f"{n}{k}", n): n for n in ("x", "y") for k in range(4)}
     serve(s, 0, names, 8)  # the line for any pool has a level now
     names = {turn(s, 1, f"{n}-p", n, pool=0): n for n in ("a", "b")}
@@ -279,7 +279,7 @@ def test_the_next_session_begins_in_any_case_after_a_while() -> None:
     assert due == 61 * SECOND
     assert outcomes(s.poll(due)) == [core.GRANTED]
     assert pool(s, due)["sessions_active"] == 2
-    turn(s, due, "a-9", "a", prompt=60, output=40)  # the one that was active for longest
+    turn(s, due, "a-9", "a", prompt=60, output=40)  # the one that has been active longest
     assert s.poll(due) == []
     s.check()
 
@@ -405,7 +405,7 @@ SESSIONS = 3
 
 
 def organisations(s: core.Scheduler) -> dict[int, str]:
-    """Make organisations 1:2:4 of so many users; return each user's flow, and its organisation."""
+    """Make organisations 1:2:4 with these user counts; return each user's flow and organisation."""
     flows = {}
     for k, (org, count) in enumerate(USERS.items()):
         group = s.set_quota(0, b"group:" + org.encode(), -1, weight_milli=1000 << k)

@@ -10,7 +10,7 @@ from .test_restart import saved
 TOKEN = 10**6  # of input, in micro-tokens
 # Tokens of input. Each request generates one token of output, which costs two.
 LARGE, MIDDLE, SMALL, HUGE = 900, 100, 9, 1_000_000
-AS_MANY = (LARGE + 2) // (SMALL + 2)  # small ones cost what a large one costs
+AS_MANY = (LARGE + 2) // (SMALL + 2)  # small ones cost as much as one large one
 FADES = 256  # the largest charge falls by this part of each smaller one
 TENANTS = (b"a", b"b")
 

@@ -36,7 +36,7 @@ def test_request_that_ends_before_the_heads_start_passes() -> None:
 def test_request_that_fits_beside_the_head_passes() -> None:
     s = backfilling(200)
     blocked(s)
-    admit(s, 0, "long", 1, 4, flow=2)  # reports nothing: it may hold its 5 for ever
+    admit(s, 0, "long", 1, 4, flow=2)  # it does not report: it may hold its 5 for ever
     assert outcomes(s.poll(0)) == [core.GRANTED]
 
 
@@ -114,8 +114,8 @@ def test_light_flow_that_delays_the_start_passes_for_a_time() -> None:
 
 
 def test_start_is_projected_in_the_form_of_the_ledger() -> None:
-    # The head fits in 20 tokens by the peak, beside what the other lease then holds, and in 150 by
-    # the sum of the reservations.
+    # The head fits in 20 tokens by the peak, beside the other lease's load then, and in 150 by the
+    # sum of the reservations.
     s = backfilling(200)
     grant(s, 0, "long", 10, 150, flow=1, reports_progress=True)
     grant(s, 0, "short", 100, 20, flow=1, reports_progress=True)
@@ -146,7 +146,7 @@ def test_groups_are_compared_where_they_are_siblings() -> None:
     one, two = (s.set_quota(0, f"group:{name}".encode(), -1, weight_milli=1000) for name in names)
     for flow, parent in enumerate((one, two, two)):
         s.set_flow_quota(0, flow, parent)
-    # Group two has been served 300 by its first flow, its second one nothing.
+    # Group two has been served 300 by its first flow, its second flow none.
     d = grant(s, 0, "served", 100, 100, flow=1, reports_progress=True)
     s.complete(0, d.lease_id, 1, output_tokens=100)
     grant(s, 0, "runs", 10, 50, flow=1, reports_progress=True)
@@ -177,7 +177,7 @@ def classes(surplus_ppm: int, **more: Any) -> core.Scheduler:
 
 @pytest.mark.parametrize(("surplus_ppm", "passes"), [(0, 0), (100_000, 1)])
 def test_worse_class_passes_with_the_surplus_alone(surplus_ppm: int, passes: int) -> None:
-    # The head that ran first was charged 110, of which a tenth is left to a worse class.
+    # The head that ran first was charged 110, and a tenth of that is left to a worse class.
     s = classes(surplus_ppm)
     grant(s, 0, "runs", 10, 50, flow=1, reports_progress=True)
     admit(s, 0, "head", 190, 5, flow=0, reports_progress=True)
@@ -239,5 +239,5 @@ def test_a_light_flow_passes_the_head_of_one_above_its_share() -> None:
         admit(s, 4, f"hog{i}", 90, 10, flow=0)
     assert len(s.poll(4)) == 36
     assert pool(s, 4)["wait_reason"] == "HEADROOM"
-    # The hog waits with an older request and the same counter, but not for what is kept.
+    # The hog waits with an older request and the same counter, but not for the kept part.
     grant(s, 5, "q", 40, 10, flow=1)

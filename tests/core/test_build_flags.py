@@ -1,4 +1,4 @@
-"""The core is compiled fast for development, and nothing measures or ships such a core."""
+"""The core is compiled fast for development; such a core is never measured or shipped."""
 
 import os
 import shutil

@@ -134,7 +134,7 @@ def test_time_of_a_lease_of_another_process_is_not_known() -> None:
 
 
 def give_up(s: core.Scheduler, now_ns: int, after_ns: int, **more: Any) -> tuple[int, int]:
-    """Give an answer in one piece up, of at most 100 tokens; return what is charged for it."""
+    """Give an answer in one piece up, of at most 100 tokens; return its charge."""
     given = {"output": 100, "reports_progress": True, "whole_answer": True} | more
     lease = grant(s, now_ns, f"given-up-{next(NUMBERS)}", 40, **given).lease_id
     ended = s.complete(now_ns + after_ns, lease, 1, core.CANCELLED)

@@ -1,6 +1,6 @@
 """Runs histories of clients that leave early, with a model engine of a constant pace.
 
-Whatever they do, each is charged at least what the engine computed for it, less one interval
+Whatever they do, each is charged at least the engine's computation for it, less one interval
 between two reports, and at most its prompt.
 """
 
@@ -102,7 +102,7 @@ def test_the_charge_is_between_what_was_computed_and_the_prompt(seed: int) -> No
     def early(prompt: int) -> int:
         alone_ns = prompt * SECOND // (STEP_TOKENS * SECOND // STEP_NS)
         if random.random() < 0.3:
-            return alone_ns * 9 // 10  # of a prefill that nothing holds up
+            return alone_ns * 9 // 10  # as a prefill that nothing delays
         return random.randint(1, 2 * alone_ns)
 
     world.ask(HONEST, 400, never)

@@ -32,7 +32,7 @@ def ask(s: core.Scheduler, name: str, cls: bytes = b"", flow: int = 0, **more: A
 
 
 def served(s: core.Scheduler, count: int, now_ns: int = 1, step_ns: int = 1) -> list[int]:
-    """Tags of the next grants; each lease ends before the next poll."""
+    """Return tags of the next grants; each lease ends before the next poll."""
     tags = []
     for k in range(count):
         for d in s.poll(now_ns + k * step_ns):
@@ -151,7 +151,7 @@ def test_a_class_that_waits_is_served_within_its_ageing_time(seed: int) -> None:
             s.check()
     low = [0, *(now_ns for now_ns, cls in turns if cls == LOW)]
     waits = [b - a for a, b in pairwise(low)]
-    # Rarer turns than its ageing time: every second one, which is as soon as there can be.
+    # Turns are rarer than its ageing time: every second one, the soonest possible.
     assert max(waits) <= max(AGEING + step_ns, 2 * step_ns)
     assert min(waits[1:]) >= min(AGEING, 2 * step_ns)
     assert not any(a[1] == b[1] == LOW for a, b in pairwise(turns))
@@ -168,7 +168,7 @@ def test_ageing_brings_forward_the_class_that_has_been_due_longest() -> None:
     ask(s, "slow", b"slow", tag=3)
     ask(s, "low", LOW, tag=2)
     assert served(s, 2, 0) == [1, 1]
-    # Both are due; each comes before a better one, but never two in a row.
+    # Both are due; each precedes a better one, but never two in a row.
     assert served(s, 5, 9 * SECOND) == [2, 1, 3, 1, 1]
 
 
@@ -209,7 +209,7 @@ def test_nothing_that_is_configured_locks_an_exempt_class_out() -> None:
     d = grant(s, 0, "probe", 30, 10, request_class=PROBE)
     assert s.flow_stats(0, d.flow)["quotas"] == []
     s.check()
-    # Its own leases and places are bounded like those of all others together.
+    # Its own leases and places are limited like those of all others together.
     assert ask(s, "its own limit", PROBE) > 0
     assert ask(s, "its own queue", PROBE) == -core.REJECTED_FLOW_QUEUE_FULL
     assert s.poll(0) == []
@@ -264,7 +264,7 @@ def test_a_quota_is_shared_by_class_and_none_is_starved_there() -> None:
 
 
 def test_a_class_that_is_due_at_a_quota_wakes_the_scheduler() -> None:
-    # The better one needs a minute; the lower one little, which is there when it becomes due.
+    # The better one needs a minute; the lower one needs little, which is there when it is due.
     s = classed(("a", 1000), queue_ttl_ns=1 << 50)
     group = s.set_quota(0, b"group", total_tokens=600)
     s.set_flow_quota(0, 0, group)
@@ -289,7 +289,7 @@ def test_a_class_that_gets_another_ageing_time_wakes_the_scheduler_by_that() -> 
     s.set_class(LOW, 5, SECOND)
     assert s.poll(1) == []
     assert s.next_deadline() == SECOND
-    s.set_class(LOW, -9)  # the best now, and what it asks is there
+    s.set_class(LOW, -9)  # it is the best now, and its quota is there
     assert [d.engine_priority for d in s.poll(2)] == [-9]
 
 

@@ -105,7 +105,7 @@ def test_a_hostile_caller_gains_nothing_at_a_cold_leader() -> None:
 
 
 def test_a_gate_that_lies_fills_its_own_pool_at_most() -> None:
-    """Reservations beyond what could be granted, a class that Admit refuses, and an id twice."""
+    """Reservations beyond the possible grants, a class that Admit refuses, and a repeated id."""
     s = leader(ledger="sum")
     gate = Stream(s)
     gate.send(0, offering(1))
@@ -113,7 +113,7 @@ def test_a_gate_that_lies_fills_its_own_pool_at_most() -> None:
     assert answers[0] == []
     assert all(answer in ([], [(k + 1, UNKNOWN)]) for k, answer in enumerate(answers))
     accepted = answers.count([])
-    # The bound of replay.pxi: what leases of a pool of that capacity can reserve together.
+    # The bound of replay.pxi: the most that leases of a pool of that capacity can reserve.
     assert accepted * 90 <= 100 * (1 + (accepted - 1).bit_length()) + 2 * (accepted + 1)
     assert accepted < 11
     assert notices(gate.send(0, runs(1, request_class="unknown"))) == []

@@ -17,12 +17,12 @@ def test_idleness_earns_no_more_than_the_credit() -> None:
         for i in range(50):
             d = grant(s, i, f"b{i}", 10, 10)
             s.complete(i, d.lease_id, 1, output_tokens=10)
-        admit(s, 60, "b", 10, 10, 0)  # one runs and one waits while the other flow comes
+        admit(s, 60, "b", 10, 10, 0)  # one runs and one waits when the other flow comes
         s.poll(60)
         admit(s, 60, "bw", 10, 10, 0)
         before = vtc(s, 60, 0)
         admit(s, 60, "l0", 10, 10, 1)
-        # The average of equal charges is one of them, to what is left of a division by 32.
+        # The average of equal charges is one of them, except for the rest of a division by 32.
         mine = 10 * INPUT + 10 * OUTPUT if credit < 0 else credit
         assert vtc(s, 60, 1) == pytest.approx(before - mine, abs=50 * 32)
         assert totals(s, 60)["fairness_bound_micro"] == pytest.approx(
@@ -45,7 +45,7 @@ def test_a_flow_that_trickles_saves_up_no_more_than_the_credit() -> None:
     """A running request does not keep its flow active, so a trickle earns no right to catch up."""
     credit = 20 * INPUT
     s = make(("busy", 1000), ("trickle", 1000), capacity=1_000, credit_max_micro=credit)
-    for i in range(40):  # 990 tokens of each round are busy's; a request of trickle runs always
+    for i in range(40):  # 990 tokens of each round are busy's; a request of trickle always runs
         admit(s, i, f"b{i}", 989, 1, 0)
         admit(s, i, f"t{i}", 1, 1, 1)
         admit(s, i, f"w{i}", 1, 1, 0)  # busy waits all along

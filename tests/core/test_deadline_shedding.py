@@ -33,7 +33,7 @@ class Engine:
         return admit(self.s, self.now_ns, f"r{self.serial}", PROMPT, 10, **given)
 
     def serve(self, handle: int, after_ns: int) -> None:
-        """Grant what was asked; its first token comes so much later."""
+        """Grant the request; its first token comes this much later."""
         (d,) = self.s.poll(self.now_ns)
         assert (d.handle, d.outcome) == (handle, core.GRANTED)
         self.s.progress(self.now_ns + after_ns - 1, d.lease_id, 1)  # alive
@@ -42,7 +42,7 @@ class Engine:
         self.s.complete(self.now_ns, d.lease_id, 1, output_tokens=1)
 
     def is_let_in(self, after_ns: int = SECOND, deadline_ns: int = SECOND // 2) -> bool:
-        """Ask for a first token; whether it is let in, to have it so much later."""
+        """Ask for a first token; return whether it is let in, to have it this much later."""
         handle = self.ask(deadline_ns)
         if handle > 0:
             self.serve(handle, after_ns)
@@ -193,7 +193,7 @@ def test_a_deadline_between_two_reports_may_have_been_met() -> None:
     [
         (1, 5, core.COMPLETED, (1, 0)),  # the first token came before now
         (1, 0, core.CANCELLED, (0, 0)),  # unknown
-        (6, 5, core.COMPLETED, (0, 0)),  # it is unknown when it came
+        (6, 5, core.COMPLETED, (0, 0)),  # its time is unknown
         (6, 0, core.CANCELLED, (1, 1)),  # it did not come in time
     ],
 )

@@ -145,7 +145,7 @@ def test_a_renewal_rings_early_at_most_once() -> None:
 
 
 def test_a_late_poll_does_everything_in_the_order_of_its_time() -> None:
-    # A process that was paused: what was due first falls first, renewals notwithstanding.
+    # After a pause, the earliest due falls first, despite renewals.
     s = make(lease_grace_ns=0)
     leases = [grant(s, i, f"r{i}", 1, 1) for i in range(5)]
     for n, i in enumerate((3, 0, 1)):

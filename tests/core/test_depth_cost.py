@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-#: With three pools the bar holds with nothing to spare, and another compiler may miss it.
+#: With three pools the bar holds without a margin, and another compiler may miss it.
 THREE_POOLS_MAX = 1.55
 #: Depth four may add this to a poll, however cheap a flat one is.
 POLL_MORE, POLL_MORE_OF_THREE = 26_650, 62_790  # instructions

@@ -57,7 +57,7 @@ def test_ties_go_by_arrival() -> None:
     grant(s, 0, "seen", 10, 10, 0)
     handles = ask(s, (3, "first", 10, ()), (1, "second", 10, YOURS), (2, "third", 10, YOURS))
     s.complete(0, 1, 1, output_tokens=1)
-    # Once the second has run, its prefix is known; the one without any came before both.
+    # Once the second has run, its prefix is known; the one without a prefix came before both.
     assert order(s, 0, handles) == ["first", "second", "third"]
 
 
@@ -89,7 +89,7 @@ def test_cached_forecast_is_charged_and_settled_at_the_end() -> None:
     assert vtc(s, 0, 0) == 40 * INPUT + 40 * INPUT // 10
     s.progress(0, second.lease_id, 1, 40, 0, 1)
     assert vtc(s, 0, 0) == 40 * INPUT + 40 * INPUT // 10 + OUTPUT
-    s.complete(0, second.lease_id, 1, core.COMPLETED, 40, 0, 1)  # the cache had nothing
+    s.complete(0, second.lease_id, 1, core.COMPLETED, 40, 0, 1)  # the cache had no hits
     assert vtc(s, 0, 0) == 80 * INPUT + OUTPUT
     s.complete(0, first.lease_id, 1, core.COMPLETED, 40, 0, 1)
     s.check()

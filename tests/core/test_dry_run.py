@@ -30,7 +30,7 @@ def test_audit_refuses_nothing_and_counts_everything() -> None:
     decisions = s.poll(0)
     assert outcomes(decisions) == [core.GRANTED] * 5
     assert [d.tag for d in decisions] == [0, 1, 2, 3, 4]  # in the order of arrival
-    # As none but the first two would have been let in: the queue of one is what stops the second.
+    # As only the first two would have been let in: the queue of one stops the second.
     refusals, waits = audited(s)
     assert refusals[core.REJECTED_TOO_LARGE] == 2
     assert sum(refusals.values()) + waits == 4
@@ -136,7 +136,7 @@ def test_more_than_a_poll_may_do_is_granted_in_audit_by_the_next_ones() -> None:
 
 
 def test_overdue_request_is_not_granted_in_audit() -> None:
-    """More than the timers of one poll may evict, when the flow is put in audit."""
+    """The flow in audit has more than the timers of one poll may evict."""
     s = make(capacity=20, lease_ttl_ns=1 << 50, work_max=2)
     grant(s, 0, "runs", 10, 10)
     for k in range(7):
@@ -242,7 +242,7 @@ def test_a_tenant_that_is_gone_is_unknown_and_its_queue_is_served() -> None:
     assert answer.outcome == pb.OUTCOME_REJECTED_UNKNOWN_TENANT
     s.complete(1, d.lease_id, 1)
     assert [d.tag for d in s.poll(1)] == [5]
-    assert s.set_flow(b"f", 2000) == 0  # it is back, with what it was charged
+    assert s.set_flow(b"f", 2000) == 0  # it is back, with its charge
     assert isinstance(s.admit_wire(1, 0, data), int)
     s.check()
 

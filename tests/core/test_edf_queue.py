@@ -152,7 +152,7 @@ def test_where_quotas_are_taken_at_the_arrival_they_are_kept() -> None:
     assert admit(s, 0, "third", tag=3) == -core.REJECTED_QUOTA
     assert s.flow_stats(0, 0)["quotas"][0]["remaining"] == 0
     s.check()
-    # Where it ceases to refuse, who is behind the head gives back: an urgent one is not kept out.
+    # If it ceases to refuse, requests behind the head give back: an urgent one is not kept out.
     s.set_flow_quota(0, 0, refuse=False, concurrency=2)
     assert s.flow_stats(0, 0)["quotas"][0]["remaining"] == 1
     admit(s, 0, "more urgent", tag=4, deadline_ns=4 * SECOND)

@@ -201,7 +201,7 @@ def test_without_the_store_time_fills_a_part() -> None:
     granted = tags(s, 0)
     for second in range(1, 61):
         granted += tags(s, second * SECOND)
-    assert granted == [0, 1, 2, 3, 4]  # what it held, and three in a minute
+    assert granted == [0, 1, 2, 3, 4]  # its held units, and three in a minute
     s.set_escrow(60 * SECOND)
     assert held(s, key) == [0]
     assert not tags(s, 61 * SECOND)

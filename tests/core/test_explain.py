@@ -348,7 +348,7 @@ def test_last_request_ids_are_kept() -> None:
         s.admit_wire(0, 0, admit_message(f"r{k}").SerializeToString())
     s.admit_wire(0, 0, admit_message("x" * 65).SerializeToString())
     assert s.recent_request_ids() == [b"r%d" % k for k in range(299, 43, -1)]
-    # A retry is there again: it is the latest that its caller has sent.
+    # A retry is found again: it is the latest of its caller.
     s.admit_wire(0, 0, admit_message("r290").SerializeToString())
     assert s.recent_request_ids()[:2] == [b"r290", b"r299"]
 

@@ -23,7 +23,7 @@ class Backlog:
         capacity: int,
         reports: bool = True,
         policy: str = "vtc",
-        predicts: bool = False,  # else max_tokens is reserved, and what runs fits the pool
+        predicts: bool = False,  # else max_tokens is reserved, and running requests fit the pool
     ) -> None:
         self.random = random.Random(7)
         flows = [(f"f{i}", w) for i, w in enumerate(weights)]
@@ -260,7 +260,7 @@ def test_a_lease_keeps_the_weight_it_was_granted_at() -> None:
 
 
 def test_counters_survive_enormous_charges_in_order() -> None:
-    # The dearest tokens at the least weight, beside a flow that stays near 0 all along.
+    # The highest price at the least weight, beside a flow that always stays near 0.
     s = make(
         ("dear", 1), ("cheap", 1_000_000_000), capacity=1 << 28, block=1 << 16,
         input_price_micro=10_000_000, lease_ttl_ns=1 << 50,

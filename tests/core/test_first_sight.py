@@ -135,7 +135,7 @@ def ask_as(
 
 
 def shared(share_ppm: int, flows_max: int, **limits: Any) -> core.Scheduler:
-    """Principals 7 and 8 have a share of what `unknown` leaves of `flows_max`."""
+    """Principals 7 and 8 have a share of the part of `flows_max` that `unknown` leaves."""
     s = scheduler(flows_max=flows_max, **limits)
     for number in (7, 8):
         s.set_principal(0, number, b"gate%d" % number, share_ppm=share_ppm)
@@ -174,7 +174,7 @@ def test_a_full_share_takes_flows_of_its_own_tenants_only() -> None:
         now_ns = s.stats(0)["totals"]["received"]
         grant = ask_as(s, principal, name, now_ns).grant
         s.complete(now_ns, grant.lease_id, grant.pool_epoch, principal=principal)
-    for i in range(2):  # so that newcomers begin where t1 is
+    for i in range(2):  # so newcomers begin at t1's counter
         s.admit(9, s.flow_index(b"t1"), b"q%d" % i, 10, 50)
     s.poll(9)
     ask_as(s, 7, "t2", 60 * SECOND)

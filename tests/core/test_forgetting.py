@@ -15,7 +15,7 @@ from .support import SECOND, totals
 from .test_first_sight import TOKEN, ask, change_rules, pair_of, scheduler, tenants
 
 HOUR = 3_600 * SECOND
-IDLE = 11 * SECOND  # after it a flow counts no more among those that share the pools
+IDLE = 11 * SECOND  # after it a flow no longer counts among those that share the pools
 
 
 def served(s: core.Scheduler, now_ns: int, name: bytes, request_id: str, output: int = 5) -> None:
@@ -32,7 +32,7 @@ def crowded(flows_max: int = 3, **limits: Any) -> core.Scheduler:
     served(s, 0, b"old", "a")
     for i in range(3):
         served(s, 1, b"busy", f"b{i}")
-    # Both are backlogged, so the level is that of the counter which is behind.
+    # Both are backlogged, so the level is that of the counter that is behind.
     flow = s.flow_index(b"busy")
     for i in range(2):
         s.admit(2, flow, b"q%d" % i, 10, 50)
@@ -149,7 +149,7 @@ def test_a_tenant_is_kept_until_its_bucket_is_full() -> None:
     s.set_tenant_rule(3, b"old", requests=3)
     s.set_rules_followed(3)
     served(s, 3, b"old", "taken", output=0)
-    for i in range(3):  # so that the others are ahead of it again
+    for i in range(3):  # so the others are ahead of it again
         served(s, 4, b"busy", f"c{i}")
     s.admit(4, s.flow_index(b"busy"), b"q9", 10, 50)
     s.poll(4)
@@ -229,8 +229,8 @@ def forgotten_in_walk(seed: int, policy: str) -> int:
 
 @pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "dlpm", "lcf"])
 def test_core_and_twin_forget_the_same_tenants(policy: str) -> None:
-    # In the first walk a flow's stored answer outlives what its outputs taught. One walk in twenty
-    # forgets three tenants at most, so the test adds up the walks.
+    # In the first walk a flow's stored answer outlives the lengths that it taught. One walk in
+    # twenty forgets three tenants at most, so the test adds up the walks.
     found = [forgotten_in_walk(seed, policy) for seed in (5_084_638_471_181, *fresh(1))]
     if policy == "vtc":
         assert sum(found) > 3, found
@@ -281,7 +281,7 @@ def replayed(
     now_ns += away_ns
     others = [(b"t%d" % (1 + i % 2), 20, 20) for i in range(40)]
     run(others[:busy])
-    s.first_sight(now_ns + IDLE, b"new")  # which takes the flow of who can be forgotten
+    s.first_sight(now_ns + IDLE, b"new")  # it takes the flow of a tenant that can be forgotten
     now_ns += IDLE
     forgotten = s.flow_index(b"t0") == -1
     s.set_options(now_ns, flows_max=100)

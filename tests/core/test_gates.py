@@ -37,7 +37,7 @@ def test_a_pool_grants_once_all_gates_have_replayed() -> None:
     first.send(0, offering(2))
     assert first.send(0, asking(1, "r", 60, pool="p")).verdicts == []
     assert pool(s, 0)["wait_reason"] == "DETACHED"
-    # The other process runs something: without its replay, both would not fit.
+    # The other process runs a request: without its replay, both would not fit.
     answer = second.send(
         0, offering(2), replaying(77, "runs", reserved_tokens=70, prompt_tokens=60)
     )

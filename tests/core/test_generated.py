@@ -15,7 +15,7 @@ from schedsvc import _core
 SOURCE = Path(__file__).resolve().parents[2] / "_core" / "core.c"
 _BEGINS = re.compile(r"static (?:CYTHON_INLINE )?[^;]*\b__pyx_f_8schedsvc_5_core_(\w+)\(.*\) \{")
 _INTEGER = re.compile(r"__Pyx_PyLong_From_\w+|__Pyx_PyNumber_\w+|__Pyx_PyObject_Compare\w+")
-# Where a function that cannot raise does something that could: there the exception ends.
+# If a function that cannot raise does something that could, the exception ends there.
 _SWALLOWS = "__Pyx_WriteUnraisable("
 
 
@@ -33,7 +33,7 @@ def functions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def python_integers(text: str) -> dict[str, list[str]]:
-    """Find functions that cannot raise and yet count with Python's integers, and by what."""
+    """Find functions that cannot raise and yet count with Python's integers, and by what call."""
     return {
         name: _INTEGER.findall(body)
         for name, body in functions(text)
@@ -90,9 +90,9 @@ def test_prefetches_are_counted(instruction: str, count: int) -> None:
     platform.machine() not in ("x86_64", "aarch64", "arm64"), reason="another instruction"
 )
 def test_forgotten_answer_is_prefetched() -> None:
-    # A function that does nothing but prefetch has no effect that GCC knows of, so its calls were
-    # dropped: each answer that was forgotten cost a fetch from memory, a sixth of an Admit and its
-    # Complete. Only the time showed it.
+    # GCC sees no effect in a function that only prefetches, so its calls were dropped: each
+    # forgotten answer cost a fetch from memory, a sixth of an Admit and its Complete. Only the time
+    # showed it.
     objdump = shutil.which("objdump")
     if objdump is None:
         pytest.skip("no objdump here")
@@ -101,7 +101,7 @@ def test_forgotten_answer_is_prefetched() -> None:
     if "<__pyx_f_" not in listing:
         pytest.skip("the core was stripped of its names")
     found = prefetches(listing)
-    # Or what that was put into by the compiler.
+    # Or the function into which the compiler put that.
     places = re.compile("forget|fetch_oldest|end_lease|run_timers")
     forgets = [count for name, count in found.items() if places.search(name)]
     assert sum(forgets) >= 5, found

@@ -7,7 +7,7 @@ from schedsvc import _core as core
 from .support import admit, grant, make
 
 STEP = 8  # places that one insertion or removal moves
-TABLES = 2  # request ids and lease ids, in each of which an event inserts or removes one
+TABLES = 2  # request ids and lease ids; an event inserts or removes one in each
 
 
 def moved_by(s: core.Scheduler, before: int) -> int:
@@ -21,7 +21,7 @@ def test_no_event_pays_for_a_table_that_doubles() -> None:
         before = core.moved_entries(s)
         grant(s, serial, f"r{serial}")
         most = max(most, moved_by(s, before))
-    # From 64 places to 32,768, at seven in ten: all that were there moved each time.
+    # From 64 places to 32,768, at seven in ten: all entries moved each time.
     assert core.moved_entries(s) == TABLES * sum(64 * 2**k * 7 // 10 for k in range(9))
     assert 0 < most <= TABLES * STEP
     s.check()

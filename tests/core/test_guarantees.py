@@ -1,4 +1,4 @@
-"""Shares: they bind in saturation, lend what is idle, and give it back at once."""
+"""Tests shares: they bind in saturation, lend idle parts, and give them back at once."""
 
 import random
 from collections import defaultdict
@@ -212,7 +212,7 @@ def test_borrowing_ends_within_a_window_of_its_owners_return(seed: int) -> None:
     alone = line.got(1, 120, 180)
     assert alone >= 0.75 * 60_000
     line.play(60, {0: None, 1: None})
-    assert line.got(0, 180, 240) >= nominal * 60 - 1_000  # what ran was not stopped
+    assert line.got(0, 180, 240) >= nominal * 60 - 1_000  # running requests were not stopped
     before = line.row(1)["borrowed_tokens"]
     line.play(60, {0: None, 1: None})
     # The owner's burst is over: each flow has its own share, and none has another's.
@@ -223,7 +223,7 @@ def test_borrowing_ends_within_a_window_of_its_owners_return(seed: int) -> None:
 
 
 def test_there_is_no_cliff_at_the_threshold() -> None:
-    # The owner asks for more and more; the borrower gets what that leaves, without a jump.
+    # The owner asks for more and more; the borrower gets the rest, without a jump.
     found = []
     for rate in range(7):
         line = Line((1000, 1000))
@@ -276,7 +276,7 @@ def test_held_for_two_pools_each_goes_when_its_own_has_room() -> None:
     for i in (0, 1):
         admit(s, 0, f"r{i}", 50, 50, 1, pool=i)
     assert s.poll(0) == []
-    # The flow's own tokens suffice for one of them, and the first that came gets it.
+    # The flow's own tokens suffice for one of them, and the first to arrive gets it.
     s.set_flow_quota(0, 1, share=400, lends=0)
     assert [d.pool for d in s.poll(0)] == [0]
     assert s.flow_stats(0, 1)["held_to_share"]
@@ -303,7 +303,7 @@ def test_a_held_head_keeps_no_other_queue_from_its_quota() -> None:
 
 def test_a_withdrawn_request_gives_back_what_it_took() -> None:
     s = lending()
-    s.set_pool(0, b"p", 1, 1_000, 1, 1)  # nothing more can run
+    s.set_pool(0, b"p", 1, 1_000, 1, 1)  # no further request can run
     handle = admit(s, 0, "r", 50, 50, 1)
     assert s.poll(0) == []
     assert s.flow_stats(0, 1)["borrowed_tokens"] == 100  # paid, it waits in the line
@@ -326,7 +326,7 @@ def test_shares_change_while_everything_runs() -> None:
     s.set_flow_quota(SECOND, 0, share=900, lends=600)
     assert outcomes(s.poll(SECOND)) == [core.GRANTED]
     admit(s, SECOND, "r2", 300, 300, 1)
-    assert outcomes(s.poll(SECOND)) == []  # larger than what the pool of the engine has left
+    assert outcomes(s.poll(SECOND)) == []  # larger than the rest of the engine's pool
     s.set_gone(2 * SECOND, b"owner")  # a tenant that is gone lends nothing
     s.complete(2 * SECOND, 2, 1, output_tokens=450)
     assert s.flow_stats(2 * SECOND, 0)["share_tokens_per_minute"] == 0
@@ -374,7 +374,7 @@ def test_groups_models_and_the_pool_of_all_show_what_they_have_left() -> None:
     keys = ("share_left_tokens", "borrowed_tokens", "lent_tokens")
     assert [rows["group:g"][key] for key in keys] == [1_000 - 20, 0, 70]
     assert [rows[""][key] for key in keys] == [0, 0, 0]
-    assert s.stats(MINUTE)["quotas"][1]["share_left_tokens"] == 1_000  # as of that time
+    assert s.stats(MINUTE)["quotas"][1]["share_left_tokens"] == 1_000  # at that time
     s.check()
 
 

@@ -81,7 +81,7 @@ def test_another_payload_is_refused_and_changes_nothing(other: dict[str, int]) -
     ("message", "is_same"),
     [
         (wire("r", 4, 6), True),
-        (wire("r", 4, 6, queue_ttl_ms=5), True),  # deadlines are not part of what is asked
+        (wire("r", 4, 6, queue_ttl_ms=5), True),  # deadlines are not part of the payload
         (wire("r", 4, 6, deadline_ms=5), True),
         (wire("r", 6, 4), False),
         (wire("r", 10), False),

@@ -116,7 +116,7 @@ def test_no_request_claims_the_place_of_another() -> None:
     assert honest
     first = grant(s, 0, "runs2", flow=1).lease_id
     admit(s, 0, "a9", tag=13)
-    admit(s, 0, "b1", flow=1, tag=2)  # nothing has taken it yet
+    admit(s, 0, "b1", flow=1, tag=2)  # no request has taken it yet
     assert granted(s, first, 2) == [2, 13]
 
 

@@ -48,7 +48,7 @@ def test_without_grace_the_ttl_ends_it() -> None:
 
 
 def test_a_live_lease_that_renews_never_expires() -> None:
-    # A known bug of others: a reaper that frees leases of live requests after five minutes.
+    # A known bug elsewhere: a reaper frees leases of live requests after five minutes.
     s = make()
     d = grant(s, 0, "r")
     for i in range(1, 200):
@@ -180,7 +180,7 @@ def test_replay_from_another_principal_than_the_owner_is_unknown() -> None:
     assert totals(s, 0)["replays_refused"] == 1
     assert not owner.send(0, replaying(7, "r", pool="gpu", reserved_tokens=1_000)).leases
     assert totals(s, 0)["promised_tokens"] == 1_000
-    owner.session.close(0)  # who offered it last owns it still
+    owner.session.close(0)  # the last one that offered it still owns it
     said = stranger.send(0, replaying(8, "q", pool="gpu"))
     assert [(n.lease_id, n.state) for n in said.leases] == [(8, core.LEASE_UNKNOWN)]
     s.check()
@@ -212,7 +212,7 @@ def test_seeded_lease_ids_are_random_and_no_replay_moves_them() -> None:
     assert len(set(drawn)) == 20
     assert all(0 < lease_id < 1 << 62 for lease_id in drawn)
     assert sum(lease_id < 1 << 61 for lease_id in drawn) in range(2, 19)
-    taken = ids("00" * 16, drawn[0])  # what is in use is not drawn
+    taken = ids("00" * 16, drawn[0])  # an id in use is not drawn
     assert taken == [*drawn[1:], taken[-1]]
 
 

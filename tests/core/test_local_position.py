@@ -164,7 +164,7 @@ def test_levels_of_drained_pools_outlive_two_restarts() -> None:
 
 
 def test_waiting_flow_keeps_its_position_over_the_restart() -> None:
-    """The first pool is alone for a while, and what waits for it had no position there."""
+    """The first pool is alone for a while, and requests that wait for it had no position there."""
     world = disjoint()
     world.run(650)
     s = begun_from(saved(world.scheduler, world.now_ns), b"p")

@@ -131,7 +131,7 @@ def test_passing_request_leaves_the_head_its_room() -> None:
 
 
 def test_a_head_that_waits_for_an_adapter_is_passed_within_its_charge() -> None:
-    # It will be charged 10 and twice 10 while no output is known, and each that passes 10.
+    # It will be charged 10 and twice 10 while no output is known, and so will each that passes.
     s = loras(max_loras=1, dispatch="backfill")
     grant(s, 0, "x", adapter=b"x")
     head = admit(s, 0, "y", adapter=b"y", flow=1)
@@ -162,7 +162,7 @@ def test_whatever_adapter_is_asked_for_its_turn_comes(seed: int) -> None:
             s.complete(now_ns, lease_id, 1, output_tokens=5)
             del running[lease_id]
         if rnd.random() < 0.6:
-            # Most ask for what is active mostly.
+            # Most ask for the adapter that is mostly active.
             name = rnd.choice(names + (b"x",) * 8)
             flow = rnd.randrange(len(FLOWS))
             handle = admit(s, now_ns, f"r{step}", 20, 20, flow=flow, adapter=name)

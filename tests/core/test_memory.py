@@ -1,4 +1,4 @@
-"""Nothing grows that is given back: records, verdicts, sessions, whole schedulers."""
+"""Tests that freed memory never grows: records, verdicts, sessions, whole schedulers."""
 
 import ctypes
 import gc
@@ -13,14 +13,14 @@ from .stream import Stream, asking, completing
 from .support import admit, grant, make
 
 STATM = Path("/proc/self/statm")
-PAGES_OF_SLACK = 1_024  # 4 MiB; what is measured would leak several times that
+PAGES_OF_SLACK = 1_024  # 4 MiB; a leak would be several times that
 
 pytestmark = pytest.mark.skipif(not STATM.exists(), reason="needs /proc/self/statm")
 
 
 def resident_pages() -> int:
     gc.collect()
-    # Else it is the allocator's affair how much of what was freed still counts.
+    # Otherwise the allocator decides how much of the freed memory still counts.
     ctypes.CDLL(None).malloc_trim(0)
     return int(STATM.read_text().split()[1])
 
@@ -107,5 +107,5 @@ def test_a_refused_flood_leaves_nothing() -> None:
 
 
 def test_a_request_takes_168_bytes_of_each_queue() -> None:
-    """A million queued requests have room in 400 MB (T10) if most take no more."""
+    """A million queued requests have room in 400 MB (T10), most of them with no more."""
     assert core.REQUEST_BYTES <= 168

@@ -233,7 +233,7 @@ def test_every_principal_counts() -> None:
 
 
 def test_session_that_waits_for_a_cap_follows() -> None:
-    """A turn of a session that names no pool waits for the cap of one; that one closes."""
+    """A turn of a session that names no pool waits for the cap of one; that pool closes."""
     s = scheduler(2)
     s.set_pool_limits(0, sessions_max_tokens=30)
     for number in range(2):
@@ -286,7 +286,7 @@ def test_refusals_at_a_lone_closed_pool_hide_its_figures() -> None:
 @pytest.mark.parametrize("seed", fresh(4))
 @pytest.mark.parametrize("order", ["vtc", "dlpm", "fcfs"])
 def test_closed_pools_change_nothing_for_requests_without_a_pool(seed: int, order: str) -> None:
-    """The same requests at three pools, alone and beside closed ones, are granted alike."""
+    """The same requests at three pools, alone and beside closed ones, have the same grants."""
     rnd = Random(seed)
     names = ["a", "b", "c"]
     both = [scheduler(size, *names, policy=order, queue_ttl_ns=SECOND) for size in (3, 6)]
@@ -317,7 +317,7 @@ def test_closed_pools_change_nothing_for_requests_without_a_pool(seed: int, orde
 
 @pytest.mark.parametrize("seed", fresh(3))
 def test_pools_that_close_and_open_keep_the_books(seed: int) -> None:
-    granted = flips = 0  # in one of the walks it may be nothing
+    granted = flips = 0  # in one of the walks it may be 0
     for pools in (1, 2, 5, 64, 65):
         walk = NamedWalk(seed, pools)
         walk.run(events=120)

@@ -1,4 +1,4 @@
-"""A new setting is one row and one use; everything else follows.
+"""Tests that a new setting is one row and one use; everything else follows.
 
 The test adds one to a copy of the tree, generates, compiles the core, and looks at the result.
 """
@@ -70,7 +70,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def copied(folder: Path) -> Path:
-    """Copy the parts of the tree that a setting concerns, without what was built."""
+    """Copy the parts of the tree that a setting concerns, without built files."""
     skipped = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
     for part in PARTS:
         if (ROOT / part).is_dir():

@@ -96,8 +96,8 @@ def test_a_pool_without_streams_may_begin_at_an_earlier_epoch() -> None:
 
 
 def test_an_epoch_without_streams_hinders_no_earlier_one() -> None:
-    # Two processes of an engine, and its wall clock was put back: what one of them had said before
-    # came late. Found by the fault simulator, seed 3298534913999: one was turned away for good.
+    # An engine has two processes, and its wall clock was set back: a message of one of them came
+    # late. Found by the fault simulator, seed 3298534913999: one was turned away for good.
     s = make()
     first, late = Stream(s), Stream(s)
     first.send(0, offering("q", epoch=5))

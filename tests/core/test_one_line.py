@@ -1,4 +1,4 @@
-"""With more than 64 pools, what may run anywhere stands in one line for all of them."""
+"""Tests that with more than 64 pools, requests for any pool share one line."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_flows_of_named_pools_share_among_many_pools() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_flow_of_one_pool_shares_with_flows_of_any(count: int) -> None:
-    """The flow of one pool gets its part, or its whole pool if that is less."""
+    """The flow of one pool gets its part or its whole pool, whichever is less."""
     world = crowded("ABCDEFGHI"[: 1 + count], [1_000, 1_000])
     world.flood("A", 0)
     for name in world.flows[1:]:

@@ -259,7 +259,7 @@ def test_revoking_again_or_what_is_not_there_changes_nothing() -> None:
     assert s.revoke(0, ended.lease_id) == core.LEASE_ENDED
     assert s.revoke(0, 99) == s.revoke(0, 0) == s.revoke(0, -1) == core.LEASE_UNKNOWN
     assert s.digest() == before
-    # Whose holder is gone ends at its TTL and grace.
+    # A lease whose holder is gone ends at its TTL and grace.
     s.poll(10 * SECOND)
     assert outcomes(s.poll(11 * SECOND)) == [core.EXPIRED]
     assert totals(s, 11 * SECOND)["live_leases"] == 0

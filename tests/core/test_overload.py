@@ -45,7 +45,7 @@ def test_overload_begins_when_the_next_waits_beyond_the_target() -> None:
     s.poll(SECOND)
     assert state(s, 3 * SECOND) == NEARLY
     assert state(s, 3 * SECOND + 1) == OVER
-    assert totals(s, 3 * SECOND)["overload_state"] == NEARLY  # as of the last event
+    assert totals(s, 3 * SECOND)["overload_state"] == NEARLY  # at the last event
 
 
 def test_it_falls_a_level_at_a_time_after_it_has_been_calm() -> None:
@@ -67,7 +67,7 @@ def test_it_does_not_fall_below_what_fills_it() -> None:
     assert state(s, 0) == NEARLY
     s.complete(1, lease.lease_id, 1)
     s.poll(1)
-    assert state(s, 99 * SECOND) == NEARLY  # 75 %: less than what it took, more than 70 %
+    assert state(s, 99 * SECOND) == NEARLY  # 75 %: less than the threshold to enter, more than 70 %
 
 
 def test_new_trouble_restarts_the_calm() -> None:

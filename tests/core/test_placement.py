@@ -23,7 +23,7 @@ def two(capacity: int = 1_000, **more: int) -> core.Scheduler:
 def put(
     s: core.Scheduler, now_ns: int, request_id: str, prompt: int = 10, **more: Any
 ) -> core.Decision:
-    """Ask for what is granted at once."""
+    """Ask for a request that is granted at once."""
     admit(s, now_ns, request_id, prompt, 10, **more)
     [decision] = s.poll(now_ns)
     assert decision.outcome == core.GRANTED

@@ -156,7 +156,7 @@ def test_a_pool_may_hold_less_than_its_engine() -> None:
     admit(s, 0, "waits", 80, 1)
     assert s.poll(0) == []
     assert pool(s, 0)["wait_reason"] == "MAX_TOTAL"
-    s.set_pool_limits(0, max_total_tokens=600)  # as much as there is: no limit
+    s.set_pool_limits(0, max_total_tokens=600)  # as much as the capacity: no limit
     assert outcomes(s.poll(0)) == [core.GRANTED]
     admit(s, 0, "beyond", 590, 1)
     assert s.poll(0) == []

@@ -97,7 +97,7 @@ def test_decay_follows_a_shift(before: int, after: int) -> None:
 def test_the_promise_grows_at_once_and_the_past_is_half_forgotten_in_a_window() -> None:
     s = make(capacity=CAPACITY, answers_max=0)
     teach(s, np.full(2_000, 100))
-    teach(s, np.full(60, 1_000))  # more than a tenth of what is kept
+    teach(s, np.full(60, 1_000))  # more than a tenth of the kept ones
     assert predicted(s)[1] == pytest.approx(1_000, rel=0.01)
 
 
@@ -140,7 +140,7 @@ def test_a_flow_has_lengths_for_each_adapter() -> None:
     teach(s, np.full(12, 20), adapter=b"short")
     long = pytest.approx(1_000, rel=0.01)
     assert (reserved(b"long"), reserved(b"short"), reserved(b"other")) == (long, 20, long)
-    # It keeps those of 16; the one that learned nothing for longest is forgotten.
+    # It keeps those of 16; the one without a lesson for longest is forgotten.
     for i in range(15):
         teach(s, np.full(12, 50 + i), adapter=b"a%d" % i)
     assert reserved(b"short") == 20
@@ -197,7 +197,7 @@ def test_longer_output_gets_the_conditional_quantile() -> None:
     assert pool(s, 201)["promised_tokens"] == 18
     s.progress(202, d.lease_id, 1, output_tokens=11)
     assert pool(s, 202)["promised_tokens"] == pytest.approx(8 + 1_000, rel=0.01)
-    s.progress(203, d.lease_id, 1, output_tokens=1_100)  # longer than all that was seen
+    s.progress(203, d.lease_id, 1, output_tokens=1_100)  # longer than all lengths before
     assert pool(s, 203)["promised_tokens"] == 8 + 1_100 + 1_100 // 4
     s.progress(204, d.lease_id, 1, output_tokens=3_900)
     assert pool(s, 204)["promised_tokens"] == 8 + 4_000  # never more than it may produce

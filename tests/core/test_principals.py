@@ -29,7 +29,7 @@ def scheduler(**grants: Any) -> core.Scheduler:
 
 
 def denied(s: core.Scheduler, **fields: Any) -> str:
-    """Admit by the limited principal; return the field that it is refused for, "" if for none."""
+    """Admit by the limited principal; return the field of the refusal, "" if there is none."""
     message = admit_message("r", (10,), **fields).SerializeToString()
     before = s.stats(0)
     try:
@@ -65,7 +65,7 @@ def test_principal_names_only_tenants_that_it_may_vouch_for(
     patterns: list[bytes] | None, tenant: str, field: str
 ) -> None:
     s = scheduler(tenants=patterns)
-    for _ in range(2):  # the second answer comes from what was kept
+    for _ in range(2):  # the second answer is the stored one
         assert denied(s, tenant=tenant) == field
     s.check()
 
@@ -295,7 +295,7 @@ def test_same_id_of_another_principal_is_another_request() -> None:
     first = grant(s, 0, "r", principal=5)
     second = grant(s, 0, "r", principal=6)
     assert first.lease_id != second.lease_id
-    assert admit(s, 0, "r", principal=5) == first.handle  # a repeat of its own
+    assert admit(s, 0, "r", principal=5) == first.handle  # its own repeat
     assert admit(s, 0, "r", principal=6) == second.handle
     assert totals(s, 0)["granted"] == 2
     assert [len(s.explain(0, b"r", b"acme", who)) for who in (5, 6, 7, -1)] == [1, 1, 0, 1]

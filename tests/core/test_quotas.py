@@ -136,7 +136,7 @@ def test_every_end_releases(way: str) -> None:
     s = make(lease_grace_ns=0, capacity=20)
     s.set_flow_quota(0, 0, refuse=True, requests=10, total_tokens=1_000, concurrency=2)
     other = s.set_flow(b"other", 1000)
-    if way in ("ttl", "withdrawn"):  # it holds what it takes while it waits for the pool
+    if way in ("ttl", "withdrawn"):  # it holds its units while it waits for the pool
         grant(s, 0, "fills", 10, 10, other)
     handle = admit(s, 0, "r")
     s.poll(0)

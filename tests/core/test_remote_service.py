@@ -84,7 +84,7 @@ def test_unknown_rows_are_not_charged() -> None:
     alone = core.Scheduler()
     alone.set_shared(0)
     alone.set_flow(b"a", 1_000)
-    assert alone.set_remote_service(0, [row(b"a", TOKEN)]) == 0  # no pool to stand in
+    assert alone.set_remote_service(0, [row(b"a", TOKEN)]) == 0  # no pool to be in
 
 
 @pytest.mark.parametrize("amounts", [(-1, 0), (0, -1), (1 + (1 << 62), 0), (0, 1 + (1 << 62))])
@@ -107,7 +107,7 @@ def test_the_lead_bounds_a_catch_up_and_is_counted() -> None:
     scheduler = member()
     lease = full(scheduler)
     order = order_after(scheduler, lease, [row(b"a", 1_000_000 * TOKEN)])
-    assert 0 in order  # b is ahead by 50 tokens, of which each request takes 10 and more
+    assert 0 in order  # b is ahead by 50 tokens; each request takes 10 or more
     assert scheduler.forgiven_micro() >= 999_000 * TOKEN
     scheduler.check()
 
@@ -173,7 +173,7 @@ def test_a_forgotten_tenant_keeps_what_it_was_served() -> None:
     scheduler.admit(0, flow, b"r", 10, 1)
     [granted] = scheduler.poll(0)
     scheduler.complete(0, granted.lease_id, 1, input_tokens=10, output_tokens=1)
-    # Others are served more, so that it begins where a newcomer does; its answer is forgotten.
+    # Others are served more, so it begins like a newcomer; its answer is forgotten.
     for k in range(5):
         scheduler.admit(0, 0, b"x%d" % k, 500, 1)
         for d in scheduler.poll(0):

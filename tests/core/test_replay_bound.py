@@ -18,7 +18,7 @@ LIMITS: dict[str, Any] = {
 
 #: A request's prompt, most output, sequences.
 Asked = tuple[int, int, int]
-#: A request comes, or a lease (by its place among those that run) reports or ends.
+#: A request arrives, or a running lease (by its place) reports or ends.
 Event = tuple[str, Asked, int, int]
 
 asked = st.tuples(st.integers(3, 200), st.integers(1, 900), st.integers(1, 3))
@@ -43,7 +43,7 @@ class Holder:
         self.running: dict[int, tuple[core.Decision, Asked, int]] = {}
 
     def play(self, event: Event) -> None:
-        """Let one event happen, and grant what fits."""
+        """Let one event happen, and grant requests that fit."""
         what, request, place, more = event
         if what == "ask":
             prompt, output, sequences = request
@@ -71,7 +71,7 @@ class Holder:
         return sum(lease.reserved_tokens for lease, _, _ in self.running.values())
 
     def replay(self) -> tuple[core.Scheduler, list[int]]:
-        """Replay all that runs to a scheduler that has lost everything; its answers."""
+        """Replay all running leases to a scheduler that has lost everything; return its answers."""
         new = make(**self.given)
         states = []
         for number, (lease, (prompt, output, sequences), made) in enumerate(self.running.values()):
@@ -128,7 +128,7 @@ def test_replays_beyond_what_could_be_granted_are_refused() -> None:
     assert (event, pool) == ("replays_capped", b"p")
     assert "more than the 1000 tokens of the pool" in reason
     s.check()
-    s.set_pool(0, b"p", 2, CAPACITY, 1)  # nothing of the engine before is left
+    s.set_pool(0, b"p", 2, CAPACITY, 1)  # nothing of the earlier engine is left
     assert replayed(s, 0, CAPACITY, epoch=2) == core.LEASE_LIVE
 
 

@@ -1,4 +1,4 @@
-"""One report has bounded effect: on the charge, on counters of others, and on a quota's debt."""
+"""Tests the bounded effect of a report: on the charge, on others' counters, on a quota's debt."""
 
 from typing import Any
 
@@ -132,7 +132,7 @@ def test_false_report_of_one_caller_leaves_others_their_share() -> None:
         s.set_flow(name, 1_000)
     s.set_pool(0, b"p", 1, 16, 1)  # one request at a time
     liar = grant(s, 0, "lie", 8, 8, principal=2, input_estimated=False)
-    for number in range(3):  # both always have requests that wait
+    for number in range(3):  # both always have waiting requests
         for flow in (0, 1):
             admit(s, 0, f"{flow}-{number}", 8, 8, flow)
     s.complete(0, liar.lease_id, 1, core.COMPLETED, HUGE, 0, HUGE, principal=2)
@@ -189,7 +189,7 @@ def test_open_requests_are_given_back_in_full() -> None:
     before = s.flow_stats(0, 0)["quotas"][0]["remaining"]
     for lease_id in leases:
         s.progress(0, lease_id, 1, output_tokens=900)
-    for lease_id in leases:  # the final report counts: they used what was predicted
+    for lease_id in leases:  # the final report counts: they used the prediction
         s.complete(0, lease_id, 1, output_tokens=1)
     assert s.flow_stats(0, 0)["quotas"][0]["remaining"] == before
     s.check()

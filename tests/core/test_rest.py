@@ -21,7 +21,7 @@ GROWS = {"reports_progress": True}
 def full(pools: int, *flows: str, **more: Any) -> tuple[core.Scheduler, list[core.Decision]]:
     """Return a scheduler whose pools hold two leases each; a third request of each flow waits.
 
-    The peak form counts a peak at each look at a full pool, which shows how many looks there were.
+    The peak form counts a peak at each look at a full pool, which shows the number of looks.
     """
     given: dict[str, Any] = {"ledger": "peak", "dispatch": "backfill", "pools_max": POOLS} | more
     names = flows or ("f", "g")
@@ -122,7 +122,7 @@ def test_load_of_a_pool_that_rests_rises_with_the_wait() -> None:
 
 @pytest.mark.parametrize("seed", fresh(3))
 def test_looking_at_all_pools_would_change_nothing(seed: int) -> None:
-    granted = 0  # in one of the walks it may be nothing
+    granted = 0  # in one of the walks it may be 0
     for pools in (2, 3, 12, 70):
         walk = RestWalk(seed, pools)
         walk.run(events=150)

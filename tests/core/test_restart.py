@@ -43,7 +43,7 @@ def backlog(s: core.Scheduler, now_ns: int, flows: tuple[int, ...], serial: str)
 
 
 def turns(s: core.Scheduler, now_ns: int, live: core.Decision, count: int) -> list[int]:
-    """Let one after the other run; whose turn it was, the one that runs left out."""
+    """Run one after the other; a request whose turn it was leaves out the running one."""
     found = []
     for _ in range(count):
         s.complete(now_ns, live.lease_id, live.pool_epoch, output_tokens=10)
@@ -122,7 +122,7 @@ def test_a_lease_that_is_never_replayed_stays_charged() -> None:
     new = reborn(s, 0, capacity=1_000)
     new.poll(TTL_NS + GRACE_NS)
     assert vtc(new, TTL_NS + GRACE_NS) == vtc(s, 0)
-    # Nothing is owed any more: a second process knows nothing of it.
+    # No debt is left: a second process knows nothing of it.
     third = reborn(new, TTL_NS + GRACE_NS, capacity=1_000)
     third.replay(0, 0, b"r", 7, 0, 1, 100, 100, 50)
     assert vtc(third, 0) == 2 * vtc(s, 0)

@@ -24,7 +24,7 @@ def test_a_drained_pool_stays_drained_before_and_after_it_is_back() -> None:
     row = pool(new, 0)
     assert (row["name"], row["draining"], row["attached"]) == ("p", True, False)
     assert admit(new, 0, "early") == -core.REJECTED_NO_POOL
-    new = without_pools(saved(new, 0))  # also a process in between that it never came to
+    new = without_pools(saved(new, 0))  # also with a process in between that it never joined
     new.set_pool(0, b"p", 2, 1_000, 16)
     assert pool(new, 0)["draining"]
     assert admit(new, 0, "r", pool=0) == -core.REJECTED_DRAINING

@@ -175,7 +175,7 @@ def test_saving_changes_no_decision() -> None:
 
 
 def test_a_lease_ends_after_a_restart_and_all_is_forgotten() -> None:
-    """Nothing is queued, so there is no line: what was restored is kept until its time."""
+    """Nothing is queued, so there is no line: the restored level is kept until its time."""
     s = served_unequally()
     d = grant(s, 0, "runs", session=b"ahead")
     new = reborn(saved(s, 0))

@@ -81,7 +81,7 @@ def test_tenants_that_were_served_leave_no_flow_behind(pools: int) -> None:
     counts = []
     for wave in range(3):
         now_ns = wave * 10 * SECOND
-        s.poll(now_ns)  # what ended lingers for a moment
+        s.poll(now_ns)  # an ended lease lingers for a moment
         names = [b"%d/%d" % (wave, number) for number in range(50)]
         for name in names:
             lease = run_one(s, now_ns, s.set_flow(name, 1_000), name)

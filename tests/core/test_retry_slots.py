@@ -15,7 +15,7 @@ from .support import SECOND, admit, admit_message, grant, make
 
 
 def full(**more: int) -> Line:
-    """A line of ten places that knows its pace, with eight in it: all that come unasked."""
+    """Make a line of ten places that knows its pace, with eight in it: all arrive unasked."""
     line = Line(("f", 1000), **({"flow_queue_max": 10} | more))
     line.ask(count=2)
     line.ask(count=8)

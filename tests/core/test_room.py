@@ -28,7 +28,7 @@ def test_early_end_makes_room_for_a_late_end() -> None:
     grant(s, 0, "b", 10, 50, reports_progress=True)
     assert pool(s, 0)["load_tokens"] == 60
     assert pool(s, 0)["promised_tokens"] == 80
-    # One more like a would make 60 when both end, which is no more than b alone at its end.
+    # Another one like a would make 60 when both end, which is no more than b alone at its end.
     grant(s, 0, "c", 10, 10, reports_progress=True)
     assert pool(s, 0)["load_tokens"] == 60
     admit(s, 0, "d", 10, 10, reports_progress=True)
@@ -215,7 +215,7 @@ def test_below_zero_more_is_promised_than_there_is() -> None:
 
 
 def test_no_more_is_reported_free_than_the_pool_has() -> None:
-    """Also where headroom is below nothing, and an idle pool may promise more than it holds."""
+    """Also if headroom is below 0, and an idle pool may promise more than it holds."""
     s = adaptive(headroom_ppm=0, headroom_min_ppm=-100_000)
     grant(s, 0, "a", 10, 5_490)
     admit(s, 0, "b", 10, 5_490, queue_ttl_ns=25 * SECOND)
@@ -248,7 +248,7 @@ TWO = (("hog", 1000), ("quiet", 1000))
 
 
 def fill(s: core.Scheduler, now_ns: int, name: str, each: int = 100) -> int:
-    """Let the hog take all it is given; how much that is."""
+    """Let the hog take all it is given; return the amount."""
     for i in range(60):
         admit(s, now_ns, f"{name}{i}", each - 10, 10, flow=0, reports_progress=True)
     s.poll(now_ns)

@@ -39,7 +39,7 @@ def reborn(rows: dict[bytes, bytes], **options: Any) -> core.Scheduler:
 
 
 def served(s: core.Scheduler, d: core.Decision, now_ns: int = 0) -> int:
-    """Replay the lease that passed, end it, and return what its flow was charged."""
+    """Replay the lease that passed, end it, and return its flow's charge."""
     args = (b"brief", d.lease_id, 0, 1, d.reserved_tokens, 10, 5, 10)
     assert s.replay(now_ns, 2, *args) == core.LEASE_LIVE
     s.check()
@@ -53,7 +53,7 @@ def test_lease_that_passed_is_charged_as_without_a_restart(surplus_ppm: int) -> 
     s, d = passed(surplus_ppm)
     rows = saved(s, 0)
     s.complete(0, d.lease_id, 1, output_tokens=5)
-    # The setting may change over the restart; what was granted keeps its discount.
+    # The setting may change over the restart; granted leases keep their discount.
     assert served(reborn(rows), d) == vtc(s, 0, flow=2) == (20 - 20 * surplus_ppm // 10**6) * 10**6
 
 

@@ -1,6 +1,6 @@
-"""Sessions of agents beside what operators do, and over resets, reloads and restarts.
+"""Tests sessions of agents under operators' actions, resets, reloads and restarts.
 
-Requests that wait for a session's cap stand in no queue, so whatever acts on queues has to reach
+Requests that wait for a session's cap are in no queue, so code that acts on queues has to reach
 them in another way.
 """
 
@@ -26,7 +26,7 @@ def waits_at_the_first_of_two() -> core.Scheduler:
 
 
 def waits_at_the_first_and_both_are_full(cap: int = 150) -> core.Scheduler:
-    """The same, and pool q has a cap, too, of which session c takes 100 tokens."""
+    """Do the same, and give pool q a cap too, of which session c takes 100 tokens."""
     s = waits_at_the_first_of_two()
     s.set_pool_limits(0, b"q", sessions_max_tokens=cap)
     grant(s, 0, "c-0", 60, 40, session=b"c", pool=1)
@@ -214,7 +214,7 @@ def test_least_counter_first_keeps_sessions_after_a_restart() -> None:
     new.poll(1)
     while (due_ns := new.next_deadline()) >= 0:
         new.poll(due_ns)
-    assert new.flow_stats(0, 0)["sessions"] == 3  # what they were served still counts
+    assert new.flow_stats(0, 0)["sessions"] == 3  # their service still counts
     new.check()
     new.reset_learned()
     new.check()
@@ -276,7 +276,7 @@ def test_a_second_run_finds_no_sessions_of_the_first() -> None:
     assert s.digest() == digest
 
 
-# The order of one session's requests, where some fit a larger pool alone.
+# Tests the order of one session's requests if some fit only a larger pool.
 
 
 def beside_a_larger_pool() -> tuple[core.Scheduler, Stream, list[int]]:

@@ -1,4 +1,4 @@
-"""A Session message that is applied in parts does what it does in one piece."""
+"""Tests that a Session message applied in parts has the effect of one applied in one piece."""
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb

@@ -108,7 +108,7 @@ GOOD = (
 
 
 def receive(stream: Stream, now_ns: int, data: bytes) -> None:
-    """Give it the bytes; a stream that cannot go on is closed. The books stand either way."""
+    """Give it the bytes; a stream that cannot go on is closed. The books balance either way."""
     try:
         stream.session.receive(now_ns, data)
     except core.CallerError as e:

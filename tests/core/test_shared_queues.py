@@ -18,7 +18,7 @@ def busy(**limits: int) -> core.Scheduler:
 
 
 def fill(s: core.Scheduler, principal: int, prompt: int = 10, session: bytes = b"") -> list[int]:
-    """Queue requests of a principal until one is refused; their handles."""
+    """Queue requests of a principal until one is refused; return their handles."""
     waiting: list[int] = []
     while True:
         name = f"r{next(_serial)}"
@@ -32,7 +32,7 @@ def fill(s: core.Scheduler, principal: int, prompt: int = 10, session: bytes = b
 
 
 def test_a_full_queue_has_a_place_for_a_caller_below_its_part() -> None:
-    s = busy(flow_queue_max=50)  # of which 10 are for retries
+    s = busy(flow_queue_max=50)  # 10 of these are for retries
     assert [len(fill(s, principal)) for principal in (1, 2, 3, 1)] == [40, 20, 13, 0]
     assert totals(s, 0)["queued"] == 73
 
@@ -46,7 +46,7 @@ def test_alone_a_principal_has_all_places_again() -> None:
     for handle in first[:7]:
         s.cancel(0, handle)
     assert len(fill(s, 1)) == 7
-    for handle in first[7:12]:  # what one leaves, another may take
+    for handle in first[7:12]:  # a place that one leaves, another may take
         s.cancel(0, handle)
     assert len(fill(s, 2)) == 20
 

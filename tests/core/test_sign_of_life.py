@@ -59,7 +59,7 @@ def test_an_engine_that_answers_keeps_its_pool(sign: pb.SessionEvent, epoch: int
     first, _ = joining(s, "one", offering("p", epoch=5))
     lease_id = first.grant(0, 1, "r", pool="p")
     second, answer = joining(s, "two", offering("p", epoch=epoch), now_ns=SECOND)
-    # Nothing is known yet: the newcomer is not welcomed, and asks for nothing.
+    # Nothing is known yet: the newcomer gets no welcome, and asks for nothing.
     wait = [pool_pb2.PoolContest(pool="p", client_id="one")]
     assert answer == pb.SessionResponse(contests=wait)
     assert contested(first) == [("p", "two")]
@@ -98,7 +98,7 @@ def test_an_engine_that_is_silent_loses_its_pool() -> None:
     assert (pool(s, due_ns)["epoch"], pool(s, due_ns)["live_leases"]) == (6, 0)
     assert s.stats(due_ns)["totals"]["queued"] == 0
     second.grant(due_ns, 1, "new", 60, pool="p")
-    # Its stream is of no use any more, whatever it does.
+    # Its stream is of no use any more, whatever it sends.
     for act in (lambda: first.send(due_ns, BEAT), lambda: first.session.take(due_ns)):
         with pytest.raises(core.CallerError, match="took this stream's pool over") as caught:
             act()

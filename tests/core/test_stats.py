@@ -148,7 +148,7 @@ def test_retry_after_is_spread_and_bounded() -> None:
     for i in range(2_000):
         admit(s, 0, f"q{i}")
     told = {d.retry_after_ms for d in s.poll(30 * SECOND) if d.outcome == core.EVICTED_TTL}
-    assert len(told) > 50  # those that are refused together do not return together
+    assert len(told) > 50  # requests refused together do not retry together
     assert all(900 <= ms <= 120_000 for ms in told)
 
 
@@ -166,7 +166,7 @@ def test_retry_after_follows_the_rate_of_grants() -> None:
         return d.retry_after_ms
 
     assert 900 <= told_after(SECOND // 10) <= 1_100
-    # 3/8 and half an interval more than the one that is expected, and up to 10 %.
+    # 3/8 and half an interval more than the expected one, and up to 10 %.
     assert 9_375 <= told_after(5 * SECOND) <= 10_313
     assert 90_000 <= told_after(1 << 49) <= 120_000  # 6.5 days between grants
 

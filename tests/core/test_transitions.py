@@ -1,6 +1,6 @@
 """Tests every order of events in a request's life by the table in `_core/lifecycle/lease.pxi`.
 
-The table is the documentation, and it is read from there: it alone says what has to come out. So
+The table is the documentation, and the test reads it from there: it alone states the outcome. So
 the model has no code of its own that could be as wrong as the core's.
 """
 
@@ -50,7 +50,7 @@ EVENTS = tuple(TABLE)
 
 
 class Life:
-    """One request on a stream, and the state in which the table says it is."""
+    """Holds one request on a stream, and its state by the table."""
 
     def __init__(self, *, full: bool) -> None:
         self.core = make(
@@ -72,7 +72,7 @@ class Life:
         """Let an event happen, in the core and in the table."""
         act: Callable[[], pb.SessionResponse] = getattr(self, event)
         before = self.state
-        # Nothing of before a restart is awaited any more: what is unknown stays so.
+        # No lease of before a restart is awaited any more: an unknown one stays unknown.
         is_late = event == "replay" and before == "none" and self.now_ns >= 2 * T
         self._hear(event, before, act(), restored=event == "replay" and not is_late)
         self.state = before if is_late else TABLE[event][before]
@@ -119,7 +119,7 @@ class Life:
 
     def epoch(self) -> pb.SessionResponse:
         self.now_epoch += 1
-        self.full = False  # what filled the pool is void, too
+        self.full = False  # the lease that filled the pool is void, too
         self.core.set_pool(self.now_ns, b"p", self.now_epoch, 40, 1)
         self.core.poll(self.now_ns)
         return self.stream.pull(self.now_ns)

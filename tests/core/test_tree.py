@@ -183,7 +183,7 @@ def test_all_in_one_weighted_group_decide_as_without_it(policy: str, pools: int)
 def test_tree_changes_nothing_under_orders_without_counters(policy: str, pools: int) -> None:
     digests = set()
     for weight in (0, 1_000):
-        # Nothing but the order may depend on shares.
+        # Shares may affect only the order.
         walk = RandomWalk(12, policy, pools=pools)
         nodes = [walk.core.set_quota(0, b"g%d" % k, weight_milli=weight * k) for k in range(4)]
         for flow in range(FLOWS):

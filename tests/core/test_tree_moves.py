@@ -9,7 +9,7 @@ from schedsvc import _core as core
 from .support import admit
 from .test_tree import group, make, member
 
-TARGETS = (-1, 0, 1)  # any pool, or the one that the request names
+TARGETS = (-1, 0, 1)  # any pool, or the pool that the request names
 QUEUES_MAX = 132  # beyond the first two sizes of the array of queues
 
 

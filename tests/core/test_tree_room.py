@@ -9,8 +9,8 @@ LARGE = 30  # tokens: more than the pool of `make()` has
 
 
 def test_a_pool_does_not_grant_what_only_another_pool_can_hold() -> None:
-    """Two groups are level. In the first one, what may run anywhere comes before what must run in
-    the small pool, but is too large for it."""
+    """Two groups are level. In the first one, a request for any pool precedes one for the small
+    pool, but is too large for it."""
     s = make(credit_max_micro=1 << 40)
     s.set_pool(0, b"large", 1, 20, 1, 1)
     a, b = group(s, "a", 1_000), group(s, "b", 1_000)

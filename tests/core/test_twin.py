@@ -18,7 +18,7 @@ SECOND = 10**9
 FLOWS = ((b"a", 1000), (b"b", 3000), (b"c", 100), (b"d", 1000))
 # Small, so that everything blocks: name, capacity, block size, max_running, max_model_tokens.
 POOLS = ((b"big", 128, 8, 0, 0), (b"small", 48, 1, 3, 40), (b"odd", 100, 7, 0, 90))
-# Each passes one more of the times that matter, exactly or nearly.
+# Each advances to one of the times that matter, exactly or nearly.
 STEPS = (
     0,
     1,
@@ -157,7 +157,7 @@ class Twins(RuleBasedStateMachine):
         for name, *figures in POOLS[:pools]:
             self.pair.both("set_pool", name, 1, *figures)
         self.pair.classes(*CLASSES[:classes])
-        self.pair.class_of(0, 0, tuple(range(classes + 1)))  # may name the exempt one, too
+        self.pair.class_of(0, 0, tuple(range(classes + 1)))  # it may name the exempt one, too
         self.pair.class_of(1, min(classes, 2), ())
         self.handles: list[int] = []
 

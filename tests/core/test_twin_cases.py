@@ -53,7 +53,7 @@ def admit(state: Twins, *numbers: tuple[int, int], polls: bool = False) -> None:
 
 
 def test_flows_return_to_all_pools_of_a_quota_at_once(twins: Twins) -> None:
-    """Dry runs grant requests that stand in no line, too."""
+    """Dry runs grant requests that are in no line, too."""
     admit(twins, (3, 0), (9, 0), (0, 0), (1, 0), polls=True)
     for seed in (13_821, 0):
         twins.limit(seed=seed)

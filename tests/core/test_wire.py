@@ -65,7 +65,7 @@ def pair_of_cores() -> tuple[core.Scheduler, core.Scheduler]:
 
 
 def judge(data: bytes) -> None:
-    """The core takes what protobuf takes and the contract allows, and does what it says."""
+    """Tests that the core accepts what protobuf accepts and the contract allows, and does it."""
     s, twin = pair_of_cores()
     try:
         answer = s.admit_wire(0, 0, data)

@@ -46,7 +46,7 @@ WAITING = 4  # requests that a flow keeps waiting for each of its targets
 
 
 class BrokenError(Exception):
-    """The grant of a request, or the service of a node, is not as promised."""
+    """The grant of a request, or the service of a node, breaks a promise."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Node:
     #: The least that each sibling was served more while this one waits in a pool, by pool.
     least: dict[int, list[int]] = field(default_factory=dict)
     moved: bool = True  # something changed here or below since the promise was checked
-    path: list["Node"] = field(init=False)  # this one and those above it, the root left out
+    path: list["Node"] = field(init=False)  # this node and those above it, without the root
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)  # target by seq, and handle
     #: With several pools the heads of a tenant in a group enter the line at the next dispatch.
     asks: bool = False
@@ -84,7 +84,7 @@ class Node:
         self.path = [] if self.parent is None else [self, *self.parent.path]
 
     def changed(self) -> None:
-        """Forget what was found here and above."""
+        """Forget the results here and above."""
         node: Node | None = self
         while node is not None:
             node.found.clear()
@@ -122,7 +122,7 @@ class Node:
         return self.heads(pool) != (NEVER, NEVER)
 
     def raise_level(self, pool: int) -> None:
-        """Let the level in a pool follow the least counter of the children that stand there."""
+        """Let the level in a pool follow the least counter of the children there."""
         self.levels[pool] = max(self.levels[pool], min(self.standing(pool), default=0))
 
     def lift(self, pool: int, credit: int) -> None:
@@ -347,7 +347,7 @@ class TreeHistory:
             leaf.ask()
 
     def _judge(self, granted: Node, seq: int, pool: int) -> None:
-        """Compare a grant with the one that the model picks, and let the levels follow it."""
+        """Compare a grant with the model's pick, and let the levels follow it."""
         picked = self.root.pick(pool)
         first = min(s for s, (to, _) in picked.queued.items() if to in (ANY, pool))
         if picked is not granted or seq != first:
@@ -357,7 +357,7 @@ class TreeHistory:
             node.parent.raise_level(pool)
 
     def _step(self, pool: int) -> None:
-        """Produce a token of every running request of a pool; those that are done end."""
+        """Produce a token of every running request of a pool; complete ones end."""
         for lease_id, lease in [entry for entry in self.live.items() if entry[1][5] == pool]:
             lease[4] += 1
             self._charge(lease)

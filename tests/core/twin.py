@@ -221,7 +221,7 @@ class Twin(RemoteService):
             input_tokens, output_tokens = self.limited(
                 r, input_tokens, output_tokens, is_final=True
             )
-            # The final totals are the truth, also where they are smaller.
+            # The final totals are the truth, even if they are smaller.
             self._account(
                 r,
                 input_tokens if input_tokens >= 0 else r.input_tokens,

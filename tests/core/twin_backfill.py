@@ -10,8 +10,8 @@ class Backfill(Choice):
     """Finds the lead, the surplus, and the projected start of a head by trying all of them."""
 
     def who_may_pass(self, pool: int, head: Request, plan: Plan) -> tuple[Request, Plan] | None:
-        """The first of the next heads that fits now, is near enough behind the head, and leaves its
-        start where it is, unless it is light."""
+        """Return the first of the next heads that fits now, is near enough behind the head, and
+        leaves its start unchanged, unless it is light."""
         if not self.backfills or self.classes.is_exempt(head.flow):
             return None
         if not self.positions.by_counter and self.has_been_passed(head):

@@ -156,7 +156,7 @@ class Classes:
         return min((due for due in dues if due > self.state.now_ns), default=-1)
 
     def note(self) -> None:
-        """See who is in which line now."""
+        """Record who is in which line now."""
         state = self.state
         here = {
             (("target", r.target), self.of_flow(r.flow))

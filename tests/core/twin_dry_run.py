@@ -73,7 +73,7 @@ class Audit:
         return twin.plan(pool, r).reason != "NONE"
 
     def grant_all(self) -> None:
-        """Grant whatever audited flows have queued, flow by flow, in the order of arrival."""
+        """Grant the queued requests of audited flows, flow by flow, in order of arrival."""
         twin = self.twin
         for flow in sorted(self.flows):
             while not twin.is_full(flow):

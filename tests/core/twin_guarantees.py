@@ -1,4 +1,4 @@
-"""The twin's shares: pools, members and who is held, found by looking at all nodes."""
+"""Keeps the twin's shares: pools, members and held heads, found by looking at all nodes."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,7 @@ class Shares:
         return [n for n in sorted(self.items) if self.pool_of(n) == pool]
 
     def know(self) -> None:
-        """Let the sizes of all buckets follow a change, as of its time."""
+        """Let the sizes of all buckets follow a change, from its time on."""
         if self.stale_ns is None:
             return
         now_ns, self.stale_ns = self.stale_ns, None
@@ -175,7 +175,7 @@ class Shares:
         return None
 
     def follow(self, r: Request) -> None:
-        """Pay for what its bill says now."""
+        """Pay the amount of its bill."""
         if r.seq in self.quotas.bills:
             bill = self.quotas.bills[r.seq]
             self.book(r, bill.inputs + bill.outputs)

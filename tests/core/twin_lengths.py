@@ -1,7 +1,7 @@
 """Predicts for the twin: bucket counts in a dict, every quantile by a scan over all buckets.
 
 The decay is by halving counts, so sorted samples would not give the same answer: buckets are part
-of what is specified (below 128 a bucket for each length, above 64 buckets an octave).
+of the specification (below 128 a bucket for each length, above 64 buckets an octave).
 """
 
 from typing import NamedTuple
@@ -92,7 +92,7 @@ class Promise(NamedTuple):
 
 
 class Judged:
-    """Promises, those that held, and tokens reserved and used."""
+    """Counts promises, those that held, and tokens reserved and used."""
 
     def __init__(self) -> None:
         self.judged = self.covered = self.reserved = self.used = 0

@@ -1,4 +1,4 @@
-"""An operator's handles on the twin: what is drained, revoked and unlearned."""
+"""Handles an operator's actions on the twin: drains, revocations, forgotten lengths."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .twin_types import ENDED, QUEUED, SUSPECT, Request, TwinError
 
 
 class OperatorActions(Serve):
-    """Drains that evict what can go nowhere else; leases listed and voided."""
+    """Drains, and evicts requests that fit nowhere else; lists and voids leases."""
 
     def set_draining(self, now_ns: int, pool: bytes, draining: bool) -> None:
         self.enter(now_ns)

@@ -33,7 +33,7 @@ class Choice(Refusals):
         output = min(predicted.tokens or r.output_max_tokens, r.output_max_tokens)
         need = self.blocks(pool, r.prompt_tokens * r.n + output * r.sequences, r.sequences)
         above = not self.classes.is_exempt(r.flow) and self.is_above_share(pool, r.flow, need)
-        # A promise of all that it may produce cannot fail.
+        # A promise of the whole possible output cannot fail.
         evidence = predicted.by if output < r.output_max_tokens else 0
         return Plan(need, output, "NONE", evidence, above)
 
@@ -122,7 +122,7 @@ class Choice(Refusals):
         return sorted(self.heads(pool) + self.heads(-1), key=place)[:LOOKAHEAD]
 
     def wake_for(self, pool: int, reason: str) -> None:
-        """Have a pool served when that is over, or whatever else it waits for before."""
+        """Have a pool served when that is over, or when an earlier wait of it is."""
         if reason != "ROUND":
             return
         first = min(self.round_of(pool), key=lambda q: q.arrival_ns + q.waited_ns)

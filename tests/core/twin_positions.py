@@ -18,7 +18,7 @@ LEAD_MOST = 134_217_728_000_000
 class Position:
     key: int
     foreign: int = 0  # service elsewhere that is in the key, since it was queued here
-    node: int = -1  # at which all that it has queued in the pool waits; -1: none
+    node: int = -1  # at which all its queued requests in the pool wait; -1: none
     wait_lift: int = 0
 
 
@@ -133,7 +133,7 @@ class Positions:
 
     def charge(self, flow: int, served_in: int | bytes, more: int) -> None:
         """Add service in a pool, or (a domain's name) at other members, or take it back, and
-        forgive what is too far ahead of others."""
+        forgive a lead that is too large."""
         if not self.local or not more:
             return
         for (its, pool), p in self.items.items():
@@ -180,7 +180,7 @@ class Positions:
         return (auto if most == -1 else most) + self.state.lead_given
 
     def wait(self, flow: int) -> None:
-        """A flow waits for a quota, or is held: note in which pools all of it does."""
+        """A flow waits for a quota, or is held: note the pools in which all of it does."""
         quotas, shares = self.state.quotas, self.state.quotas.shares
         waits = quotas.waits.get(flow)
         if not self.local or not (waits or shares.holds_of(flow)):

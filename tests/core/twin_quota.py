@@ -136,7 +136,7 @@ class Quotas:
         return [r for r in self.state.order.heads() if r.flow == flow]
 
     def is_out(self, flow: int) -> bool:
-        """No queue of it is in the line or asks: it is no part of the minimum."""
+        """No queue of it is in the line or asks: it does not count in the minimum."""
         if flow not in self.waits and not self.shares.holds_of(flow):
             return False
         asks = flow not in self.waits
@@ -259,7 +259,7 @@ class Quotas:
             bucket.draw(self.state.now_ns, amounts[which] * 10**6)
 
     def correct(self, r: Request, inputs: int, outputs: int) -> None:
-        """Let a bill be about so much."""
+        """Let a bill have about this amount."""
         if bill := self.bills.get(r.seq):
             for node in bill.nodes:
                 self._draw(node, 0, inputs - bill.inputs, outputs - bill.outputs)
@@ -285,7 +285,7 @@ class Quotas:
             self.shares.paid.pop(r.seq, None)
 
     def cap_debt(self, node: int, which: int, windows: int, more: int) -> None:
-        """Forgive its debt beyond its limit, `more` and all that is open."""
+        """Forgive its debt beyond its limit, `more` and the open amounts."""
         bills = [bill for bill in self.bills.values() for at in bill.nodes if at == node]
         sums = [(1, b.inputs, b.outputs) for b in bills]
         requests, inputs, outputs = map(sum, zip(self.nodes[node].owed, *sums, strict=True))
@@ -409,7 +409,7 @@ class Quotas:
         self.state.classes.note()
 
     def _come_back_whole(self, flow: int) -> None:
-        """Nor is any of it held."""
+        """None of it is held, either."""
         if flow in self.waits:
             self.come_back(flow)
         for hold in self.shares.holds_of(flow):

@@ -8,7 +8,7 @@ REMOTE_MAX = 1 << 61
 
 
 class RemoteService(OperatorActions):
-    """Charges flows for what they were served elsewhere."""
+    """Charges flows for their service elsewhere."""
 
     def set_shared(self, now_ns: int) -> None:
         self.enter(now_ns)

@@ -17,7 +17,7 @@ class Restart:
         self.returning: set[int] = set()  # flows that were active
         self.returning_until_ns = 0
         self.until_ns = 0  # until then leases are awaited; 0: they are not
-        self.discounts: dict[int, int] = {}  # by lease, of those that passed a head
+        self.discounts: dict[int, int] = {}  # by lease, for those that passed a head
 
     def enter(self) -> None:
         """Time has passed."""
@@ -42,7 +42,7 @@ class Restart:
             n.owed = (0, 0, 0)
 
     def end(self) -> None:
-        """Nothing is owed any more."""
+        """No debt is left."""
         self._end_waiting()
         self._end_returns()
 

@@ -167,7 +167,7 @@ class Room(Prefixes):
         last = ((self.now_ns if now_ns is None else now_ns) - start_ns) // WINDOW_NS
         kept, windows = 0, sorted(taken)
         for window, after in zip(windows, [*windows[1:], last], strict=True):
-            # A window without any is one of fading; 64 of them leave nothing.
+            # A window without any is a fading one; 64 of them leave nothing.
             for faded in range(window, min(after, window + 64)):
                 kept = max(kept - kept // 16, taken[faded])
             if after - window >= 64:

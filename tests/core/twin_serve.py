@@ -66,7 +66,7 @@ class Serve(Backfill):
         return min(found, key=lambda q: (-self.matched(q, r), self.share(q), q), default=pool)
 
     def _serve(self, pool: int) -> bool:
-        """Grant or evict one request; False where the pool waits, for the reason it keeps."""
+        """Grant or evict one request; False if the pool waits, for the reason it keeps."""
         p = self.pools[pool]
         self.pool_due.pop(pool, None)
         if pool not in self.serving():

@@ -50,7 +50,7 @@ class State:
         self.tenants = Tenants(self)
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.adapter_weights: dict[bytes, int] = {}
-        self.pool_due: dict[int, int] = {}  # when what a pool waits for has come
+        self.pool_due: dict[int, int] = {}  # when a pool's wait ends
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
         self.now_ns = self.seq = self.prompt_seen = self.lead_given = 0
         self.levels: Counter[int] = Counter()  # by class
@@ -63,7 +63,7 @@ class State:
     def enter(self, now_ns: int) -> None:
         if now_ns < self.now_ns:
             raise TwinError(3, "now_ns")
-        self.note_heads()  # as of the event before
+        self.note_heads()  # at the time of the event before
         self.positions.look()
         self.now_ns = now_ns
         if self.quotas.shares.stale_ns != now_ns:
@@ -398,7 +398,7 @@ class State:
             self.in_minimum.discard(flow)
 
     def recharge(self, r: Request, inputs: int, cached: int, outputs: int) -> None:
-        """Take back what the flow was charged for the request, and charge this instead."""
+        """Take back the flow's charge for the request, and charge this instead."""
         price = self.limits["input_price_micro"]
         micro = (
             (inputs - cached) * price

@@ -158,7 +158,7 @@ class Tenants:
 
     def _apply(self, flow: int, *, is_new: bool = False) -> None:
         state, name = self.state, self.state.flow_names[flow].decode("latin-1")
-        # Only * is special in the core's patterns, and no test uses what else fnmatch knows.
+        # Only * is special in the core's patterns, and no test uses fnmatch's other signs.
         fits = [rule for rule in self.rules if fnmatchcase(name, rule.pattern.decode("latin-1"))]
         rule = fits[0] if fits else self.default
         for sibling in state.classes.siblings(flow):

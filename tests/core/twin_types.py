@@ -109,9 +109,9 @@ class Pool:
     max_model_tokens: int
     limits: dict[str, int]
     replays_until_ns: int = 0  # replays of unknown leases are accepted until then
-    replayed: tuple[int, int] = (0, 0)  # tokens and sequences of those that were restored
+    replayed: tuple[int, int] = (0, 0)  # tokens and sequences of restored leases
     reason: str = "NONE"
-    draining: bool = False  # an operator lets nothing in any more
+    draining: bool = False  # an operator lets no request in any more
     probes: bool = True
     pressed: bool = False
     served: int = 0  # since the last telemetry of the engine
@@ -211,7 +211,7 @@ class Request:
     discount_ppm: int = 0  # of its work, that is not charged: it passed a head
     promised_output: int = 0
     predicted_output: int = 0
-    evidence: int = 0  # what its promise was made from; 0: nothing, or judged
+    evidence: int = 0  # the base of its promise; 0: nothing, or judged
     ahead_output: int = 0
     told_output: int = 0
     input_tokens: int | None = None
@@ -227,7 +227,7 @@ class Request:
     deadline_ns: int | None = None  # for its first token
     head_ns: int | None = None  # first in its queue
     hashes: tuple[int, ...] = ()  # while it is queued
-    hash_tokens: int = 0  # of the prompt for each
+    hash_tokens: int = 0  # tokens of the prompt for each
     matched_tokens: int = 0  # charged as cached until its end
     lined_ns: int | None = None  # in the line, its quotas given
     ended_ns: int = 0
@@ -301,4 +301,4 @@ class Hold:
 
     request: Request
     limited: bool = False  # it may not borrow
-    due_ns: int | None = None  # when it has something of its own
+    due_ns: int | None = None  # the time of its own event

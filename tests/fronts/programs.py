@@ -1,6 +1,6 @@
 """Starts HAProxy, nginx and Envoy with the configurations of docs/operate/fronts.md.
 
-Only addresses, paths and the tenants' names become those of a test; each of them has to occur.
+Only addresses, paths and the tenants' names become those of a test; each has to occur.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _NAMES = (("acme", OWN), ("globex", VICTIM))
 class Program:
     """Describes a front: its section of the guide, and what a test changes there.
 
-    `between`: what stands between a directive and its value. `here`: addresses and names, with
+    `between`: the text between a directive and its value. `here`: addresses and names, with
     {socket}, {port} and {folder} of the test. `buffers`: how it waits for whole bodies; as written,
-    it passes them on as they come.
+    it passes bytes on as they come.
     """
 
     title: str
@@ -151,7 +151,7 @@ def found(program: str) -> str:
 
 
 def changed(text: str, changes: Changes) -> str:
-    """Replace parts of a configuration, each of which has to be in it."""
+    """Replace parts of a configuration; each has to be in it."""
     for old, new in changes:
         assert old in text, f"the configuration has no {old!r}"
         text = text.replace(old, new)

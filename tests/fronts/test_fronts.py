@@ -1,7 +1,7 @@
 """Behind the fronts that docs/operate/fronts.md configures, no client is another tenant.
 
-The proxy stands behind each front, and a scheduler that records whom it charges. A client with a
-key, with a certificate, or with neither claims to be another in each place of the matrix.
+The proxy stands behind each front, and before a scheduler that records the charged tenant. A client
+with a key, with a certificate, or with neither claims another tenant in each place of the matrix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GATES = {
 }
 CLIENTS = ("key", "certificate", "stranger")
 MODES = ("streamed", "buffered")
-#: A client, the field in which it claims to be another, and its place; "": it claims nothing.
+#: A client, the field in which it claims another tenant, and its place; "": it claims none.
 Cell = tuple[str, str, str]
 HONEST: tuple[Cell, ...] = tuple((client, "", "") for client in CLIENTS)
 FORGED: tuple[Cell, ...] = tuple(
@@ -53,7 +53,7 @@ class Behind:
         return tenant if client in by_header else UNKNOWN
 
     async def charged(self, cell: Cell, tenant: str) -> tuple[list[str], int]:
-        """Send a client's request; return whom the scheduler charges, and the status."""
+        """Send a client's request; return the tenant that the scheduler charges, and the status."""
         client, claim, place = cell
         connect = self._running.connect(tenant if client == "certificate" else "")
         key = [("authorization", f"Bearer {matrix.key_of(tenant)}")] if client == "key" else []

@@ -39,7 +39,7 @@ def breaks(target: Target, data: bytes) -> str:
 
 
 def shrink(target: Target, data: bytes, broken: str) -> bytes:
-    """Leave out what is not needed to break the same. O(bytes log bytes) runs."""
+    """Remove bytes that the failure does not need. O(bytes log bytes) runs."""
     step = len(data)
     while step:
         at = 0

@@ -1,4 +1,4 @@
-"""Several streams of several principals at one core: what one of them sends ends no other's.
+"""Tests several streams of several principals at one core: messages of one end no other's.
 
 An input is a row of steps. Each has a byte that says which stream acts and how, and a message also
 has its size in two bytes and its bytes. A stream that the core ended is opened again.
@@ -69,7 +69,7 @@ class _Crowd:
             self.streams[place].receive(self.now_ns, data)
         except _core.CallerError:
             self._renew(place)
-        # Before anything is dispatched: what a caller sends ends no lease of another one.
+        # Before anything is dispatched: no message ends a lease of another caller.
         assert before <= self._running(place), "a message ended a lease of another principal"
 
     def _running(self, place: int) -> set[int]:
@@ -81,7 +81,7 @@ class _Crowd:
         self._renew(place)
 
     def settle(self) -> None:
-        """Poll, and read the messages of each stream; a stream that is superseded ends."""
+        """Poll, and read the messages of each stream; a superseded stream ends."""
         self.core.poll(self.now_ns)
         for place in range(_STREAMS):
             try:
@@ -93,7 +93,7 @@ class _Crowd:
 
 
 def crowd(data: bytes) -> None:
-    """Let streams act as the bytes say: the books balance, and nothing stays behind."""
+    """Let streams act as the bytes determine: the books balance, and nothing is left."""
     world, at = _Crowd(), 0
     while at < len(data):
         place, kind = data[at] % _STREAMS, data[at] >> 2 & 3

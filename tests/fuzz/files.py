@@ -139,6 +139,6 @@ def recording(data: bytes) -> None:
         header_of(data)
     with suppress(FormError):
         call_of(data)
-    # Damage that a CRC would hide: the same bytes as what a whole frame holds.
+    # Damage that a CRC would hide: the same bytes as the content of a whole frame.
     with suppress(ReplayError):
         list(Recording(_file(FIRST_LINE + frame(0, data) + frame(1, data))).events())

@@ -10,7 +10,7 @@ _SIZE = 1 << 16
 class Guide:
     """Counts the core's coverage in steps of how often: 1, 2, 3, 4, 8, 16, 32 or 128 times.
 
-    Without a core that counts (see coverage.c), nothing is ever new.
+    Without a core that counts (see coverage.c), no input is ever new.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Guide:
         return self._map is not None
 
     def begin(self) -> None:
-        """Forget where the core was."""
+        """Forget the core's coverage."""
         if self._map is not None:
             ctypes.memset(self._address(), 0, _SIZE)
 

@@ -74,7 +74,7 @@ class _World:
         self.owner = owner()
 
     def run(self, exchange: Exchange) -> None:
-        """Let one request come and go."""
+        """Run one request to its end."""
         self.loop.run_until_complete(asyncio.wait_for(exchange.run(), _ANSWERED_S))
 
     def check(self) -> None:
@@ -91,7 +91,7 @@ _WORLDS: list[_World] = []
 
 
 def gate(data: bytes) -> None:
-    """One request, however it looks: an answer with a status, errors in OpenAI's form."""
+    """Send one request of any form: the answer has a status, errors have OpenAI's form."""
     if not _WORLDS:
         _WORLDS.append(_World())
     world = _WORLDS[0]

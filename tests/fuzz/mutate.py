@@ -9,7 +9,7 @@ _BYTES = (b"\0", b"\xff", b"\x80", b"\n", b" ", b"{", b"[", b'"', b":", b",", b"
 
 
 def mutated(rnd: Random, data: bytes, others: Sequence[bytes], words: Sequence[bytes]) -> bytes:
-    """Change a few places of an input. `words` are what its form knows. O(bytes)."""
+    """Change a few places of an input. `words` are those of its form. O(bytes)."""
     out = bytearray(data)
     for _ in range(1 + int(rnd.expovariate(0.5))):
         at = rnd.randrange(len(out) + 1)

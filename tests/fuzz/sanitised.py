@@ -30,7 +30,7 @@ def _library(name: str) -> str:
 
 
 def _build() -> Path:
-    """Build the core under build/, where that has not been done."""
+    """Build the core under build/, unless that has been done."""
     texts = [path.read_bytes() for path in (*core_sources().values(), _COVERAGE)]
     return built("sanitised", (texts, FLAGS), _compile)
 
@@ -94,14 +94,14 @@ def found(name: str, data: bytes) -> Path:
 
 
 class Noted:
-    """Writes down each input before it runs: a sanitizer ends the process without a word on it."""
+    """Records each input before it runs: a sanitizer ends the process without a report of it."""
 
     def __init__(self) -> None:
         path = os.environ.get(_INPUT)
         self._file = None if path is None else open(path, "r+b", buffering=0)  # noqa: SIM115
 
     def note(self, name: str, data: bytes) -> None:
-        """Replace what is written down. O(bytes)."""
+        """Replace the recorded input. O(bytes)."""
         if self._file is not None:
             self._file.seek(0)
             self._file.write(name.encode() + b"\n" + data)

@@ -52,7 +52,7 @@ def _core_of() -> _core.Scheduler:
 
 
 def _serve(core: _core.Scheduler, now_ns: int, count: int) -> int:
-    """Let requests come and go, until nothing is left; returns when that is."""
+    """Run requests to their ends, until nothing is left; returns that time."""
     for number in range(count):
         now_ns += _S // 20
         core.admit(
@@ -91,7 +91,7 @@ def saved_corpus() -> tuple[bytes, ...]:
 
 
 def saved(data: bytes) -> None:
-    """Rows are taken, and the scheduler works; or none of them counts."""
+    """Rows are accepted, and the scheduler works; or none of them counts."""
     rows = list(_rows(data))
     core = _core_of()
     try:
@@ -142,7 +142,7 @@ def file_corpus() -> tuple[bytes, ...]:
 
 
 def file(data: bytes) -> None:
-    """A file is read, or set aside, or refused by its name; what is written then, is there."""
+    """A file is read, or set aside, or refused by its name; later writes are in it."""
     _clear()
     _path().write_bytes(data)
     told = ""
@@ -157,7 +157,7 @@ def file(data: bytes) -> None:
     try:
         store.write([(b"key", b"value", 1)])
     except StateError:
-        return  # SQLite found later what its check had not
+        return  # SQLite found it later, and its check had not
     finally:
         store.close()
     again = Store(_path())
@@ -209,6 +209,6 @@ def log(data: bytes) -> None:
         assert not (store.set_aside_as and store.rows)
         store.write([(b"key", b"value", 1)])
     except StateError:
-        return  # SQLite found later what its check had not
+        return  # SQLite found it later, and its check had not
     finally:
         store.close()

@@ -11,7 +11,7 @@ class Target(NamedTuple):
     """Describes one parser, or the walks."""
 
     what: str
-    run: Callable[[bytes], None]  # raises whatever must not happen
+    run: Callable[[bytes], None]  # raises an error for anything that must not happen
     corpus: Callable[[], list[bytes]]
     words: tuple[bytes, ...]
     times: int = 1  # as long as the others, because an input takes longer

@@ -1,7 +1,7 @@
 """Fuzzes the core's reader: Admit calls, Session streams, and their effect on its books.
 
-Beside it stands protobuf's own reader: a message that it takes is written again by it and given to
-a second core, which has to do the same.
+Protobuf's own reader is the reference: it writes each message that it accepts again, for a second
+core, which has to do the same.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def admit(data: bytes) -> None:
         judge(data)
 
 
-# Streams: messages one after the other, each with its size in two bytes before it.
+# Streams: messages one after the other, each after its size in two bytes.
 
 
 def _framed(*messages: pb.SessionRequest) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from deploy.release import DIST, PROJECTS, version
 
 VERSION = version()
-# Where the usual installers put a Python that is not on PATH.
+# The folders in which the usual installers put a Python that is not on PATH.
 PLACES = (
     "/usr/local/bin/python{}",
     "/usr/bin/python{}",

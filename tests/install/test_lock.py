@@ -59,7 +59,7 @@ def test_lock_has_all_that_the_images_need() -> None:
             continue
         seen.add((name, *extras))
         assert name in locked, "run python -m deploy.lock"
-        # Those that only the images have require nothing.
+        # Packages that only the images have require nothing.
         needed = () if wanted.name in lock.MORE else requires(wanted.name) or ()
         for each in map(Requirement, needed):
             marker = each.marker

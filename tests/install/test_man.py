@@ -30,7 +30,7 @@ def test_page_shows_what_help_shows(pages: Path) -> None:
     assert text.startswith('.TH "SCHEDSVC-SERVE" "1" "" "schedsvc 1.2.3"')
     assert "schedsvc\\-serve \\- Serve admission over gRPC" in text
     assert ".B \\-\\-watch\\-config SECONDS" in text
-    # An example stays as it is, and other paragraphs are wrapped.
+    # An example stays unchanged, and other paragraphs are wrapped.
     assert ".nf\nExample:\n  schedsvc serve \\-\\-config schedsvc.yaml\n.fi" in text
     assert "\x08" not in text
 

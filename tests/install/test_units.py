@@ -132,7 +132,7 @@ def traced(folder: Path, *command: str) -> Iterator[tuple[int, Path]]:
 
 
 def allowed_calls(unit: Path) -> set[str]:
-    """The system calls that a unit's filter lets pass."""
+    """The system calls that a unit's filter allows."""
     allowed: set[str] = set()
     text = unit.read_text()
     for line in re.findall(r"^SystemCallFilter=(.+)$", text, re.MULTILINE):

@@ -92,7 +92,7 @@ def test_the_picture_of_panels_names_its_file(words: dict[str, str], tmp_path: P
 
 
 def test_a_folder_that_takes_no_files(words: dict[str, str]) -> None:
-    """Also root cannot write there, whatever the modes say."""
+    """Root cannot write there either, whatever the modes are."""
     for line, place, what in (
         ("demo --out", Path("/proc/self"), "nothing can be written into /proc/self: "),
         ("workload convert --trace TRACE --out", Path("/proc/f"), "/proc/f cannot be written: "),

@@ -19,7 +19,7 @@ def test_the_gate_is_measured() -> None:
     assert done.exit_code == 0, done.output
     report = json.loads(done.output)
     assert {len(rounds) for rounds in report["all_rounds_ms"].values()} == {2}
-    # Whatever else the machine does: JSON, a lease and its end are not for nothing.
+    # Under any load of the machine, JSON, a lease and its end cost something.
     assert 0 < report["few_pieces_ms"] < 100
 
 

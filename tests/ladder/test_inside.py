@@ -80,7 +80,7 @@ def test_it_picks_as_the_scan_does(core: Any) -> None:
     scan = DictScan([tenant(flow) for flow in range(flows)], INPUT_TOKENS)
     for _ in range(Picks.AT_ONCE):  # granted before
         scan.pick()
-    # Whose counters are equal, the core serves as they came, the scan as they stand in the dict.
+    # Among equal counters, the core serves in order of arrival, the scan in order of the dict.
     for picks in (flows - Picks.AT_ONCE, *(flows,) * 9):
         picked = [tenant(flow) for flow in core.pick(world.core, picks, INPUT_TOKENS)]
         assert sorted(picked) == sorted(scan.pick() for _ in range(picks))

@@ -33,7 +33,7 @@ def test_slices_are_interleaved() -> None:
     pairs = abba(a, b, rounds=2)
     assert "".join(order) == "abba" * 3
     assert pairs.shape == (2, 2, 2)
-    # A steady drift falls on both alike.
+    # A steady drift affects both alike.
     assert pairs[:, 0, 0] == pytest.approx(pairs[:, 1, 0])
     assert pairs[:, :, 1].tolist() == [[1.0, 2.0], [1.0, 2.0]]
 

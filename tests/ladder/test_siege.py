@@ -1,4 +1,4 @@
-"""The siege comes again after each closed connection, and no body of it is ever complete."""
+"""The siege reconnects after each closed connection, and no body of it is ever complete."""
 
 import asyncio
 

@@ -117,7 +117,7 @@ def test_fair_parts_are_bounded_by_the_shards() -> None:
 
 
 def test_fair_parts_are_bounded_by_little_demand() -> None:
-    # Its first shard is all that others want too, and of the second it asks for little.
+    # Its first shard is the only one that others want too, and it asks for little of the second.
     rows = ((0, 1, 1.0, 1.0), (0, 2, None, 1.0), (1, 2, None, 1.0))
     assert parts(*rows, served=[2.0, 9.0, 9.0]) == [3.0, 8.5, 8.5]
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def say(text: str) -> None:
-    """Print what a reader of the log wants to know, where no caller takes it for a file."""
+    """Print a summary for a reader of the log, if no caller reads it as a file."""
     print(f"lanes: {text}", file=sys.stderr)
 
 

@@ -23,7 +23,7 @@ _MACHINERY = {
     *(f"{MUTANTS}{name}.py" for name in ("__main__", "mutant", "test_mutants", "wrong_core")),
     "tests/other_core.py",
 }
-#: Tests of these folders have lanes of their own.
+#: Tests of these folders have separate lanes.
 _ELSEWHERE = (
     MUTANTS,
     "tests/vllm/",

@@ -5,7 +5,7 @@ conftest.py files above it. A string counts as well: the dotted name of a module
 data file, or of a folder of data files.
 
 A test that starts a program needs the program: a string with the name of a console script leads to
-its module. From `schedsvc` the way goes on to the commands whose names stand in strings of the
+its module. From `schedsvc` the graph continues to the commands whose names are strings on the
 tests' side, so a fixture that starts `serve` counts as an import of all that `serve` imports.
 """
 
@@ -178,7 +178,7 @@ class Graph:
 
     def _resolve_whole(self, name: str) -> Iterator[str]:
         """Return the files of a dotted name in a string, which may be anything: a module's, or of
-        what stands in it, as a path of `unittest.mock` or a console script does."""
+        an attribute of it, as a path of `unittest.mock` or a console script is."""
         for base in (name, name.rpartition(".")[0]):
             for folder in PACKAGE_FOLDERS:
                 at = "/".join(filter(None, [folder, *base.split(".")]))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 #: The command `schedsvc`, whose table names modules by text.
 CLI = "schedsvc/cli/__init__.py"
-#: Files whose strings list modules that no test need use: tables, and what is imported ahead.
+#: Files whose strings list modules that no test needs for its use: tables, and imports ahead.
 LISTS = ("tests/tidy/", "tests/zygote.py")
 #: Code that the service imports only if its configuration has `cluster`, as tests/tidy holds.
 CLUSTER = "schedsvc/cluster/"
-#: Folders whose files are no product: what they name, they test or run.
+#: Folders whose files are no product: they test or run the files that they name.
 TESTS_SIDE = ("tests/", "bench/", "deploy/", "lab/schedsvc_lab/demo/")
 #: The interface of the compiled core, and the generated stubs of the contract.
 COMPILED = ("schedsvc/_core", "clients/python/schedsvc_client/v1/")
@@ -48,7 +48,7 @@ class Rule:
     files: tuple[str, ...] = ()  # Python files, of which this counts as a change
     lanes: tuple[str, ...] = ()
     all: bool = False
-    alone: bool = False  # it says all: what names such a file does not depend on what is in it
+    alone: bool = False  # it is enough: files that name it do not depend on its content
 
     def matches(self, path: str) -> bool:
         """Return whether the rule is about this file."""

@@ -20,7 +20,7 @@ GRAPH = Graph(ROOT, tracked(ROOT))
 
 
 def select(*paths: str, tree: int = 0) -> Selection:
-    """Select for a change of these files; all of them exist, but for names that say otherwise."""
+    """Select for a change of these files; all of them exist, except names that say otherwise."""
     assert all(path in GRAPH.paths or path.startswith("no/") for path in paths)
     return Selection(ROOT, Change("a base", frozenset(paths), tree), GRAPH)
 

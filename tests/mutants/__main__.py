@@ -4,7 +4,7 @@
     python tests/mutants leak-on-cancel
     python tests/mutants none            the same build, without a bug: nothing may be caught
 
-The exit status is 0 where the bug was caught (for `none`: where nothing was).
+The exit status is 0 if the bug was caught (for `none`: if nothing was).
 """
 
 import os

@@ -18,4 +18,4 @@ class Mutant:
     only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
     # A seed; those from SECOND on have quotas, from THIRD on state files.
     first: int = 0
-    tests: tuple[str, ...] = ()  # what catches it, where the simulator does not try it
+    tests: tuple[str, ...] = ()  # the tests that catch it, if the simulator does not try it

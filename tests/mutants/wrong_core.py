@@ -19,7 +19,7 @@ cdef int MUTANT = int(environ.get("{VARIABLE}", "0"))
 
 
 class StaleMutantError(Exception):
-    """The text before which a mutant stands is not in the source any more."""
+    """The text before which a mutant is inserted is no longer in the source."""
 
 
 def edited() -> dict[str, str]:
@@ -39,7 +39,7 @@ def edited() -> dict[str, str]:
 
 
 def build() -> Path:
-    """Build it, where that has not been done, under build/. Returns the extension's file."""
+    """Build it under build/, unless that has been done. Returns the extension's file."""
     texts = edited()
 
     def make(folder: Path) -> None:

@@ -29,7 +29,7 @@ class Faults:
 
 @dataclass(eq=False)
 class _Connection:
-    """Both ends of a connection, and whether anything still passes."""
+    """Holds both ends of a connection, and whether bytes still pass."""
 
     writers: list[asyncio.StreamWriter]
     passes: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,7 +89,7 @@ class Line:
             connection.passes.clear()
 
     def heal(self, *, only_new: bool = False) -> None:
-        """Let new connections pass again, and what is open unless `only_new`."""
+        """Let new connections pass again, and open ones unless `only_new`."""
         self._blocked = False
         if not only_new:
             for connection in self._connections:

@@ -38,7 +38,7 @@ GATE = ("--middleware", "schedsvc_vllm.gate.Gate")
 TENANTS = ("a", "b", "c")
 # Leases end soon after their last renewal, but later than a busy machine may pause a process.
 TTL_MS, GRACE_MS = 1_500, 1_500
-# Where nothing is to expire: later than any machine stands still.
+# For tests in which nothing expires: later than any machine stalls.
 PATIENT = {"lease_ttl_ms": 10_000, "lease_grace_ms": 20_000}
 
 
@@ -126,7 +126,7 @@ class Programs:
         (self.folder / "c.yaml").write_text(written)
 
     def start_scheduler(self, program: tuple[str, ...] = ("-m", "schedsvc")) -> None:
-        """Start it; `program`: what Python runs in the command's place."""
+        """Start it; `program`: Python code that replaces the command."""
         self.configure()
         command = ("serve", "--config", str(self.folder / "c.yaml"))
         self.start("scheduler", *command, program=program)
@@ -183,7 +183,7 @@ class Programs:
         self.wait_until_connected(self.proxy_url)
 
     def wait_until_connected(self, gate_url: str = "") -> None:
-        """A gate gives up on the scheduler after a second, which is not what is looked at."""
+        """A gate gives up on the scheduler after a second, which this test does not examine."""
 
         def is_connected() -> object:
             url = f"{gate_url or self.engine_url}/metrics"
@@ -200,7 +200,7 @@ class Programs:
             return False
 
     def start_shim(self, name: str, *, wait: bool = True, **asked: Any) -> None:
-        """Start a shim (shim.py says what it may be asked); `wait` until it does all of it."""
+        """Start a shim (its options are in shim.py); `wait` until it has done all of it."""
         ready = self.ready(name)
         told = json.dumps({"target": self.target, "name": name, "ready": str(ready), **asked})
         program = str(Path(__file__).parent / "shim.py")
@@ -250,7 +250,7 @@ class Programs:
         process.wait()
 
     def pause(self, name: str) -> None:
-        """Stop it where it is, and wait until it stands still."""
+        """Stop it at once, and wait until it is stopped."""
         process = self.running[name]
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -302,7 +302,7 @@ def standing(make: Callable[[Path], Stand]) -> Iterator[Stand]:
 
 
 def room_for(files: int) -> None:
-    """Let this process and those that it starts have `count` files open; fail if it cannot."""
+    """Let this process and its children have `count` files open; fail if it cannot."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < files:
         assert hard == resource.RLIM_INFINITY or hard >= files, f"ulimit -Hn is {hard}"

@@ -34,11 +34,11 @@ pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).resolve().parents[2]
 CONNECTIONS = 100
-#: Longer than a machine stands still: no conforming client is dropped for it.
+#: Longer than a machine stalls: no conforming client is dropped for it.
 HANDSHAKE_MS = 3_000
 #: The rate and burst of calls by token, at the edge.
 CALLS_PER_SECOND, CALLS_MAX = 5, 50
-# At most 16,384 calls wait to be looked at, of about 20 KB each.
+# At most 16,384 calls wait to be read, of about 20 KB each.
 GROWTH_MB_MAX = 400
 
 
@@ -71,7 +71,7 @@ class Met:
 
 @contextmanager
 def attackers(programs: Programs, kind: str, *options: str, target: str = "") -> Iterator[Met]:
-    """Let them attack a target, else the scheduler's port."""
+    """Let them attack a target, by default the scheduler's port."""
     ready = programs.folder / "attackers.ready"
     met = Met(ready)
     target = target or programs.scheduler_targets[-1]
@@ -112,7 +112,7 @@ async def serve_conforming(
 ) -> int:
     """Ask and complete forty times, and again until the attackers have got somewhere; how often.
 
-    Raises where one is not served.
+    Raises if one is not served.
     """
     served = 0
     async with connected(programs) as scheduler:
@@ -126,7 +126,7 @@ async def serve_conforming(
             stats = await scheduler.stats()
             if is_enough(stats):
                 return served
-            # The attackers' turn, where there is but one core.
+            # The attackers' turn, if there is only one core.
             await asyncio.sleep(0.1)
 
 
@@ -144,7 +144,7 @@ def least(kind: str) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_hundred_hostile_connections_harm_no_other(stand: Stand, kind: str) -> None:
-    """Without a token nothing is decided for them, and nothing of theirs is kept."""
+    """Without a token nothing is decided for them, and none of their data is kept."""
     # The conforming client's pings have to be answered in time, too, by processes that compete.
     programs = stand(settings(handshake_ms=HANDSHAKE_MS, keepalive_ms=10_000))
     programs.start_scheduler()
@@ -203,7 +203,7 @@ async def test_strangers_at_the_edge_never_reach_the_scheduler(stand: Stand) -> 
             programs,
             lambda _: met["connected"] >= CONNECTIONS and met["sent"] > CONNECTIONS,
         )
-        # Its one connection, the edge's, and what each opens for a moment.
+        # Its one connection, the edge's, and those that each opens for a moment.
         assert programs.files("scheduler") - files < 10
         assert programs.files("edge") < CONNECTIONS
     assert met["connected"] >= CONNECTIONS
@@ -225,7 +225,7 @@ async def test_a_token_at_the_edge_spends_no_more_than_its_allowance(stand: Stan
     with attackers(programs, "flood", "--token", "secret", target=target) as met:
         served = await serve_conforming(
             programs,
-            # Each connection may have a call on its way, that is still received.
+            # Each connection may have a call under way, which is still received.
             lambda stats: 0 < flow_of(stats, "unknown").received < met["answered"] - CONNECTIONS,
         )
     async with connected(programs) as scheduler:
@@ -234,6 +234,6 @@ async def test_a_token_at_the_edge_spends_no_more_than_its_allowance(stand: Stan
     assert flows["a"].completed == served
     received = flows["unknown"].received
     assert received > 0
-    # Not more than have been allowed by now: the edge's clock is this one.
+    # Not more than have been allowed by now: the edge's clock is the test's.
     assert watch.ran_for((received - 1) / CALLS_PER_SECOND - 1)
     assert flows["unknown"].received < met["answered"]

@@ -39,15 +39,15 @@ pytestmark = pytest.mark.alone
 
 PROMPT_TOKENS, BLOCK_TOKENS, RESERVED_TOKENS = 16, 64, 128
 LOOK_S = 0.05
-# Bound of the time to start a thousand streams, restart the scheduler and replay them, as a
-# multiple of their start alone; any program may stand still meanwhile.
+# The limit of the time to start a thousand streams, restart the scheduler and replay them, as a
+# multiple of their start alone; any program may stall meanwhile.
 FILLS, STILL_S = 3, 6.0
 CLEAN_ERRORS = {"server_is_overloaded", "upstream_unreachable"}
 
 
 @asynccontextmanager
 async def client(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """An HTTP client without limits of its own."""
+    """An HTTP client without limits."""
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
@@ -137,7 +137,7 @@ class GatedRequest:
         return (FILLS * self.fill_s + STILL_S) / shortest_tokens
 
     def all_run(self) -> bool:
-        """Return whether none has ended; none has ended but whole."""
+        """Return whether none has ended; fail if one has ended early."""
         ended = [task.result() for task in self.running if task.done()]
         assert set(fates(ended)) <= {"whole"}, fates(ended)
         return not ended
@@ -150,7 +150,7 @@ async def flight(stand: Stand, streams: int, step_ms: int) -> AsyncIterator[Gate
     sizes = EngineSizes(
         step_ms, capacity, RESERVED_TOKENS, sequences=2 * streams, block_tokens=BLOCK_TOKENS
     )
-    # Those that wait do so for as long as the shortest of them runs.
+    # The waiting ones wait for as long as the shortest running one runs.
     times = {"lease_ttl_ms": 10_000, "lease_grace_ms": 5_000, "queue_ttl_ms": 600_000}
     programs = stand(config(**times), sizes)
     programs.start_scheduler()
@@ -192,7 +192,7 @@ async def kill_the_scheduler(made: GatedRequest) -> None:
     assert await preemptions(programs.engine_url) == 0
     for tenant in range(3):
         own = [answer.first_s for answer in queued[tenant::3]]
-        # Those that start in one step of the engine are heard of in any order.
+        # Requests that start in one step of the engine are reported in any order.
         assert all(b > a - made.step_s for a, b in pairwise(own)), own
 
 
@@ -277,7 +277,7 @@ async def test_clients_learn_that_the_engine_behind_a_proxy_was_killed(stand: St
         await asyncio.to_thread(programs.start_engine)
         again = await asyncio.gather(*(stream(http, "a", 20) for _ in range(15)))
         assert fates(again) == {"whole": 15}
-        # The proxy sees at its next look that another engine stands there.
+        # The proxy's next probe shows another engine.
         await eventually(scheduler, lambda stats: pool_of(stats).epoch > epoch)
         await at_rest(scheduler)
 

@@ -1,4 +1,4 @@
-"""Programs stand still for longer than a lease lives, and go on."""
+"""Tests programs that are paused for longer than a lease lives, and resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 async def test_a_scheduler_that_stood_still_expires_nothing(stand: Stand) -> None:
-    """Its own pause does not count; what was asked meanwhile is granted when it goes on."""
+    """Its own pause does not count; requests sent meanwhile are granted when it resumes."""
     programs = stand(sizes=EngineSizes(kv_tokens=20 * 512, context_tokens=512))
     programs.start_scheduler()
     programs.start_engine(SCHEDSVC_UNREACHABLE_AFTER="60")

@@ -102,7 +102,7 @@ async def test_a_revoked_lease_that_ends_at_another_scheduler_is_charged_once(
         await asyncio.to_thread(programs.start_scheduler)
         async with AsyncScheduler(programs.target) as scheduler:
             await eventually(scheduler, lambda stats: stats.totals.open_sessions == 1)
-            # Its stream has begun, and said nothing of the lease.
+            # Its stream has begun, and has not reported the lease.
             assert (await scheduler.stats()).totals.received == 0
             held.complete(input_tokens=80, output_tokens=20)
             assert await session.flush(10)
@@ -111,7 +111,7 @@ async def test_a_revoked_lease_that_ends_at_another_scheduler_is_charged_once(
             (used,) = [flow for flow in stats.flows if flow.tenant == "a"]
             assert (used.input_tokens, used.output_tokens) == (80, 20)
             assert used.vtc_micro == (80 + 2 * 20) * 1_000_000
-            # Nothing is held for it any more, long before its TTL.
+            # No capacity is held for it any more, long before its TTL.
             after, _ = await granted(session, "b", input_tokens=180)
             after.complete(output_tokens=5)
             assert await session.flush(10)
@@ -121,7 +121,7 @@ async def test_a_revoked_lease_that_ends_at_another_scheduler_is_charged_once(
 async def test_a_revocation_that_its_holder_never_heard_of_has_to_be_said_again(
     stand: Stand, folder: Path
 ) -> None:
-    """Its lease is back beside the one that had got its room, and until then nothing is granted."""
+    """Its lease returns beside the one that had got its room, and until then nothing is granted."""
     programs = started(stand, folder, NEED_TOKENS)
     async with (
         Line(programs.target, f"unix:{folder}/line") as line,

@@ -63,10 +63,10 @@ async def test_second_engine_of_a_pool_is_refused_until_the_first_ends(stand: St
             assert refused.status == 503
             sentence = "two engines claim pool default; set SCHEDSVC_POOL"
             assert refused.error["message"].startswith(sentence)
-            # Both sides say it.
+            # Both sides report it.
             assert sentence in programs.log("rival")
             assert "pool_contested" in programs.log("scheduler")
-            # The first one goes on with its request, and serves others.
+            # The first one continues with its request, and serves others.
             answer = await stream(first, TENANTS[0], 5)
             assert (answer.fate, answer.output_tokens) == ("whole", 5)
             # Nothing was granted to the second one.

@@ -6,7 +6,7 @@ from schedsvc._core import Scheduler, Session
 from schedsvc.records.recording.form import FormError, Kind, call_of, unpack
 from schedsvc.records.recording.recorder import READS, _Recorded, _RecordedSession, record
 
-# Not for a driver, but for simulators, which record nothing.
+# It is not for a driver, but for simulators, which record nothing.
 SIMULATORS = {"admit", "first_sight", "replay", "telemetry", "reset_learned"}
 
 
@@ -26,7 +26,7 @@ def methods(kind):
 
 
 def test_every_method_of_the_core_is_recorded_or_changes_nothing():
-    """A new method of the core has to find its place here."""
+    """A new method of the core has to be listed here."""
     recorded = methods(_Recorded)
     sets = {name for name in methods(Scheduler) if name.startswith("set_")}
     assert methods(Scheduler) == recorded | READS | sets | SIMULATORS

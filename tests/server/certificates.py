@@ -60,8 +60,8 @@ class Authority:
         """Sign a certificate under a common name.
 
         `sans`: names with :// are URIs, with @ mail addresses, others DNS names; none: the common
-        name, localhost and 127.0.0.1; None alone: it has no SAN. `since`, `until`: when it is
-        valid, from now.
+        name, localhost and 127.0.0.1; None alone: it has no SAN. `since`, `until`: its validity,
+        from now.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else []

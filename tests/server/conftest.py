@@ -109,7 +109,7 @@ SHORT_LEASES = {"scheduler": {"headroom": 0, "lease_ttl_ms": 100, "lease_grace_m
 
 
 async def abandon_pool(server: Server, name: str) -> None:
-    """Offer a pool, leave without a Goodbye, and wait until nothing is left of the pool."""
+    """Offer a pool, leave without a Goodbye, and wait until the pool is gone."""
 
     def row() -> dict[str, Any]:
         return next((p for p in server.driver.stats(0)["pools"] if p["name"] == name), {})

@@ -12,7 +12,7 @@ import yaml
 
 
 class Prometheus:
-    """Answers queries of tests. While it starts, it knows nothing."""
+    """Answers queries of tests. During its start, it has no answer."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http

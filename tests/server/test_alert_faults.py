@@ -1,4 +1,4 @@
-"""Alerts on a real Prometheus, each provoked by its fault at real processes.
+"""Tests alerts on a real Prometheus, each provoked by its fault at real processes.
 
 The deployed rules are used with all their times divided by 20. No fault from outside breaks an
 invariant, so one scheduler has a defect inside, see `breaking_scheduler.py`.
@@ -53,7 +53,7 @@ POOLS = [
     {"name": "pool", "capacity_tokens": 1_000_000},
     {"name": "full", "capacity_tokens": 1_600},
 ]
-#: The alerts that each scheduler's fault, or each tenant's, provokes: these and no others.
+#: The alerts that each scheduler's fault, or each tenant's, provokes, and no others.
 EXPECTED = {
     "troubled": {
         "SchedsvcStateFailing",
@@ -84,7 +84,7 @@ LATER = (
 )  # fmt: skip
 #: A log that is held has more.
 HELD_BYTES = HELD_FACTOR * LOG_BYTES_MAX
-#: Runs our command with a stderr that takes nothing.
+#: Runs our command with a stderr that is never read.
 MUTE = """
 import os
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
@@ -215,7 +215,7 @@ class Callers:
         assert not (await self._stub.Admit(asked)).grant.lease_id
 
     async def slow(self) -> None:
-        """Begin a request each second that has its first token after half a minute."""
+        """Begin a request each second, whose first token comes after half a minute."""
 
         async def one() -> None:
             lease = await self._granted("slow", "pool")
@@ -308,7 +308,7 @@ async def test_real_faults_make_the_alerts_fire(tmp_path: Path) -> None:
             ]
             try:
                 done, _ = await asyncio.wait([watch, *tasks], return_when="FIRST_COMPLETED")
-                for task in done:  # those that work never end but by an error
+                for task in done:  # a working task ends only by an error
                     task.result()
             finally:
                 for task in (watch, *tasks):
@@ -321,7 +321,7 @@ async def wait_unevenly(programs: Programs, stack: AsyncExitStack) -> None:
     channel = await stack.enter_async_context(open_channel(programs.target))
     stub = SchedulerServiceStub(channel)
     assert (await stub.Admit(ask(250, tenant="a", pool="pool"))).grant.lease_id
-    for count, tenant in enumerate("ba", 1):  # b first: who comes later is lifted to who waits
+    for count, tenant in enumerate("ba", 1):  # b first: a later flow is lifted to the waiting one
         waits = asyncio.ensure_future(stub.Admit(ask(250, tenant=tenant, pool="pool")))
         stack.callback(waits.cancel)
         for _ in range(240):
@@ -381,7 +381,7 @@ async def until_shares(prometheus: Prometheus) -> None:
 async def until_all_fire(prometheus: Prometheus, pages: dict[str, str]) -> None:
     """Wait until each alert has fired where its fault is; none may fire elsewhere.
 
-    The lag of the event loop is excepted, since whatever else the machine does may cause it.
+    The lag of the event loop is excepted: other load of the machine may cause it.
     """
     names = {page.removeprefix("http://").removesuffix("/metrics"): pages[page] for page in pages}
     seen: dict[str, set[str]] = {name: set() for name in EXPECTED}

@@ -1,7 +1,7 @@
 """Tests cancellation at every k-th suspension: the handlers, and a client of the real server.
 
-The leak of others: a reservation that is not given back on a timeout, a cancellation or an
-exception. Whatever is cut off wherever, the books are empty afterwards.
+Others leak a reservation that is not released on a timeout, a cancellation or an exception. Here
+the books are empty after a cut at any point.
 """
 
 import asyncio
@@ -233,7 +233,7 @@ async def admission(asker: Any, tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [100, 1_000])
 async def test_a_unary_client(target: Any, tokens: int) -> None:
     async with AsyncScheduler(target.targets[0], options=QUICK) as asker:
-        # The larger ones wait for the one before to be given back.
+        # The larger ones wait for the release of the one before.
         await ends(lambda k: cancelled_at(admission(asker, tokens), k), at_least=3)
         await asyncio.sleep(0)
 

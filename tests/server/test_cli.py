@@ -416,7 +416,7 @@ def admit_and_stop(
 ) -> tuple[int, int]:
     """Stop a scheduler well within the TTL of a new lease; the lease, and how many expired before.
 
-    Where this process stood still in between, another lease is asked for.
+    If this process stalled in between, it asks for another lease.
     """
     while True:
         expired = stub.Stats(pb.StatsRequest()).totals.expired

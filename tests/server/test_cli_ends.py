@@ -103,7 +103,7 @@ print(next(iter(plain_rows(Path(sys.argv[1]), [], Span())))["requests"])
 
 
 def read_as_another_user(path: Path) -> str:
-    """Sum a ledger up in a process that is not root, for whom modes count."""
+    """Sum a ledger up in a process that is not root, so modes limit it."""
     ended = forked.run([sys.executable, "-c", SUM_UP_AS_ANOTHER_USER, path], capture_output=True)
     return (ended.stdout or ended.stderr).decode().strip()
 

@@ -143,7 +143,7 @@ ASK = {
         "source {script}; COMP_WORDS=(schedsvc drain --target {target} po); COMP_CWORD=4;"
         " _schedsvc_completion schedsvc; echo ${{COMPREPLY[@]}}"
     ),
-    # Without a terminal zsh has no completion system: these stand in for the commands of it.
+    # Without a terminal zsh has no completion system: these functions replace its commands.
     "zsh": (
         "compdef() {{ }}; compadd() {{ print ${{(P)@[-1]}} }}; source {script}; CURRENT=5;"
         " words=(schedsvc drain --target {target} po); _schedsvc_completion"

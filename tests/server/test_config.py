@@ -208,7 +208,7 @@ def test_a_wrong_file_is_named_by_place(text: str, expected: list[str], tmp_path
 
 @pytest.mark.parametrize("policy", ["vtc-predict", "vtc-oracle", "lcf", "sif"])
 def test_a_policy_of_the_simulator_configures_no_service(policy: str, tmp_path: Path) -> None:
-    """The core has it, and the error says who takes it."""
+    """The core has it, and the error names its reader."""
     assert Scheduler(policy=policy).stats(0)["policy"] == policy
     assert found(tmp_path, MINIMAL + f"scheduler: {{policy: {policy}}}") == [
         "2:21 scheduler.policy: has to be 'vtc', 'dlpm' or 'fcfs'; other policies are the"

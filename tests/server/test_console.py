@@ -200,7 +200,7 @@ async def test_flows_beyond_the_cap_are_summed_up_as_other() -> None:
         state = await state_of(http)
         waiting.cancel()
     assert len(state["flows"]) == FLOWS_MAX
-    # A flow that waits has a row, however little it was served.
+    # A flow that waits has a row, even with little service.
     assert "t299" in {flow["tenant"] for flow in state["flows"]}
     assert state["other"]["queued"] == 0
     shown = sum(flow["completed"] for flow in state["flows"])

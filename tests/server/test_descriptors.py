@@ -46,7 +46,7 @@ class Program:
 def without_descriptors(pid: int) -> Iterator[None]:
     """Lower a process's limit to what it has open, until the end."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    # The lowest number that is free: an open one above it is no hindrance.
+    # The lowest free number: an open one above it is no hindrance.
     numbers = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     free = next(number for number in range(len(numbers) + 1) if number not in numbers)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))

@@ -117,7 +117,7 @@ async def test_a_lease_without_renewal_expires_by_itself() -> None:
 
 
 async def test_events_due_at_once_are_sent_in_parts() -> None:
-    """The event loop has its turn between them: others do not wait for a thousand evictions."""
+    """The event loop runs between them: others do not wait for a thousand evictions."""
     now_ns = 0
     clock = SteadyClock(lambda: now_ns)
     config = config_of(scheduler={"queue_ttl_ms": 500, "headroom": 0, "flow_queue_max": 2_000})
@@ -127,7 +127,7 @@ async def test_events_due_at_once_are_sent_in_parts() -> None:
         waiting = driver.admit(0, ask(1_500).SerializeToString())
         if isinstance(waiting, Waiting):
             calls.append(waiting.verdict)
-    assert len(calls) == 999  # one has the pool
+    assert len(calls) == 999  # one request has the pool
     now_ns = 501_000_000
     driver.settle()
     told = [sum(call.done() for call in calls)]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import wait_for_start
 
-# A signal in the moment in which a module is first looked for, or before anything of ours.
+# A signal at the moment when a module is first looked for, or before our code runs.
 PROGRAM = """
 import os, signal, sys
 module, number = sys.argv.pop(1), int(sys.argv.pop(1))

@@ -92,7 +92,7 @@ async def test_calls_of_strangers_do_not_reach_the_scheduler(tmp_path: Path, met
         before = state(server)
         for _ in range(5):
             codes = await every_call(stub, metadata)
-            # gRPC may reset what it has refused before the client has said all of it.
+            # gRPC may reset a refused call before the client has sent all of it.
             assert grpc.StatusCode.UNAUTHENTICATED in codes
             assert grpc.StatusCode.OK not in codes
         assert state(server) == before

@@ -104,7 +104,7 @@ async def test_others_hear_nothing(tmp_path: Path) -> None:
         assert await request_ids(port, bearer(SHIM)) == ["it", "first", "runs"]
         assert await request_ids(port, bearer(OTHER)) == []
         assert await request_ids(socket) == ["it", "first", "runs"]
-        (story,) = await explained(socket, "it")  # its file mode says who operates
+        (story,) = await explained(socket, "it")  # its file mode decides who operates
         assert story.pools[0].next_tenant == "b"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await explained(port, "it")

@@ -39,7 +39,7 @@ def started(folder: Path, words: tuple[str, ...], ready: str) -> Iterator[subpro
 
 @contextmanager
 def running(folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process in a folder that has nothing else but its input."""
+    """Start a process in a folder that only has its input."""
     (folder / "token").write_text("t" * 32)
     (folder / "c.yaml").write_text(CONFIG)
     if name == "edge":
@@ -126,7 +126,7 @@ def test_file_that_another_program_takes(tmp_path: Path, name: str, file: str, a
         wait_until(lambda: answers(tmp_path, name))
         is_socket, size = path.is_socket(), path.stat().st_size
         if is_socket and act == "truncated":
-            return  # that of a socket does nothing
+            return  # a truncated socket has no effect
         address = answers if not is_socket and file != "edge.json" else None
         DOES[act](path)
         if cell == "written again":
@@ -138,5 +138,5 @@ def test_file_that_another_program_takes(tmp_path: Path, name: str, file: str, a
         path.unlink()  # a start refuses a file that is no socket
     for ready in ("edge.json", "emulate.json"):
         (tmp_path / ready).unlink(missing_ok=True)
-    with running(tmp_path, name):  # nothing of it hinders the next start
+    with running(tmp_path, name):  # no rest of it prevents the next start
         wait_until(lambda: answers(tmp_path, name))

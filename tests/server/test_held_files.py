@@ -1,7 +1,7 @@
-"""The table of what a scheduler holds, read from the docs, against real processes.
+"""Compares the table of a scheduler's files in the docs with real processes.
 
-Each cell names the messages of the log that another program's act leads to; "nothing": none, and
-requests go on.
+Each cell names the log messages that another program's act causes; "nothing": none, and requests go
+on.
 """
 
 import json
@@ -178,14 +178,14 @@ def test_file_that_another_program_takes(tmp_path: Path, name: str, act: str) ->
     with held(tmp_path) as made:
         (path,) = tmp_path.glob(re.sub("INODE", "*[0-9]", name) if "INODE" in name else name)
         is_socket = path.is_socket()
-        if not is_socket or act != "truncated":  # that of a socket does nothing
+        if not is_socket or act != "truncated":  # a truncated socket has no effect
             DOES[act](path)
         if "SIGBUS" in cell:
             wait_until(lambda: made.fails() or made.process.poll() is not None)
             assert made.process.wait(60) == -signal.SIGBUS
         else:
             expected = set(re.findall(r"`(\w+)`", cell))
-            watch = Stopwatch()  # where nothing is expected, the file has been looked at by then
+            watch = Stopwatch()  # if no message is expected, the file has been checked by then
             wait_until(lambda: made.serve_one() and watch.ran_for(1.5) and expected <= made.said())
             assert made.warned() <= expected
     if not is_socket:

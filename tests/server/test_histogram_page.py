@@ -135,7 +135,7 @@ async def serve_some(stub: SchedulerServiceStub, rng: random.Random, keys: dict[
         await stub.Admit(ask(1_000_000, tenant=tenant["name"]))
 
 
-# In the first, a class returned in a file in which a new one took its place.
+# In the first, a class returned in a file in which a new one had its place.
 @pytest.mark.parametrize("seed", [10_227_429_564_795, *fresh(1)])
 async def test_no_series_goes_down_in_random_chains_of_reloads(seed: int) -> None:
     rng = random.Random(seed)

@@ -94,7 +94,7 @@ def bounded(text: str) -> None:
     lines = text.splitlines()
     assert len(lines) < 2 * EACH, Counter(line[:60] for line in lines).most_common(10)
     for line in lines:
-        json.loads(line)  # none was written beside the log
+        json.loads(line)  # no line was written beside the log
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ async def test_floods_at_each_port_of_a_scheduler(tmp_path: Path) -> None:
         text = (await reading)[1]
         assert process.returncode == 0
     sessions = [line for line in text.splitlines() if "session_opened" in line]
-    assert sessions  # the flood is one that the log speaks of
+    assert sessions  # the flood is one that the log reports
     bounded(text)
 
 

@@ -205,7 +205,7 @@ def test_wrong_requests_are_no_defects_and_cause_few_lines(tmp_path: Path) -> No
         assert not [status for status in answers if status >= 500]
         process.terminate()
         lines = process.communicate(timeout=60)[1].splitlines()
-    # 100 at once, and then one a second.
+    # It allows 100 at once, and then one a second.
     assert len([line for line in lines if "aiohttp" in line]) < 150
 
 
@@ -256,7 +256,7 @@ def test_process_ends_though_stderr_is_unread(tmp_path: Path) -> None:
     file.write_text("listeners: [{unix: s.sock}]\ntenants: [{name: a}]\n")
     with scheduler(file) as (process, _):
         assert process.stderr is not None
-        # Full: not even one more line fits.
+        # Full: no further line fits.
         fcntl.fcntl(process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4_096)
         fill(process.pid)
         process.terminate()

@@ -55,7 +55,7 @@ def test_a_sample_asks_for_the_token_that_its_first_start_makes(
                 stub.Stats(pb.StatsRequest(), metadata=bearer(tokens[0]))
             process.terminate()
             assert tokens[0] not in process.communicate(timeout=30)[1]
-    # It stays as it is, for its owner alone.
+    # It stays unchanged, for its owner alone.
     assert tokens[0] == tokens[1]
     assert len(tokens[0]) == 64
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -35,7 +35,7 @@ async def offering(server: Server, pool: str, **call: Any) -> AsyncIterator[None
 
 @asynccontextmanager
 async def beside_b1(**keys: Any) -> AsyncIterator[Server]:
-    """Serve two principals, of whom one has registered the pool b1."""
+    """Serve two principals, one of which has registered the pool b1."""
     async with (
         serving(auth={"principals": GATES}, **keys) as server,
         offering(server, "b1", metadata=bearer(B)),
@@ -48,7 +48,7 @@ def row_of(server: Server, pool: str) -> dict[str, Any]:
 
 
 async def placed(server: Server, token: str, count: int = 5, **fields: Any) -> list[str]:
-    """Ask some times; where each request runs, or else its outcome."""
+    """Ask some times; return where each request runs, or its outcome."""
     async with calling(server.targets[0]) as stub:
         answers = [
             await stub.Admit(ask(10, **fields), metadata=bearer(token)) for _ in range(count)

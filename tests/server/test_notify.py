@@ -59,7 +59,7 @@ class Manager:
         return False
 
     def drain(self) -> None:
-        """Forget what has been sent until now."""
+        """Forget the earlier messages."""
         self.socket.setblocking(False)
         try:
             while self.socket.recv(4_096):
@@ -116,7 +116,7 @@ def test_ready_comes_after_the_state_is_restored(manager: Manager, tmp_path: Pat
     manager.drain()
     with program(manager, "serve", SERVE):
         assert manager.hear() == "READY=1"
-        # One try, without waiting: what is ready listens, and has its state.
+        # One try, without waiting: a ready scheduler listens, and has its state.
         with grpc.insecure_channel(target) as channel:
             stats = stubs.SchedulerServiceStub(channel).Stats(pb.StatsRequest())
         assert [(pool.name, pool.draining) for pool in stats.pools] == [("pool", True)]

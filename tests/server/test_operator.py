@@ -246,7 +246,7 @@ async def test_revoked_leases_make_room_and_their_holders_get_a_notice() -> None
         granted = (await waits).grant.lease_id
         notice = (await peer.hear()).leases[0]
         assert (notice.lease_id, notice.state) == (held, scheduler_pb2.LEASE_STATE_VOID)
-        # A void lease is not revoked again, and one that was granted meanwhile can be.
+        # A void lease is not revoked again, and a lease granted meanwhile can be.
         answer = await both.operator.RevokeLeases(
             pb.RevokeLeasesRequest(filter=pb.LeaseFilter(tenant="a"))
         )

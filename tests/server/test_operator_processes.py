@@ -30,7 +30,7 @@ DRAIN_MS = 300
 
 @contextmanager
 def connected(target: str) -> Iterator[grpc.Channel]:
-    # A connection of its own, also where an earlier one had the same path.
+    # A separate connection, even if an earlier one had the same path.
     with grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield channel
 
@@ -68,7 +68,7 @@ def test_end_of_a_process_leaves_the_socket_of_its_successor(tmp_path: Path) -> 
             assert granted.outcome == pb.OUTCOME_GRANTED
             successor.terminate()
             assert events_of(successor)[-1]["event"] == "stopped"
-    # It unlinks what is its own.
+    # It unlinks its own socket.
     assert not path.exists()
 
 
@@ -120,7 +120,7 @@ def test_drain_of_all_stays_alive_over_restarts_and_ends(tmp_path: Path) -> None
 
 
 def open_stream(stub: stubs.SchedulerServiceStub) -> threading.Event:
-    """Open a Session that says nothing more after its Hello, until the event is set."""
+    """Open a Session that sends nothing after its Hello, until the event is set."""
     release, opened = threading.Event(), pb.SessionHello(client_id="shim", incarnation=1)
 
     def requests() -> Iterator[pb.SessionRequest]:

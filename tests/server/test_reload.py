@@ -52,7 +52,7 @@ async def test_quotas_weights_and_tenants_change_under_load() -> None:
         row = server.driver.tenant_stats(b"c")[0]
         assert row is not None
         assert row["weight_milli"] == 7_000
-        # b is gone: it is unknown now, and shares the flow of the unknown.
+        # b is removed: it is unknown now, and shares the unknown tenants' flow.
         before = server.driver.tenant_stats(b"unknown")[0]
         answer = await stub.Admit(ask(1, tenant="b", queue_ttl_ms=20))
         after = server.driver.tenant_stats(b"unknown")[0]

@@ -80,7 +80,7 @@ async def test_grants_change_with_a_reload() -> None:
 @pytest.mark.parametrize("remains", [True, False])
 async def test_streams_of_a_withdrawn_caller_end_and_others_go_on(remains: bool) -> None:
     both = [token_of("gate", FIRST), token_of("other", SECOND)]
-    # The last principal with a token goes: the listener still asks for one.
+    # The last principal with a token is removed: the listener still asks for one.
     after = [both[1]] if remains else []
     async with serving(auth={"principals": both}) as server, calling(server.targets[0]) as stub:
         calls = [stub.Session(metadata=bearer(token)) for token in (FIRST, SECOND)]
@@ -94,7 +94,7 @@ async def test_streams_of_a_withdrawn_caller_end_and_others_go_on(remains: bool)
         assert "withdrawn" in (await calls[0].details() or "")
         open_now = 1 if remains else 0
         await until(lambda: totals(server)["open_sessions"] == open_now, "streams have ended")
-        assert totals(server)["live_leases"] == 1  # what runs goes on until its TTL
+        assert totals(server)["live_leases"] == 1  # running requests go on until their TTL
         report = pb.CompleteRequest(lease_id=granted.grant.lease_id, pool_epoch=1)
         code = (await failure(stub.Complete(report, metadata=bearer(FIRST)))).code()
         assert code == grpc.StatusCode.UNAUTHENTICATED

@@ -111,7 +111,7 @@ def test_counters_of_other_survive_a_reload_that_shows_others(tmp_path: Path) ->
             stub.Admit(ask(100_000, tenant=name))  # refused
         before = of_other(scrape(ready["metrics"]))
         assert before["output_tokens_total", (("tenant", "other"),)] == 12 + 13 + 14
-        # Tenants that were in `other` get a series of their own, and the file loses one of them.
+        # Tenants that were in `other` get separate series, and the file loses one of them.
         write(names[:1:-1][:2] + names[:2])
         assert reload(process)[-1]["event"] == "config_reloaded"
         samples = scrape(ready["metrics"])
@@ -180,7 +180,7 @@ def test_hangup_loads_rotated_tokens_and_certificates(tmp_path: Path) -> None:
         assert rotated.code(target, "second", SECOND) == "OK"
         assert rotated.code(target, "second", FIRST) == "UNAUTHENTICATED"
         assert rotated.code(target, "first", SECOND) == "UNAVAILABLE"
-        # Files that a running process cannot change over to are named, in each reload.
+        # Files that a running process cannot change to are named, in each reload.
         tls["cert"] = "other-cert"
         (tmp_path / "other-cert").write_bytes((tmp_path / "cert").read_bytes())
         file.write_text(json.dumps({**data, "state": {"file": "other.db"}, "record": "recording"}))

@@ -23,7 +23,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def second_start(folder: Path, config: dict[str, Any], ready: Path, command: str = "serve") -> str:
-    """Try to start another one, which has to fail; what it says."""
+    """Try to start another one, which has to fail; return its output."""
     file = folder.parent / "second.yaml"
     file.write_text(json.dumps(config))
     command_line = [sys.executable, "-m", "schedsvc", command, "--config", str(file)]

@@ -134,7 +134,7 @@ async def test_a_slow_reader_is_closed_and_harms_no_other() -> None:
                 for message in range(5):
                     await peer.send(*(admit(message * 400 + i + 1, 100_000) for i in range(400)))
             await until(lambda: totals(slow)["open_sessions"] == 0, "it is closed")
-            # While a write was blocked, nothing was read.
+            # While a write was blocked, no message was read.
             assert 400 <= totals(slow)["rejected"] < 2_000
             assert (await other.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED
             # Once it reads again, it hears why.

@@ -34,7 +34,7 @@ async def test_one_principal_cannot_fill_the_queue_of_anothers_tenant() -> None:
             return asyncio.ensure_future(stub.Admit(ask(100), metadata=bearer(token)))
 
         async def queue(token: str, places: int) -> list["asyncio.Future[pb.AdmitResponse]"]:
-            """Ask for one more than there is place for: that one is refused."""
+            """Ask for one more than there are places: that one is refused."""
             before = totals(server)
             calls = [send(token) for _ in range(places + 1)]
             await until(

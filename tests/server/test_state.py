@@ -246,7 +246,7 @@ async def test_a_file_of_another_scheduler_ends_the_start(tmp_path: Path) -> Non
 
 
 async def saved_since(stub: Any, began_s: float) -> None:
-    """Wait until what happened before a moment is saved, as Stats says."""
+    """Wait until Stats reports that events before a moment are saved."""
     for _ in range(2_000):
         asked_s = time.monotonic()  # before the answer, which may take its time
         state = (await stub.Stats(pb.StatsRequest())).state

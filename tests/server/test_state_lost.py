@@ -156,7 +156,7 @@ Store(pathlib.Path(sys.argv[1]))
 
 
 def try_to_hold(file: Path) -> str:
-    """Open the file in another process; what that says."""
+    """Open the file in another process; return its output."""
     done = forked.run([sys.executable, "-c", HOLD, str(file)], capture_output=True, text=True)
     return done.stderr
 

@@ -1,4 +1,4 @@
-"""A caller without a credential can learn whether the scheduler serves, and spend nothing."""
+"""Tests that a caller without a credential learns only whether the scheduler serves."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ async def test_a_stranger_changes_nothing_and_gets_the_same_answer(metadata: Any
         told = set()
         for method, request in (
             (stub.Admit, ask(10)),  # an id that is known
-            (stub.Admit, pb.AdmitRequest()),  # and what is no right request
+            (stub.Admit, pb.AdmitRequest()),  # and bytes that are no request
             (stub.Progress, pb.ProgressRequest(leases=[pb.LeaseProgress(lease_id=lease_id)])),
             (stub.Complete, pb.CompleteRequest(lease_id=lease_id)),
             (stub.Complete, pb.CompleteRequest(lease_id=lease_id + 1)),

@@ -24,7 +24,7 @@ TOKEN = "shim-token-of-enough"
 AUTH = {"principals": [token_of("shim", TOKEN)]}
 SHIM = bearer(TOKEN)
 PLACES = 50
-#: Acts of a stranger on its connection, beside answering pings.
+#: Acts of a stranger on its connection, besides answering pings.
 ACTS = {
     "pings": b"",
     "watches health": http2.call(1, "/grpc.health.v1.Health/Watch", b""),
@@ -89,7 +89,7 @@ async def test_a_shim_finds_a_place_beside_strangers_that_come_again(act: str) -
         async with calling(server.targets[0]) as stub:
             waits = {"metadata": SHIM, "wait_for_ready": True, "timeout": 60}
             assert (await stub.Admit(ask(10), **waits)).outcome == pb.OUTCOME_GRANTED
-            # The shim stays, whatever becomes of the strangers.
+            # The shim stays, whatever the strangers do.
             before = sum(stranger.closed for stranger in made)
             await until(lambda: sum(s.closed for s in made) > before, "strangers are closed")
             answer = await stub.Admit(ask(10), metadata=SHIM)

@@ -1,4 +1,4 @@
-"""A task that loses a cancellation ends all the same."""
+"""A task that loses a cancellation still ends."""
 
 import asyncio
 

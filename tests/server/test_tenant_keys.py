@@ -53,7 +53,7 @@ async def owner(server: Server, key: str) -> str:
 
 
 async def admitted_as(server: Server, both: Both, key: str) -> str:
-    """Let a request run that names its tenant by a key alone."""
+    """Run a request that names its tenant by a key alone."""
     before = granted(server)
     await both.admit(10, tenant="", api_key_sha256=digest(key))
     (name,) = (granted(server) - before).elements()

@@ -41,7 +41,7 @@ async def each(names: Iterable[str], call: Callable[[str], Awaitable[Any]]) -> N
 
 
 async def load(stub: Any, over: asyncio.Event) -> int:
-    """Let requests run, one after the other; any failure raises."""
+    """Run requests, one after the other; any failure raises."""
     count = 0
     while not over.is_set():
         answer = await stub.Admit(ask(100))
@@ -79,7 +79,7 @@ async def rows_of(stub: Any) -> dict[str, tuple[int, int]]:
 
 
 async def come_and_go(target: str, pid: int) -> dict[str, Any]:
-    """Create, change and delete tenants, then create others; return what was seen."""
+    """Create, change and delete tenants, then create others; return the findings."""
     async with grpc.aio.insecure_channel(target) as channel:
         operator: Any = OperatorServiceStub(channel)
         stub: Any = SchedulerServiceStub(channel)

@@ -22,7 +22,7 @@ from .test_paces import CALM, LOUD, principals
 from .test_principals import bearer
 
 MS, SECOND = 1_000_000, 1_000_000_000
-CALL_NS = MS  # twice what a call takes
+CALL_NS = MS  # twice the time of a call
 
 
 class Clock:
@@ -133,7 +133,7 @@ async def test_bytes_of_calls_that_wait_are_bounded(clock: Clock) -> None:
     due_ns = turns.begin_call(1, 1)
     with pytest.raises(CallerError, match="64 calls of this caller, 4,194,304 bytes, wait"):
         await turns.hold(1, 1, 1)
-    assert turns.begin_call(1, 1) == due_ns  # what is refused takes no turn
+    assert turns.begin_call(1, 1) == due_ns  # a refused call takes no turn
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -181,8 +181,8 @@ async def test_one_callers_calls_take_turns_with_anothers(
             answer = await calm.Admit(ask(1, request_id=f"r{number}"), metadata=bearer(CALM))
             assert answer.outcome == pb.OUTCOME_GRANTED
         assert set(done) <= {grpc.StatusCode.NOT_FOUND}
-    # The clock stands still. So each call of a caller is held for a turn longer than the one
-    # before it, but for those before the other caller came, and those that credit pays.
+    # The clock stands still. So each call of a caller is held for a turn longer than its previous
+    # one, except for calls before the other caller came, and calls that credit pays.
     for each in pauses.values():
         held = [pause for pause in each if pause]
         steps = {after - before for before, after in itertools.pairwise(held)}
@@ -247,7 +247,7 @@ async def test_long_message_leaves_the_loop_to_others(monkeypatch: pytest.Monkey
             faults += len((await stream.read()).faults)
         assert len(kept) > 8
         assert all(kept)
-        # Others had the loop for half as long as this message at the least.
+        # Others had the loop for at least half the time of this message.
         assert sum(pause_s for pause_s, _ in pauses) * 1e9 > sum(spent_ns) / 2
         stream.cancel()
 

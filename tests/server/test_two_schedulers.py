@@ -17,7 +17,7 @@ CLUSTER = "cluster: {name: c, store: {urls: ['rediss://store:6379']}}\n"
 
 
 async def test_each_of_two_schedulers_promises_the_engine_whole() -> None:
-    """docs/understand/promises.md names this under what is not promised."""
+    """docs/understand/promises.md lists this as not promised."""
     promised = 0
     async with AsyncExitStack() as stack:
         for _ in range(2):

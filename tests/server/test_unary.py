@@ -41,8 +41,8 @@ async def test_a_calls_deadline_bounds_its_wait(
         return admit(principal, data, queue_ttl_ns)
 
     monkeypatch.setattr(server.driver, "admit", spy)
-    # A call whose deadline passes while it connects, or while the machine stands still, does not
-    # arrive: then another.
+    # A call whose deadline passes while it connects, or while the machine stalls, does not arrive:
+    # then the test repeats it.
     for _ in range(50):
         with suppress(grpc.aio.AioRpcError):
             await stub.Admit(ask(100), timeout=deadline_s)

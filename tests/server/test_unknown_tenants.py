@@ -67,7 +67,7 @@ async def test_names_without_end_spend_no_more_than_one_quota() -> None:
         outcomes = [answer.outcome for answer in await asyncio.gather(*asks)]
         assert outcomes.count(pb.OUTCOME_GRANTED) == 2
         assert outcomes.count(pb.OUTCOME_REJECTED_QUOTA) == 98
-        # The group has room for one more, and it is no stranger's.
+        # The group has room for one more, and it is not a stranger's.
         assert (await stub.Admit(ask(10, tenant="stranger-9"))).outcome == pb.OUTCOME_REJECTED_QUOTA
         assert (await stub.Admit(ask(10, tenant="guest"))).outcome == pb.OUTCOME_GRANTED
         assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED

@@ -133,7 +133,7 @@ async def test_rows_beyond_the_queue_are_counted(
         assert next(file_lines(stats)).startswith("usage ledger: 0 saved, 2 waiting, 2 lost")
         monkeypatch.undo()
         await until(lambda: saved(server) == 2, "2 rows saved")
-        # The streams wait for none of those that were dropped.
+        # The streams do not wait for dropped rows.
         assert server._usage._taken == 4
     assert sums(tmp_path) == [(2, 10 * 2, 0, 10)]
 

@@ -33,7 +33,7 @@ class Watched:
         self.taken.append([tenant.name for tenant in config.tenants])
 
     async def look(self, times: int) -> list[list[str]]:
-        """Look, and take out what was loaded."""
+        """Look, and return what was loaded."""
         for _ in range(times):
             await self._reloader.look()
         taken, self.taken = self.taken, []

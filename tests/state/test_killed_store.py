@@ -1,4 +1,4 @@
-"""A state file that is taken, and whose process is killed before it notices."""
+"""Tests a state file that is taken, and whose process is killed before it notices."""
 
 import os
 from collections.abc import Callable

@@ -92,7 +92,7 @@ def test_another_form_is_refused(file: Path) -> None:
 
 
 def damaged(file: Path) -> Store:
-    """Open a damaged file: a new one was begun, the old one kept."""
+    """Open a damaged file: a new one is begun, the old one kept."""
     before = file.read_bytes()
     store = Store(file)
     assert store.damage
@@ -121,7 +121,7 @@ def test_flipped_bytes_are_found_or_left_to_the_check_of_rows(file: Path, at: in
     file.write_bytes(data)
     store = Store(file)
     store.close()
-    # SQLite finds broken pages; for what stands inside a value there is the core's own check.
+    # SQLite finds broken pages; the core's own check finds errors inside a value.
     assert bool(store.set_aside_as) != (len(store.rows) == len(rows))
 
 

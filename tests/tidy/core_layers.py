@@ -80,7 +80,7 @@ def _statements(node: Any) -> Iterator[Any]:
 
 
 def _declared(tree: Any) -> Iterator[tuple[str, Path]]:
-    """(name, file) of what stands outside of functions and classes."""
+    """(name, file) of the definitions outside of functions and classes."""
     for node in _statements(tree.body):
         for name in _names(node):
             yield name, _path(node)

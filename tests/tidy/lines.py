@@ -23,7 +23,7 @@ SERVICE = ("_core", "schedsvc", "clients", "proto", "spec")
 
 def room(path: str) -> str:
     """Return the room of a file: the folder at the root that holds it."""
-    if path.startswith("schedsvc/lab/"):  # where the laboratory lay up to 1fab9528
+    if path.startswith("schedsvc/lab/"):  # the laboratory's place up to 1fab9528
         return "lab"
     return path.partition("/")[0] if "/" in path else "(root)"
 

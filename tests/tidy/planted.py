@@ -26,7 +26,7 @@ from .sources import PACKAGE_FOLDERS, ROOT
 
 FOLDER = ROOT / "out" / "planted"
 RESULTS = FOLDER / "results.json"
-FILES_MAX = 12  # of those that the selection holds, the closest first
+FILES_MAX = 12  # from those that the selection holds, the closest first
 FLAGS = ["-O0", "-g0", "-fno-strict-aliasing", "-fwrapv", "-w"]
 MARKS = "not vllm and not install and not browser and not proof"
 
@@ -60,7 +60,7 @@ def words(path: str) -> tuple[set[str], set[str]]:
 
 
 def is_quick(path: str) -> bool:
-    """Whether `make test` runs a file, or those of its tests that have no mark."""
+    """Return whether `make test` runs a file, or those of its tests that have no mark."""
     name = PurePosixPath(path).name
     elsewhere = (
         "tests/tidy/",
@@ -91,7 +91,7 @@ class Copy:
             shutil.copy2(core, self.root / "schedsvc")
 
     def plant(self, fault: Fault) -> None:
-        """Put the fault in, and compile the core if it is in there."""
+        """Insert the fault, and compile the core if it is in there."""
         path = self.root / fault.path
         path.write_text(fault.planted(path.read_text()))
         if fault.path.startswith("_core/"):
@@ -119,7 +119,7 @@ class Copy:
 
 
 def seek(copy: Copy, fault: Fault) -> dict[str, object]:
-    """Plant a fault, and run what the selection holds until a test finds it."""
+    """Plant a fault, and run the selected tests until one finds it."""
     copy.plant(fault)
     chosen = concerned(copy.root, fault.path)
     tried: list[str] = []

@@ -111,8 +111,8 @@ def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _joined(found: Iterator[tuple[int, str, bool]], sign: str) -> Iterator[tuple[int, str]]:
-    """Join comments of lines that follow each other. An empty one ends a paragraph, and one behind
-    code begins a paragraph."""
+    """Join comments of consecutive lines. An empty one ends a paragraph, and one behind code begins
+    a paragraph."""
     first, last, parts = 0, -1, list[str]()
     for at, comment, is_behind_code in found:
         text = comment.strip(sign + " ")

@@ -84,7 +84,7 @@ ROOMS: dict[str, Room] = {
     # Reads all rows of the core, for Stats and the pages.
     "schedsvc.driver.slices": room("schedsvc.driver", clock=NO_CLOCK),
     "schedsvc.driver.calls": room("schedsvc._core schedsvc.driver.clock schedsvc.driver.upkeep"),
-    # The wall clock says in which quarter of an hour a lease ended.
+    # The wall clock determines in which quarter of an hour a lease ended.
     "schedsvc.records.usage": room(
         "schedsvc._core schedsvc._core_usage schedsvc.config schedsvc.driver"
         " schedsvc.records.held_file"
@@ -139,7 +139,7 @@ ROOMS: dict[str, Room] = {
         "grpc redis structlog",
         clock=WALL,
     ),
-    # A process of its own before it: knows tokens and bytes, and decides nothing.
+    # A separate process before it: it knows tokens and bytes, and decides nothing.
     "schedsvc.edge": room(
         "schedsvc.service schedsvc.service.status schedsvc.server schedsvc.config"
         " schedsvc.service.gcra"
@@ -157,7 +157,7 @@ ROOMS: dict[str, Room] = {
         clock=NO_CLOCK,
         seeded=True,
     ),
-    # As a model's own server counts. The emulator uses them too, so they know nothing of traces.
+    # Counts as a model's own server does. The emulator uses it too, so it knows nothing of traces.
     "schedsvc_lab.workload.chat": room(packages="jinja2", never=IO, clock=NO_CLOCK, seeded=True),
     "schedsvc_lab.workload.tokenizers": room(
         "schedsvc_lab.workload.chat", "tokenizers", never=IO, clock=NO_CLOCK, seeded=True
@@ -181,7 +181,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc_lab.sim.figures": room(
         "schedsvc._core schedsvc_lab.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
     ),
-    # The keys of one tenant or group, checked as those of a file are.
+    # The keys of one tenant or group, checked like those of a file.
     "schedsvc_lab.sim.named_entries": room(
         "schedsvc.config", "pydantic", never=IO, clock=NO_CLOCK, seeded=True
     ),
@@ -236,7 +236,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc_lab.load": room(
         "schedsvc_lab.workload", "aiohttp numpy rich", clock=WALL, seeded=True
     ),
-    # The service difference is defined once: a pure function of what was served when.
+    # The service difference is defined once: a pure function of service over time.
     "schedsvc_lab.load.fairness": room("schedsvc_lab.load schedsvc_lab.sim", "numpy"),
     "schedsvc_lab.load.result": room("schedsvc_lab.load schedsvc_lab.load.fairness", "numpy"),
     "schedsvc_lab.load.plot": room("schedsvc_lab.load", "matplotlib numpy"),
@@ -251,7 +251,7 @@ ROOMS: dict[str, Room] = {
         "aiohttp grpc matplotlib numpy rich uvloop yaml",
         prints=True,
     ),
-    # Commands. Each names the others by text, so that it loads only what it runs.
+    # Commands. Each names the others by text, so it loads only its own code.
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.text.option_types schedsvc.text.printable"
@@ -371,7 +371,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
     # Declares the facts of the product, and writes what follows; imports nothing of it.
     "spec": room(never=IO, clock=NO_CLOCK),
-    # Builds what is published: packages and man pages. Nothing imports it.
+    # Builds the published artefacts: packages and man pages. Nothing imports it.
     "deploy": room("schedsvc.cli", "click", prints=True),
     # Writes the reference of the contract.
     "deploy.reference": room(packages="google"),
@@ -393,7 +393,7 @@ ROOMS: dict[str, Room] = {
     ),
 }
 
-# The compiled core stands on libc and CPython's C interface alone.
+# The compiled core depends on libc and CPython's C interface alone.
 CORE_CIMPORTS = frozenset({"libc", "cpython", "cython"})
 CORE_IMPORTS = frozenset({"collections", "heapq", "typing"})
 
@@ -434,7 +434,7 @@ DURATION_CLOCKS = frozenset(
     }
 )
 # Files and folders below tests/ that may read these clocks, and why. All others wait for conditions
-# (tests/waiting.py), count, or run in virtual time; what has to be timed is in bench/.
+# (tests/waiting.py), count, or run in virtual time; measurements of time are in bench/.
 CLOCK_READERS = {
     "waiting.py": "ends tests that hang, and shows that a time has passed",
     "server/test_notify.py": "compares a stamp in a message with the clock before and after it",
@@ -444,7 +444,7 @@ CLOCK_READERS = {
     "ladder/test_stalls.py": "uses up CPU time, which the bench has to see",
     "processes/test_kills.py": "lets the engine's steps last as long as this machine needs",
     "processes/programs.py": "notes the order of first tokens",
-    # Programs that people run, and what they use.
+    # Programs that people run, and the modules that they use.
     "clients/exchanges.py": "prints how long it took",
     "cluster/failover_runs.py": "make failovers, for as long as it may take",
     "cluster/failovers.py": "make failovers, which measures gaps",
@@ -456,7 +456,7 @@ CLOCK_READERS = {
     "box": "starts images",
     "vllm": "measures the real vLLM",
 }
-# The least limit of a wait that stands in a test, in s: it ends a test that hangs.
+# The least limit of a wait in a test, in s: it ends a test that hangs.
 LIMIT_S_MIN = 30
 # Makers of generators: fine once they are given a seed.
 SEEDED_MAKERS = frozenset(

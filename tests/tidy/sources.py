@@ -1,4 +1,4 @@
-"""Finds the project's own files, and reads what the rules speak of: imports, functions, names."""
+"""Finds the project's own files, and reads the subjects of the rules: imports, functions, names."""
 
 import ast
 import os
@@ -15,7 +15,7 @@ from .rules import ROOMS
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Folders that hold the project's packages, and the dotted name of what lies in them.
+# Folders that hold the project's packages, and the dotted name of their contents.
 PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm", "lab")
 PACKAGES = (
     "schedsvc", "schedsvc_client", "schedsvc_vllm", "schedsvc_lab", "bench", "deploy", "spec",
@@ -105,7 +105,7 @@ def room_of_import(name: str) -> str:
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import, relative ones resolved, wherever it stands."""
+    """Yield (line, dotted name) of every import in any place, relative ones resolved."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

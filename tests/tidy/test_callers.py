@@ -9,7 +9,7 @@ from .sources import PACKAGE_FOLDERS, ROOT, files, relative
 
 GATE = "clients/vllm/schedsvc_vllm/"
 READER = "read_caller"
-#: Modules beside the reader's that go through the head of a request, and why.
+#: Modules beside the reader's that process the head of a request, and why.
 HEAD_READERS = {
     "asgi.py": "finds a header by its name, which is one of OTHERS",
     "engine_scope.py": "writes the head that the engine gets",

@@ -1,4 +1,4 @@
-"""CI asks dpkg what is installed, because many packages have no program of their own name."""
+"""CI asks dpkg for installed packages, because many have no program of their own name."""
 
 import os
 import shutil

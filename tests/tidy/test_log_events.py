@@ -8,7 +8,7 @@ from pathlib import Path
 from .sources import ROOT, files, relative
 
 LEVELS = {"warning", "error", "critical", "exception"}
-#: A pool's event that the core notes, for which the service has no name of its own.
+#: A pool's event that the core notes, for which the service has no name.
 OF_THE_CORE = re.compile(r'note\w*\(\s*(?:self\.)?core, "([a-z_]+)"')
 ROW = re.compile(r"^\| (`.*)$", re.MULTILINE)
 

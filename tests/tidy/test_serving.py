@@ -17,7 +17,7 @@ LAB_PACKAGES = (
 OTHERS = ("cryptography", "jwt", "opentelemetry", "orjson", "pyarrow")
 #: The listener of metrics and of the console needs these.
 HTTP = ("aiohttp", "prometheus_client", "schedsvc.server.console", "schedsvc.server.metrics_http")
-#: For a command that asks a scheduler; none of it for one that only shows its help.
+#: For a command that asks a scheduler; a command that only shows its help needs none of it.
 NO_SERVER = ("pydantic", "schedsvc._core", "schedsvc.server", "structlog", "uvloop", "yaml")
 NO_CALLS = ("asyncio", "email", "google", "grpc", "rich", "schedsvc.config", "schedsvc_client")
 
@@ -27,7 +27,7 @@ UNUSED = (*LAB, *LAB_PACKAGES, *OTHERS)
 def imported(*arguments: str) -> list[str]:
     """Return the modules that `schedsvc` imports until it ends or is ready.
 
-    Python leaves out what a call of import_module() names, but not what that imports in turn.
+    Python skips the module that a call of import_module() names, but not its imports in turn.
     """
     command = [sys.executable, "-X", "importtime", "-m", "schedsvc", *arguments]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Generated files are what spec/ says, and its sentences are read as those of other files are."""
+"""Tests that generated files equal spec/'s output, and that its sentences are read like others."""
 
 import pytest
 

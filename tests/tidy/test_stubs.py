@@ -1,4 +1,4 @@
-"""The stubs and the reference in the tree are what proto/ generates."""
+"""Tests that the stubs and the reference in the tree equal the output of proto/."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""No ignored file is tracked: a checkout would overwrite the file that is there."""
+"""Tests that no ignored file is tracked: a checkout would overwrite the existing file."""
 
 import subprocess
 from pathlib import Path
@@ -11,7 +11,7 @@ from .sources import ROOT
 def ignored(folder: Path) -> list[str]:
     """Files that are tracked although .gitignore names them.
 
-    An environment that is a link, for one, replaces the folder of that name at a checkout.
+    For example, an environment that is a link replaces the folder of that name at a checkout.
     """
     asked = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     told = subprocess.run(asked, cwd=folder, check=True, capture_output=True, text=True)

@@ -1,7 +1,7 @@
 """Runs the clients of the proof: they ask the proxy, and note which answers came whole.
 
-Each attempt has a number, and a tenant and an input length of its own, by which the ledger's rows
-and the engine's counts find it.
+Each attempt has a number, a tenant and an input length, by which the ledger's rows and the engine's
+counts identify it.
 """
 
 import asyncio

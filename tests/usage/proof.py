@@ -1,7 +1,7 @@
 """Kills scheduler, proxy and engine under load, and compares the ledger with the engine's counts.
 
 The clients ask the real proxy, which stands before the emulator; the emulator writes its counts
-before it sends. `make usage-proof` goes on where a former run ended: everything is in its folder.
+before it sends. `make usage-proof` continues an earlier run: everything is in its folder.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Proof:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self) -> dict[str, int]:
-        """Do what is left; return the figures of `compare()`."""
+        """Do the remaining attempts; return the figures of `compare()`."""
         try:
             asyncio.run(self._run())
         finally:

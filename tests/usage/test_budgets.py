@@ -74,7 +74,7 @@ def config_with(folder: Path, budget: dict[str, Any]) -> dict[str, Any]:
 
 
 async def spend(stub: SchedulerServiceStub) -> int:
-    """Use 116 tokens if the budget lets it; the outcome."""
+    """Use 116 tokens if the budget allows it; return the outcome."""
     answer = await stub.Admit(ask())
     if answer.HasField("grant"):
         lease = {"lease_id": answer.grant.lease_id, "pool_epoch": answer.grant.pool_epoch}
@@ -83,7 +83,7 @@ async def spend(stub: SchedulerServiceStub) -> int:
 
 
 async def spend_all(stub: SchedulerServiceStub) -> int:
-    """Use what there is; how many requests that were."""
+    """Use all that is left; return the number of requests."""
     count = 0
     while await spend(stub) == pb.OUTCOME_GRANTED:
         count += 1
@@ -139,7 +139,7 @@ async def test_a_clock_that_ran_ahead_for_a_while_leaves_the_day(
             await asyncio.sleep(0.01)
         figures.waiting_rows = 1
         look(server)
-        assert await spend_all(stub) == 0  # until the ledger knows what the day had used
+        assert await spend_all(stub) == 0  # until the ledger knows the day's usage
         figures.waiting_rows = 0
         look(server)
         assert await spend_all(stub) == 3
@@ -169,7 +169,7 @@ async def test_a_refusal_says_when_the_next_period_begins(tmp_path: Path, wall: 
         refusal = (await stub.Admit(ask())).refusal
         assert 12 * 3_600 - 5 <= refusal.retry_after_ms / 1_000 <= 12 * 3_600 + 10
         assert "tokens per day" in refusal.message
-        for hours in (1, -2):  # the clock is set, and the day ends that much sooner or later
+        for hours in (1, -2):  # the clock is set, and the day ends sooner or later by this
             wall.now_s += hours * 3_600
             look(server)
             left_s = at("2026-11-16T00:00") - wall.now_s

@@ -51,7 +51,7 @@ def test_file_taken_before_a_write_keeps_all_rows(
     assert (losses.lost, losses.missing) == ([reason], [0])
     with pytest.raises(UsageError, match="is held by another process"):
         opened(tmp_path)
-    # As after a kill: nothing was closed.
+    # As after a kill: no file was closed.
     copy = tmp_path / "copy"
     copy.mkdir()
     for suffix in ("", "-wal"):

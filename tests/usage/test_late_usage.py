@@ -17,7 +17,7 @@ LEASE_ID = 77
 
 
 async def report(stub: SchedulerServiceStub) -> None:
-    """Be a gate that kept an end of the engine before this one; return when it is saved."""
+    """Act as a gate that kept an end of the engine before this one; return when it is saved."""
     pool = pool_pb2.PoolRegistration(
         pool="late", epoch=2, capacity_tokens=100_000, block_size_tokens=16
     )
@@ -57,4 +57,4 @@ async def test_late_end_is_in_ledger_and_budget_once(tmp_path: Path) -> None:
         assert (row["tenant"], row["estimated"], row["requests"]) == ("a", False, 1)
         assert (row["input_tokens"], row["output_tokens"]) == (300, 50)
         assert row["cached_input_tokens"] == 100
-        assert await spend_all(stub) == 2  # of 116 tokens each, beside 350 of 600
+        assert await spend_all(stub) == 2  # 116 tokens each, beside 350 of 600

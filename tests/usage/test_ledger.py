@@ -105,7 +105,7 @@ def test_clock_set_forward_by_years_deletes_nothing(
         ledger.add([lease(2 + days, at_s=NOW + 3_600 + days * 86_400)])
     assert ledger.add([lease(1)]) == [lease(1)]
     assert sums(tmp_path) == [(3, 30, 12, 15)]
-    # Rows that are too old by both clocks go, whatever the clock has said meanwhile.
+    # Rows that are too old by both clocks are deleted, whatever the clock showed meanwhile.
     steady_s += 3 * 86_400
     ledger.add([lease(4, at_s=NOW + int(steady_s))])
     assert sums(tmp_path) == [(2, 20, 8, 10)]

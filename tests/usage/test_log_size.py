@@ -93,7 +93,7 @@ def test_log_of_a_state_file_is_truncated_beside_a_reader(tmp_path: Path) -> Non
 
 
 def hold(ledger: Ledger) -> list[bool]:
-    """Let the log grow, of which a reader needs all; return what is reported of it from now on."""
+    """Let the log grow while a reader needs all of it; return its reports from now on."""
     held: list[bool] = []
     ledger.log.on_held = held.append
     for batch in range(1, 200):
@@ -163,7 +163,7 @@ def reading(path: Path, query: str) -> Iterator[Callable[[], int]]:
 def test_ledger_is_left_to_a_reader_that_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log is bounded, the reader reads what it began with, and no row is lost."""
+    """The log is bounded, the reader's snapshot stays intact, and no row is lost."""
     monkeypatch.setattr(sqlite_files, "FULL_FACTOR", 2 * sqlite_files.HELD_FACTOR)
     full = sqlite_files.FULL_FACTOR * SMALL
     ledger = opened(tmp_path)
@@ -249,7 +249,7 @@ def test_killed_ledger_that_was_left_to_a_reader_is_whole(
 def test_ledger_waits_if_there_is_no_room_for_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is acknowledged that is not saved, and the end of the query is enough."""
+    """No unsaved row is acknowledged, and the end of the query is enough."""
     monkeypatch.setattr(sqlite_files, "FULL_FACTOR", 2 * sqlite_files.HELD_FACTOR)
     ledger = opened(tmp_path)
     ledger.add([lease(i) for i in range(10)])

@@ -21,7 +21,7 @@ def added_ms(
 ) -> list[float]:
     """Return what was added to each first token of a run, in milliseconds.
 
-    `requests` and `steps` are what the engine wrote. It names no request: those of one size are
+    `requests` and `steps` are the engine's records. They name no request: those of one size are
     matched in the order of their ends, the last first, since warm-ups were before.
     """
     told: dict[tuple[int, int], list[float]] = {}
@@ -41,7 +41,7 @@ def added_ms(
 def rest_of_a_step_ms(steps: Sequence[str], span_s: float) -> float:
     """Return how long a step goes on, on average, for a request that comes at any time.
 
-    That meets long steps more often than short ones, and none where the engine is idle.
+    That meets long steps more often than short ones, and none if the engine is idle.
     """
     all_s = [json.loads(line)["duration_s"] for line in steps]
     return 1e3 * sum(each * each for each in all_s) / 2 / max(span_s, sum(all_s))

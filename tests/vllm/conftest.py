@@ -10,9 +10,9 @@ from tests.clients.otlp import Collector
 from . import programs
 from .stack import Stack
 
-# Those of the LMSYS arena trace.
+# The lengths of the LMSYS arena trace.
 CLIENTS = [f"client-{number:02}" for number in range(27)]
-# Each test file has tenants of its own, so that none learns the lengths of another's.
+# Each test file has separate tenants, so none learns the lengths of another's.
 TENANTS = [
     *(
         f"{part}-{number}"

@@ -2,7 +2,7 @@
 
     python contract.py
 
-Prints a line for each that is not what the gate expects; exit status 1 where there is one.
+Prints a line for each difference from the gate's expectations; exit status 1 if there is one.
 """
 
 import ast

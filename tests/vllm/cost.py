@@ -3,10 +3,10 @@
     python -m tests.vllm.cost --rounds 30 --in-flight 12 --out out/vllm/cost.json
 
 One server serves slices of requests in turn, through the gate and past it (switch.py), each round
-in another order, so that neither the process nor the load of the machine differs between them.
-Nothing waits: the gate's own work is measured, not what it changes in the engine's queue. A second
-slice past the gate in each round shows the noise. The gate's work while no request passes it, a
-message of telemetry in 1.2 s, is on both sides.
+in another order, so neither the process nor the load of the machine differs between them. Nothing
+waits: the gate's own work is measured, not its effect on the engine's queue. A second slice past
+the gate in each round shows the noise. The gate's work while no request passes it, a message of
+telemetry in 1.2 s, is on both sides.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Slice:
     """Holds one slice at one arm."""
 
     cpu_ms: float  # for each request
-    events: float  # of each answer: vLLM merges tokens where it cannot keep up
+    events: float  # events of each answer: vLLM merges tokens when it falls behind
 
 
 Round = dict[str, Slice]
@@ -110,7 +110,7 @@ async def _fill(made: list[Round], arms: Mapping[str, Arm], rounds: int, in_flig
 
 
 def report(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Sum up: medians, and of each round's ratios the median with its interval."""
+    """Sum up: medians, and for each ratio of rounds the median with its interval."""
     told: dict[str, Any] = {}
     for name in rounds[0]:
         told[name] = {

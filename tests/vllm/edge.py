@@ -1,7 +1,7 @@
 """Times at the server's edge: a middleware around everything else, the same in both arms.
 
-From a request's arrival here to the first byte of its answer. `GET /edge` gives what was timed
-since it was last asked, one `[tenant, status, ttft_ms]` for each request.
+From a request's arrival here to the first byte of its answer. `GET /edge` returns the times since
+its last call, one `[tenant, status, ttft_ms]` for each request.
 """
 
 import json

@@ -62,7 +62,7 @@ def run_vllm(url: str, trace: Path, folder: Path, requests: int) -> Result:
 
 
 def run_ours(url: str, trace: Path, folder: Path, *, may_be_late: bool) -> Result:
-    """Drive it by ours. A run in which it was late itself it calls void, but has written."""
+    """Drive it by ours. If it was late itself, it calls the run void, but has written it."""
     command = [sys.executable, "-m", "schedsvc", "load", "--url", url, "--trace", str(trace)]
     command += ["--goodput", "ttft:1000", "--detail", "--out", str(folder / "ours")]
     written = folder / "ours" / "result.json"
@@ -124,7 +124,7 @@ def compare(
 
 
 def main() -> None:
-    """Compare them, print the figures as JSON, and fail where they are too far apart."""
+    """Compare them, print the figures as JSON, and fail if they are too far apart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=200)

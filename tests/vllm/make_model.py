@@ -23,8 +23,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# `tiny` is small enough for one core and large enough for all code paths; `14b` computes what
-# Qwen2.5-14B does for each token, but for the vocabulary.
+# `tiny` is small enough for one core and large enough for all code paths; `14b` has the computation
+# of Qwen2.5-14B for each token, except its vocabulary.
 SIZES = {
     "tiny": {
         "hidden_size": 128,

@@ -1,4 +1,4 @@
-"""Makes a PaddleOCR-VL without weights, whose image tokens are as many as its image has patches.
+"""Makes a PaddleOCR-VL without weights, with one image token for each patch of its image.
 
     python make_vision_model.py FOLDER
 

@@ -162,8 +162,8 @@ def measure(
 ) -> Report:
     """Run all pairs. The order within a pair alternates; the other runs go between the pairs.
 
-    A run alone has the arrivals of quiet in the pair before it. `keep` is called after each pair,
-    so that an interruption costs no more than one.
+    A run alone has quiet's arrivals from the pair before it. `keep` is called after each pair, so
+    an interruption costs at most one.
     """
     made: Report = {"pairs": [], "null": [], "alone": []}
     started = time.monotonic()

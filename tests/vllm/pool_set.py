@@ -1,4 +1,4 @@
-"""Two schedulers of one set with a store, and the books of whichever of them leads."""
+"""Runs two schedulers of one set with a store, and reads the books of the leader."""
 
 from __future__ import annotations
 

@@ -89,12 +89,12 @@ def installed() -> bool:
 
 
 def end_on_signal() -> None:
-    """Let SIGTERM unwind as Ctrl-C does, so that no program is left behind.
+    """Let SIGTERM unwind as Ctrl-C does, so no program is left behind.
 
-    As Ctrl-C itself: asyncio ends its main task for it. An exception in the midst of whatever task
-    runs may leave the others, and the programs, waiting for ever.
+    As Ctrl-C itself: asyncio ends its main task for it. An exception in the midst of any task may
+    leave the others, and the programs, waiting for ever.
     """
-    # If it is ignored, as in the background of a shell, asyncio leaves it so.
+    # If it is ignored, as in the background of a shell, asyncio keeps that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
@@ -102,9 +102,9 @@ def end_on_signal() -> None:
 def go_first() -> None:
     """Let this process run before all others, if it has the right to.
 
-    A client is to see the servers' delays and not its own. Niceness is not enough: a busy server
-    still has its turn to the end, and where the kernel shares the processor between sessions first,
-    it counts only within one.
+    A client has to see the servers' delays and not its own. Niceness is not enough: a busy server
+    finishes its turn, and if the kernel shares the processor between sessions first, niceness
+    counts only within one.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -137,7 +137,7 @@ def program(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a program and all that it started."""
+    """End a program and all its children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -208,7 +208,7 @@ class Server:
 
     @contextlib.contextmanager
     def engine_paused(self) -> Iterator[None]:
-        """Let the engine stand still while the block runs."""
+        """Pause the engine while the block runs."""
         pids = self.engine_pids()
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -233,8 +233,8 @@ def vllm(
 ) -> Iterator[Server]:
     """Run vLLM, through the launcher where it is gated; on the CPU where nothing else is said.
 
-    `edge`: with the clock of edge.py around everything; `switch`: with switch.py in the gate's
-    place. The launcher can add neither. `target`: of the schedulers; else the socket `folder/s`.
+    `edge`: with the clock of edge.py around everything; `switch`: with switch.py instead of the
+    gate. The launcher can add neither. `target`: of the schedulers; else the socket `folder/s`.
     """
     target = target or f"unix:{folder / 's'}"
     own = {"SCHEDSVC_TARGET": target, "SCHEDSVC_TENANT_HEADERS": "x-tenant-id"}

@@ -90,7 +90,7 @@ def drive(
 
 
 def in_a_row(runs: Sequence[Sequence[TraceRequest]], every_s: float) -> list[TraceRequest]:
-    """Put runs behind each other, each at rest before the next begins."""
+    """Put runs one after the other, each at rest before the next begins."""
     return [
         replace(request, arrival_s=request.arrival_s + number * every_s)
         for number, requests in enumerate(runs)
@@ -106,7 +106,7 @@ def imitate(
     config: Config | None,
     more_ms: float,
 ) -> Figures:
-    """Serve the last of the runs in the simulator; what is around the engine takes `more_ms`.
+    """Serve the last of the runs in the simulator; the time around the engine is `more_ms`.
 
     The runs before go first: the real scheduler had learned from them, too.
     """
@@ -149,7 +149,7 @@ def judge(
     holds = abs(ours / theirs - 1) <= THROUGHPUT_OFF_MAX
     rows.append(("output tokens/s", f"{ours:,.0f}", f"{theirs:,.0f} ({ours / theirs:.3f})", holds))
     ours, theirs = (fmean(r["preemptions"] for r in runs) for runs in (simulated, real))
-    # Below one a run there is no factor to speak of.
+    # With less than one a run, there is no meaningful factor.
     most, least = max(ours, theirs, 1.0), max(min(ours, theirs), 1.0)
     rows.append(
         ("preemptions", f"{ours:,.1f}", f"{theirs:,.1f}", most / least <= PREEMPTIONS_FACTOR_MAX)

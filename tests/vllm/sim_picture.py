@@ -27,7 +27,7 @@ Pairs = list[tuple[float, float]]
 
 
 def pairs(report: dict[str, Any]) -> Pairs:
-    """Match the requests of all runs: those that both worlds served. O(requests * log n)."""
+    """Match the requests that both worlds served, over all runs. O(requests * log n)."""
     made: Pairs = []
     for real, simulated in zip(report["real"], report["simulated"], strict=True):
         theirs = {(round(at_s, 4), tenant): ms for at_s, tenant, ms in real["first_tokens"]}

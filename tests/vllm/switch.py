@@ -2,8 +2,8 @@
 
     vllm serve MODEL --middleware switch.Switch
 
-Two processes of one program differ by some percent for as long as they live, which is as much as
-what is looked for; one process does not differ from itself.
+Two processes of one program differ by some percent as long as they live, which is as much as the
+effect; one process does not differ from itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WITHOUT = (b"x-without-gate", b"1")
 
 
 class Switch:
-    """Passes a request to the gate, or past it where its header says so."""
+    """Passes a request to the gate, or past it if its header says so."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -34,7 +34,7 @@ async def test_no_request_fails_while_the_scheduler_is_away(stack: Stack) -> Non
         modes.clear()
         before = stack.stats().incarnation
         stack.scheduler.kill()
-        # Nothing goes on until the gate has given it up: as many run as ran at the last grant.
+        # Nothing continues until the gate has given it up: the number at the last grant runs.
         with stack.server.engine_paused():
             asked = asyncio.gather(*(ask(session, 20) for _ in range(12)))
             await asyncio.to_thread(stack.until, lambda: stack.gauges()["gate_running"] == 12)
@@ -55,7 +55,7 @@ async def test_no_request_fails_while_the_scheduler_is_away(stack: Stack) -> Non
         await asyncio.gather(*long)
     await asyncio.to_thread(stack.rest)
     books = stack.flow("away-0")
-    # Those that it knows of: the replayed ones with what they have used, and the last.
+    # The leases that it knows: the replayed ones with their usage, and the last.
     assert books.completed == 5
     assert books.output_tokens == 4 * 1_800 + 20
     assert books.input_tokens == 5 * 60

@@ -22,7 +22,7 @@ OVERCOMMITTED_MAX = 0.3
 
 
 async def ask(session: aiohttp.ClientSession, tenant: str, path: str, body: dict[str, Any]) -> Any:
-    """Ask until it is answered: on a slow machine some wait for the whole queue TTL, and return."""
+    """Ask until it is answered: on a slow machine some wait for the whole queue TTL, and repeat."""
     while True:
         async with session.post(path, json=body, headers={"x-tenant-id": tenant}) as response:
             text = await response.text()
@@ -78,7 +78,7 @@ async def test_the_books_of_many_are_exact(stack: Stack) -> None:
         assert pool.load_tokens <= (1 + OVERCOMMITTED_MAX) * programs.CAPACITY_TOKENS
         allowed = programs.CAPACITY_TOKENS + max(0, -pool.headroom_tokens)
         assert pool.overdrawn == (pool.load_tokens > allowed)
-    # The engine hardly ever pays for it, and where it does, less is promised at once.
+    # The engine rarely pays for it, and if it does, less is promised at once.
     for before_it, after_it in pairwise(pools):
         if after_it.engine_preemptions > before_it.engine_preemptions:
             assert after_it.headroom_tokens > before_it.headroom_tokens

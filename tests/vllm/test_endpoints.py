@@ -93,7 +93,7 @@ async def test_usage_is_exact(stack: Stack, name: str, stream: bool) -> None:
     if told is not None:
         assert used == told
     else:
-        # A stream without the usage option gets none; the books have it all the same.
+        # A stream without the usage option gets no usage; the books have it all the same.
         assert stream
         assert used[0] > 0
 

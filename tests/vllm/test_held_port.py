@@ -10,7 +10,7 @@ from .programs import held_port
 
 
 def listening(port: int) -> socket.socket:
-    """Listen as servers do, each API process with a socket of its own."""
+    """Listen as servers do, each API process with a separate socket."""
     server = socket.socket()
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         server.setsockopt(socket.SOL_SOCKET, option, 1)

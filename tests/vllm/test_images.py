@@ -58,7 +58,7 @@ def png(width: int, height: int) -> str:
 
 
 async def sized(stack: Stack, content: list[dict[str, Any]]) -> tuple[int, int]:
-    """Ask once; return the tokens that were reserved, and those of the prompt as it was charged."""
+    """Ask once; return the reserved tokens, and the charged ones of the prompt."""
     body = {
         "model": programs.MODEL,
         "messages": [{"role": "user", "content": content}],

@@ -102,7 +102,7 @@ async def test_the_engine_is_killed_and_restarts(own: Path) -> None:
                 await asyncio.to_thread(
                     stack.until, lambda: stack.gauges()["num_requests_running"] > 0
                 )
-                with server.engine_paused():  # however quick it is
+                with server.engine_paused():  # however fast it is
                     await asyncio.to_thread(stack.until, lambda: stack.pool.engine_running > 0)
                     assert stack.pool.engine_used_tokens > 0
                 await asked

@@ -13,12 +13,12 @@ from . import programs
 from .stack import Stack, chat, completion
 
 FREE_S_MAX = 1.0
-# A program that stands still is late for once, but not each time.
+# A paused program is late once, but not each time.
 TRIES = 3
 # A sequence may be one step ahead of what has come out of the engine.
 STEP_TOKENS = 1
-# Whatever the scheduler believes of their lengths, some of them have to wait: two where all are
-# short, all but eight where all are as long as they may be, which still leaves room in the queue.
+# Whatever the scheduler predicts of their lengths, some of them have to wait: two if all are short,
+# all but eight if all have the greatest length, which still leaves room in the queue.
 FLOOD = programs.MAX_RUNNING + 2
 
 
@@ -106,7 +106,7 @@ def withdrawn(flow: pb.FlowStats) -> int:
 
 
 async def leave_the_queue(stack: Stack, session: aiohttp.ClientSession) -> tuple[float, float]:
-    """Let one leave the queue behind a flood, then all; how long each took to be gone."""
+    """Let one leave the queue behind a flood, then all; return how long each took to be gone."""
     asked = stack.flow("leave-0").received
     many = [
         asyncio.create_task(
@@ -117,7 +117,7 @@ async def leave_the_queue(stack: Stack, session: aiohttp.ClientSession) -> tuple
     await asyncio.to_thread(stack.until, lambda: stack.flow("leave-0").received == asked + FLOOD)
     assert stack.flow("leave-0").queued >= 2
     received = stack.gauges()["prompt_tokens_total"]
-    # Nothing ends, and it stands behind the others of its flow: its turn cannot come meanwhile.
+    # Nothing ends, and it is behind the others of its flow: its turn cannot come meanwhile.
     with stack.server.engine_paused():
         before = stack.flow("leave-0")
         late = asyncio.create_task(session.post("/v1/completions", json=completion(40, 1_900)))

@@ -43,7 +43,7 @@ def test_the_counts_are_the_same(compared: dict[str, Any]) -> None:
 
 def test_the_keys_are_exactly_vllms_and_ours(compared: dict[str, Any]) -> None:
     theirs, ours = (set(compared["runs"][name][0]) for name in ("vllm", "ours"))
-    # The answers' texts are not kept, and percentiles beside the 99th were asked for.
+    # The answers' texts are not kept, and the command asked for percentiles besides the 99th.
     more = {
         f"p{at}_{metric}_ms" for at in (50, 90, 95) for metric in ("ttft", "tpot", "itl", "e2el")
     }
@@ -58,7 +58,7 @@ def test_the_keys_are_exactly_vllms_and_ours(compared: dict[str, Any]) -> None:
         for key, pair in types.items()
         if plain.get(pair[0], pair[0]) != plain.get(pair[1], pair[1])
     }
-    # Theirs are of what was asked for on the command line; a trace has its own rate.
+    # Theirs are those of the command line; a trace has its own rate.
     differing.pop("request_rate", None)
     differing.pop("tokenizer_id", None)
     assert not differing

@@ -1,6 +1,6 @@
 """Runs the noisy neighbour in short, and measures the gate's cost, as any machine can.
 
-The full measurement is `make vllm-pairs` and `make vllm-cost`, on a quiet one.
+The full measurement is `make vllm-pairs` and `make vllm-cost`, on a quiet machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def arms(folder: Path) -> Iterator[pairs.Arms]:
 
 @pytest.mark.timeout(600)
 def test_the_noisy_neighbour_is_gone(arms: pairs.Arms, tmp_path: Path) -> None:
-    # A rate that overloads one machine is none to another.
+    # A rate that overloads one machine does not overload another.
     hog_per_s = OVERLOAD * pairs.saturated_per_s(arms.plain)
     # From a cold start the headroom has to find its size first: a minute is allowed for it.
     for _ in range(BURSTS):
@@ -48,7 +48,7 @@ def test_the_noisy_neighbour_is_gone(arms: pairs.Arms, tmp_path: Path) -> None:
     assert sum(tenant["errors"] for tenant in tenants.values()) == 0
     assert tenants["quiet"]["refused"] == 0
     assert tenants["quiet"]["completed"] == tenants["quiet"]["sent"] > 0
-    # The engine's own queue thrashes; behind the gate it hardly ever does.
+    # The engine's own queue thrashes; behind the gate it rarely does.
     assert pair["plain"]["preemptions"] >= 10
     assert pair["with"]["preemptions"] <= 0.1 * pair["plain"]["preemptions"]
     assert gated["edge p50"] < plain["edge p50"] / 2
@@ -84,7 +84,7 @@ def test_a_cost_run_ended_early_prints_its_whole_rounds(
     monkeypatch.setattr(cost, "run_slice", slice_of)
     made = dict.fromkeys(("plain", "gated"), cost.Arm(arms.plain.server, {}))
     left = 9
-    assert len(asyncio.run(cost.measure(made, rounds=100))) == 3  # behind one that does not count
+    assert len(asyncio.run(cost.measure(made, rounds=100))) == 3  # after one that does not count
     left = 3
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(cost.measure(made, rounds=100))

@@ -69,7 +69,7 @@ async def test_two_api_processes_share_the_pool(pair: LedStack) -> None:
     epoch = pool.epoch
 
     async def ask(number: int) -> None:
-        # A connection of its own: the kernel spreads them over the processes.
+        # A separate connection: the kernel spreads them over the processes.
         async with (
             aiohttp.ClientSession(pair.url, headers={"x-tenant-id": "t"}) as session,
             session.post(
@@ -104,7 +104,7 @@ async def test_two_api_processes_share_the_pool(pair: LedStack) -> None:
 
 
 async def test_no_request_fails_when_the_leader_is_killed(engines: list[LedStack]) -> None:
-    """Requests that run go on, those that wait are asked again, and the books balance."""
+    """Running requests continue, waiting ones are asked again, and the books balance."""
     first, pool_set = engines[0], engines[0].pool_set
     await asyncio.to_thread(first.until, lambda: first.stats().totals.open_sessions == GATES, 60.0)
     made = [engine.gauges().get("generation_tokens_total", 0.0) for engine in engines]

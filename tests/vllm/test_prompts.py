@@ -43,7 +43,7 @@ def model(
 
 
 async def check(model: tuple[str, Path], asked: Iterable[tuple[int, int]]) -> None:
-    """Send prompts of asked lengths, some at once, and compare with what vLLM counts."""
+    """Send prompts of asked lengths, some at once, and compare with vLLM's counts."""
     url, folder = model
     tokenizer = ModelTokenizer.load(folder)
     makers = [PromptMaker(tokenizer, seed) for seed in range(3)]

@@ -12,7 +12,7 @@ from . import programs
 from .stack import Stack, completion
 
 PROMPT = [100 + number for number in range(40)]
-# Whatever the scheduler believes of its lengths, no more than this run or wait.
+# Whatever the scheduler predicts of its lengths, no more than this run or wait.
 FLOOD = programs.UNASKED_MAX + programs.MAX_RUNNING + 4
 
 SOON, SOON_TOKENS = 6, 300
@@ -114,7 +114,7 @@ async def test_the_queue_ttl_is_a_rate_limit_and_others_pass(
     """A newcomer is served before the flood; the flood's excess gets a Retry-After."""
     async with client(stack, "sdk-2") as sdk:
         await sdk.completions.create(model=programs.MODEL, prompt=PROMPT, max_tokens=20)
-    # Whom the queue did not take is refused at once; the others wait for the whole TTL.
+    # A request beyond the queue is refused at once; the others wait for the whole TTL.
     await asyncio.wait(flood, timeout=programs.QUEUE_TTL_MS / 1e3 + 1)
     errors = [task.exception() for task in flood if task.done() and task.exception()]
     assert {type(error) for error in errors} == {openai.RateLimitError}

@@ -40,7 +40,7 @@ class Trace:
         ]
 
     def in_engine(self) -> Span:
-        """Wait for the one of the engine, whose parent is the gate's."""
+        """Wait for the engine's span, whose parent is the gate's."""
         span = self._collector.find(lambda each: each.trace_id == self.id and each.name != "queue")
         assert span.parent_id == self.queue().span_id
         return span

@@ -22,7 +22,7 @@ STALLED = {"stream": True, "logprobs": 20, "n": 8}
 
 
 async def used_by(stack: Stack, tenant: str, path: str, body: dict[str, Any]) -> tuple[Any, Any]:
-    """Ask, and return the answer with what was charged: input, cached and output tokens."""
+    """Ask, and return the answer with the charge: input, cached and output tokens."""
     before = stack.flow(tenant)
     async with (
         aiohttp.ClientSession(stack.url, headers={"x-tenant-id": tenant}) as session,
@@ -132,7 +132,7 @@ async def test_body_nested_too_deeply_is_a_bad_request(stack: Stack) -> None:
 
 
 def test_a_client_that_reads_nothing_holds_no_lease(stack: Stack) -> None:
-    """Its answer stands in buffers; the engine is done with it, and so is the scheduler."""
+    """Its answer is in buffers; engine and scheduler have finished with it."""
     url = urlsplit(stack.url)
     body = json.dumps(completion(16, 1_900) | STALLED).encode()
     before = stack.flow("truth-3")
@@ -153,7 +153,7 @@ def test_a_client_that_reads_nothing_holds_no_lease(stack: Stack) -> None:
     after = stack.flow("truth-3")
     assert after.completed == before.completed + 1
     assert after.output_tokens - before.output_tokens == 8 * 1_900
-    # A second, and what a busy machine takes to look.
+    # A second, and the time that a busy machine takes to look.
     assert waited_s < 5
     size = 0
     client.settimeout(60)

@@ -14,7 +14,7 @@ from .stack import Stack, chat, completion, events
 Bodies = dict[str, tuple[str, dict[str, Any]]]
 
 QUEUE_MS_MAX = 1_000
-# A program that stands still is late for once, but not each time.
+# A paused program is late once, but not each time.
 TRIES = 3
 
 BODIES: Bodies = {
@@ -100,7 +100,7 @@ def usage_of_stream(text: str, way: str) -> Any:
 
 
 async def test_a_prompt_of_text_is_charged_as_counted(stack: Stack) -> None:
-    """Its size is a guess at first; the books hold what the engine counted."""
+    """Its size is a guess at first; the books hold the engine's count."""
     path, body = BODIES["completion-texts"]
     text = "The quick brown fox jumps over the lazy dog. " * 30
     async with aiohttp.ClientSession(stack.url, headers={"x-tenant-id": "usage-1"}) as session:

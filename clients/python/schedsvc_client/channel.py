@@ -23,13 +23,13 @@ ChannelCredentials = grpc.ChannelCredentials
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Else a ping may wait a minute for its answer, whatever the keepalive says.
+    # Otherwise a ping may wait a minute for its answer, whatever the keepalive is.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Else a name that got another address is not looked up again for 30 s.
+    # Otherwise a name with a new address is not looked up again for 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -210,8 +210,8 @@ def tls_credentials(
 ) -> grpc.ChannelCredentials:
     """Return channel credentials for TLS, and for mTLS if a certificate and its key are given.
 
-    Without `ca_file` grpc's own roots are trusted. Raises ValueError where certificate and key
-    do not come together, OSError where a file cannot be read.
+    Without `ca_file` grpc's own roots are trusted. Raises ValueError if only one of certificate and
+    key is given, OSError if a file cannot be read.
     """
     if bool(certificate_file) != bool(key_file):
         raise ValueError("certificate_file and key_file belong together; give both or neither")

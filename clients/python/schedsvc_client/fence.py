@@ -1,7 +1,6 @@
 """Keeps the highest leadership that a process has seen; an answer under a lower one is void.
 
-A leader that stood still does not know that another one leads meanwhile, so its clients have to
-compare.
+A paused leader does not know that another one leads meanwhile, so its clients have to compare.
 
 The term is compared first. A higher term is noted, and obeyed from then on. An equal term of
 another leader, and a lower term, are not obeyed. An answer that states no leadership counts as term
@@ -69,7 +68,7 @@ class Fence:
         return self._highest
 
     def obeys(self, rank: Rank) -> bool:
-        """Compare a leadership, and note it if it is higher; whether it takes effect. O(1).
+        """Compare a leadership, and note it if it is higher; return whether it takes effect. O(1).
 
         Raises OSError if it is higher and cannot be written to the shared fence: another process
         of the engine could still obey the former leader.

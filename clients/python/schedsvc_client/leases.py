@@ -20,7 +20,7 @@ PROGRESS_LEASES_MAX = 1_000
 TOKENS_MAX = 1 << 27
 
 Totals = tuple[int | None, int | None, int | None]
-"""Input, cached input and output tokens; None where a total is not known."""
+"""Input, cached input and output tokens; None if a total is not known."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Lease:
     quota: tuple[Limit, ...] = ()
 
     def raise_totals(self, totals: Totals) -> bool:
-        """Take totals that are larger than the known ones; True where one was."""
+        """Take totals that are larger than the known ones; True if one was."""
         input_tokens, cached_input_tokens, output_tokens = totals
         grown = False
         if _larger(input_tokens, self.input_tokens):
@@ -175,7 +175,7 @@ class LeaseTable:
         self._by_age[lease.lease_id] = lease
 
     def close(self, lease_id: int) -> Lease | None:
-        """Take a lease out; None where it is not open."""
+        """Take a lease out; None if it is not open."""
         self._dirty.pop(lease_id, None)
         return self._by_age.pop(lease_id, None)
 
@@ -201,7 +201,7 @@ class LeaseTable:
     def take_due(self, now_ns: int) -> list[Lease]:
         """Return the leases to report now: with new totals, or silent for a third of their TTL.
 
-        Renewals gather: once one is due, so is each that has used three quarters of its time.
+        Renewals gather: once one is due, so is each lease that has used three quarters of its time.
         """
         due: list[Lease] = []
         if self._dirty and now_ns >= self._dirty_since_ns + self._progress_delay_ns:

@@ -44,8 +44,8 @@ class LoopThread(Generic[R]):
     def run(self, work: Callable[[R], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine of the resident, and wait for it.
 
-        Raises what it raises, or RuntimeError after `close()`. An interrupt cancels it, and waits
-        for its end.
+        Raises its error, or RuntimeError after `close()`. An interrupt cancels it, and waits for
+        its end.
         """
         resident, loop = self.here(), self._started()
         future: Future[T] = Future()

@@ -72,7 +72,7 @@ class Pulse:
         return self._is_due
 
     def tick(self, now_ns: int) -> bool:
-        """Let time pass; whether a beat has to be sent now."""
+        """Let time pass; return whether to send a beat now."""
         self._silence_ns += min(max(0, now_ns - self._ticked_ns), self.step_ns)
         self._ticked_ns = now_ns
         if self._is_asked and self._silence_ns >= _STEPS * self.step_ns:

@@ -149,7 +149,7 @@ class Asker(Generic[A]):
     ) -> A:
         """Prepare one request; see schedsvc.v1.AdmitRequest for the fields. Enter it to ask.
 
-        Raises InvalidRequest, naming the field, where a value does not fit the wire.
+        Raises InvalidRequest, naming the field, if a value does not fit the wire.
         """
         request = admit_request(
             request_id=request_id or self._ids.next(),

@@ -61,7 +61,7 @@ class LeaseLost:
 class PoolRefused:
     """Reports a refused pool of this stream; only another stream offers it again.
 
-    `of_all`: so were all others, and the stream is of no use.
+    `of_all`: all others were refused too, and the stream is of no use.
     """
 
     error: CallError
@@ -82,7 +82,7 @@ class PoolContested:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A later leader is known than the one of this stream: what it says has no effect."""
+    """A later leader is known than the one of this stream, whose messages have no effect."""
 
     error: CallError
 

@@ -179,8 +179,8 @@ class SessionProtocol:
     def admit(self, request: pb.AdmitRequest) -> int:
         """Ask for one request; returns its tag, under which the verdict will come.
 
-        The request must not be changed afterwards. Raises LimitExceeded where too many are open,
-        InvalidRequest where it does not fit a message.
+        The request must not be changed afterwards. Raises LimitExceeded if too many are open,
+        InvalidRequest if it does not fit a message.
         """
         if len(self._pending) >= self._open_requests_max:
             raise LimitExceeded(
@@ -312,7 +312,7 @@ class SessionProtocol:
         return self._table.next_deadline_ns() if self._welcomed_here else None
 
     def receive(self, now_ns: int, response: pb.SessionResponse) -> list[Notice]:
-        """Take one message of the scheduler; what it means, in its order.
+        """Take one message of the scheduler; return its meanings, in its order.
 
         If a later leader is known than the one of the stream, that is `Fenced` alone.
         """
@@ -449,7 +449,7 @@ class SessionProtocol:
             if len(replay) <= self._event_bytes_max:
                 return replay, 0
         if not self._welcomed_here:
-            # Nothing is asked of a scheduler that may not be there.
+            # Nothing is asked of a scheduler that may be away.
             return None
         if self._beat_out:
             self._beat_out = False

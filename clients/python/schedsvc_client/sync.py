@@ -102,7 +102,7 @@ class Admission:
     def _notify_lost(self, state: LeaseState) -> None:
         self.lost = state
         if self.on_lost is not None:
-            # It may ask the scheduler, for which the loop's thread must not wait.
+            # It may ask the scheduler, and the loop's thread must not wait for that.
             name = "schedsvc-lease-lost"
             threading.Thread(
                 target=_call, args=(self.on_lost, state), name=name, daemon=True

@@ -65,9 +65,9 @@ class Targets:
         """Move on from a target that failed. O(targets).
 
         To `leader`, whom that target named, if it is in the list and has not failed itself; else to
-        the next one of the list. `silent_s`: it gave no answer, and is passed over for that time
-        while others answer, because asking it takes as long again. So a client waits at a standby
-        until that one leads. No effect if another call has moved on already.
+        the next one of the list. `silent_s`: it gave no answer, and is skipped for that time while
+        others answer, because asking it again would take as long. So a client waits at a standby
+        until the standby leads. No effect if another call has moved on already.
         """
         if failed != self.current or not self.several:
             return

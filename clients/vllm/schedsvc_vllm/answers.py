@@ -66,7 +66,7 @@ _SAFE_HEADERS = (b"content-type", b"content-length")
 class Dialect(enum.Enum):
     """Names the API whose form an error has.
 
-    Each is OpenAI's with what the others' SDKs look for besides.
+    Each is OpenAI's, with the fields that other SDKs look for.
     """
 
     OPENAI = "openai"

@@ -141,6 +141,6 @@ class Mailbox:
         self._body = self._whole if body is None else body
 
     def close(self) -> None:
-        """End the watch, where the app did not take it over."""
+        """End the watch, if the app did not take it over."""
         if self._watch is not None:
             self._watch.cancel()

@@ -63,7 +63,7 @@ def parse_form(content_type: str, raw: bytes) -> dict[str, Any]:
 def _part(part: bytes) -> tuple[str, Any]:
     head, separator, content = part.partition(b"\r\n\r\n")
     if head.partition(b"\r\n")[0].strip(b" \t"):
-        # A server may read on here, as what begins like the boundary is none.
+        # A server may read on here: such bytes only begin like the boundary.
         raise BadRequestError("the boundary of the form occurs in it as a part of longer text")
     if not separator or len(head) > _HEAD_BYTES_MAX:
         raise BadRequestError("a part of the form has no header")

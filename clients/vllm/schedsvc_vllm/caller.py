@@ -223,7 +223,7 @@ def _network_of(sent: _Sent, peer: Peer, sources: Sources) -> str:
 
     A client with one IPv6 address has a whole /64 of them, so the /64 counts as one client. Behind
     a front all connections have the front's address. Then the last address of `x-forwarded-for`
-    counts, which the front has appended; if it states none, its own counts.
+    counts, which the front has appended; without one, the front's own address counts.
     """
     if sources.fronted and _FORWARDED_FOR in sent:
         last = sent[_FORWARDED_FOR][-1].rpartition(b",")[2].strip()
@@ -290,7 +290,7 @@ def _terms(sent: _Sent, names: frozenset[bytes]) -> Terms:
     def milliseconds(name: str, least: int) -> int | None:
         return _milliseconds(value(name), name, least)
 
-    # The least TTL: the scheduler grants at arrival what has room. 0 would be its default.
+    # The least TTL: the scheduler grants at once a request that has room. 0 would be its default.
     wait_ms = milliseconds(MAX_QUEUE, 0)
     deadline_ms = milliseconds(DEADLINE, 1)
     if deadline_ms is None:

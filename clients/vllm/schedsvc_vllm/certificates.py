@@ -1,7 +1,7 @@
 """Finds the tenant of a client certificate: by its SPIFFE ID (a URI SAN) or its DNS SANs.
 
 The server that ends TLS verifies the certificate: its chain, its dates, and that the client has its
-key. `http_limits.py` puts what the server knows of it into each scope. Where a proxy ends TLS, the
+key. `http_limits.py` puts the server's knowledge of it into each scope. If a proxy ends TLS, the
 proxy writes the names into `x-forwarded-client-cert`, in Envoy's form. The common name never
 counts. Patterns say which names stand for tenants: a name that fits none says nothing.
 """

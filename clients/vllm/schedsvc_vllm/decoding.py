@@ -30,7 +30,7 @@ class Decoder:
         self._is_gzip = encoding != b"deflate"
         self._inflate: zlib._Decompress | None = None  # between members: none
         self._has_member = False
-        self._head = b""  # of a deflate stream whose kind is not known yet
+        self._head = b""  # of a deflate stream of unknown kind
         self.bytes_in = 0
         self.bytes_out = 0
 

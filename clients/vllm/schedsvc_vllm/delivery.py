@@ -22,13 +22,13 @@ BYTES_MAX = 64 << 20
 
 
 class ClientStalledError(Exception):
-    """The client has read nothing for too long, and what waits for it is as much as may wait."""
+    """The client has read nothing for too long, and its waiting bytes have reached the limit."""
 
 
 class _Nothing:
     """Awaits something that has been done already."""
 
-    # An iterator will do, and this one is made without a frame of Python's.
+    # An iterator suffices, and this one needs no frame of Python's.
     __await__: Callable[[], Generator[Any, Any, None]] = ().__iter__  # type: ignore[assignment]
 
 
@@ -48,7 +48,7 @@ class Delivery:
         self._stall_s = stall_s
         self._waiting: deque[Message] = deque()
         self._bytes = 0
-        # Done once the writer hands the next message on; None: the app does not wait for that.
+        # Done once the writer passes the next message on; None: the app does not wait for that.
         self._room: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
@@ -88,7 +88,7 @@ class Delivery:
             raise self._error
 
     def cancel(self) -> None:
-        """Let go of what waits."""
+        """Drop the waiting messages."""
         self._waiting.clear()
         if self._writer is not None:
             self._writer.cancel()

@@ -146,7 +146,7 @@ class EngineView:
     def metrics(self) -> Fetch | None:
         """Fetches the engine's `/metrics`.
 
-        None where the app is not vLLM's, or where another process of the same engine reads it.
+        None if the app is not vLLM's, or if another process of the same engine reads it.
         """
         own: Fetch | None = getattr(self._state, "fetch_metrics", None)
         if own is not None:
@@ -166,7 +166,7 @@ class EngineView:
         return Reading(**{name: int(getattr(told, name)) for name in names}, known=True)
 
     def pool(self, settings: PoolSettings, started_ns: int) -> Pool:
-        """Work out the pool. Raises SettingsError where its sizes are not known.
+        """Work out the pool. Raises SettingsError if its sizes are not known.
 
         Several data-parallel engines behind one server are one pool: their sum. One request runs
         in one of them, so that none may be longer than an engine's share.

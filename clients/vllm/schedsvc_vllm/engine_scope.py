@@ -30,7 +30,7 @@ def scope_for_engine(scope: Scope, call: Call, gated: GatedRequest, priority: in
     if priority is not None:
         added.append((PRIORITY_HEADER, str(priority).encode()))
     if call.reads_answer:
-        dropped |= {b"accept-encoding"}  # what is compressed cannot be read
+        dropped |= {b"accept-encoding"}  # a compressed answer cannot be read
     if call.rewritten:
         dropped |= {b"content-length", b"transfer-encoding"}
         added.append((b"content-length", str(len(call.body)).encode()))

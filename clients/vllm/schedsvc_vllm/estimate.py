@@ -32,9 +32,9 @@ class TextKind(NamedTuple):
 class TokenRatios:
     """Learns tokens for each byte of text, for each kind; those that came last are kept.
 
-    It learns fast upwards and slowly downwards: a prompt that is taken for too small costs the
-    engine a preemption, one that is taken for too large only a moment's capacity. One request
-    changes a ratio by a factor of two at most, so that none can spoil the next one's size.
+    It learns fast upwards and slowly downwards: an underestimated prompt costs the engine a
+    preemption, an overestimated one only a moment's capacity. One request changes a ratio by a
+    factor of two at most, so that none can spoil the next one's size.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TokenRatios:
         return max(1, round(text_bytes * self._ratios.get(kind, RATIO_START)))
 
     def learn(self, kind: TextKind, text_bytes: int, tokens: int) -> None:
-        """Take in what the engine counted."""
+        """Learn from the engine's count."""
         if text_bytes <= 0 or tokens <= 0:
             return
         known = self._ratios.pop(kind, None)

@@ -67,7 +67,7 @@ class FenceFile:
         return file
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
     def read(self) -> Rank:
@@ -86,7 +86,7 @@ class FenceFile:
         if rank is not None and rank.term >= self._rank.term:
             self._raw, self._rank = raw, rank
         else:
-            # Another program emptied it. A process that starts has to find what this one has seen.
+            # Another program emptied it. A process that starts has to find this one's highest term.
             with contextlib.suppress(OSError):
                 self.raise_to(self._rank)
         return self._rank
@@ -101,7 +101,7 @@ class FenceFile:
             raise OSError(f"the leader's name has {size} bytes, more than {LEADER_BYTES_MAX}")
         with self._locked():
             there = _decoded(os.pread(self._file, _BYTES, 0))
-            # If terms are equal, the one that is there counts.
+            # If terms are equal, the one in the file counts.
             highest = max(there or Rank(), self._rank, rank, key=lambda each: each.term)
             raw = _encoded(highest)
             if there != highest:

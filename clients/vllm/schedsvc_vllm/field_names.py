@@ -1,8 +1,8 @@
 """Refuses bodies whose field names two servers read differently.
 
 If a name occurs twice in one JSON object, some servers read the first value and others the last;
-some take a name in any case. The gate sizes a request by what it reads itself, so a body with such
-a name could run as another request than the one that was admitted.
+some take a name in any case. The gate sizes a request by its own reading, so a body with such a
+name could run as another request than the admitted one.
 """
 
 from __future__ import annotations

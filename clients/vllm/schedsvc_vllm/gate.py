@@ -80,7 +80,7 @@ class Gate:
         self._engine_origins: tuple[str, ...] = ()
         self._replays = Replays()
         self._tracing: Tracing | None = None
-        self._bodies = Bodies(0, 0)  # of no settings, none is read
+        self._bodies = Bodies(0, 0)  # without settings, none is read
         self._access: Access | None = None
         self._sources = Sources()
         self._responses = ResponseIds()
@@ -122,7 +122,7 @@ class Gate:
         await self.app(scope, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the app, and add to its page, or to its health, what the gate knows."""
+        """Pass a request to the app, and add the gate's knowledge to its page, or to its health."""
         path, runtime = path_of(scope), self._runtime
         if runtime is not None and path == metrics_page.PATH:
             scope, send = (
@@ -301,7 +301,7 @@ class Gate:
     async def _run(
         self, runtime: Runtime, request: Request, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Wait for its turn and run it, once more where another engine has come meanwhile."""
+        """Wait for its turn and run it; repeat once if another engine has come meanwhile."""
         scope.setdefault("state", {})
         span: QueueSpan | None = None
         traceparent = b""
@@ -344,7 +344,7 @@ class Gate:
                 return False
             if runtime.engine.in_doubt:
                 await first(runtime.look(), gated.mailbox)
-            # Once: whatever is wrong with the pool, a request does not ask for ever.
+            # Once: whatever is wrong with the pool, a request is not repeated for ever.
             if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
@@ -373,7 +373,7 @@ class Gate:
             if not gated.revoked or task is None or task.uncancel():
                 raise
             if gated.is_stale and not gated.has_begun:
-                return True  # its lease went with that engine, its client has seen nothing of it
+                return True  # its lease went with that engine, its client has not seen any of it
             if not gated.has_begun:
                 message = "the scheduler has ended this request"
                 answer = answers.unavailable(message, Reason.LEASE_REVOKED, request.id)

@@ -201,7 +201,7 @@ class GatedRequest:
         if self._ending is not None:
             self._ending.catch_up()
         if self._is_done():
-            # Its client may take as long as it likes to read: the engine holds nothing any more.
+            # Its client may take any time to read: the engine holds nothing any more.
             self._end_lease()
         else:
             self._tell()
@@ -457,7 +457,7 @@ class GatedRequest:
         if self._is_free(admission) and not totals[2]:
             self._end(admission, (0, 0, 0), Outcome.CANCELLED)
             return
-        # vLLM's sign of a request that the engine aborted: no usage where it leaves one.
+        # vLLM's sign of a request that the engine aborted: no usage at its usual place.
         aborted = route.leaves_usage and metadata(scope) is not None
         # Only an answer shows that a prompt alone was wanted: inside vLLM, no output is an abort.
         tells_prompts = self._reader is not None or not route.generates
@@ -466,7 +466,7 @@ class GatedRequest:
         self._end(admission, totals, Outcome.COMPLETED if done else Outcome.CANCELLED)
 
     def _learn(self, told: Usage | None) -> None:
-        """Teach the tenant's ratio what its text was in tokens."""
+        """Teach the tenant's ratio the tokens of its text."""
         prompts = self._call.prompts
         if not prompts.text_bytes or prompts.kind is None:
             return

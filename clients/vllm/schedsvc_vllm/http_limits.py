@@ -93,7 +93,7 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
     is_bounded = True
     head_s: float
     connections_max: int
-    #: Kept connections without a request, the one that has waited longest first.
+    #: Kept connections without a request, the longest idle one first.
     idle: dict[Any, None]
     httptools: Any
     parser: Any

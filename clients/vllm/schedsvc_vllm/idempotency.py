@@ -64,8 +64,8 @@ class Replays:
     ) -> tuple[Key, Entry] | None:
         """Return the entry of a request, a new one or another's; None: it has no key.
 
-        `told`: its key. `caller`: the key of its tenant. Raises BadRequestError where the key is
-        another request's, or a stream's that runs.
+        `told`: its key. `caller`: the key of its tenant. Raises BadRequestError if the key is
+        another request's, or a running stream's.
         """
         if not told:
             return None
@@ -100,7 +100,7 @@ class Replays:
             self._entries.pop(key, None)
 
     async def join(self, key: Key, entry: Entry, run: Run, receive: Receive, send: Send) -> None:
-        """Wait for the one answer of all who ask with this key, and pass it on."""
+        """Wait for the one answer of all requests with this key, and pass it on."""
         if entry.task is None:
             entry.task = asyncio.ensure_future(self._run(key, entry, run))
         entry.clients += 1

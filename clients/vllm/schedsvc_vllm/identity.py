@@ -259,7 +259,7 @@ def check_operator(caller: Caller, path: str, keys_sha256: frozenset[bytes]) -> 
 
 
 def key_is_known(caller: Caller, keys_sha256: frozenset[bytes]) -> bool:
-    """Compare the caller's API key with those that are allowed, in constant time.
+    """Compare the caller's API key with the allowed ones, in constant time.
 
     Raises BadRequestError for a key that is sent twice.
     """

@@ -23,7 +23,7 @@ IMAGE_TOKENS_MAX = 16_384
 _PIXELS_MAX = 1 << 40
 # Models refuse images whose sides differ by more.
 _RATIO_MAX = 200
-# In front of a JPEG's size: Exif, colour profiles and thumbnails, of 64 KiB each at most.
+# Before a JPEG's size: Exif, colour profiles and thumbnails, of 64 KiB each at most.
 _SEGMENTS_MAX = 256
 _IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
 # JPEG: markers of a frame's size are 0xC0 to 0xCF, but for tables of codes and conditions.

@@ -91,7 +91,7 @@ class KeyTurns:
         future.set_exception(NoTurnError())
 
     def _give_up(self, network: str, future: asyncio.Future[None]) -> None:
-        """Wait no longer; a turn that has come meanwhile goes to the next one."""
+        """Stop waiting; a turn that has come meanwhile goes to the next one."""
         self._leave(network, future)
         if future.done() and not future.cancelled() and future.exception() is None:
             self.release()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 KEYS_MAX = 65_536
 BYTES_MAX = 16 << 20
-#: A key of which the scheduler has said nothing for this time is dropped.
+#: A key that the scheduler has not confirmed for this time is dropped.
 KEPT_S = 7 * 86_400
 _MAGIC = b"schedky1"
 # SHA-256, second of the wall clock, length of the tenant's name; then the name.

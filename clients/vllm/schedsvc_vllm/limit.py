@@ -31,12 +31,12 @@ class LocalLimit:
         return max(self._level_min, self._level)
 
     def granted(self) -> None:
-        """Count one more that the scheduler let run."""
+        """Count one more request that the scheduler has let run."""
         self.running += 1
         self._level = self.running
 
     def ended(self) -> None:
-        """Note that one has ended, however it began."""
+        """Note that a request has ended, however it began."""
         self.running -= 1
         self._advance()
 

@@ -19,7 +19,7 @@ from schedsvc_vllm.asgi import Scope, path_of
 from schedsvc_vllm.operator_paths import is_operator_path
 from schedsvc_vllm.routes import GATED_PATHS, OPENABLE_PATHS
 
-# They only look, in most servers; a preflight has to pass for a browser to ask at all.
+# Most servers only read these; a preflight has to pass for a browser to ask at all.
 READ_METHODS = frozenset({"GET", "HEAD"})
 SAFE_METHODS = READ_METHODS | {"OPTIONS"}
 #: Endpoints of vLLM 0.32 that tenants may call without a place in the queue: none runs the model,
@@ -44,7 +44,7 @@ _CANCEL = re.compile(r"/v1/responses/[\w-]+/cancel")
 _DELETE = re.compile(r"/v1/responses/[\w-]+")
 # Below any prefix, in any case, as a server could read it.
 _RESPONSE_ID = re.compile(r"(?<=/responses/)[^/]+", re.ASCII | re.IGNORECASE)
-# After all decoding: letters, digits and what names of paths are made of.
+# After all decoding: letters, digits and the other characters of paths.
 _PLAIN = re.compile(rb"[\w.~!$&'()*+,:=@/-]*", re.ASCII)
 _DECODINGS_MAX = 5
 
@@ -68,7 +68,7 @@ _ALWAYS_GATED = {path.encode(): Place(path, gated=True) for path in GATED_PATHS 
 
 
 def canonical(path: bytes) -> str | None:
-    """Return the one spelling of a path; None where it has none. O(path).
+    """Return the one spelling of a path; None if it has none. O(path).
 
     Percent signs are decoded until none is left, as several servers in a row would; slashes are
     merged, dots resolved, and a slash at the end is dropped.

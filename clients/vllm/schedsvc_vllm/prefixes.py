@@ -30,7 +30,7 @@ _TEXT_CHARS_MAX = BLOCK_BYTES * BLOCKS_MAX
 _DATA_CHARS_MAX = 4_096
 # Fields that templates write before the messages, whatever the order in the body.
 _HEADS = ("tools", "documents", "instructions", "system")
-# Changes what a template makes of all the rest.
+# This changes a template's output for all the rest.
 _FORMS = ("cache_salt", "chat_template", "chat_template_kwargs")
 # The server keeps the conversation that it continues, so the prompt's beginning is unknown here.
 _CONTINUED = ("previous_response_id",)
@@ -52,7 +52,7 @@ def block_hashes(route: Route, body: Mapping[str, Any], use: PrefixUse) -> list[
         try:
             ids = marshal.dumps(prompt[: BLOCK_TOKENS * count_max], 2)[_LIST_HEAD_BYTES:]
         except ValueError:
-            return []  # there is more than ids in it: the app will say what it dislikes
+            return []  # it has more than ids: the app will judge it
         return _chained(ids, BLOCK_TOKENS * _INT_BYTES, start)
     return _chained(_text(prompt, body)[: BLOCK_BYTES * count_max], BLOCK_BYTES, start)
 
@@ -81,7 +81,7 @@ def _chained(data: bytes, size: int, start: bytes) -> list[int]:
 
 
 def _text(prompt: object, body: Mapping[str, Any]) -> bytes:
-    """Put together what a template is given, as much of it as counts. O(that)."""
+    """Put together the counted part of a template's input. O(that)."""
     if isinstance(prompt, str):
         pieces = [prompt[:_TEXT_CHARS_MAX]]
     else:
@@ -131,7 +131,7 @@ def _pieces(value: object) -> Iterator[str]:
 
 
 def _data(name: str, value: object) -> object:
-    """Shorten what is no text, however long: the template does not write it."""
+    """Shorten non-text of any length: the template does not write it."""
     if name in ("content", "text") or not isinstance(value, str) or len(value) <= _DATA_CHARS_MAX:
         return value
     half = _DATA_CHARS_MAX // 2

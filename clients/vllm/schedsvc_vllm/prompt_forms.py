@@ -51,7 +51,7 @@ _MEDIA = frozenset(
     )
 )
 
-# Where these hold parts of their own: Anthropic's tool results, and outputs of functions.
+# Fields whose values have parts of their own: Anthropic's tool results, outputs of functions.
 _RESULT_FIELDS = ("content", "output")
 
 
@@ -69,8 +69,8 @@ class Size(NamedTuple):
 class Measured(NamedTuple):
     """Holds the prompts of a body.
 
-    `only_text`: what the engine counts teaches tokens for each byte. `exact`: nothing is guessed.
-    `has_tools`: schemas, calls or results stand among the text.
+    `only_text`: the engine's count teaches tokens for each byte. `exact`: nothing is guessed.
+    `has_tools`: schemas, calls or results are in the text.
     """
 
     prompts: list[Size]
@@ -106,7 +106,7 @@ class Route:
     is_form: bool = False
     # Lists of prompts, which may be as long as a batch may.
     batch_fields: frozenset[str] = frozenset()
-    # Where its answers state their usage.
+    # The place at which its answers state their usage.
     usage: UsageForm = usage_forms.OPENAI
     dialect: Dialect = Dialect.OPENAI
 
@@ -220,7 +220,7 @@ def _has_tools(content: object) -> bool:
 
 
 def content_size(content: object, images: ImageSizes) -> Size:
-    """Size what a message says: a text, or a list of parts."""
+    """Size a message's content: a text, or a list of parts."""
     if isinstance(content, str):
         return Size(0, text_bytes(content))
     return _parts(content, images) if isinstance(content, list) else Size(0, 0)

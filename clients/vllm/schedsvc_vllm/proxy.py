@@ -85,7 +85,7 @@ class _Passing:
         self.begun = self.between_events = False
 
     async def all_of(self, response: aiohttp.ClientResponse) -> None:
-        """Pass on an answer. Raises aiohttp.ClientError where it breaks off."""
+        """Pass on an answer. Raises aiohttp.ClientError if it breaks off."""
         headers = answer_headers(response.raw_headers, response.url)
         self.begun = True
         is_stream = response.content_type == "text/event-stream"
@@ -94,7 +94,7 @@ class _Passing:
         piece = b""
         try:
             while piece := await content.readany():
-                # Mostly known already: then the end needs no message of its own.
+                # It is known already in most cases: then the end needs no message of its own.
                 is_last = content.at_eof() and content.exception() is None
                 await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
                 if is_last:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedsvc_vllm import early_signals  # before all that takes time
+from schedsvc_vllm import early_signals  # before everything that takes time
 
 # isort: split
 import argparse
@@ -242,7 +242,7 @@ def check_socket(path: str) -> None:
 
 
 def build(options: argparse.Namespace, settings: Settings) -> Gate:
-    """Put the gate before the upstream. Raises LaunchError where the extra is not installed."""
+    """Put the gate before the upstream. Raises LaunchError if the extra is not installed."""
     try:
         proxy: Any = importlib.import_module("schedsvc_vllm.proxy")
     except ModuleNotFoundError as error:
@@ -289,7 +289,7 @@ def stoppable(base: Any) -> Any:
 
 
 def server_for(gate: Gate, options: argparse.Namespace) -> Any:
-    """Make the server. Raises LaunchError where the extra is not installed."""
+    """Make the server. Raises LaunchError if the extra is not installed."""
     try:
         uvicorn: Any = importlib.import_module("uvicorn")
     except ModuleNotFoundError:
@@ -322,7 +322,7 @@ def server_for(gate: Gate, options: argparse.Namespace) -> Any:
 
 
 def serve(gate: Gate, options: argparse.Namespace) -> bool:
-    """Serve until a signal; True where the start succeeded, or a signal ended it."""
+    """Serve until a signal; True if the start succeeded, or a signal ended it."""
     server = server_for(gate, options)
     # The default action would end the process, and there is nothing to read again.
     signal.signal(signal.SIGHUP, lambda *_: _log.warning("SIGHUP has no effect; start it again"))

@@ -38,8 +38,8 @@ CountTokens = Callable[[Mapping[str, Any]], Sequence[int]]
 class Prompts(NamedTuple):
     """Holds the input tokens of each prompt.
 
-    Where they were estimated from text alone, `text_bytes`, `frame_tokens` (what is no text) and
-    `kind` are what the estimate can learn from.
+    If they were estimated from text alone, the estimate can learn from `text_bytes`, `frame_tokens`
+    (the parts that are no text) and `kind`.
     """
 
     tokens: list[int]
@@ -73,7 +73,7 @@ class Call(NamedTuple):
     body: bytes  # as the app gets it
     plain: bytes  # the same, before usage was asked for
     rewritten: bool
-    # Usage is read from the answer, for nothing else counts it.
+    # Usage is read from the answer, for no other part counts it.
     reads_answer: bool
     asked: Asked | None
     prompts: Prompts
@@ -342,7 +342,7 @@ def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
         if value is None:
             continue
         number = _whole(value)
-        # vLLM takes 0 if only the prompt is to be scored, and judges by the context what is large.
+        # vLLM takes 0 if only the prompt is to be scored, and judges a large value by the context.
         if number is None or number < 0:
             raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
         return name, min(max(1, number), INT_MAX)
@@ -379,7 +379,7 @@ def _prompts(
         return Prompts([_truncated(body, size.tokens) for size in sized], exact=True)
     if count is not None:
         others = _PROMPT_FIELDS - {route.prompt_field}
-        with contextlib.suppress(Exception):  # the app will say what it dislikes
+        with contextlib.suppress(Exception):  # the app will judge it
             counted = count({name: body[name] for name in body if name not in others})
             if len(counted) == len(sized):
                 exact = [_truncated(body, max(1, tokens)) for tokens in counted]

@@ -58,7 +58,7 @@ class ResponseEnd:
         self.feed: Callable[[bytes], None] = self._new.append
 
     def catch_up(self) -> None:
-        """Look through what has been fed, and let it go."""
+        """Look through the fed bytes, and drop them."""
         if not self._new:
             return
         if not self._closed:
@@ -73,7 +73,7 @@ class ResponseEnd:
         self._new.clear()
 
     def end(self) -> None:
-        """Take note that the server has ended it: what has been fed is all."""
+        """Record that the server has ended it: no more bytes follow."""
         self._ended = not self._closed
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class Reporter(Protocol):
 class Runtime:
     """Connects one process to the scheduler. Make it inside the server's event loop.
 
-    Raises SettingsError where a setting or the engine's size is missing or wrong.
+    Raises SettingsError if a setting or the engine's size is missing or wrong.
     """
 
     def __init__(self, settings: Settings, engine: EngineView, started_ns: int) -> None:
@@ -117,7 +117,7 @@ class Runtime:
             upstream_up=engine.upstream_up,
         )
         self._running: set[Reporter] = set()
-        self._beginning: set[Reporter] = set()  # those that have not reported their first totals
+        self._beginning: set[Reporter] = set()  # those without a report of totals yet
         self._busy = asyncio.Event()
         self._asking: asyncio.TimerHandle | None = None
         self._reporting: asyncio.TimerHandle | None = None
@@ -217,7 +217,7 @@ class Runtime:
     async def _look(self) -> None:
         fetch = self.engine.metrics
         if fetch is not None:
-            # Where nothing is to be seen, the request itself will find out.
+            # If nothing can be seen, the request itself will find out.
             with contextlib.suppress(ScrapeError, SettingsError, OSError, asyncio.TimeoutError):
                 await fetch()
                 self._look_again()

@@ -104,7 +104,7 @@ class SchedulerKeys:
         except NoTurnError:
             raise _unchecked("too many new API keys at once from your network") from None
         if digest in self._known or self._clock() < self._unknown.get(digest, 0.0):
-            self._turns.release()  # another request has asked meanwhile
+            self._turns.release()  # another request has got the answer meanwhile
             return await self.owner(digest, network)
         task = self._ask(digest)
         task.add_done_callback(lambda _: self._turns.release())

@@ -33,13 +33,13 @@ _TOLD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", 
 
 
 class ScrapeError(Exception):
-    """The page cannot be read, or states nothing of an engine."""
+    """The page cannot be read, or has no figures of an engine."""
 
 
 def parse(text: str, capacity_tokens: int) -> Reading:
     """Sum the engines of a page up; `capacity_tokens` is that of all. Raises ScrapeError.
 
-    Where several API processes share the page, an engine's gauges appear with its first step; its
+    If several API processes share the page, an engine's gauges appear with its first step; its
     counter is there from the start.
     """
     told: dict[str, list[float]] = {}

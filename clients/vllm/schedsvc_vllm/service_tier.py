@@ -133,7 +133,7 @@ class ServedTier:
         try:
             return with_tier(body.decode(), self._tier).encode()
         except (ValueError, RecursionError):
-            return body  # no object in JSON: nothing is stated in it
+            return body  # no object in JSON: the tier cannot be stated in it
 
 
 def _resized(message: Message, size: int | None) -> Message:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 # The most bytes of an incomplete event that are kept. A larger event passes in parts, unread.
 EVENT_BYTES_MAX = 4 << 20
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
-# A line's end, and whatever of the next one's can stand in a piece: where a search begins again.
+# The end of a line, and as much of the next one's as a piece may hold: a search resumes there.
 _END_BYTES_MAX = 4
 _HALF_ENDS = (b"\r\n\r", b"\n\r")
 _LINE_END = re.compile(rb"\r\n|\n|\r")

@@ -25,7 +25,7 @@ class StatLogger(_host.StatLoggerBase):  # type: ignore[misc] # known only insid
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Take in one step. vLLM runs this where it hands out answers, so nothing is worked out."""
+        """Record one step. vLLM runs this while it hands out answers, so nothing is computed."""
         self._step.record(scheduler_stats, iteration_stats)
         if not self._step.capacity_tokens:
             self._step.capacity_tokens = getattr(self._cache, "kv_cache_size_tokens", None) or 0

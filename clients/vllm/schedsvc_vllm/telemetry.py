@@ -59,10 +59,10 @@ class Readings:
         return bool(self._engines)
 
     def totals(self) -> Reading | None:
-        """Sum all engines up; None: none of them has been heard of, or not to be understood.
+        """Sum all engines up; None: no engine has reported, or a report cannot be read.
 
-        vLLM does not promise these types: what cannot be read is said once, and nothing is
-        reported any more.
+        vLLM does not promise these types: an unreadable report is logged once, and no later one is
+        sent.
         """
         if self._broken:
             return None

@@ -7,7 +7,7 @@ number of prompts.
 The gate reads a state only when it needs the count, changes no body and no stream, and knows the
 tokens that were made before an abort.
 
-These are internals of vLLM, as of 0.32. tests/vllm/test_contract.py holds them; where they are
+These are internals of vLLM, as of 0.32. tests/vllm/test_contract.py holds them; if they are
 missing, the gate reads usage from the answers instead (usage.py).
 """
 
@@ -41,7 +41,7 @@ class TokenTotals:
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         #: Each step of a beam search asks the engine for a sequence for each beam: only the sum of
-        #: their outputs is kept, and of their prompts none is the request's.
+        #: their outputs is kept, and no prompt of theirs is the request's.
         self.is_search = False
         self._ended = 0
         self._fold_at = _FOLD_AT
@@ -58,7 +58,7 @@ class TokenTotals:
         self._prompts = {}
 
     def add(self, state: Any) -> None:
-        """Take in one sequence's state."""
+        """Record one sequence's state."""
         parent = state.parent_req
         name = state.request_id if parent is None else parent.request_id
         self._prompts.setdefault(name, []).append(state)
@@ -89,7 +89,7 @@ class TokenTotals:
     def totals(self) -> tuple[int | None, int | None, int] | None:
         """Sum up the engine's reports so far; None: it has computed no prompt yet. O(sequences).
 
-        While one of several prompts is being computed, how much of the input has been is not known.
+        While one of several prompts is being computed, the computed part of the input is not known.
         """
         if self.broken or not self._prompts:
             return None
@@ -125,7 +125,7 @@ _current: ContextVar[TokenTotals | None] = ContextVar("schedsvc_tally", default=
 
 
 class Counter:
-    """Watches one output processor. `working` turns False for good where it cannot be read."""
+    """Watches one output processor. `working` turns False for good if it cannot be read."""
 
     def __init__(self, processor: Any) -> None:
         self.working = True

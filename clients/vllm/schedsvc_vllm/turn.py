@@ -137,7 +137,7 @@ def refusal_of(error: CallError) -> str:
 async def first(future: asyncio.Future[T], mailbox: Mailbox, wait_s_max: float = math.inf) -> T:
     """Wait for a future, unless the client leaves first; it is cancelled on every other way out.
 
-    Raises ClientLeftError, TimeoutError, or what the future holds.
+    Raises ClientLeftError, TimeoutError, or the future's error.
     """
     try:
         if not future.done():
@@ -252,7 +252,7 @@ async def _run_without(
 
 
 def _denied(error: CallError, request: Request) -> Answer:
-    """Answer a request that the scheduler refuses to decide about; it is there."""
+    """Answer a request that the scheduler refuses to decide; the scheduler is there."""
     field = _field_of(error)
     message = f"{field}: {error.message}" if field else error.message
     if isinstance(error, Unauthenticated):

@@ -129,7 +129,7 @@ def advise(
     scenario, requests = _traffic(recording, trace_file, today, profile_name, engines, tenant)
     advice = Advice(scenario, requests, wanted)
     if out is not None:
-        # Before the search, which takes long: what it cannot check afterwards is of no use.
+        # Checked before the long search, because afterwards it would be too late.
         _write_draft(out, today, advice.config, config_file)
     report, drafted = advice.run(jobs)
     if out is not None:
@@ -190,7 +190,7 @@ class Advice:
         self._dense = requests.denser(STRESS)
         self.goals = tuple(goals)
         self.config = listed(scenario.config, requests.clients)
-        # Clients that share one flow today do so until a draft lists them.
+        # Clients share one flow until a draft lists them.
         owns = scenario.config.unknown_tenants == "own"
         self.today = self.config if owns else all_enforced(scenario.config)
         self.scenario = replace(scenario, config=self.config)

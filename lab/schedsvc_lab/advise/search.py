@@ -2,16 +2,16 @@
 
 It begins with today's settings. Each lever has a short list of values; all of them are simulated on
 the trace, and one is kept if it is better than the best so far. The levers follow one another until
-a pass over all of them finds nothing better, or the budget of simulations is spent. If today every
-goal is met well enough that more would be no gain, nothing is changed. Nothing is drawn at random,
-so the same arguments give the same draft.
+a pass over all of them finds nothing better, or the budget of simulations is spent. If today's
+settings meet every goal by a wide margin, nothing is changed. Nothing is drawn at random, so the
+same arguments give the same draft.
 
 A draft is better if it misses its goals by less. Drafts that miss nothing are compared with the
-same requests in two thirds of the time. Then the draft is better whose worst goal is further within
-its bound (down to 0.7 of it), then the one that refuses fewer requests, and then the one with
-sooner first tokens. A goal has to hold in the whole trace and in each half of it, so that a draft
-that meets it by one good moment is not taken. At the end each kind of setting that differs from
-today's is put back, and stays so if nothing is lost but sooner first tokens.
+same requests in two thirds of the time. Then the draft with the larger margin of its worst
+goal is better (down to 0.7 of the bound), then the one with fewer refusals, then the one with
+sooner first tokens. A goal has to hold in the whole trace and in each half of it, so one good
+moment is not enough. At the end the search restores each kind of setting that differs from today's,
+and keeps it so if only first tokens become later.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ _CAPS = (1.0, 0.6, 0.3)
 _PROMISES = (1.0, 2.0)
 _TOKENS_LEAST = 2
 
-#: Kinds of settings, in the order in which the search tries to do without them.
+#: Kinds of settings, in the order in which the search tries to restore them.
 _KINDS = ("headroom_ppm", "shares", "quotas", "queue_ttl_ms", "weights_milli")
 
 #: Simulates drafts; None for one that the rules forbid.
@@ -251,7 +251,7 @@ def _shared(load: Load, draft: Draft) -> Draft | None:
 
 
 def _one_by_one(load: Load, draft: Draft) -> Iterator[Draft]:
-    """Move the weight of one goal's tenants against those of the others."""
+    """Move the weight of one goal's tenants against the weights of the others."""
     for subject in load.subjects:
         if subject[0] == "tenant":
             at = load.tenants.index(subject[1])
@@ -260,7 +260,7 @@ def _one_by_one(load: Load, draft: Draft) -> Iterator[Draft]:
 
 
 def _queue_ttl(load: Load, draft: Draft) -> Iterator[Draft]:
-    """Let requests wait as long as a goal allows, half of that, or a few times that."""
+    """Let requests wait as long as a goal allows, half of that, or a multiple of it."""
     limits = sorted({goal.limit for goal in load.goals if goal.is_time}, reverse=True)
     for limit in limits:
         for times in _TTL_TIMES:
@@ -289,7 +289,7 @@ def _quotas(load: Load, draft: Draft) -> Iterator[Draft]:
 
 
 def _shares(load: Load, draft: Draft) -> Iterator[Draft]:
-    """Guarantee the tenants of the goals what they ask for, or twice that."""
+    """Guarantee the tenants of the goals the tokens that they ask for, or twice these."""
     for promise in _PROMISES:
         shares = list(draft.shares)
         for at in load.favoured:

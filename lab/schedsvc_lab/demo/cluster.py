@@ -231,7 +231,7 @@ def _shard(folder: Path, name: str, store_port: int) -> Shard:
 
 
 def report_of(run: Run) -> dict[str, Any]:
-    """Sum up a run: the share of gold in each part, failures, and when exchanges went on."""
+    """Sum up a run: the share of gold in each part, failures, and when exchanges resumed."""
     windows = {name: _part(run.answers, *part) for name, part in run.times.windows.items()}
     synced_s = {shard.name: shard.synced_s(run.back_s) for shard in run.shards}
     return {
@@ -250,7 +250,7 @@ def report_of(run: Run) -> dict[str, Any]:
 
 
 def _part(answers: Iterable[Answer], from_s: float, until_s: float) -> dict[str, Any]:
-    """Count what was served in a part of the run. All requests are charged alike."""
+    """Count the service in a part of the run. All requests are charged alike."""
     counts = dict.fromkeys(WEIGHTS, 0)
     for answer in answers:
         if not answer.error and from_s <= answer.end_s < until_s:

@@ -30,7 +30,7 @@ class EngineState:
 
 
 def parse(text: str) -> EngineState:
-    """Read vLLM's metrics, summed over engines. Raises DemoError where one is missing."""
+    """Read vLLM's metrics, summed over engines. Raises DemoError if one is missing."""
     sums: dict[str, float] = {}
     for name, value in _SAMPLE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
@@ -102,7 +102,7 @@ async def gated_engine(
     environment = {
         "SCHEDSVC_TARGET": target,
         "SCHEDSVC_TENANT_HEADERS": TENANT_HEADER,
-        # Without a scheduler the demo fails rather than measure without one.
+        # Without a scheduler the demo fails; it does not measure without one.
         "SCHEDSVC_UNREACHABLE": "closed",
     }
     if token:

@@ -35,7 +35,7 @@ from schedsvc_lab.load.samples import Sample
 from schedsvc_lab.load.table import View, duration, watch
 from schedsvc_lab.load.target import OutputMode, Target
 
-#: About three quarters of what the engine serves.
+#: About three quarters of the engine's capacity.
 FAILOVER_TENANTS = (
     Tenant("chat", 5.0, 0.0, 120, 0.6, 60, 0.6, 256),
     Tenant("batch", 2.5, 0.0, 250, 0.6, 120, 0.6, 512),
@@ -110,7 +110,7 @@ async def play(stage: Stage) -> Failed:
 
 
 async def _kill(program: Program, load: LoadRun, kill_s: float, stage: Stage) -> None:
-    """Kill the leader at its time. Never ends by itself: it stands beside the load as a guard."""
+    """Kill the leader at its time. Never ends by itself: it guards the load."""
     while not load.recorder.samples:  # noqa: ASYNC110 - the clock starts after the warm-up
         await asyncio.sleep(0.01)
     await asyncio.sleep(max(0.0, kill_s - load.now_s()))

@@ -45,7 +45,7 @@ class Scene(Generic[T]):
     draw: Callable[[T, Report, Path], None]
     show: Callable[[T, Report, Console], None]
     picture: str
-    #: Writes the files beside report and picture.
+    #: Writes the files of a scene, besides report and picture.
     write: Callable[[T, Path], None] = lambda _run, _out: None
     #: Says at the end how long the whole took.
     is_timed: bool = False

@@ -98,7 +98,7 @@ async def _run(
     programs: tuple[Program, ...],
     books: Books | None = None,
 ) -> Phase:
-    """Drive one run; once more where this machine was too busy for its figures to mean anything."""
+    """Drive one run; repeat it if this machine was too busy for its figures to mean anything."""
     phase = await _drive(setting, name, title, trace, url, programs, books)
     lag_ms = client_lag_ms_p99(phase.result)
     if lag_ms <= CLIENT_LAG_MS_MAX or not setting.repeats:

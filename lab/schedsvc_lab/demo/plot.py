@@ -56,7 +56,7 @@ def three_rows(title: str) -> tuple[Figure, list[Axes]]:
 
 
 def mark_kill(rows: Iterable[Axes], at_s: float, until_s: float | None) -> None:
-    """Mark a kill in every row, and the time until something stands in for what was killed."""
+    """Mark a kill in every row, and the time until a replacement serves."""
     for axes in rows:
         axes.axvline(at_s, color=KILL, linewidth=1.6)
         if until_s is not None:
@@ -76,7 +76,7 @@ def write_beside(
 
 
 def legend_beside_title(axes: Axes) -> None:
-    """Put the legend on the line of the title, beside it, so that it hides no point."""
+    """Put the legend on the line of the title, so that it hides no point."""
     axes.legend(
         frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=4,
         borderaxespad=0.0,
@@ -133,7 +133,7 @@ def _scatter(axes: Axes, result: RunResult, title: str) -> None:
 
 
 def _running_median(samples: list[Sample]) -> tuple[list[float], list[float]]:
-    """Median TTFT in seconds of what was sent within _WINDOW_S of each request."""
+    """Median TTFT in seconds of the requests sent within _WINDOW_S of each request."""
     times = [sample.intended_s for sample in samples]
     medians = []
     for at_s in times:
@@ -190,7 +190,7 @@ def seconds(value: float, _position: int) -> str:
 
 
 def clean(axes: Axes) -> None:
-    """Take away the frame, and color what is left."""
+    """Remove the frame, and colour the rest."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#b8bec7")
     axes.tick_params(colors=INK, labelsize=9, which="both")

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 READY_S_MAX = 30.0
 STOP_S_MAX = 10.0
 TAIL_LINES = 15
-#: The kernel ends the program with the thread that started it, also if that one is killed. It is a
-#: part of every usual Linux; without it a killed demo leaves its programs behind.
+#: The kernel ends the program with the thread that started it, even if that is killed. Every usual
+#: Linux can do that; without it a killed demo leaves its programs behind.
 DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 _POLL_S = 0.02
 _GUARD_SAYS_S = 2.0  # a process is gone a while after its sockets are
@@ -55,13 +55,13 @@ async def running(
 ) -> AsyncIterator[Program]:
     """Run `schedsvc ARGUMENTS --ready-file ...` until the block is left, on every way out.
 
-    Raises DemoError where it does not get ready.
+    Raises DemoError if it does not get ready.
     """
     log, ready = folder / f"{name}.log", folder / f"{name}.ready"
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "schedsvc", *arguments, "--ready-file", str(ready)]
     with log.open("wb") as output:
-        # A group of its own: Ctrl-C is for the demo, which then ends its programs in order.
+        # It has a separate group: Ctrl-C is for the demo, which then ends its programs in order.
         process = await asyncio.create_subprocess_exec(
             *DIES_WITH_PARENT,
             *command,
@@ -137,7 +137,7 @@ async def until_signalled(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a program and what it started: first politely."""
+    """End a program and the processes that it started: first by SIGTERM."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return

@@ -40,7 +40,7 @@ TRACE_FILE = Path(__file__).with_name("trace.csv")
 class Tenant:
     """Describes one tenant's traffic: medians and spreads of lognormal lengths, in tokens.
 
-    `output_tokens_max` is what its client asks as `max_tokens`; hardly an answer is that long.
+    `output_tokens_max` is the client's `max_tokens`; few answers are as long.
     """
 
     name: str

@@ -89,7 +89,7 @@ def _repeat(report: Report) -> Bar:
 
 
 def _completed(report: Report) -> Bar:
-    """Every tenant of every run was served: else nothing at all would hold the other bars."""
+    """Every tenant of every run was served: otherwise an empty run would hold the other bars."""
     without = [
         f"{name} in {run}"
         for run in RUNS

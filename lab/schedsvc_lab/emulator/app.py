@@ -35,7 +35,7 @@ from schedsvc_lab.engine import Engine
 
 _log = logging.getLogger(__name__)
 
-# A pure ASGI class: made with the app inside it, and nothing else.
+# A pure ASGI class, whose only argument is the app inside it.
 Layer = Callable[[ASGIApp], ASGIApp]
 
 
@@ -106,7 +106,7 @@ class Emulator:
         app.state.tokenizer = self._tokenizer
         app.state.count_prompt_tokens = self._intake.count_prompt_tokens
         app.state.engine_telemetry = lambda: EngineTelemetry.of(self.driver.engine)
-        # As in vLLM, the last one named is the outermost.
+        # As in vLLM, the last named layer is the outermost.
         for layer in middleware:
             app.add_middleware(layer)
         return app
@@ -123,7 +123,7 @@ class Emulator:
             await asyncio.wait([task])
 
     def _engine_stopped(self, task: asyncio.Task[None]) -> None:
-        """Answer everything with 503 where the engine has died of a defect."""
+        """Answer everything with 503 if the engine has died of a defect."""
         if not task.cancelled():
             _log.critical("the engine has died", exc_info=task.exception())
             self.driver.close()

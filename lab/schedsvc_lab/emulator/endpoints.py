@@ -77,7 +77,7 @@ class GenerateEndpoint:
         except ClientGoneError:
             return
         finally:
-            # Also where the response was cancelled or could not be sent.
+            # It is set even if the response was cancelled or could not be sent.
             self._driver.abort(generation)
             watcher.cancel()
             with suppress(asyncio.CancelledError):
@@ -155,7 +155,7 @@ def _cause(generation: Generation) -> ApiError:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Read a request's body. Raises ApiError where it is too large, else ClientGoneError."""
+    """Read a request's body. Raises ApiError if it is too large, else ClientGoneError."""
     parts: list[bytes] = []
     size = 0
     more = True

@@ -90,7 +90,7 @@ class Intake:
     def count_prompt_tokens(self, data: Mapping[str, Any]) -> list[int]:
         """Count the tokens of each prompt of a body. O(length).
 
-        Raises ApiError where there are no valid `prompt`, `messages` or `inputs`.
+        Raises ApiError if there are no valid `prompt`, `messages` or `inputs`.
         """
         if "inputs" in data:
             return [prompt_tokens(self._tokenizer, parse_generate(data)[0], True)]
@@ -101,7 +101,7 @@ class Intake:
         return [prompt_tokens(self._tokenizer, prompt, True) for prompt in prompts]
 
     def chat_text(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Join messages as the model sees them. Raises ApiError where its template refuses them."""
+        """Join messages as the model sees them. Raises ApiError if its template refuses them."""
         try:
             return self._tokenizer.chat_text(messages, add_generation_prompt)
         except ValueError as error:
@@ -139,7 +139,7 @@ class Intake:
             request_id=_request_id(headers),
             stream=bool(body.stream),
             include_usage=include_usage,
-            # As in vLLM, usage in every chunk has to be asked for together with the last one's.
+            # As in vLLM, usage in every chunk requires the usage of the last one.
             continuous_usage=bool(options and options.continuous_usage_stats and include_usage),
         )
 

@@ -7,8 +7,8 @@ request may set the drawn length in `emulated_output_tokens`: a replay then uses
 and only the emulated model knows them. The limits still apply. A stop string ends the answer
 earlier, as soon as `min_tokens` are out.
 
-Words. Each token is one pseudo-word of two syllables with a space before it, so tokens and
-words are the same number, and the text tokenises back to exactly as many tokens.
+Words. Each token is one pseudo-word of two syllables with a space before it, so there are as many
+tokens as words, and the text tokenises back to the same number of tokens.
 
 Both are drawn from a hash of the prompt as it was given (text or token ids), the seed and the
 number of the choice: equal requests get equal answers on every machine.
@@ -46,7 +46,7 @@ class OutputRule:
 class Output:
     """Describes one answer: `tokens` words from `first` on, `stride` apart.
 
-    Where a stop string cut it, only `shown` characters of them are text.
+    If a stop string cut it, only the first `shown` characters of the tokens are text.
     """
 
     first: int

@@ -1,7 +1,7 @@
 """Checks requests in OpenAI's form, field by field.
 
-Fields that vLLM knows and that change neither length nor form of an answer are accepted and
-ignored (temperature, top_p, user ...); fields that would change its form are refused.
+Fields that vLLM knows and that change neither length nor form of an answer are accepted and ignored
+(temperature, top_p, user ...). A field that would change the form is refused.
 """
 
 import json
@@ -56,7 +56,7 @@ class GenerationBody(StrictBody):
     stream_options: StreamOptions | None = None
     min_tokens: Count | None = None
     ignore_eos: bool = False
-    # None: as vLLM has it, true for a prompt and false for a chat, whose template writes them.
+    # None: as in vLLM, true for a prompt and false for a chat, whose template writes them.
     add_special_tokens: bool | None = None
     priority: Int64 = 0
     seed: Int64 | None = None
@@ -191,7 +191,7 @@ def parse_ids(ids: object, where: str, vocab_size: int) -> Ids:
     """Check a list of token ids below `vocab_size`, which may be empty. O(length)."""
     if not isinstance(ids, list):
         raise ApiError(f"{where}: must be an array of token ids, not {_type_name(ids)}", where)
-    # In C where all is well: a prompt can be thousands of ids long.
+    # In C if all is well: a prompt can be thousands of ids long.
     if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size)
         raise ApiError(

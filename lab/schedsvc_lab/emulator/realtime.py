@@ -99,7 +99,7 @@ class Generation:
             self._changed.clear()
 
     def take(self) -> list[Delta]:
-        """Take what is new, by choice. Empty where the generation was cut off."""
+        """Take the new tokens, by choice. Empty if the generation was cut off."""
         self._changed.clear()
         deltas = []
         for choice in sorted(self._dirty):
@@ -167,7 +167,7 @@ class RealTimeEngine:
     def submit(self, plans: Sequence[PromptPlan], priority: int) -> Generation:
         """Queue a request in the engine. After `close()` it is cut off at once.
 
-        Raises EngineRequestError where it could never run; then nothing of it is queued.
+        Raises EngineRequestError if it could never run; then no part of it is queued.
         """
         generation = Generation(plans, self._clock())
         if self._closed:
@@ -257,7 +257,7 @@ class RealTimeEngine:
             generation.note(base + sequence.index, result.tokens)
         for sequence in result.finished:
             entry = self._generations.get(sequence.request.request_id)
-            # Its last choices may end in one step; then the first of them has ended it.
+            # Its last choices may end in one step; the first of them has ended it already.
             if entry is not None and entry[0].finished:
                 self._drop(entry[0])
                 self._on_end(entry[0])

@@ -1,6 +1,6 @@
 """Replays a trace inside the emulator: its engine in real time, without HTTP and without a client.
 
-Requests go to the engine at the trace's times, whatever became of the ones before; times are those
+Requests go to the engine at the trace's times, even if earlier ones wait or fail; times are those
 of the emulated engine, so `speed` shortens the wait and changes no figure.
 """
 

@@ -18,10 +18,10 @@ _TENANTS_SHOWN = 20
 
 
 def replay(settings: EmulatorSettings, path: Path, as_json: bool) -> None:
-    """Replay a trace, show how far it is, and print what came of it. Raises ClickException."""
+    """Replay a trace, show the progress, and print the result. Raises ClickException."""
     trace = _read(path)
     run = Replay(settings, trace)
-    # Shown where a person is watching: click hides it elsewhere.
+    # The bar is for a terminal: click hides it elsewhere.
     with click.progressbar(length=len(trace), label=path.name, file=sys.stderr) as bar:
 
         def tick() -> None:

@@ -18,7 +18,7 @@ import uvloop
 from schedsvc_lab.emulator.app import Emulator
 
 BACKLOG = 2_048
-# After this, what a stop left running (a middleware that holds a request) is cancelled.
+# After this time, requests that still run (held by a middleware) are cancelled.
 STOP_GRACE_S = 0.5
 KEEP_ALIVE_S = 75
 
@@ -95,8 +95,8 @@ class EmulatorServer(uvicorn.Server):
             else:
                 await self.serve([_bind(self._address)])
         except SystemExit:
-            # So uvicorn ends where a layer refuses to start, having logged what the layer said.
-            # The layers below it did start.
+            # So uvicorn ends if a layer refuses to start, after it has logged the layer's message.
+            # The layers below it have started.
             await self.lifespan.shutdown()
             raise StartError("a middleware refused to start; its reason stands above") from None
 
@@ -118,7 +118,7 @@ class EmulatorServer(uvicorn.Server):
         """Stop on SIGTERM and SIGINT; a stop that was asked for is a success."""
         loop = asyncio.get_running_loop()
         both = (signal.SIGTERM, signal.SIGINT)
-        # An ignored one stays ignored.
+        # A signal that was ignored stays ignored.
         signals = [each for each in both if signal.getsignal(each) is not signal.SIG_IGN]
         for number in signals:
             loop.add_signal_handler(number, self.stop)
@@ -145,7 +145,7 @@ def run(emulator: Emulator, address: Address, on_ready: Callable[[Listening], No
 
 def _bind(address: Address) -> socket.socket:
     host, both = address.host, False
-    if _is_wildcard(host):  # all addresses, of both families where there are two
+    if _is_wildcard(host):  # all addresses, of both families if there are two
         host, both = "", socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
@@ -168,7 +168,7 @@ def _is_wildcard(host: str) -> bool:
 
 
 def _clear_unix_path(path: str) -> None:
-    """Remove the socket of a server that is gone; refuse anything else that is there."""
+    """Remove the socket of a server that has ended; refuse any other file of the name."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

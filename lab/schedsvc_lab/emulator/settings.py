@@ -83,7 +83,7 @@ class ConfigView:
 class EngineTelemetry(NamedTuple):
     """Holds the engine's state now, as `scope["app"].state.engine_telemetry()` returns it.
 
-    `preemptions` counts from the engine's start; `used_tokens` are those of the blocks in use.
+    `preemptions` counts from the engine's start; `used_tokens` counts the blocks in use.
     """
 
     running: int

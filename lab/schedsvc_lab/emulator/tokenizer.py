@@ -5,8 +5,8 @@ space with one to four letters a-z after it, or else one byte of UTF-8. The text
 left, greedily, so English takes about four characters a token, and a text's tokens begin with the
 tokens of any part of it that ends at a word.
 
-Ids 0 to 255 are the bytes; then come the letter groups without a space, and those with one, each
-by length and alphabet. A single letter without a space is its byte.
+Ids 0 to 255 are the bytes. Then the letter groups without a space follow, and after them those with
+one, each by length and alphabet. A single letter without a space is its byte.
 """
 
 import re
@@ -31,10 +31,10 @@ class TextTokenizer(Protocol):
         """Ids are below this."""
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Give the ids of a text, with what the tokenizer adds to one where that is asked."""
+        """Return the ids of a text, with the tokenizer's additions if these are asked for."""
 
     def count(self, text: str, add_special_tokens: bool = False) -> int:
-        """Count what `encode` gives."""
+        """Count the ids of `encode`."""
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of ids."""

@@ -10,8 +10,8 @@ from schedsvc_lab.engine.errors import EngineInvariantError
 class Adapters:
     """At most `slots` adapters are loaded, each with `blocks_each` blocks of the pool.
 
-    An unused adapter stays loaded until its slot or its blocks are needed; the one that has been
-    idle longest is dropped first. All calls are O(1), or O(blocks of what is dropped).
+    An unused adapter stays loaded until its slot or its blocks are needed; the adapter that has
+    been idle longest is dropped first. All calls are O(1), or O(dropped blocks).
     """
 
     __slots__ = ("_active", "_idle", "_pool", "_tables", "blocks_each", "loads", "slots")
@@ -71,7 +71,7 @@ class Adapters:
         return True
 
     def leave(self, name: Hashable) -> bool:
-        """Count one user less. Returns whether that was the last one."""
+        """Count one user less. Returns whether it was the last user."""
         users = self._active[name] - 1
         if users:
             self._active[name] = users
@@ -83,7 +83,7 @@ class Adapters:
     def reclaim(self, free_min: int) -> bool:
         """Drop unused adapters until `free_min` blocks are free. Returns whether they are.
 
-        Where adapters hold no blocks, or all of them are not enough, none is dropped.
+        If adapters hold no blocks, or all of them are not enough, none is dropped.
         """
         free = self._pool.count_free()
         if free >= free_min:

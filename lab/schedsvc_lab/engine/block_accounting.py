@@ -45,7 +45,7 @@ class BlockAccounting:
         if config.adapters_max:
             self.adapters = Adapters(config.adapters_max, config.adapter_blocks, self.pool)
         self.running: list[Sequence] = []  # ascending by key
-        self.lockstep = Lockstep(self.pool)  # of these, all that a step treats alike
+        self.lockstep = Lockstep(self.pool)  # of these, those that a step treats alike
         self.waiting = WaitingQueue()
         self.swapped = SwappedQueue()
         self.requests: dict[RequestId, list[Sequence]] = {}  # only unfinished sequences
@@ -68,7 +68,7 @@ class BlockAccounting:
         return shared + own if group.members[0].produced_tokens else self.blocks_for(prompt_tokens)
 
     def seats_free(self) -> int:
-        """Sequences that could run beside those that do."""
+        """Return the number of sequences that could run in addition."""
         return self._sequences_max - len(self.running) - self.seats_held
 
     def must_copy(self, sequence: Sequence) -> bool:
@@ -80,7 +80,7 @@ class BlockAccounting:
         )
 
     def seat(self, sequence: Sequence) -> None:
-        """Let a sequence that has its blocks run, and keep seats for those it will fork."""
+        """Let a sequence that has its blocks run, and keep seats for its later forks."""
         group = sequence.group
         sequence.state = RUNNING
         self._enter(sequence)
@@ -98,10 +98,10 @@ class BlockAccounting:
             self.use_adapter(member, 0)
 
     def gather(self) -> int:
-        """Let those go in lockstep that only decode and stand before all that do not.
+        """Move the sequences into lockstep that only decode and precede all others.
 
-        Returns how many do. O(those that did not + joining * log n); O(running) where others have
-        come to stand before them: after a preemption, or by priority.
+        Returns how many do. O(others + joining * log n); O(running) if others now precede them:
+        after a preemption, or by priority.
         """
         running, lockstep = self.running, self.lockstep
         together = len(lockstep.members)
@@ -145,7 +145,7 @@ class BlockAccounting:
             del self.requests[request_id]
 
     def abort(self, sequences: list[Sequence]) -> None:
-        """End all sequences of a request, wherever they stand."""
+        """End all sequences of a request, in whichever queue they are."""
         group = sequences[0].group
         if any(sequence.clock is not STILL for sequence in sequences):
             self.lockstep.dissolve()
@@ -173,7 +173,7 @@ class BlockAccounting:
         return self.adapters.use(adapter, free_min)
 
     def throw_out(self) -> list[Sequence]:
-        """Take the last running unit out: to the host if it has room, else what it did is lost.
+        """Take the last running unit out: to the host if it has room; otherwise its work is lost.
 
         The unit is nowhere until `requeue()`.
         """
@@ -206,7 +206,7 @@ class BlockAccounting:
         return unit
 
     def requeue(self, units: list[list[Sequence]]) -> None:
-        """Queue what one step has thrown out, in the order of `resume`."""
+        """Queue the sequences that one step preempted, in the order of `resume`."""
         if self.config.resume == "front":
             self.front -= len(units)
             for place, unit in enumerate(units, self.front):
@@ -246,12 +246,12 @@ class BlockAccounting:
         self.running.insert(self._place(sequence), sequence)
 
     def _place(self, sequence: Sequence) -> int:
-        """Find where a sequence stands among the running ones, or would. O(log n)."""
+        """Find the place of a sequence among the running ones, or its place if it ran. O(log n)."""
         running, key = self.running, sequence.key
         low, high = 0, len(running)
         if high:
             other = running[high - 1]
-            if other.key < key:  # most often it is the last to come
+            if other.key < key:  # usually it is the last to arrive
                 return high
         while low < high:
             middle = (low + high) // 2

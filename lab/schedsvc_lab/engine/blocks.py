@@ -8,7 +8,7 @@ from schedsvc_lab.engine.errors import EngineInvariantError
 
 
 class BlockPool:
-    """Hands out the blocks 0..total-1 of a KV cache; the last one freed is the first one reused.
+    """Hands out the blocks 0..total-1 of a KV cache; the last freed block is reused first.
 
     A block is free, or held by one or more tables, or cached: no table holds it, but a later prompt
     may use its contents. Cached blocks are given up when no free one is left.
@@ -46,14 +46,14 @@ class BlockPool:
         return self.total - self.count_free()
 
     def count_free(self) -> int:
-        """Count what `free` says, for compiled code."""
+        """Count what `free` returns, for compiled code."""
         cache = self.cache
         return len(self._free) if cache is None else len(self._free) + len(cache)
 
     def allocate(self, count: int, table: list[int]) -> bool:
-        """Append `count` free blocks to the table, or nothing where fewer can be had.
+        """Append `count` free blocks to the table, or nothing if there are fewer.
 
-        O(count), with a factor of log(cached) where cached blocks have to be given up.
+        O(count), with a factor of log(cached) if cached blocks have to be evicted.
         """
         free = self._free
         if count > len(free):
@@ -99,7 +99,7 @@ class BlockPool:
             cache.take(block)
 
     def copy_last(self, table: list[int]) -> bool:
-        """Make the table's last block its own before it is written; False where none is free."""
+        """Make the table's last block its own before it is written; False if none is free."""
         last = table.pop()
         if not self.allocate(1, table):
             table.append(last)
@@ -137,7 +137,7 @@ class BlockPool:
             extra[block] = others - 1
 
     def move(self, tables: Iterable[list[int]], target: "BlockPool") -> int:
-        """Move tables into another pool that has room, what they share included. O(blocks).
+        """Move tables into another pool that has room, shared blocks included. O(blocks).
 
         Returns how many blocks were moved.
         """

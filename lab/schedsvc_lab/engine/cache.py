@@ -20,7 +20,7 @@ _RANKS: dict[str, Rank] = {"lru": lru, "fifo": fifo, "lfu": lfu}
 
 
 class PrefixCache:
-    """Maps contents to blocks, and ranks the blocks that no table holds. `len()` counts the latter.
+    """Maps contents to blocks, and ranks the blocks that no table holds. `len()` counts these.
 
     A key names a whole prefix, so a prompt's blocks are found one after the other until the first
     that is missing. If two blocks have the same contents, only the first is known here. At most
@@ -108,7 +108,7 @@ class PrefixCache:
         return []
 
     def evict(self) -> int:
-        """Give up one idle block and its contents."""
+        """Evict one idle block and its contents."""
         block = self._idle.pop()
         del self._block_of[self._entry_of.pop(block).key]
         self.evictions += 1

@@ -78,8 +78,8 @@ class StepCost:
     def duration_ns(self, prompt_tokens: int, decodes: int, kv_tokens: int) -> int:
         """Return the duration of one step. O(1).
 
-        It computes `prompt_tokens` of prompts, and one token of each of `decodes` sequences,
-        which together read `kv_tokens` of the cache.
+        It computes `prompt_tokens` of prompts, and one token of each of `decodes` sequences, which
+        together read `kv_tokens` of the cache.
         """
         table = self.decode_table_ns
         if prompt_tokens == 0:
@@ -100,8 +100,8 @@ class StepCost:
     def decode_steps_done(self, elapsed_ns: int, decodes: int, kv_tokens: int) -> int:
         """Count the steps of such a run that end within a time. O(1).
 
-        The greatest n with `decode_run_ns(n, ...) <= elapsed_ns`, a quadratic in n; MANY_STEPS
-        where steps take no time.
+        The greatest n with `decode_run_ns(n, ...) <= elapsed_ns`, a quadratic in n; MANY_STEPS if
+        steps take no time.
         """
         if elapsed_ns < 0:
             return 0

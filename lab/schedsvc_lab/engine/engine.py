@@ -22,16 +22,16 @@ from schedsvc_lab.engine.step import DecodeRun, EngineGauges, Step, StepResult
 
 # A sequence's key is priority * 2**64 + arrival, so that one integer orders both.
 _ARRIVALS = 64
-# The widest beam search: each step compares the square of it.
+# The widest beam search: each step compares the square of this number.
 BEAMS_MAX = 64
 
 
 class Engine:
     """Models a continuous-batching engine as its configuration describes, deterministic, sans-IO.
 
-    Times are the caller's; they matter only where the delay factor is on. Belady's rule for the
-    prefix cache needs the future. One step costs O(running + admitted * log(waiting) + blocks
-    allocated). Raises ValueError where cost, future and configuration do not go together.
+    Times are the caller's; they matter only if the delay factor is on. Belady's rule for the prefix
+    cache needs the future. One step costs O(running + admitted * log(waiting) + blocks allocated).
+    Raises ValueError if cost, future and configuration do not go together.
     """
 
     def __init__(self, config: EngineConfig, cost: StepCost, future: Future | None = None) -> None:
@@ -65,7 +65,7 @@ class Engine:
     def add(self, request: EngineRequest, now_ns: int = 0) -> list[Sequence]:
         """Queue a request. Returns its sequences. O(sequences * log n).
 
-        Raises EngineRequestError where its id is in use or it could never run.
+        Raises EngineRequestError if its id is in use or it could never run.
         """
         several = len(request.output_tokens) > 1
         forks = request.beam or (several and self.config.groups == "fork")
@@ -108,7 +108,7 @@ class Engine:
         return True
 
     def plan_step(self, now_ns: int = 0) -> Step | None:
-        """Decide the next step and take the blocks it needs; None where there is nothing to do.
+        """Decide the next step and take the blocks it needs; None if there is nothing to do.
 
         The caller lets `duration_ns` pass and calls `finish_step()`.
         """
@@ -118,7 +118,7 @@ class Engine:
         return self._step
 
     def finish_step(self) -> StepResult:
-        """Apply the step that was planned; what was aborted meanwhile produces nothing."""
+        """Apply the step that was planned; requests aborted meanwhile produce nothing."""
         step = self._step
         if step is None:
             raise EngineInvariantError("no step is under way; plan one first")
@@ -129,7 +129,7 @@ class Engine:
         finished: list[Sequence] = []
         started: list[Sequence] = []
         groups: dict[RequestId, Group] = {}
-        # Else something of it was aborted, and each goes its own way.
+        # Otherwise a part of it was aborted, and each sequence continues by itself.
         begin = 0
         if step.together and step.together == len(self._accounting.lockstep.members):
             finished = self._accounting.lockstep.advance(1)
@@ -173,10 +173,10 @@ class Engine:
     ) -> StepResult | None:
         """Do up to `steps_max` steps at once, with the same result as single calls of `step()`.
 
-        Only while all running sequences decode and nothing can be admitted: up to and including
-        the step in which the first sequence ends, at most `steps_max` steps, and no step begins at
-        or after `duration_max_ns`. None where not even one step is of that kind.
-        As `plan_decodes()` and `finish_decodes()`.
+        Only while all running sequences decode and nothing can be admitted: up to and including the
+        step in which the first sequence ends, at most `steps_max` steps, and no step begins at or
+        after `duration_max_ns`. None if not even one step is of that kind. As `plan_decodes()` and
+        `finish_decodes()`.
         """
         run = self.plan_decodes(steps_max, duration_max_ns, now_ns)
         return None if run is None else self.finish_decodes(run, run.steps)
@@ -186,14 +186,14 @@ class Engine:
     ) -> DecodeRun | None:
         """Foresee what `run_decodes()` would do, and decide nothing.
 
-        O(log n), and what `BlockAccounting.gather()` takes where not all were in lockstep.
+        O(log n), and the cost of `BlockAccounting.gather()` unless all were in lockstep.
         """
         if self._step is not None:
             raise EngineInvariantError("a step is under way; finish it first")
         return self._runs.plan(steps_max, duration_max_ns, now_ns)
 
     def finish_decodes(self, run: DecodeRun, steps: int) -> StepResult:
-        """Apply the first `steps` steps of a run; nothing may have been added or aborted since.
+        """Apply the first `steps` steps of a run; no request may have been added or aborted since.
 
         O(running) to copy a list, and as `advance_decodes()`.
         """
@@ -203,7 +203,7 @@ class Engine:
         return StepResult(duration_ns, steps, produced, finished, [], [])
 
     def advance_decodes(self, run: DecodeRun, steps: int) -> list[Sequence]:
-        """Do the same, and return only what is complete. O(blocks allocated + ended * log n)."""
+        """Do the same, and return only complete requests. O(blocks allocated + ended * log n)."""
         running = self._accounting.running
         if (
             self._step is not None
@@ -245,7 +245,7 @@ class Engine:
         )
 
     def counts(self) -> tuple[int, int, int]:
-        """Count what runs, what waits, and preemptions since the start. O(1)."""
+        """Count running and waiting requests, and preemptions since the start. O(1)."""
         accounting = self._accounting
         return len(accounting.running), len(accounting.waiting), accounting.preemptions
 
@@ -309,7 +309,7 @@ class Engine:
                 f"the {len(outputs)} sequences of a group run together, and at most "
                 f"{self.config.sequences_max} run",
             )
-        # They share the full blocks of their prompt, and may come to share nothing else.
+        # They share the full blocks of their prompt, and may later share nothing else.
         shared = request.prompt_tokens // self.config.block_size_tokens
         own = [self._accounting.blocks_for(request.prompt_tokens + n) - shared for n in outputs]
         room = self.config.blocks
@@ -345,8 +345,8 @@ class Engine:
     def _extend(self, group: Group) -> list[Sequence]:
         """Fork a group whose prompt is computed, and extend beams that are ready.
 
-        Returns who gets a token. After a preemption a sampled answer must first recompute the
-        tokens that it had produced.
+        Returns the sequences that get a token. After a preemption a sampled answer must first
+        recompute the tokens that it had produced.
         """
         if not group.forked:
             self._accounting.fork(group)

@@ -4,7 +4,7 @@
 class EngineRequestError(ValueError):
     """The request can never run, or was handed in wrongly; nothing was changed by it.
 
-    `field` names what is wrong, `description` says why in one sentence.
+    `field` names the wrong field, `description` gives the reason in one sentence.
     """
 
     def __init__(self, field: str, description: str) -> None:

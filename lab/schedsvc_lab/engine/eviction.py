@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 # Entries of blocks that were taken again are dropped when they outnumber the live ones, and this.
 STALE_MIN = 64
-# The next use of what is never used again.
+# The next use of a key that is never used again.
 _NO_USE = 1 << 62
 
 Key = Hashable
@@ -20,7 +20,7 @@ class Future:
     """
 
     def __init__(self, requests: Iterable[tuple[Hashable, Sequence[Key]]]) -> None:
-        self._uses: dict[Key, list[int]] = {}  # descending, so that the next one is last
+        self._uses: dict[Key, list[int]] = {}  # descending, so the next use is the last item
         self._place: dict[Hashable, int] = {}
         for place, (request_id, keys) in enumerate(requests):
             self._place[request_id] = place
@@ -64,22 +64,22 @@ Rank = Callable[[Candidate], tuple[int, int]]
 
 
 def lru(candidate: Candidate) -> tuple[int, int]:
-    """Evict first what has been idle longest."""
+    """Evict first the block that has been idle longest."""
     return candidate.idle, 0
 
 
 def fifo(candidate: Candidate) -> tuple[int, int]:
-    """Evict first what came into the cache first."""
+    """Evict first the block that entered the cache first."""
     return candidate.registered, 0
 
 
 def lfu(candidate: Candidate) -> tuple[int, int]:
-    """First what was used least, among equals what has been idle longest."""
+    """Evict first the block with the fewest uses, among equals the one idle longest."""
     return candidate.hits, candidate.idle
 
 
 def belady(future: Future) -> Rank:
-    """Evict first what is used last in the future (Belady, IBM Systems Journal 5(2), 1966)."""
+    """Evict first the block with the latest next use (Belady, IBM Systems Journal 5(2), 1966)."""
 
     def rank(candidate: Candidate) -> tuple[int, int]:
         return -future.next_use(candidate.key), candidate.idle

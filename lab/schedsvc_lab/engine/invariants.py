@@ -62,7 +62,7 @@ def _check_running(accounting: BlockAccounting, under_way: bool) -> None:
 def _check_all_there(
     accounting: BlockAccounting, waiting: list[Sequence], swapped: list[Sequence]
 ) -> None:
-    """Every unfinished sequence stands in exactly one place."""
+    """Every unfinished sequence is in exactly one place."""
     places = Counter(id(s) for s in (*accounting.running, *waiting, *swapped))
     for sequences in accounting.requests.values():
         for s in sequences:
@@ -76,6 +76,6 @@ def _check_all_there(
 
 
 def _check(condition: bool, what: str, sequence: Sequence | None = None) -> None:
-    # A message is put together only where it is needed: it takes longer than the test.
+    # The message is built only if it is needed: building takes longer than the test.
     if not condition:
         raise EngineInvariantError(what if sequence is None else f"{sequence} {what}")

@@ -29,7 +29,7 @@ class Lockstep:
         self.changes = 0
 
     def join(self, sequence: Sequence) -> None:
-        """Take in a sequence that has but its newest token to compute, and blocks for the others.
+        """Take in a sequence that has only its newest token to compute, and blocks for the others.
 
         O(log n), and a shift of O(n) pointers.
         """
@@ -48,7 +48,7 @@ class Lockstep:
         self.changes += 1
 
     def dissolve(self) -> None:
-        """Let all go their own ways, also while a step is under way. O(n)."""
+        """Release all from lockstep, even while a step is under way. O(n)."""
         for sequence in self.members:
             self._part(sequence)
         self._ends.clear()
@@ -58,7 +58,7 @@ class Lockstep:
         self.changes += 1
 
     def take(self, steps: int) -> None:
-        """Allocate the blocks of the next steps, of which there are enough. O(log n + blocks)."""
+        """Allocate the blocks of the next steps; there are enough. O(log n + blocks)."""
         rounds, rest = steps // self._size, steps % self._size
         if rounds:
             for sequence in self.members:
@@ -73,7 +73,7 @@ class Lockstep:
     def advance(self, steps: int) -> list[Sequence]:
         """Do the steps whose blocks were taken, at most `steps_left()`.
 
-        Returns who has ended and left, in order of key. O(ended * log n), and shifts as `join()`.
+        Returns sequences that have left, in order of key. O(ended * log n), and shifts as `join()`.
         """
         now = self.clock.steps + steps
         self.clock.steps = now
@@ -118,15 +118,15 @@ class Lockstep:
         # No member takes more blocks than this; if even that fits, no count is needed.
         if count * (steps // size + 1) <= blocks:
             return steps
-        # In a round of as many steps as a block has tokens, each member takes one block. The blocks
-        # that are left over decide at which step the next member finds none.
+        # In a round of as many steps as a block has tokens, each member takes one block. The
+        # remaining blocks decide at which step the next member finds none.
         rounds, left = blocks // count, blocks % count
         now = self.clock.steps % size
         place = (self._begin() + left) % count
         return min(steps, rounds * size + (self._phases[place] - now) % size)
 
     def check(self, running: list[Sequence]) -> None:
-        """Verify that the files agree with those that run in lockstep. Raises. O(n log n)."""
+        """Verify that the files agree with the lockstep sequences. Raises. O(n log n)."""
         members = [s for s in running if s.clock is self.clock]
         ends = [(s.output_tokens - s.produced_base, s.key) for s in members]
         filed = sorted((phase, s.key) for phase, s in zip(self._phases, self.members, strict=True))
@@ -154,7 +154,7 @@ class Lockstep:
         return self._place(before, 0, begin) if before > 0 else 0
 
     def _place(self, phase: int, low: int, high: int) -> int:
-        """Find the first place from `low` on, and at most `high`, with such a phase or a later one.
+        """Find the first place from `low` to `high` at most with this phase or a later one.
 
         O(log n).
         """
@@ -169,7 +169,7 @@ class Lockstep:
         return low
 
     def _hand_out(self, begin: int, end: int) -> None:
-        """Give a block to each member from one place to before another. O(blocks)."""
+        """Give a block to each member in a range of places. O(blocks)."""
         pool, members = self._pool, self.members
         pool.free_up(end - begin)
         for at in range(begin, end):

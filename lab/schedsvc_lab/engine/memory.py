@@ -26,7 +26,7 @@ class MemoryProfile(BaseModel):
     adapter_bytes: Bytes = 0
 
     def kv_tokens(self, step_tokens_max: int, adapters_max: int) -> int:
-        """Return the tokens of KV cache. Raises ValueError where nothing is left for it."""
+        """Return the tokens of KV cache. Raises ValueError if nothing is left for it."""
         usable = self.device_bytes * self.utilization_ppm // _PPM
         taken = (
             self.weights_bytes

@@ -23,10 +23,10 @@ class Admission:
 class Planner:
     """Plans steps as vLLM's schedulers do, over the books of one engine.
 
-    A step serves the running sequences first, in order of key (arrival; or priority, then
-    arrival), then brings swapped ones back, then, if none are left, admits waiting ones while the
-    token budget, the sequence limit and the blocks last. Where a running sequence gets no block,
-    the last unit by key is thrown out, and then nothing is brought back or admitted.
+    A step serves the running sequences first, in order of key (arrival; or priority, then arrival),
+    then brings swapped ones back, then, if none are left, admits waiting ones while the token
+    budget, the sequence limit and the blocks last. If a running sequence gets no block, the last
+    unit by key is preempted, and then nothing is brought back or admitted.
     """
 
     def __init__(self, accounting: BlockAccounting, cost: StepCost) -> None:
@@ -103,7 +103,7 @@ class Planner:
             adapter, adapters = sequence.request.adapter, accounting.adapters
             if adapter is None or adapters is None or adapters.has_slot(adapter):
                 return self._admissible(sequence, budget)
-            # Every slot is taken by an adapter in use: those that need no slot go first.
+            # Adapters in use take every slot: requests that need no slot pass.
             accounting.waiting.park()
 
     def delay_left_ns(self, now_ns: int) -> int:
@@ -119,7 +119,7 @@ class Planner:
         return max(0, until_ns - now_ns + 1)
 
     def next_return(self, budget: int) -> list[Sequence] | None:
-        """Find the swapped unit that could go on now; None: none. O(blocks of the unit)."""
+        """Find the swapped unit that could continue now; None: none. O(blocks of the unit)."""
         accounting = self._accounting
         unit = accounting.swapped.peek()
         if unit is None or not budget:
@@ -150,7 +150,7 @@ class Planner:
         return need
 
     def _plan_lockstep(self, planned: list[Sequence]) -> int:
-        """Schedule what goes in lockstep, if there are blocks for all of it. Returns how many."""
+        """Schedule the sequences in lockstep, if there are blocks for all. Returns their number."""
         accounting = self._accounting
         lockstep, count = accounting.lockstep, accounting.gather()
         if lockstep.blocks_ahead(1) > accounting.pool.count_free():
@@ -163,9 +163,9 @@ class Planner:
     def _plan_running(
         self, planned: list[Sequence], preempted: list[Sequence], position: int
     ) -> int:
-        """Schedule what runs, oldest first, from a position on: before it is what was planned.
+        """Schedule running sequences from a position on, oldest first; earlier ones are planned.
 
-        Returns what is left of the token budget.
+        Returns the rest of the token budget.
         """
         accounting = self._accounting
         running, pool = accounting.running, accounting.pool
@@ -187,8 +187,8 @@ class Planner:
             count = -(-end // block_size) - len(sequence.blocks)
             copies = sequence.group is not None and accounting.must_copy(sequence)
             if count > 0 or copies:
-                # The victim stands last, so it was not scheduled in this step; at worst it is
-                # the sequence itself, with its group, and the loop ends.
+                # The victim is the last, so it was not scheduled in this step; at worst it is the
+                # sequence itself, with its group, and the loop ends.
                 while count + copies > pool.count_free() and position <= len(running):
                     if accounting.adapters is None or not accounting.adapters.reclaim(
                         count + copies
@@ -219,7 +219,7 @@ class Planner:
     def _throw_out(
         self, units: list[list[Sequence]], planned: list[Sequence], preempted: list[Sequence]
     ) -> None:
-        """Queue the victims, and forget what was planned of them before."""
+        """Queue the victims, and forget their earlier plans."""
         for unit in units:
             preempted += unit
             if unit[0].state == SWAPPED:
@@ -234,7 +234,7 @@ class Planner:
             need = self._need(unit, budget)
             for sequence in unit:
                 self._adapter_cost(accounting.use_adapter(sequence, need))
-            if accounting.adapters is not None:  # also where the unit itself has none
+            if accounting.adapters is not None:  # even if the unit itself has none
                 accounting.adapters.reclaim(need)
             self._move_cost(accounting.swap_in(unit))
             for sequence in unit:
@@ -250,7 +250,7 @@ class Planner:
         return budget
 
     def _plan_waiting(self, planned: list[Sequence], budget: int, now_ns: int) -> None:
-        """Admit what waits, in order, until the first that does not fit."""
+        """Admit waiting units in order, until the first that does not fit."""
         while budget:
             admission = self.next_admission(budget, now_ns)
             if admission is None:
@@ -265,7 +265,7 @@ class Planner:
         target, found = _target(sequence), []
         tokens, free = target, accounting.pool.count_free()
         if sequence.prefix_keys and accounting.cache is not None:
-            # The last token is computed in any case: the next one comes out of it.
+            # The last token is computed in any case: its output is the next token.
             size = self._size
             found = accounting.cache.find(sequence.prefix_keys, (target - 1) // size)
             tokens -= len(found) * size
@@ -278,7 +278,7 @@ class Planner:
         if self._config.reserve_prompt:
             need = accounting.blocks_for(target) - len(found)
         if sequence.group is not None:
-            # Once its prompt is computed, its members need what they had before a preemption.
+            # Once its prompt is computed, its members need the tokens from before a preemption.
             need = max(need, accounting.group_blocks(sequence.group) - len(found))
         adapters = accounting.adapters
         if adapters is not None:
@@ -324,8 +324,8 @@ class Planner:
 
 
 def _target(sequence: Sequence) -> int:
-    """Tokens that have to be computed before the next one comes out, once it is admitted."""
-    # A group computes its prompt once more, then each member what it had produced.
+    """Tokens to be computed before the next token, once it is admitted."""
+    # A group computes its prompt once more, then each member its earlier output.
     if sequence.group is not None:
         return sequence.request.prompt_tokens
     return sequence.request.prompt_tokens + sequence.produced_base + sequence.clock.steps
@@ -340,5 +340,5 @@ def _due(sequence: Sequence, budget: int) -> int:
 
 
 def _distinct(unit: list[Sequence]) -> int:
-    """Count the blocks of a unit, those that its sequences share once."""
+    """Count the blocks of a unit; blocks that its sequences share count once."""
     return len({block for sequence in unit for block in sequence.blocks})

@@ -69,7 +69,7 @@ class CostFields(_Model):
 class EngineFields(_Model):
     """Reads the section `engine` of a profile: defaults of EngineConfig.
 
-    `kv_tokens` is missing where the capacity follows from the section `memory`.
+    `kv_tokens` is missing if the capacity follows from the section `memory`.
     """
 
     kv_tokens: Size | None = None
@@ -185,7 +185,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> Profile:
-    """Load a profile by its name, or from a file where the name ends with .yaml.
+    """Load a profile by its name, or from a file if the name ends with .yaml.
 
     Raises ProfileError: unknown name (with the known ones), unreadable file, wrong field.
     """

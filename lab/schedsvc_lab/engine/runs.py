@@ -10,9 +10,9 @@ from schedsvc_lab.engine.step import DecodeRun
 class Runs:
     """Foresees and applies runs of steps in which all that runs decodes and nothing else happens.
 
-    While a run lasts, free blocks only become fewer and seats stay taken, so what could not be
-    admitted or brought back at its beginning cannot be within it, but for the delay factor, at
-    whose end a run ends.
+    While a run lasts, free blocks only become fewer and seats stay taken, so a unit that could not
+    be admitted or brought back at its beginning cannot be within it. The delay factor is the
+    exception: a run ends at its end.
     """
 
     def __init__(self, accounting: BlockAccounting, planner: Planner, cost: StepCost) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RequestId = int | str
 
 _MASK = (1 << 64) - 1
-# The cost of a candidate beyond the one ranked before it is drawn below this.
+# The extra cost of a candidate over the one ranked before it is drawn below this.
 COST_MAX = 1 << 20
 
 
@@ -30,7 +30,7 @@ class SequenceState(IntEnum):
     """It shares the prompt of its group's first sequence, which has to be computed first."""
 
 
-# As plain numbers, which compiled code compares in one instruction.
+# They are plain numbers, which compiled code compares in one instruction.
 WAITING, RUNNING, FINISHED, ABORTED, SWAPPED, HELD = (int(state) for state in SequenceState)
 
 
@@ -103,8 +103,8 @@ class Sequence:
     next token comes out of them: the prompt, and after a preemption also what was produced.
     `cached_tokens` of the prompt were found in the prefix cache when it was last admitted.
 
-    Both counts are a base and the steps of a clock, so that one clock moves all sequences that
-    decode in lockstep; of one that does not, the base is the count.
+    Both counts are a base and the steps of a clock, so one clock moves all sequences that decode in
+    lockstep; the count of another sequence is its base.
     """
 
     __slots__ = (
@@ -209,7 +209,7 @@ class Group:
         self.request = request
         self.members: list[Sequence] = []
         self.forked = False
-        # A sampled answer's score does not change what is computed, so it is drawn beforehand.
+        # A sampled answer's score does not change the computation, so it is drawn beforehand.
         self.costs = [0 if request.beam else mix(start, index) for index in range(width)]
         self.paths = [start] * width
 
@@ -237,10 +237,10 @@ class Group:
         return all(m.computed_tokens == m.known_tokens for m in self.members)
 
     def extend(self, pool: BlockPool) -> None:
-        """Let the best continuations of all beams live on, and fork or end beams accordingly.
+        """Keep the best continuations of all beams, and fork or end beams accordingly.
 
-        Each beam proposes as many continuations as there are beams; the first choice has but one
-        beam to extend. O(width**2 log width + blocks of what is forked).
+        Each beam proposes as many continuations as there are beams; the first choice has only one
+        beam to extend. O(width**2 log width + forked blocks).
         """
         width = len(self.members)
         first = self.members[0].produced_tokens == 0

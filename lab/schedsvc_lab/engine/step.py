@@ -88,8 +88,8 @@ class DecodeRun:
 class StepResult:
     """The result of a step or of a run of decode steps.
 
-    Each of `produced` has `tokens` more tokens of output; `started` are those of them whose first
-    token it is, `finished` those that are complete. `preempted` were thrown out when the step was
+    Each of `produced` has `tokens` more tokens of output; `started` are the ones that got their
+    first token, `finished` the complete ones. `preempted` lost their blocks when the step was
     planned, and wait again.
     """
 

@@ -53,7 +53,7 @@ class WaitingQueue:
         self._parked.append(heappop(self._heap))
 
     def unpark(self) -> None:
-        """Put back what was set aside. O(parked * log n)."""
+        """Return the parked sequences to the queue. O(parked * log n)."""
         for entry in self._parked:
             heappush(self._heap, entry)
         self._parked.clear()
@@ -96,7 +96,7 @@ class SwappedQueue:
         del self._units[0]
 
     def remove(self, sequence: Sequence) -> None:
-        """Take away one sequence, and its unit with the last one. O(n)."""
+        """Remove one sequence, and its unit with the last one. O(n)."""
         for at, (_, unit) in enumerate(self._units):
             if sequence in unit:
                 unit.remove(sequence)

@@ -109,7 +109,7 @@ def _run(
                 file.store((time.process_time_ns() - before_ns) / 1e9)
             if len(tally.failures) >= _FAILURES_MAX:
                 break
-    # A clock may stand still over a very short run.
+    # A clock may not advance over a very short run.
     cpu_s = max(time.process_time_ns() - before_ns, 1_000) / 1e9
     if file is None:
         return cpu_s

@@ -77,7 +77,7 @@ def _set_hostile(core: Scheduler, options: Options, now_ns: int) -> None:
 
 
 def list_pools(core: Scheduler, options: Options, now_ns: int, closed: Collection[str]) -> None:
-    """List all pools but those that shall take only requests that name them."""
+    """List all pools but those that shall only take requests that name them."""
     names = (pool.name for pool in options.pools if pool.name not in closed)
     core.set_pools_listed(now_ns, tuple(name.encode() for name in names))
 

@@ -27,7 +27,7 @@ _KEPT = 4
 class Disk:
     """Represents the file: each write is there as a whole or not at all.
 
-    Beside the rows it keeps what the auditor knew when the core returned them.
+    Beside the rows it keeps the auditor's knowledge at the time of the core's answer.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class SavedProcess(Protocol):
 
 
 class Saver:
-    """Saves every so often: in slices, between which other things happen, then one write."""
+    """Saves at intervals: in slices, between which other things happen, then one write."""
 
     def __init__(
         self,
@@ -144,15 +144,15 @@ class Saver:
         self._wait()
 
     def die(self) -> None:
-        """End with the process; what is being written may be in the file or not."""
+        """End with the process; a write in progress may be in the file or not."""
         if self._writing is not None and self._events.rnd.random() < 0.5:
             self.disk.write(*self._writing, is_first=self._is_first)
         self._writing = None
 
     def restore(self, core: Scheduler, spare: Scheduler, now_ns: int) -> tuple[Known | None, int]:
-        """Let a core that was just configured take over what the file holds.
+        """Let a core that was just configured take over the file's content.
 
-        Returns what the auditor knew when the core returned those rows, and the longest time for
+        Returns the auditor's knowledge when the core returned those rows, and the longest time for
         which buckets are credited; None if the core starts as if it never ran. `spare` is another
         core like it.
         """

@@ -1,8 +1,8 @@
 """Runs one seed twice: with a principal that acts against the others, and with it honest.
 
 Both runs have the same requests of the others at the same times, or with the same backlog, and the
-same breaks of their stream. Nothing else goes wrong, and time is exact, so what differs is the
-hostile principal's doing.
+same breaks of their stream. Nothing else goes wrong, and time is exact, so the hostile principal
+causes each difference.
 """
 
 from dataclasses import replace
@@ -89,7 +89,7 @@ def duel_options(options: Options) -> tuple[Options, Sizes, Plan]:
     tree = NO_TREE
     if options.seed >= HOSTILE_TREES:
         tree = draw_duel_tree(options.seed, tenants, TENANT)
-    # Load of the others, of what is theirs beside one flow with a backlog.
+    # The load of the others beside one flow with a backlog.
     parts = max(parts_of(tree, (*tenants, TENANT), name) for name in tenants)
     load, share = rnd.choice((0.2, 0.5, 0.8, 0.0)), at_once * len(tenants) / parts
     interval_ns = round(run_ns / (share * load)) if load else 0
@@ -145,10 +145,10 @@ def parts_of(tree: Tree, flows: tuple[str, ...], name: str) -> int:
 def waiting_max(plan: Plan, sizes: Sizes, tenants: int) -> int:
     """Return how many requests of the others wait at most, in either run. O(1).
 
-    With a backlog it is the backlog. Else each flow asks for less than its part of the pool, so
-    what waits is what was asked for in outages, and what a flow may lack of its part. While it
-    waits on one stream it lacks at most the bound. A flow that returns after an outage is lifted
-    to the others, and can then come to lack as much again.
+    With a backlog it is the backlog. Otherwise each flow asks for less than its part of the pool.
+    So the waiting requests are those of outages, and those that a flow may lack of its part. While
+    a flow waits on one stream it lacks at most the bound. After an outage it is lifted to the
+    others, and can then lack as much again.
     """
     if plan.interval_ns == 0:
         return plan.backlog * tenants
@@ -233,7 +233,7 @@ class _Side:
 
 
 class Duel:
-    """Both runs of a seed."""
+    """Runs both runs of a seed."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._sizes, self._plan = duel_options(options)

@@ -31,7 +31,7 @@ class EventQueue:
         heappush(self._heap, (self.now_ns + delay_ns, self._entries, act, what))
 
     def step(self) -> bool:
-        """Let the next thing happen; False where there is none. O(log n)."""
+        """Let the next thing happen; False if there is none. O(log n)."""
         if not self._heap:
             return False
         self.now_ns, _, act, what = heappop(self._heap)
@@ -54,7 +54,7 @@ class EventQueue:
         return False
 
     def steps(self, count: int) -> None:
-        """Let the next things happen, of which there are enough. O(count * log n)."""
+        """Let the next things happen; there are enough. O(count * log n)."""
         heap = self._heap
         for _ in range(count):
             self.now_ns, _, act, what = heappop(heap)

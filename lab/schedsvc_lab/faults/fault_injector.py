@@ -112,11 +112,11 @@ class FaultInjector:
         return True
 
     def complete_twice(self) -> bool:
-        """End what has ended, with other totals."""
+        """End an ended lease again, with other totals."""
         return self._end_or_report(ends=True)
 
     def progress_after_complete(self) -> bool:
-        """Report on what has ended."""
+        """Report on an ended lease."""
         return self._end_or_report(ends=False)
 
     def _end_or_report(self, *, ends: bool) -> bool:
@@ -172,7 +172,7 @@ class FaultInjector:
         return self._inject_admit(shim, self._one(jobs).request)
 
     def admit_conflict(self) -> bool:
-        """Use an id again for something else."""
+        """Use an id again for another request."""
         caller, shim = self._caller(), self._shim()
         if caller is not None and caller.running:
             caller.conflict(self._world.maker.conflict(self._one(list(caller.running.values()))))
@@ -222,7 +222,7 @@ class FaultInjector:
     # Shims and their streams.
 
     def shim_killed(self) -> bool:
-        """Kill a process: with its engine, unless others stand before that too."""
+        """Kill a process: with its engine, unless other shims share that."""
         shim = self._shim()
         if shim is None:
             return False
@@ -250,7 +250,7 @@ class FaultInjector:
         return True
 
     def partition(self) -> bool:
-        """Nothing comes through: a short one delays, a long one breaks the stream."""
+        """Nothing passes: a short outage delays, a long one breaks the stream."""
         shim = self._connected()
         if shim is None or shim.conn is None:
             return False
@@ -263,7 +263,7 @@ class FaultInjector:
         return True
 
     def message_delayed(self) -> bool:
-        """Let a stream stand still for a moment."""
+        """Pause a stream for a moment."""
         shim = self._connected()
         if shim is None or shim.conn is None:
             return False
@@ -328,7 +328,7 @@ class FaultInjector:
     # The scheduler.
 
     def scheduler_restarted(self) -> bool:
-        """Kill the scheduler; it is back after a while."""
+        """Kill the scheduler; it restarts after a while."""
         server = self._world.server
         if not server.is_up:
             return False
@@ -345,7 +345,7 @@ class FaultInjector:
         return True
 
     def state_damaged(self) -> bool:
-        """Kill the scheduler, and damage what it has saved."""
+        """Kill the scheduler, and damage its saved state."""
         saver = self._world.server.saver
         if saver is None or not saver.disk.rows or not self.scheduler_restarted():
             return False
@@ -365,7 +365,7 @@ class FaultInjector:
         disk.is_full = False
 
     def scheduler_paused(self) -> bool:
-        """Its process stands still."""
+        """Its process is paused."""
         if not self._world.server.is_up:
             return False
         self._world.server.pause(int(self._random() * 30 * _S))
@@ -380,7 +380,7 @@ class FaultInjector:
         return True
 
     def wall_clock_step(self) -> bool:
-        """Let the clock jump that epochs are made of."""
+        """Let the clock jump from which epochs are made."""
         self._world.wall_skew_ns += int((2 * self._random() - 1) * _HOUR_NS)
         return True
 
@@ -445,7 +445,7 @@ class FaultInjector:
         return shim is not None
 
     def report_false(self) -> bool:
-        """Report totals beyond all that was asked for, or less than before."""
+        """Report totals beyond all requests, or less than before."""
         shim = self._shim()
         if shim is None or not shim.running:
             return False

@@ -43,7 +43,7 @@ class HostileStream:
     def __init__(self, hostile: Hostile, world: World) -> None:
         self._hostile = hostile
         self._seq = 0
-        self.offered: dict[str, int] = {}  # pools, and at which epoch
+        self.offered: dict[str, int] = {}  # pools, and their epochs
         world.server.streams_made += 1
         self.conn = Connection(
             world.event_queue,
@@ -88,7 +88,7 @@ class Hostile:
         self._maker = JobMaker(world.event_queue, world.options, "m")
         self._streams: list[HostileStream] = []
         self._kept: HostileStream | None = None
-        self._quick: set[int] = set()  # tags of what ends as soon as it is granted
+        self._quick: set[int] = set()  # tags of requests that end as soon as they are granted
         self._running: dict[int, int] = {}  # by lease: epoch
         self._is_calm = False
         self._tags = _TAGS
@@ -114,7 +114,7 @@ class Hostile:
         self._events.after(self._events.soon(self._options.strikes_ns), self._tick)
 
     def rest(self) -> None:
-        """Do nothing any more: the others have to recover from all that was done."""
+        """Stop all attacks: the others have to recover from them."""
         self._is_calm = True
         self.client.lost_permille = 0
         for stream in list(self._streams):
@@ -172,7 +172,7 @@ class Hostile:
         return found
 
     def _ask(self, *admits: pb.SessionEvent) -> None:
-        """Ask on a stream; in a duel on one that stays, so that no grant is lost with it."""
+        """Ask on a stream; in a duel on one that stays, so no grant is lost with it."""
         if self._options.size is None:
             self._stream().send(*admits)
             return
@@ -218,7 +218,7 @@ class Hostile:
     # Leases of others.
 
     def foreign_replay(self) -> bool:
-        """Replay leases of others, and such as never were, into their pools."""
+        """Replay leases of others, and invented ones, into their pools."""
         lease, engine = self._victim(), self._engine()
         replays = []
         for _ in range(1 + int(self._random() * 6)):
@@ -336,7 +336,7 @@ class Hostile:
     # Its own leases.
 
     def usage_false(self) -> bool:
-        """Report what none of its requests can use."""
+        """Report totals that none of its requests can use."""
         stream = self._stream()
         if self._running and self._random() < 0.5:
             lease_id = self._one(list(self._running))
@@ -448,7 +448,7 @@ class Hostile:
 
 
 def alike(job: Job, size: tuple[int, int]) -> None:
-    """Let a request be of one size with all others, and its prompt be counted."""
+    """Let a request have the common size, and its prompt be counted."""
     request, (prompt, output) = job.request, size
     del request.input_tokens[:]
     request.input_tokens.append(prompt)

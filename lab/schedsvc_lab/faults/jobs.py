@@ -26,7 +26,7 @@ class Job:
     ) -> None:
         self.request = request
         self.input_tokens = input_tokens
-        self.output_tokens = output_tokens  # what it will produce
+        self.output_tokens = output_tokens  # the output that it will produce
         self.steps_left = steps  # until it has
         self.produced = 0
         self.tag = 0
@@ -79,7 +79,7 @@ class JobMaker:
             most = 1 + options.output_max // (8 + ord(tenant[0]) % 4)  # so short that many end
         draw = random()
         wanted = options.deadlines_permille and random() * 1_000 < options.deadlines_permille
-        # Field by field: it costs less than arguments do, and what most leave out costs nothing.
+        # Set field by field: it costs less than arguments, and a default costs nothing.
         request = pb.AdmitRequest()
         request.request_id = self.next_id()
         request.tenant = tenant
@@ -130,7 +130,7 @@ class JobMaker:
     def _at_home(self, tenant: str, pool: str) -> str:
         """Return a tenant that asks for this pool in this season: it, or the next.
 
-        Each moves from pool to pool, so that service elsewhere matters when it comes to another.
+        Each moves from pool to pool, so service elsewhere matters when it returns.
         """
         names = [p.name for p in self._options.pools]
         if pool not in names:

@@ -31,8 +31,8 @@ class ServingProcess(Protocol):
 class Connection:
     """Simulates one stream between a shim and the scheduler.
 
-    Messages keep their order. Whatever was sent arrives after a while, or, where the stream breaks
-    first, never.
+    Messages keep their order. Each message arrives after a while, or never if the stream breaks
+    first.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class Connection:
             self.on_message((self, message))
 
     def cut(self, *, client_ns: int = 0, server_ns: int = 0) -> None:
-        """Break it: what is under way is lost. Each side notices after its time."""
+        """Break it: messages under way are lost. Each side notices after its time."""
         if not self.is_broken:
             self.is_broken = True
             self._events.after(client_ns, self.on_lost, self)

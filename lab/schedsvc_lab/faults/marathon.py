@@ -31,7 +31,7 @@ class Marathon:
     lost: int = 0  # Completes
     expired: int = 0
     refused: int = 0
-    promised_tokens: int = 0  # at rest, like all that follows
+    promised_tokens: int = 0  # at rest, like the following fields
     live_leases: int = 0
     queued: int = 0
 
@@ -46,8 +46,8 @@ def run_marathon(
 ) -> Marathon:
     """Run `requests` requests, then wait until every lease has run out. O(requests).
 
-    `watch` hears now and then how many have been asked for. Raises InvariantError where the core's
-    own books do not balance.
+    `watch` is called at times with the number of requests so far. Raises InvariantError if the
+    core's own books do not balance.
     """
     rnd = Random(seed)  # noqa: S311 - no secret: one seed is one run
     random, found = rnd.random, Marathon(requests)

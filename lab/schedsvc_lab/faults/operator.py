@@ -19,7 +19,7 @@ _S = 1_000_000_000
 class Operator:
     """Calls OperatorService, as the server's handles pass the calls to the core.
 
-    Modes end with the process here: that they outlive it is not the core's doing.
+    Modes end with the process here: the core does not keep them.
     """
 
     def __init__(self, events: EventQueue, server: Server, options: Options) -> None:
@@ -89,7 +89,7 @@ class Operator:
     # Leases.
 
     def revoke(self) -> bool:
-        """Revoke a lease: mostly one that runs, else one that has ended or never was."""
+        """Revoke a lease: usually one that runs, else one that has ended or never was."""
         server, random = self._server, self._events.rnd.random
         books = server.auditor.books
         of = list(books.live if random() < 0.8 else books.ended)

@@ -160,7 +160,7 @@ class Options:
     reports_permille: int  # requests that report progress
     fault_ns: int  # between two faults, on average
     faults: frozenset[str]
-    fair: bool  # made to see who is served how much
+    fair: bool  # made to compare the service of tenants
     quotas: Quotas | None = None
     state: StateOptions | None = None
     classes: Classes | None = None
@@ -339,7 +339,7 @@ def draw_fifth(seed: int, core: dict[str, Any]) -> tuple[frozenset[str], int, in
 def draw_credit(seed: int, *, several: bool) -> dict[str, Any]:
     """Draw a lift's credit, and how far ahead other pools may keep a flow; mostly defaults.
 
-    `several`: what is served in each of several pools is compared.
+    `several`: the service in each of several pools is compared.
     """
     rnd = Random(seed ^ 0xC4ED17)  # noqa: S311 - no secret: one seed is one run
     if seed < SIXTH or (rnd.random() < 0.1 and not several):
@@ -373,7 +373,7 @@ def draw_later(
 ) -> Later:  # fmt: skip
     """Draw what a configuration may also ask for; `core` gets what is a setting of the core.
 
-    Where `several`, there may be shares in front of several pools, too.
+    If `several`, there may be shares in front of several pools, too.
     """
     drawn = Later(quotas)
     if rnd.random() < 0.6:
@@ -455,7 +455,7 @@ def draw_pools(rnd: Random, *, fair: bool, seed: int) -> tuple[PoolOptions, ...]
     return of_equal_pools(seed, pools[0]) if fair and seed >= NEWEST else pools
 
 
-# Settings that a core may have or not, with what is drawn for them.
+# Settings that a core may have or not, with the values that are drawn for them.
 _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "ledger": ("sum", "peak"),
     "dispatch": ("strict", "backfill"),

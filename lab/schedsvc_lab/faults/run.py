@@ -59,7 +59,7 @@ def run_case(case: Case) -> Outcome:
     Raises ModuleNotFoundError if a package of `cluster` is missing for a seed of a cluster.
     """
     if case.seed >= CLUSTER:
-        # Only these need the client of the store, and what a member of a cluster is made of.
+        # Only these need the client of the store, and the code of a member.
         found: Outcome = import_module(f"{_CLUSTER}.run").ClusterRun(_drawn(case)).play()
         return found
     options = draw(case.seed, case.events, case.only)
@@ -90,8 +90,8 @@ def run_cases(cases: Iterable[Case], tally: Tally) -> Iterator[Outcome]:
 def shrink(case: Case, violation: str) -> Case:
     """Make a failing run small: fewer events, then fewer kinds of faults.
 
-    A smaller run counts only where it breaks the same promise. It is another run, not a part of
-    the old one, so this finds a small one, not the smallest. O(faults) runs.
+    A smaller run counts only if it breaks the same promise. It is another run, not a part of the
+    old one, so this finds a small one, not the smallest. O(faults) runs.
     """
     promise = violation.partition(":")[0]
 

@@ -1,8 +1,8 @@
 """Runs the scheduler's process: the production core, driven as the server's driver does it.
 
-A message is given to the core, then the core is polled; verdicts are answered, streams that have
-something to say are written, and one timer is set to the core's next deadline. The process can be
-killed, stand still and start again.
+A message is given to the core, then the core is polled; verdicts are answered, messages are written
+to streams, and one timer is set to the core's next deadline. The process can be killed, paused and
+restarted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Server:
     # The process.
 
     def start(self, _: object = None) -> None:
-        """Begin a process that knows its configuration, and its state file where it has one."""
+        """Begin a process that knows its configuration, and its state file if it has one."""
         if self.is_up:
             return
         self.incarnation += 1
@@ -125,7 +125,7 @@ class Server:
             self.events.after(duration_ns, self.resume)
 
     def resume(self, _: object = None) -> None:
-        """Go on, with all that has come in meanwhile."""
+        """Resume, with all messages that arrived meanwhile."""
         if not self._paused:
             return
         self._paused = False
@@ -202,7 +202,7 @@ class Server:
         return self._rows(now_ns)
 
     def _seen_of_call(self, now_ns: int, principal: int) -> Rows | None:
-        # Most of its calls are honest, so of these one in four is looked at.
+        # Most of its calls are honest, so one in four is checked.
         if principal != self._suspect:
             return None
         self._looks += 1
@@ -230,7 +230,7 @@ class Server:
         self._settle(now_ns)
 
     def _write(self, conn: Connection, now_ns: int) -> bool:
-        """Send what a stream has to say, unless its peer does not read; False: it has to end."""
+        """Send the messages of a stream, unless its peer does not read; False: it has to end."""
         session = conn.session
         if conn.is_stalled:
             self.auditor.books.lagging.add(conn.number)
@@ -306,14 +306,14 @@ class Server:
         self.events.after(_ANSWER_NS, self._deliver, waiting)
 
     def _deliver(self, waiting: Waiting) -> None:
-        """Let the calls that wait take their answer."""
+        """Give the waiting calls their answer."""
         if waiting.incarnation == self.incarnation and self.is_up:
             for call in waiting.calls:
                 waiting.delivered = True
                 call.answer(waiting.answer)
 
     def leave(self, call: Call) -> None:
-        """Cancel a call. The last one that waits withdraws the request."""
+        """Cancel a call. The last waiting call withdraws the request."""
         waiting = call.waiting
         if waiting is None or waiting.incarnation != self.incarnation:
             return
@@ -376,7 +376,7 @@ class Server:
         self._settle(self._now())
 
     def forget(self) -> None:
-        """Let the core, which is at rest, forget what it has learned."""
+        """Let the core, at rest, forget what it has learned."""
         self.core.reset_learned()
         self.auditor.forget(self._now())
 
@@ -429,7 +429,7 @@ class Server:
         return self._now()
 
     def check(self) -> None:
-        """Compare the core with the auditor's books, and let it prove its own. O(n)."""
+        """Compare the core with the auditor's books, and check the core's own invariants. O(n)."""
         try:
             self.core.check()
         except InvariantError as error:

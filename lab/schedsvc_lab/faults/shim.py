@@ -62,7 +62,7 @@ class Engine:
         )
 
     def restart(self, epoch: int) -> None:
-        """Start again: whatever ran is gone."""
+        """Start again: all running requests are lost."""
         self.epoch = epoch
         for shim in self.shims:
             shim.engine_restarted()
@@ -279,7 +279,7 @@ class Shim:
     # Its engine.
 
     def _work(self, job: Job) -> int:
-        """Let the engine come to the next report of a request. Returns when that is."""
+        """Advance the engine to the next report of a request. Returns its time."""
         events, engine = self._events, self.engine
         begin_ns = max(events.now_ns, engine.sleeps_until_ns)
         if engine.options.prefill_ns and not job.began_ns:
@@ -292,7 +292,7 @@ class Shim:
         return wake_ns
 
     def _note_computed(self, job: Job) -> None:
-        """Let the auditor know what the engine has computed of a prompt whose client leaves."""
+        """Report the tokens that the engine computed of a prompt whose client leaves."""
         pace_ns = self.engine.options.prefill_ns
         took_ns = self._events.now_ns - job.began_ns
         if pace_ns and took_ns > 0:
@@ -324,7 +324,7 @@ class Shim:
         self.last_ended = (job.lease_id, job.epoch)
 
     def engine_restarted(self) -> None:
-        """End whatever ran: it is gone, and the clients get an error."""
+        """End all running requests: they are lost, and the clients get an error."""
         if not self.is_alive:
             return
         for job in self.running.values():
@@ -335,7 +335,7 @@ class Shim:
         self._say()
 
     def tell(self, *, used_tokens: int, epoch: int | None = None) -> None:
-        """Report what the engine says of itself."""
+        """Report the engine's telemetry."""
         telemetry = pool_pb2.EngineTelemetry(
             pool=self.engine.options.name,
             epoch=self.engine.epoch if epoch is None else epoch,
@@ -348,10 +348,10 @@ class Shim:
         self._say()
 
     def inject(self, *events: pb.SessionEvent) -> bool:
-        """Say what no client would say. False where there is no stream."""
+        """Say what no client would say. False if there is no stream."""
         if self.conn is None or self.conn.is_broken or not self._welcomed:
             return False
-        self.pump()  # what it contradicts has to be in an earlier message
+        self.pump()  # the message that it contradicts has to be an earlier one
         for event in events:
             self.protocol.inject(event)
         self.pump()

@@ -20,7 +20,7 @@ def _bypass_max(options: Options) -> int | None:
         return None
     if options.quotas is not None or options.classes is not None or _reorders(options):
         return None
-    if _caps_sessions(options):  # which waits in no queue, and comes late into one
+    if _caps_sessions(options):  # which waits in no queue, and enters one late
         return None
     return int(core["bypass_max"]) if _passes(options) else 0
 
@@ -62,7 +62,7 @@ def terms_of(options: Options) -> Terms:
     """Say what the scheduler promises under these options."""
     core = options.core
     headroom = core["headroom_ppm"]
-    # A core whose headroom adapts keeps more, and some for those below their share.
+    # A core whose headroom adapts keeps more, and some for flows below their share.
     adapts = "headroom_max_ppm" in core
     limited = options.quotas is not None
     counts = counts_exactly(options)

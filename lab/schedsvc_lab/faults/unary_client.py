@@ -1,4 +1,4 @@
-"""A client of the unary calls: it retries, hedges, gives up, and forgets to say that it is done."""
+"""A client of the unary calls: it retries, hedges, gives up, and may forget to complete."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class UnaryClient:
         self._latest_ns = 0
 
     def _send(self, call: Call, method: Any, lost: str = "message-lost") -> None:
-        """Send a call, and count what the network does to it."""
+        """Send a call, and count the network's effects on it."""
         arrival_ns = call.send(self._server, method)
         if arrival_ns < 0:
             self.harm[lost] += 1
@@ -136,7 +136,7 @@ class UnaryClient:
         self._send(call, self._server.progress)
 
     def complete(self, job: Job, outcome: int, tries: int = 0) -> None:
-        """End a lease; repeat that a few times where no answer comes."""
+        """End a lease; repeat that a few times if no answer comes."""
         job.is_over = True
         self.last_ended = (job.lease_id, job.epoch)
 

@@ -1,4 +1,4 @@
-"""Everything there is in one run: the scheduler, its callers, their engines, an operator."""
+"""Holds everything of one run: the scheduler, its callers, their engines, an operator."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ _WALL_START_NS = 1_700_000_000_000_000_000
 
 
 class World:
-    """Everything there is in one run."""
+    """Holds everything of one run."""
 
     def __init__(self, options: Options, event_queue: EventQueue | None = None) -> None:
         self.options = options

@@ -38,7 +38,7 @@ class Exchange:
         self._scanner: type[Scanner] = TokenScanner if tokens else Scanner
 
     async def send(self, sample: Sample, body: bytes, request_id: str) -> None:
-        """Send one request and record what becomes of it."""
+        """Send one request and record its outcome."""
         self._recorder.sent(sample, self._now_s())
         headers = self._target.headers(sample.tenant, request_id)
         try:
@@ -61,7 +61,7 @@ class Exchange:
         self._recorder.ended(sample, fate, self._now_s(), reason)
 
     async def _stream(self, response: aiohttp.ClientResponse, sample: Sample) -> tuple[Fate, str]:
-        """Read a streamed answer to its end. Raises BadAnswerError where it breaks off."""
+        """Read a streamed answer to its end. Raises BadAnswerError if it breaks off."""
         if response.content_type != "text/event-stream":
             raise BadAnswerError(f"answered {response.content_type} instead of an event stream")
         sample.queue_ms = _number(response.headers.get("x-schedsvc-queue-duration-ms"))
@@ -83,7 +83,7 @@ class Exchange:
         usage = scanner.usage
         if usage is None:
             raise BadAnswerError("the stream has no usage")
-        # Where the protocol does not count the prompt, it is as long as it was made.
+        # If the protocol does not count the prompt, its planned length counts.
         prompt_tokens = usage.get("prompt_tokens")
         if prompt_tokens is None and self._target.backend is Backend.GENERATE_STREAM:
             prompt_tokens = sample.asked_prompt_tokens

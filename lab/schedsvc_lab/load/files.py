@@ -29,7 +29,7 @@ def write_requests(result: RunResult, path: Path) -> None:
 
 
 def _cell(value: object) -> object:
-    """Round times to the microsecond, and leave out what never happened."""
+    """Round times to the microsecond, and leave out times of events that never happened."""
     if isinstance(value, float):
         return "" if math.isnan(value) else round(value, 6)
     return "" if value == -1 else value

@@ -1,8 +1,8 @@
 """Generates load: open loop by default, closed loop on request.
 
-Open loop: each request goes out at the time that its trace says, whatever became of the ones
-before. A closed loop slows down with the server and hides the very queue that an open loop shows;
-it is for finding out what a server can do. Nothing is retried.
+Open loop: each request is sent at the time in its trace, even if earlier ones wait or fail. A
+closed loop slows down with the server, and hides the queue that an open loop shows; use it to find
+the capacity of a server. Nothing is retried.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from schedsvc_lab.load.target import Backend, Target
 from schedsvc_lab.workload import TraceRequest
 
 _ERROR_TEXT_MAX = 200
-# Below the 5 s after which servers close idle connections: one that is just being closed would
-# cost its next request an error.
+# It is below the 5 s after which servers close idle connections: a connection that is just being
+# closed would cause an error of its next request.
 _KEEPALIVE_S = 4.0
 
 
@@ -55,8 +55,8 @@ class Pace:
 class RunResult:
     """Holds everything that was measured in a run; times in seconds since its start.
 
-    `offered` is how many requests there were to send, where that is known. An `interrupted` run
-    holds what happened until then.
+    `offered` is the number of requests to send, if it is known. An `interrupted` run holds the
+    results until then.
     """
 
     recorder: Recorder
@@ -94,7 +94,7 @@ class LoadRun:
         return time.perf_counter() - self._started
 
     def interrupt(self) -> None:
-        """End the run now; `run()` returns what was measured. Idempotent."""
+        """End the run now; `run()` returns the results so far. Idempotent."""
         self._interrupted = True
         if self._sending is not None:
             self._sending.cancel()
@@ -102,7 +102,7 @@ class LoadRun:
     async def run(self) -> RunResult:
         """Send the trace and wait for the answers.
 
-        Raises TargetError before anything is sent, PromptError where a prompt cannot be made.
+        Raises TargetError before anything is sent, PromptError if a prompt cannot be made.
         """
         async with self._session() as http:
             if not self._model and self._target.backend is not Backend.GENERATE_STREAM:
@@ -114,7 +114,7 @@ class LoadRun:
             await self._warm_up(http, first)
             self.recorder.connect_ms.clear()
             # A full collection over a long run's samples would be a pause of the generator's own.
-            is_frozen = gc.get_freeze_count() > 0  # by the caller, for whom it stays so
+            is_frozen = gc.get_freeze_count() > 0  # by the caller, and then it stays frozen
             gc.collect()
             gc.freeze()
             try:
@@ -151,7 +151,7 @@ class LoadRun:
         )
 
     async def _send(self, http: aiohttp.ClientSession, requests: Iterator[TraceRequest]) -> None:
-        """Send everything, in a task of its own, so that an interruption ends nothing else."""
+        """Send everything, in a separate task, so that an interruption ends nothing else."""
         if self._interrupted:
             return
         exchange = Exchange(
@@ -178,7 +178,7 @@ class LoadRun:
         settle = _settler(tasks, defects)
         try:
             for index, request in requests:
-                # Written before its time, so that this costs the request nothing.
+                # Written before its time, so it does not delay the request.
                 body = self._target.body(request, self._model, self._prompts)
                 self._last_arrival_s = request.arrival_s
                 await asyncio.sleep(max(0.0, request.arrival_s - self.now_s()))

@@ -7,7 +7,7 @@ from schedsvc_lab.workload import Message, TraceRequest
 
 
 def with_history(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """Put before each turn's messages those of the turns before it, with the trace's answers.
+    """Put the messages of earlier turns, with the trace's answers, before each turn's own.
 
     Memory grows with the text of the conversations.
     """

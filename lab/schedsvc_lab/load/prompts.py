@@ -17,9 +17,9 @@ _BLOCKS_KEPT = 1 << 14
 class TextMaker(Protocol):
     """Makes text of a given number of tokens, as the server counts them.
 
-    `number` says which prompt of the run it is. Where `blocks` hold hashes of `block_tokens`
-    tokens each, equal hashes become equal text, and the rest is the prompt's own. A prompt that
-    cannot be so short is as short as it can be.
+    `number` is that of the prompt in the run. If `blocks` hold hashes of `block_tokens` tokens
+    each, equal hashes become equal text, and the rest is unique. A prompt that cannot be so short
+    gets its least length.
     """
 
     def text(
@@ -38,12 +38,11 @@ class PromptError(ValueError):
 
 
 class Prompts:
-    """Makes the prompts of a run, in the order in which they are asked for, from a seed.
+    """Makes the prompts of a run, in the order of the calls, from a seed.
 
-    A request whose record holds a prompt gets that. Block hashes become what is the same wherever
-    the hash is, so that a prefix cache finds what it found when the trace was taken. Everything
-    else is random, so that no prefix cache helps: token ids from `ids_min` to `ids_max`, or text
-    by `texts`.
+    A request whose record holds a prompt gets that. Equal block hashes become equal text, so a
+    prefix cache finds the same hits as when the trace was taken. Everything else is random, so no
+    prefix cache helps: token ids from `ids_min` to `ids_max`, or text by `texts`.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Prompts:
         return _json(self._random.integers(*self._ids, request.prompt_tokens).tolist())
 
     def text(self, request: TraceRequest) -> str:
-        """Return the prompt as text. Raises PromptError where no text can be made."""
+        """Return the prompt as text. Raises PromptError if no text can be made."""
         record = request.record
         if record is not None and record.text is not None:
             return record.text
@@ -81,7 +80,7 @@ class Prompts:
         return self._maker().text(*self._wanted(request))
 
     def messages(self, request: TraceRequest) -> list[dict[str, str]]:
-        """Return the prompt as messages. Raises PromptError where no text can be made."""
+        """Return the prompt as messages. Raises PromptError if no text can be made."""
         record = request.record
         if record is not None and record.messages:
             found: Sequence[Message] = record.messages
@@ -108,7 +107,7 @@ class Prompts:
         return self._texts
 
     def _block_ids(self, tokens: int, blocks: Sequence[int], block_tokens: int) -> Ids:
-        """Put the blocks together; what a last block without a hash holds is random."""
+        """Join the blocks; the content of a last block without a hash is random."""
         ids: Ids = []
         for block in blocks:
             ids += self._block(block, block_tokens)

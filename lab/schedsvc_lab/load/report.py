@@ -44,7 +44,7 @@ def client_lag_ms_p99(result: RunResult) -> float:
 def output_tokens_per_s(result: RunResult) -> float:
     """Return the rate of output tokens between the end of the warm-up and the last arrival.
 
-    The window ends where the load ends. After it a server with a backlog works on, while one that
+    The window ends with the load. After it a server with a backlog still works, while a server that
     refused the excess is idle, so a rate over the whole wall time would compare their backlogs.
     """
     span_s = result.last_arrival_s - result.warmup_s

@@ -29,11 +29,11 @@ class Fate(Enum):
 class Sample:
     """Follows one request. Times are seconds since the run's start; NaN or -1 if it never happened.
 
-    `intended_s` is when the trace says that it is sent (in a closed loop, when its turn came);
-    every latency counts from there, so a generator that falls behind makes latencies longer, never
-    shorter. `itls_s` are the times between events with output: 0 within one piece of the answer.
-    `asked_prompt_tokens` and `asked_output_tokens` are what the trace says, the other two what the
-    server's usage says.
+    `intended_s` is the time in the trace (in a closed loop, the time of its turn). Every latency
+    counts from it, so a generator that falls behind makes latencies longer, never shorter. `itls_s`
+    are the times between events with output: 0 within one piece of the answer.
+    `asked_prompt_tokens` and `asked_output_tokens` are the trace's, the other two are those of the
+    server's usage.
     """
 
     tenant: str
@@ -97,7 +97,7 @@ class Tally:
     recent_events: deque[tuple[float, int]] = field(default_factory=deque)
 
     def forget(self, now_s: float) -> None:
-        """Drop what is older than RECENT_S. O(1) amortised."""
+        """Drop samples older than RECENT_S. O(1) amortised."""
         for recent in (self.recent_ttft_ms, self.recent_events):
             while recent and recent[0][0] < now_s - RECENT_S:
                 recent.popleft()

@@ -11,7 +11,7 @@ from typing import Any
 _DONE = b"[DONE]"
 _CHOICE = b'"choices":[{'
 _USAGE = b'"usage":{'
-# A token's event before the last, whatever its text: quotes inside a text are escaped.
+# A token's event before the last, for any text: quotes inside a text are escaped.
 _OPEN = b'"finished":false'
 _OPEN_SPACED = b'"finished": false'
 
@@ -36,7 +36,7 @@ class Scanner:
     def feed(self, piece: bytes) -> int:
         """Take the next piece; returns how many events with output it completed.
 
-        O(bytes). Raises ValueError where a usage or error event is not JSON.
+        O(bytes). Raises ValueError if a usage or error event is not JSON.
         """
         data = self._rest + piece if self._rest else piece
         if b"\r" in data:
@@ -51,14 +51,14 @@ class Scanner:
         return outputs
 
     def _take(self, data: bytes) -> int:
-        """Look at one event's data; 1 where it carries output."""
+        """Look at one event's data; 1 if it carries output."""
         if not data:
             return 0
         if data == _DONE:
             self.done = True
             return 0
-        # A space after a colon is as good JSON as none; taking it out for the two tests below
-        # costs less than parsing, and what it does to a text does not matter here.
+        # A space after a colon is as good JSON as none; removing it for the two tests below costs
+        # less than parsing, and its effect on a text does not matter here.
         tight = data.replace(b'": ', b'":').replace(b"[ {", b"[{")
         if tight.startswith(b'{"error":'):
             self.error = self.error or _object(data, "error")
@@ -71,9 +71,9 @@ class Scanner:
 class TokenScanner(Scanner):
     """Scans the events of LightLLM's and S-LoRA's generate_stream.
 
-    Each event holds one token; `"finished"` is true in the last one, and -1 where S-LoRA gave the
-    request up. The protocol counts nothing, so `usage` counts the events; a server that puts
-    `details` with counts into its last event, as text-generation-inference does, is believed.
+    Each event holds one token; `"finished"` is true in the last one, and -1 if S-LoRA gave the
+    request up. The protocol has no counts, so `usage` counts the events. If a server puts `details`
+    with counts into its last event, as text-generation-inference does, these are used.
     """
 
     __slots__ = ("_tokens",)

@@ -16,7 +16,7 @@ class Backend(Enum):
     """Names the protocol of the endpoint.
 
     OPENAI: completions, whose prompts are token ids. OPENAI_CHAT: chat completions.
-    GENERATE_STREAM: what LightLLM and S-LoRA serve under that name.
+    GENERATE_STREAM: the endpoint of that name in LightLLM and S-LoRA.
     """
 
     OPENAI = "openai"
@@ -125,7 +125,7 @@ class Target:
                 }
             )
         body = {
-            # An adapter is served under a name of its own, as vLLM does it.
+            # An adapter is served under a separate name, as in vLLM.
             "model": adapter or model,
             "stream": True,
             "stream_options": {"include_usage": True},

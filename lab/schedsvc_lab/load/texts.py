@@ -40,7 +40,7 @@ class TokenizerTexts:
         """Return a message with which the chat has exactly `tokens` tokens."""
         words = max(tokens - self._chat_tokens, 1)
         said = self._make(words + self._maker.special_tokens, number, blocks, block_tokens)
-        # Where the template's text runs into the message's, a token more or less is possible.
+        # If the template's text runs into the message's, a token more or less is possible.
         for _ in range(3):
             chat = self._tokenizer.chat_text([{"role": "user", "content": said}])
             missing = tokens - self._tokenizer.count(chat)

@@ -120,7 +120,7 @@ class Run:
             now_ns = self._next_ns(now_ns, tick_ns)
         self.core.check()
         waiting = [now_ns - a.asked_ns for a in self.asking.values()]
-        # Those that wait at the end have waited, too.
+        # Sessions that wait at the end have waited, too.
         self.figures.waits_s += [ns / SECOND for ns in waiting]
         return self.figures
 

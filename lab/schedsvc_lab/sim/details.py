@@ -42,7 +42,7 @@ def detail(run: Run) -> dict[str, Any]:
     """Sum up a run: expired leases, refusals by reason, and the waits of each client. O(n log n).
 
     `engines` sums up what the engines counted. `first_token_s` and `queued_s` (the wait for the
-    grant) hold the mean and percentiles, None where nothing was served.
+    grant) hold the mean and percentiles, None if nothing was served.
     """
     first, queued = waits_s(run)
     client = np.array(run.requests.client)

@@ -110,7 +110,7 @@ def _step(path: Path, line: int, row: Mapping[str, Any]) -> Measured:
         _number(path, line, row, name)
         for name in ("duration_s", "prompt_tokens", "running", "kv_tokens")
     )
-    # KV tokens count where sequences decode over them, as in the engine model.
+    # KV tokens count if sequences decode over them, as in the engine model.
     return Measured(duration_s, prompt, running, kv_tokens if running else 0.0)
 
 
@@ -200,7 +200,7 @@ def _non_negative(design: np.ndarray, target: np.ndarray) -> np.ndarray:
             trial[free] = np.linalg.lstsq(scaled[:, free], target, rcond=None)[0]
             if trial[free].min() > 0:
                 break
-            # Go as far towards the trial as nothing becomes negative, and fix what became zero.
+            # Move towards the trial until a value would become negative, and fix the zeros.
             bad = free & (trial <= 0)
             part = (found[bad] / (found[bad] - trial[bad])).min()
             found = found + part * (trial - found)

@@ -91,8 +91,8 @@ def demanded(service: Service, from_s: float, to_s: float) -> Floats:
 def service_difference(service: Service, duration_s: float) -> Difference:
     """Measure sum over clients of min(max_j y_j - y_i, |demand_i - y_i|) in 60 s windows.
 
-    y_i is what client i was served in the window, demand_i what it asked for in it, both per
-    second. Windows are centred on `points()`. O(points * requests).
+    y_i is the service of client i in the window, demand_i the amount that it asked for in it, both
+    per second. Windows are centred on `points()`. O(points * requests).
     """
     at_s = points(duration_s)
     values = []

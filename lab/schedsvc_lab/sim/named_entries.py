@@ -1,8 +1,8 @@
 """Changes one key of a tenant or a group of a configuration, by its name.
 
 A path is `tenants.NAME.KEY` or `groups.NAME.KEY`; a dot in KEY leads into a section, such as
-`tenants.a.share.lends`. Names may have dots, too. The value is what the file would hold; null
-removes a key. The rules of the file check the result.
+`tenants.a.share.lends`. Names may have dots, too. The value is that of the file; null removes a
+key. The rules of the file check the result.
 """
 
 from collections.abc import Mapping

@@ -3,8 +3,8 @@
 `engine.FIELD` and `cost.FIELD` are fields of the profile's sections, `scheduler.KEY` is a key of
 the configuration's section `scheduler`. `tenants.NAME.KEY` and `groups.NAME.KEY` are keys of one
 tenant or group, such as `tenants.a.quota.tokens_per_minute`; `weight.TENANT` is short for
-`tenants.TENANT.weight`. A dot leads into a section. A run takes its policy beside the
-configuration, so `scheduler.policy` is no setting.
+`tenants.TENANT.weight`. A dot leads into a section. A run gets its policy separately, so
+`scheduler.policy` is no setting.
 """
 
 from typing import Any, TypeVar
@@ -142,5 +142,5 @@ def _reason(error: ValidationError) -> str:
 
 
 def _aliases(model: type[BaseModel]) -> dict[str, str]:
-    """Map each key as it stands in the file to its field."""
+    """Map each key in the file to its field."""
     return {field.alias or name: name for name, field in model.model_fields.items()}

@@ -95,7 +95,7 @@ WORKLOADS = {
         PaperWorkload("short-long", (poisson(8.0), poisson(1.5)), tokens=(64, 256)),
         PaperWorkload("on-off-less", (steady(0.5, 2.7491, on_off=True), steady(2.0, 0.9754))),
         PaperWorkload("on-off-overload", (steady(2.0, 0.6873, on_off=True), steady(3.0, 0.6502))),
-        # Nothing was measured of this one: one client is away for half of the time.
+        # This one was not measured: one client is away for half of the time.
         PaperWorkload("newcomer", (late(3.0, 300.0), steady(3.0, 0.6502))),
         PaperWorkload("increase", (steady(0.5, 2.0), rising(0.2, 2.0))),
     )

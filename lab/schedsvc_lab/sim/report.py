@@ -49,8 +49,8 @@ def summarise(run: Run, cpu_s: float, span_s: float | None = None) -> dict[str, 
     """Sum a run up as one entry of report.json. O(requests).
 
     `span_s` is how long differences of service are measured; by default to the last arrival.
-    Throughput counts input and output of what was served, over the whole run. KV figures are
-    means over time, as parts of the capacity; without scheduler nothing is reserved: None.
+    Throughput counts input and output of served requests, over the whole run. KV figures are means
+    over time, as parts of the capacity; without scheduler nothing is reserved: None.
     """
     service = service_of(run)
     span_s = span_of(run) if span_s is None else span_s
@@ -77,7 +77,7 @@ def summarise(run: Run, cpu_s: float, span_s: float | None = None) -> dict[str, 
 
 
 def _first_token_s(run: Run, service: Service) -> dict[str, float | None]:
-    """Return the mean time to first token of each client; None where nothing of it was served."""
+    """Return the mean time to first token of each client; None if nothing of it was served."""
     latency = service.first_s - service.arrival_s
     done = ~np.isnan(latency)
     count = np.bincount(service.client[done], minlength=service.clients)

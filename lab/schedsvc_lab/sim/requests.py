@@ -137,7 +137,7 @@ class Outcomes:
     """Holds the outcome of each request: times in ns (NEVER: not), and the order of verdicts.
 
     `outcome[i]` is the core's word for the verdict, 0 while there is none; `pool[i]` the engine
-    that ran it. `order` lists requests in the order in which their verdicts fell.
+    that ran it. `order` lists requests in the order of their verdicts.
     """
 
     __slots__ = ("decided_ns", "end_ns", "first_ns", "order", "outcome", "pool")

@@ -37,7 +37,7 @@ class Report:
 
 
 class EngineRunner:
-    """Lets an engine work between the times at which the world looks at it.
+    """Lets an engine work between the world's looks at it.
 
     While the engine only decodes, the steps up to the first end are foreseen as one run and
     applied at once; `add()` cuts a run at the step that is under way, so that the result is the
@@ -67,10 +67,10 @@ class EngineRunner:
         self.cached: dict[int, int] = {}
         self._lockstep = engine.lockstep
         self._size = engine.config.block_size_tokens
-        self._bases = b""  # of what is live, where all of it was in lockstep
+        self._bases = b""  # of the live requests, if all of them were in lockstep
         self._changes = -1  # of the lockstep, when the bases were taken; -1: never
         self._indices: tuple[int, ...] | None = ()  # of what is live, if it has not changed
-        self.end_ns = NEVER  # of what is under way
+        self.end_ns = NEVER  # of the step or run under way
         self._start_ns = 0
         self._run: DecodeRun | None = None
         self._round_steps = round_steps
@@ -85,9 +85,9 @@ class EngineRunner:
         keys: tuple[Hashable, ...] = (),
         adapter: str | None = None,
     ) -> None:
-        """Hand in a request. Raises EngineRequestError where it can never run.
+        """Hand in a request. Raises EngineRequestError if it can never run.
 
-        `keys` name what the blocks of its prompt hold.
+        `keys` name the contents of its prompt's blocks.
         """
         self._cut(now_ns)
         request = EngineRequest(
@@ -109,7 +109,7 @@ class EngineRunner:
             self._plan_step(now_ns)
 
     def finish(self) -> tuple[list[int], list[int]]:
-        """Apply what ends at `end_ns`: requests with their first token, and those complete.
+        """Apply the events at `end_ns`: requests with their first token, and complete ones.
 
         How much of the latters' prompts was found in the prefix cache is in `cached`.
         """
@@ -150,7 +150,7 @@ class EngineRunner:
         self._decodes = 0
 
     def report(self, now_ns: int) -> Report:
-        """Report on all live requests. O(1); O(live) where they, or their pace, have changed."""
+        """Report on all live requests. O(1); O(live) if they, or their pace, have changed."""
         done, lockstep = self._steps_done(now_ns), self._lockstep
         ahead = lockstep.clock.steps + done
         if len(lockstep.members) == len(self.live):
@@ -194,7 +194,7 @@ class EngineRunner:
         return min(run.steps, done)
 
     def _cut(self, now_ns: int) -> None:
-        """Apply what has ended of a run; what began before now stays under way as one step."""
+        """Apply the ended part of a run; the step that began before now stays under way."""
         run = self._run
         if run is None:
             return

@@ -79,7 +79,7 @@ class Run:
 
 
 def engine_configs(scenario: Scenario) -> dict[str, EngineConfig]:
-    """Size each pool's engine, by name. Raises ScenarioError where something does not fit."""
+    """Size each pool's engine, by name. Raises ScenarioError if the sizes do not fit."""
     profile, config = scenario.profile, scenario.config
     # The server of the VTC paper allocates by token, and computes prompts in steps of their own.
     rounds = scenario.settings.round_steps > 0
@@ -166,7 +166,7 @@ def simulate(
 
 
 def _future(requests: Requests, config: EngineConfig) -> Future | None:
-    """Foresee which blocks will be asked for, where the engine's cache wants to know."""
+    """Foresee which blocks will be asked for, if the engine's cache needs that."""
     if config.prefix_cache != "belady":
         return None
     if requests.contents is None:
@@ -179,7 +179,7 @@ def _future(requests: Requests, config: EngineConfig) -> Future | None:
 def patient_config(clients: Sequence[str]) -> Config:
     """Configure a scheduler that refuses no request and weighs clients alike. O(clients).
 
-    Raises ScenarioError where a client cannot be the name of a tenant.
+    Raises ScenarioError if a client cannot be the name of a tenant.
     """
     try:
         return Config.model_validate(

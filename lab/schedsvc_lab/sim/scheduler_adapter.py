@@ -67,8 +67,8 @@ class Telemetry:
 class SchedulerAdapter:
     """Decides which request goes to which engine, and when. Times are virtual.
 
-    Shims send progress only where it `listens`. `expired` counts leases that were not renewed in
-    time. This one hears everything and decides nothing.
+    Shims send progress only if it `listens`. `expired` counts leases that were not renewed in time.
+    This one reads everything and decides nothing.
     """
 
     __slots__ = ("expired", "listens")
@@ -111,14 +111,14 @@ class SchedulerAdapter:
         return 0
 
     def check(self, now_ns: int, ended: bool) -> None:
-        """Verify the books. Raises InvariantError, also where `ended` and something is left."""
+        """Verify the books. Raises InvariantError, also if `ended` and something is left."""
 
 
 class CoreAdapter(SchedulerAdapter):
     """Drives the production core as the server does, with one lease for each running request.
 
     `flows[c]` is the flow of client c (-1: refused as unknown). A request asks for
-    `output_tokens_max`, or for exactly its output where that is 0 or less than its output. `told`
+    `output_tokens_max`, or for exactly its output if that is 0 or less than its output. `told`
     holds an oracle's estimates of the outputs. A request asks for the class in the trace if the
     core has one of that name, else for the tenant's own. `deadlines[i]` is the time within which
     request i wants its first token (0: none). `prefixes`: the core gets the hashes of prompts,
@@ -215,7 +215,7 @@ class CoreAdapter(SchedulerAdapter):
         return self._classes.get(classes[self._requests.place[index]], b"")
 
     def progress(self, now_ns: int, report: Report) -> None:
-        """Renew the leases and charge what was produced. O(log n) for each."""
+        """Renew the leases and charge the new output. O(log n) for each."""
         if report.requests is not self._reported:
             leases = self._leases
             self._reported_leases = b"".join([leases[index][2] for index in report.requests])
@@ -225,7 +225,7 @@ class CoreAdapter(SchedulerAdapter):
     def complete(
         self, now_ns: int, index: int, served: bool = True, cached_tokens: int = 0
     ) -> None:
-        """End the lease with the exact usage: none where it was not served. O(log n)."""
+        """End the lease with the exact usage: none if it was not served. O(log n)."""
         lease_id, epoch, _ = self._leases.pop(index)
         outcome, prompt, output = CANCELLED, 0, 0
         if served:
@@ -316,6 +316,6 @@ class DirectAdapter(SchedulerAdapter):
         return verdicts
 
     def check(self, now_ns: int, ended: bool) -> None:
-        """At the end nothing is open."""
+        """At the end no request or lease is open."""
         if ended and self._pool_of:
             raise core_module.InvariantError(f"{len(self._pool_of)} requests never ended")

@@ -27,10 +27,10 @@ ROUND_STEPS = 10
 # 2 * wq * M (theorem 4.8 of the paper), with a price of 2 for output and 10,000 tokens of memory.
 GAP_MAX = 40_000
 THROUGHPUT_PART_MIN = 0.97
-# Poisson arrivals make a mean of five seeds uncertain by 0.2 %, as much as is left to the bound.
+# Poisson arrivals make a mean of five seeds uncertain by 0.2 %, the whole margin to the bound.
 PART_SEEDS = {"short-long": 5}
-# At any time one flow is up to 8,000 ahead of the other: 2 % of what each gets in 360 s, and less
-# than 1 % in an hour.
+# At any time one flow is up to 8,000 ahead of the other: 2 % of each flow's service in 360 s, and
+# less than 1 % in an hour.
 WEIGHTED = "overload-1h"
 SWEEP_PPM = (950_000, 1_050_000)
 
@@ -113,7 +113,7 @@ class Variant:
     policy: str
     weights: tuple[int, int] = (1, 1)
     oracle_error_ppm: int = 0
-    requests_per_minute: int = 0  # of each client, the excess refused; 0: without end
+    requests_per_minute: int = 0  # limit of each client, the excess refused; 0: without end
 
 
 VARIANTS: dict[str, Variant] = {
@@ -135,11 +135,11 @@ ORDERS: tuple[tuple[str, Keys, tuple[str, ...]], ...] = (
     ("on-off-overload", GAP, ("oracle", "oracle +-50 %", "vtc")),
     ("overload-360s", GAP, ("prediction", "vtc")),
     ("short-long", GAP, ("prediction", "vtc")),
-    # Without lift who was away is owed all the time, and the other waits for it.
+    # Without lift a client that was away stays owed, and the other waits for it.
     ("newcomer", DIFFERENCE_MAX, ("vtc", "lcf")),
     ("newcomer", FIRST_1, ("vtc", "lcf")),
-    # A limit of requests a minute leaves the engine idle where it is low, and is unfair where it is
-    # high (section 5.3 of the paper): a hundred a minute of both clients together fill the engine.
+    # A limit of requests a minute leaves the engine idle if it is low, and is unfair if it is high
+    # (section 5.3 of the paper): a hundred a minute of both clients together fill the engine.
     ("overload-360s", THROUGHPUT, ("rpm 30", "vtc")),
     ("overload-360s", GAP, ("vtc", "rpm 120")),
 )
@@ -200,7 +200,7 @@ class VtcPaper:
                 gap = max(self._figures(workload, "vtc", GAP))
                 rule, holds = f"<= {GAP_MAX:,}", gap <= GAP_MAX
                 yield _row(workload, "vtc", _name(GAP), gap, None, rule, holds)
-            # Where one client stays below its share, it must not wait for the other.
+            # If one client stays below its share, it must not wait for the other.
             gaps = "overload" in workload or workload in BACKLOGGED
             keys, most = (GAP, 0.1) if gaps else (FIRST_0, 0.25)
             part = max(self._ratios(workload, keys))

@@ -17,7 +17,7 @@ from schedsvc_lab.sim.scenario import Run, Scenario, simulate
 
 __all__ = ["FIGURES", "Goals", "Point", "combinations", "figures_of", "measure", "write_points"]
 
-#: Name of each figure to what it says.
+#: The name of each figure, and its meaning.
 FIGURES: dict[str, str] = {
     "goodput_rps": "requests per second that met every goal",
     "good_part": "part of all requests that met every goal",
@@ -78,7 +78,7 @@ def good(run: Run, goals: Goals) -> Floats:
 def per_token_s(run: Run) -> Floats:
     """Return each request's time from its first token to its end for each token after the first.
 
-    NaN where there is none. O(requests).
+    NaN if there is none. O(requests).
     """
     service = service_of(run)
     further = np.array(run.requests.output_tokens, dtype=np.float64) - 1
@@ -89,7 +89,7 @@ def per_token_s(run: Run) -> Floats:
 def figures_of(
     run: Run, goals: Goals, span_s: float | None = None, client: str | None = None
 ) -> dict[str, float | None]:
-    """Take the figures of one run; None: there is no such thing in it. O(n log n).
+    """Take the figures of one run; None: it has no such figure. O(n log n).
 
     With `client`, waits, goodput and refusals are those of its requests alone.
     """

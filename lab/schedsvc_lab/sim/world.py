@@ -51,8 +51,8 @@ class World:
     """`run()` serves every request, and verifies the books on the way and at the end.
 
     At one moment things happen in this order: steps end, reports arrive, requests arrive, the
-    scheduler decides, engines begin their next steps. Raises InvariantError or
-    EngineInvariantError where a request is lost or served twice, or books do not balance.
+    scheduler decides, engines begin their next steps. Raises InvariantError or EngineInvariantError
+    if a request is lost or served twice, or books do not balance.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class World:
         self._arrived = 0
         self._arrival_ns = self._next_arrival_ns()
         self._cached: dict[int, int] = {}  # tokens from the prefix cache, not reported yet
-        # Due, and the request that has ended or a report on those that run.
+        # Due, and the ended request or a report on running ones.
         self._reports: deque[tuple[int, int | Report]] = deque()
         self._telemetry: deque[tuple[int, int, Telemetry]] = deque()  # due, pool, what
         self._tick_ns = settings.progress_ns
@@ -91,7 +91,7 @@ class World:
 
     def run(self, watch: Callable[[int], None] | None = None) -> None:
         """Serve all requests; `watch` hears now and then how many have ended."""
-        # Nothing that a run makes again and again refers to itself: the collector would only look.
+        # Objects that a run makes often have no cycles: the collector would look in vain.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -184,7 +184,7 @@ class World:
             self._sample()
 
     def _hear(self) -> None:
-        """Let the scheduler hear what was on its way until now."""
+        """Let the scheduler hear the messages that have arrived by now."""
         now_ns = self.now_ns
         while self._reports and self._reports[0][0] <= now_ns:
             self._report(self._reports.popleft()[1])
@@ -204,7 +204,7 @@ class World:
             self._tell(index)
 
     def _tick(self) -> None:
-        """Let every shim report its running requests, and how its engine is."""
+        """Let every shim report its running requests, and its engine's telemetry."""
         due_ns = self.now_ns + self._delay_ns
         # With several engines, all reports on requests come before those on engines.
         waits = self._delay_ns > 0 or len(self._runners) > 1
@@ -234,7 +234,7 @@ class World:
             self._adapter.complete(self.now_ns, report, True, self._cached.pop(report, 0))
 
     def _decide(self) -> None:
-        """Take the verdicts that have fallen, and hand what was granted to its engine."""
+        """Take the verdicts that have fallen, and pass granted requests to their engine."""
         outcomes, requests = self.outcomes, self.requests
         verdicts = self._adapter.poll(self.now_ns)
         for verdict in verdicts:

@@ -58,7 +58,7 @@ class Arrivals:
         ramped = (start + end) / 2 * self.ramp_s
         slope = (end - start) / self.ramp_s
         inside = np.minimum(steps, ramped)
-        # The stable root of slope/2 t^2 + start t = steps, also where the slope is 0.
+        # The stable root of slope/2 t^2 + start t = steps, also if the slope is 0.
         times_s = 2 * inside / (start + np.sqrt(np.maximum(start**2 + 2 * slope * inside, 0.0)))
         return np.asarray(times_s + (steps - inside) / end)
 
@@ -73,7 +73,7 @@ def draw_arrivals(
     """Draw arrival times in seconds: `requests` of them, or those before `duration_s`.
 
     A given number is stretched so that its mean rate is exactly the asked one, as vLLM's benchmark
-    does. Raises ValueError where neither is given, or where they are more than REQUESTS_MAX.
+    does. Raises ValueError if neither is given, or if they are more than REQUESTS_MAX.
     """
     if requests is not None:
         steps = np.cumsum(_gaps(arrivals.cv, rng, requests))

@@ -44,7 +44,7 @@ def _json(value: object, ensure_ascii: bool = False, indent: int | None = None) 
 class ChatTemplate:
     """Holds one template with its tokenizer's special tokens (`bos_token`, `eos_token`, ...).
 
-    Raises ChatTemplateError where the source is not a template.
+    Raises ChatTemplateError if the source is not a template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Messages, add_generation_prompt: bool = True) -> str:
-        """Give the text of a conversation. Raises ChatTemplateError where the template refuses.
+        """Return the text of a conversation. Raises ChatTemplateError if the template refuses.
 
         Many refuse roles that do not alternate, or a system message.
         """
@@ -72,7 +72,7 @@ class ChatTemplate:
             )
         except ChatTemplateError:
             raise
-        except Exception as error:  # whatever a template may do wrong, from arithmetic to lookups
+        except Exception as error:  # a template may raise anything, from arithmetic to lookups
             raise ChatTemplateError(f"the chat template fails: {error}") from None
 
 

@@ -147,7 +147,7 @@ class Chats:
         self.plain: Counter[str] = Counter()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Give the ids of what has been said, ready for the next answer. O(tokens)."""
+        """Return the ids of the conversation so far, ready for the next answer. O(tokens)."""
         said = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self.tokenizer.chat_text(said)
@@ -158,7 +158,7 @@ class Chats:
 
 
 def output_tokens(turn: Record, tokenizer: ModelTokenizer, limits: Limits) -> int:
-    """Count what was answered, within the limits. O(tokens)."""
+    """Count the answered turns, within the limits. O(tokens)."""
     tokens = tokenizer.count(turn.answer) if turn.answer else 0
     tokens = tokens or limits.unanswered_tokens
     return min(tokens, limits.output_tokens_max or tokens)

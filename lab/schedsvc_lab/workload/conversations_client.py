@@ -1,8 +1,8 @@
 """Holds conversations with an OpenAI-compatible server, as people do.
 
-Each starts at its time, whatever became of the others. Its next turn is asked when the answer has
-come and its reader has thought; what is asked holds all that was said before. Nothing is retried: a
-conversation ends with the first turn that is refused or fails.
+Each starts at its time, independently of the others. Its next turn is asked after the answer and
+the reader's think time; the prompt holds all earlier turns. Nothing is retried: a conversation ends
+with the first turn that is refused or fails.
 """
 
 import asyncio
@@ -109,8 +109,8 @@ class Talks:
     async def run(self, held: Iterable[Conversation]) -> None:
         """Hold all conversations.
 
-        Raises ServerError where the server names no model, and what `held` raises; what is under
-        way then, or where the run is cancelled, is given up.
+        Raises ServerError if the server names no model, and the errors of `held`; turns under way
+        then, or when the run is cancelled, are given up.
         """
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -161,7 +161,7 @@ class Talks:
         self.ended += 1
 
     def _body(self, said: list[Message], added: Record, turn: int) -> dict[str, Any] | None:
-        """Write a request; None where the conversation has come to a limit."""
+        """Write a request; None if the conversation has come to a limit."""
         limits = self._limits
         if limits.turns_max is not None and turn > limits.turns_max:
             self.cut["conversations at the limit of turns"] += 1
@@ -190,7 +190,7 @@ class Talks:
         headers: dict[str, str],
         turn: Turn,
     ) -> str:
-        """Ask one turn, and return what was answered."""
+        """Ask one turn, and return the answer."""
         path = "completions" if "prompt" in body else "chat/completions"
         turn.sent_s = self.now_s()
         answer = ""
@@ -213,7 +213,7 @@ class Talks:
         return answer
 
     async def _listen(self, response: aiohttp.ClientResponse, turn: Turn) -> str:
-        """Read a stream to its end. Raises ValueError where an event is not what it should be."""
+        """Read a stream to its end. Raises ValueError if an event is not what it should be."""
         parts: list[str] = []
         async for line in response.content:
             if not line.startswith(b"data:"):

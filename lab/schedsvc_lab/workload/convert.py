@@ -53,14 +53,14 @@ class MooncakeLines:
         ids: list[int] = []
         before = -1
         for at in range(0, len(record.blocks), joined):
-            # With what came before, since not every form's hashes stand for their whole prefix.
+            # With the earlier messages, since not every form's hashes stand for their whole prefix.
             key = (before, record.blocks[at : at + joined])
             if key not in self._id_of:
                 self._id_of[key] = self._next
                 self._next += 1
             before = self._id_of[key]
             ids.append(before)
-        # Short by one where the last block was partial and had no hash.
+        # Short by one if the last block was partial and had no hash.
         return ids + self._fresh(count - len(ids))
 
     def _fresh(self, count: int) -> list[int]:
@@ -87,9 +87,9 @@ def write_trace(
 ) -> int:
     """Write records to a file, one line each, and return how many.
 
-    The file appears under its name when it is complete; until then, and for good where something
+    The file appears under its name when it is complete; until then, and for good if something
     fails, its whole lines are in `partial_path`. `wrong` makes the error for a record that the form
-    cannot hold. Raises it, what `records` raises, and OSError.
+    cannot hold. Raises it, the errors of `records`, and OSError.
     """
     partial = partial_path(path)
     count = 0

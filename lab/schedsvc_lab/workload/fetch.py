@@ -1,4 +1,4 @@
-"""Downloads public traces from where their publishers have them, with checksum and resume."""
+"""Downloads public traces from their publishers, with checksum and resume."""
 
 import hashlib
 import http.client
@@ -66,13 +66,13 @@ def sources() -> dict[str, Source]:
 
 
 def fetch(source: Source, folder: Path, progress: Progress | None = None) -> Fetched:
-    """Download a file into a folder, or check the one that is there. O(bytes).
+    """Download a file into a folder, or check the existing one. O(bytes).
 
-    Until it is complete and its checksum is right it is FILE.partial; a later call goes on where
-    an earlier one was broken off, unless the file has changed at its source meanwhile. The
-    checksum is compared with the source's, else with the one that the server states
-    (`x-linked-etag`, which Hugging Face sends), else with the one of the first download, which is
-    kept in FILE.sha256. Raises FetchError.
+    Until it is complete and its checksum is right it is FILE.partial; a later call resumes an
+    earlier one, unless the file has changed at its source meanwhile. The checksum is compared with
+    the source's, else with the one that the server states (`x-linked-etag`, which Hugging Face
+    sends), else with the one of the first download, which is kept in FILE.sha256. Raises
+    FetchError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / source.file_name
@@ -85,7 +85,7 @@ def fetch(source: Source, folder: Path, progress: Progress | None = None) -> Fet
 
 
 def _check(source: Source, path: Path, digest: str, stated: str | None) -> str:
-    """Compare a checksum with what is known. Raises FetchError; the file is set aside then."""
+    """Compare a checksum with the known one. Raises FetchError; then the file is set aside."""
     noted = path.with_name(path.name + ".sha256")
     for wanted, what in (
         (source.sha256, "the published file"),
@@ -189,9 +189,9 @@ class _Download:
         return f"{self._source.url}: {reason}" + (rest if have else "")
 
     def _try(self) -> bool:
-        """Download what is missing. False where the server ended before the end."""
+        """Download the missing part. False if the server ended before the end."""
         have, validator = self._have(), self._validator()
-        # Without a validator there is no proof that it is still the same file.
+        # Without a validator there is no proof that it is the same file.
         headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
         if have and validator:
             headers |= {"Range": f"bytes={have}-", "If-Range": validator}

@@ -29,7 +29,7 @@ class Fields:
         return _whole(key, self._needed(key), least, most)
 
     def maybe_whole(self, key: str, least: int = 1, most: int = TOKENS_MAX) -> int | None:
-        """Return a whole number, None where it is absent or null."""
+        """Return a whole number, None if it is absent or null."""
         value = self.data.get(key)
         return None if value is None else _whole(key, value, least, most)
 
@@ -47,11 +47,11 @@ class Fields:
         return number
 
     def maybe_number(self, key: str) -> float | None:
-        """Return a finite number, 0 or more; None where it is absent or null."""
+        """Return a finite number, 0 or more; None if it is absent or null."""
         return None if self.data.get(key) is None else self.number(key)
 
     def maybe_name(self, key: str) -> str | None:
-        """Return a name; None where it is absent, null or empty."""
+        """Return a name; None if it is absent, null or empty."""
         value = self.maybe_text(key)
         if value:
             try:
@@ -61,7 +61,7 @@ class Fields:
         return value or None
 
     def maybe_text(self, key: str) -> str | None:
-        """Return any text, None where it is absent or null."""
+        """Return any text, None if it is absent or null."""
         value = self.data.get(key)
         if value is not None and not isinstance(value, str):
             raise Bad(key, f"not text: {_short(value)}")

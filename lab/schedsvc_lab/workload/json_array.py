@@ -82,7 +82,7 @@ class ArrayReader:
             except ValueError as error:
                 raise self._wrong(str(error)) from None
             else:
-                # A number may go on: `-1` of `-1.` and `5e-7`. Everything else has an end sign.
+                # A number may continue: `-1` of `-1.` and `5e-7`. Everything else has an end sign.
                 cut = isinstance(item, int | float) and len(self._text) - end < _CUT_CHARS_MAX
                 if self._ended or not cut:
                     self._at = end
@@ -102,7 +102,7 @@ class ArrayReader:
         self._fill()
 
     def _fill(self) -> None:
-        """Drop what was consumed and read on; doubling keeps long items linear."""
+        """Drop the consumed part and read on; doubling keeps long items linear."""
         self._place()
         rest = self._text[self._at :]
         more = self._file.read(max(CHUNK_CHARS, len(rest)))

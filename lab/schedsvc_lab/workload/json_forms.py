@@ -79,7 +79,7 @@ def _own() -> Parse:
 def _check_blocks(key: str, record: Record, *, partial: bool = False) -> None:
     """Compare blocks with tokens. Unless `partial`, a partial last block may have no hash.
 
-    Engines that cache whole blocks alone give it none.
+    Engines that only cache whole blocks give it none.
     """
     if not record.blocks or record.block_tokens is None or record.input_tokens is None:
         return
@@ -151,10 +151,10 @@ class _Turn:
 
 
 def _turns(messages: list[Message]) -> Iterator[_Turn]:
-    """Cut a conversation into requests: each ends with what a person (or tool) said last.
+    """Cut a conversation into requests: each ends with the last message of a person (or tool).
 
     Answers without a question (a first one, or a second in a row) become part of the next request's
-    prompt, so nothing is lost. Raises Skip where no request is left.
+    prompt, so nothing is lost. Raises Skip if no request is left.
     """
     added: list[Message] = []
     places: list[int] = []

@@ -88,7 +88,7 @@ class Lengths:
         """Draw `count` lengths, 1 token or more.
 
         One from each of `count` equal shares of the distribution, in random order (Latin
-        hypercube), so that already a short workload has the asked quantiles.
+        hypercube), so that even a short workload has the asked quantiles.
         """
         shares = (rng.permutation(count) + rng.uniform(size=count)) / max(count, 1)
         shares = np.clip(shares, 1e-12, 1 - 1e-12)

@@ -50,7 +50,7 @@ class Synthesis:
     seed: int = 0
     #: Separates the random streams of workloads with the same seed.
     stream: tuple[int, ...] = ()
-    #: The tenant's name; of several, what their names begin with.
+    #: The tenant's name; for several, the prefix of their names.
     name: str = "tenant"
     request_class: str | None = None
     adapter: str | None = None
@@ -64,7 +64,7 @@ def tenant_names(count: int, name: str = "tenant") -> list[str]:
 
 
 def synthesize(wanted: Synthesis) -> Iterator[Record]:
-    """Yield the requests of a drawn workload by arrival. Raises ValueError where it cannot be."""
+    """Yield the requests of a drawn workload by arrival. Raises ValueError if it cannot be."""
     streams = [np.random.default_rng([wanted.seed, *wanted.stream, aspect]) for aspect in range(4)]
     times_s = draw_arrivals(
         wanted.arrivals,

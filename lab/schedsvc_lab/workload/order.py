@@ -18,9 +18,9 @@ def in_order_of_arrival(
 ) -> Iterator[Record]:
     """Yield records by arrival; equal arrivals keep their order.
 
-    Where some arrive before 0, all are moved so that the first arrives at 0. O(n log n); the
-    requests wait in a temporary file, memory holds 24 bytes for each. Raises what `untimed` makes
-    for a record without an arrival, and OSError.
+    If some arrive before 0, all are moved so that the first arrives at 0. O(n log n); the requests
+    wait in a temporary file, memory holds 24 bytes for each. Raises the error of `untimed` for a
+    record without an arrival, and OSError.
     """
     arrivals, places = array("d"), array("q")
     with TemporaryFile() as file:

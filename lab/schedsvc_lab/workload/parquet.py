@@ -20,7 +20,7 @@ class ParquetError(ValueError):
 def rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield rows as JSON would hold them, times as ISO text. Memory: one batch of rows.
 
-    Raises ParquetError, also where pyarrow is not installed.
+    Raises ParquetError, also if pyarrow is not installed.
     """
     try:
         import pyarrow as arrow

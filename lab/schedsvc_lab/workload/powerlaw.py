@@ -111,7 +111,7 @@ def interval(counts: Counts, least: int, alpha: float) -> tuple[float, float]:
 
 
 def _edge(fall: Callable[[float], float], inside: float, outside: float) -> float:
-    """Bisect to where the likelihood has fallen enough; the outer limit where it never does."""
+    """Bisect to the point of enough fall of the likelihood; the outer limit if there is none."""
     if fall(outside) <= 0:
         return outside
     for _ in range(50):

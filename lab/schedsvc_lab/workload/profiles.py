@@ -71,7 +71,7 @@ class Profile(BaseModel):
         return self
 
     def arriving(self, duration_s: float | None) -> Arrivals:
-        """Return the arrivals; a ramp takes the duration. Raises ValueError where it is None."""
+        """Return the arrivals; a ramp takes the duration. Raises ValueError if it is None."""
         cv = 0.0 if self.arrivals == "constant" else 1.0 if self.cv is None else self.cv
         if self.arrivals == "on-off":
             return Arrivals(
@@ -124,8 +124,8 @@ def synthesize_profiles(
 ) -> Iterator[Record]:
     """Yield the requests of all profiles by arrival.
 
-    The random streams hang on the profile's name: another profile changes nothing in this one.
-    Raises what `synthesize` raises.
+    The random streams depend on the profile's name: another profile changes nothing in this one.
+    Raises the errors of `synthesize`.
     """
     return merge(
         *(

@@ -49,7 +49,7 @@ class Stretch:
 class Prompt:
     """Holds a prompt, and its ids as the server sees them, special tokens included.
 
-    `text` is None where no text has so few tokens, since the server adds more: then send the ids.
+    `text` is None if no text has so few tokens, because the server adds more: then send the ids.
     """
 
     text: str | None
@@ -108,7 +108,7 @@ def block_stretches(
 class PromptMaker:
     """Makes prompts for one tokenizer; the same seed makes the same prompts.
 
-    Looks for words when it is made, which takes less than a second. Raises PromptError where the
+    Looks for words when it is made, which takes less than a second. Raises PromptError if the
     tokenizer has too few.
     """
 
@@ -158,7 +158,7 @@ class PromptMaker:
 
 @dataclass(frozen=True, slots=True)
 class WordList:
-    """Lists words of one token each, their ids, and what stands around a text of them.
+    """Lists words of one token each, their ids, and the frame of a text of them.
 
     `before` and `after` are the special tokens that the tokenizer adds. The first `skipped`
     characters of a text are left out, where the tokenizer puts a space there by itself.
@@ -179,11 +179,11 @@ class WordList:
 def find_words(tokenizer: ModelTokenizer) -> WordList:
     """Find up to WORDS_MAX words that stay one token each in any order.
 
-    O(WORDS_MAX^2) tokens encoded. Raises PromptError where fewer than WORDS_MIN are found.
+    O(WORDS_MAX^2) tokens encoded. Raises PromptError if fewer than WORDS_MIN are found.
     """
     pieces = (piece.lstrip(_WORD_STARTS) for piece, _ in tokenizer.vocabulary)
     letters = list(dict.fromkeys(piece for piece in pieces if piece.isalpha()))
-    # Plain words first: they survive whatever a normalizer does to case and accents.
+    # Plain words first: they survive a normalizer's changes of case and accents.
     letters.sort(key=lambda word: not (word.isascii() and word.islower() and len(word) > 2))
     for space in (" ", ""):
         for skipped in (0, len(space)) if space else (0,):
@@ -197,7 +197,7 @@ def find_words(tokenizer: ModelTokenizer) -> WordList:
 
 
 def _candidates(tokenizer: ModelTokenizer, letters: Sequence[str], space: str) -> list[Candidate]:
-    """Give words that are one token behind themselves, with their ids."""
+    """Return words that are one token in a row, with their ids."""
     words = [space + word for word in letters[:_CANDIDATES_MAX]]
     found: dict[int, str] = {}
     for word, ids in zip(words, tokenizer.encode_many([word * 3 for word in words]), strict=True):
@@ -212,7 +212,7 @@ def _candidates(tokenizer: ModelTokenizer, letters: Sequence[str], space: str) -
 def _proven(
     tokenizer: ModelTokenizer, candidates: Sequence[Candidate], skipped: int
 ) -> WordList | None:
-    """Keep the words that stay whole next to each of the others; None where few do."""
+    """Keep the words that stay whole next to each of the others; None if few do."""
     if len(candidates) < WORDS_MIN:
         return None
     first, number = candidates[0]
@@ -246,7 +246,7 @@ def _whole_in_rows(
 def _whole_in_pairs(tokenizer: ModelTokenizer, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop the words that join with most others until none join.
 
-    For tokenizers with pieces of several words, where each row has some that join.
+    For tokenizers with pieces of several words, some words of each row join.
     """
     first = candidates[0][0]
     texts = [first + word + other for word, _ in candidates for other, _ in candidates]

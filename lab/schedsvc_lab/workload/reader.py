@@ -35,12 +35,11 @@ class TraceReader:
     """Reads the requests of one trace file, in its order. Iterate once.
 
     `form` names the file's form; None: the header or the keys of the first object decide. While it
-    runs, `form` is the one that was found, `skipped` counts by reason the records that are no
-    requests, and `bytes_read` says how far it is. `in_order` refuses an arrival before the one
-    above it. Memory: one record, and what the form keeps to number conversations.
+    runs, `form` is the detected one, `skipped` counts by reason the records that are no requests,
+    and `bytes_read` is its progress. `in_order` refuses an arrival before the one above it. Memory:
+    one record, and what the form keeps to number conversations.
 
-    Iterating raises TraceError where the file is wrong, also where it holds no request, and
-    OSError.
+    Iterating raises TraceError if the file is wrong or holds no request, and OSError.
     """
 
     def __init__(self, path: Path, *, form: str | None = None, in_order: bool = True) -> None:

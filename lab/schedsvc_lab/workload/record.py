@@ -9,7 +9,7 @@ TOKENS_MAX = 2**31 - 1
 class TraceError(ValueError):
     """A trace file is wrong. Its text is `file:line:column: reason`; line 1 is a CSV's header.
 
-    The column is a name (a CSV column, a JSON key) or, where JSON cannot be read, a number.
+    The column is a name (a CSV column, a JSON key) or, if JSON cannot be read, a number.
     """
 
     def __init__(self, path: Path, line: int, column: str, reason: str) -> None:

@@ -1,10 +1,10 @@
 """Reads ServeGen's client pools (arXiv 2505.09999): rates, burstiness, lengths of real clients.
 
-They are no traces but what is needed to draw one. A folder such as `data/language/m-large` of
+They are no traces, but the data to draw one. A folder such as `data/language/m-large` of
 alibaba/ServeGen holds for each client `chunk-N-trace.csv`, without a header: the start of a window
-in seconds, requests per second, coefficient of variation, `Gamma` or `Weibull` (empty where nothing
-came), shape, scale; and `chunk-N-dataset.json`: from a time on, which share of requests has how
-many input and output tokens.
+in seconds, requests per second, coefficient of variation, `Gamma` or `Weibull` (empty if nothing
+came), shape, scale; and `chunk-N-dataset.json`: from a time on, the share of requests for each
+number of input and output tokens.
 """
 
 import ast
@@ -98,14 +98,14 @@ def draw(
     """Yield requests in order of arrival, from a time of the pool on.
 
     Each client is a renewal process in the time that its own rate measures, so gaps keep their
-    shape where the rate changes. Input and output are drawn independently of each other, since the
+    shape when the rate changes. Input and output are drawn independently of each other, since the
     pools do not relate them. Memory: the requests of one window.
     """
     streams = np.random.default_rng(seed).spawn(len(clients))
     starts = sorted({window.start_s for client in clients for window in client.windows})
     ends = [*starts[1:], starts[-1] + _LAST_WINDOW_S]
     by_start = [{window.start_s: window for window in client.windows} for client in clients]
-    # How much of its own time passes until a client's next request; None before its first.
+    # The time by its own measure until a client's next request; None before its first.
     left: list[float | None] = [None] * len(clients)
     for start_s, end_s in zip(starts, ends, strict=True):
         low_s, high_s = max(start_s, from_s), min(end_s, from_s + duration_s)
@@ -136,7 +136,7 @@ def draw(
 def _renew(
     window: Window, span: float, left: float | None, stream: np.random.Generator
 ) -> tuple[Floats, float]:
-    """Place requests in a span of a client's own time; returns also what is left to the next."""
+    """Place requests in a span of a client's own time; returns also the rest to the next."""
     # The first request of all falls anywhere in its gap.
     at = left if left is not None else float(window.gaps(1, stream)[0] * stream.random())
     pieces: list[Floats] = []
@@ -199,7 +199,7 @@ def _lengths(path: Path) -> tuple[tuple[int, Lengths, Lengths], ...]:
 
 
 def _pdf(path: Path, column: str, fields: Mapping[str, Any], name: str) -> Lengths | None:
-    """Read a distribution, which is a Python dictionary as text; None where it is empty."""
+    """Read a distribution, which is a Python dictionary as text; None if it is empty."""
     try:
         shares = ast.literal_eval(fields[name])
         tokens = np.array(list(shares), dtype=np.int64)

@@ -67,7 +67,7 @@ class Gaps:
     def cv(self) -> float | None:
         """Return the standard deviation over mean; 1 for a Poisson process.
 
-        None where it is undefined.
+        None if it is undefined.
         """
         if self.count < 2 or self._mean_s <= 0:
             return None
@@ -125,7 +125,7 @@ class Sharing:
 
 
 class Description:
-    """Gathers a trace's statistics record by record, in the order of arrival where there is one."""
+    """Gathers a trace's statistics record by record, in the order of arrival if there is one."""
 
     def __init__(self, default_tenant: str = "default") -> None:
         self.requests = 0

@@ -8,7 +8,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 def timestamp_ns(text: str) -> int:
     """Return the ns since 1970 of `YYYY-MM-DD HH:MM:SS[.fraction][zone]`; the default is UTC.
 
-    Takes fractions of any length (the Azure trace of 2023 has 7 digits) and drops what is below a
+    Takes fractions of any length (the Azure trace of 2023 has 7 digits) and drops the part below a
     nanosecond. Raises ValueError.
     """
     whole, dot, rest = text.strip().partition(".")
@@ -23,7 +23,7 @@ def timestamp_ns(text: str) -> int:
 
 
 class Since:
-    """Turns moments into seconds after the first one it was given."""
+    """Turns moments into seconds after its first one."""
 
     def __init__(self) -> None:
         self._first_ns: int | None = None

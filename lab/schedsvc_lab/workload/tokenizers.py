@@ -1,9 +1,9 @@
 """Counts tokens as the server does: by a model's own tokenizer, from Hugging Face's files.
 
-Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. It also does what vLLM
-adds to that through transformers. The tokenizer's post-processor adds special tokens; if the
-configuration has `add_bos_token` or `add_eos_token`, these replace what it adds. Prompts are
-neither truncated nor padded.
+Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`. It also adds what vLLM
+adds through transformers. The tokenizer's post-processor adds special tokens; if the configuration
+has `add_bos_token` or `add_eos_token`, these replace what it adds. Prompts are neither truncated
+nor padded.
 """
 
 import json
@@ -31,7 +31,7 @@ class TokenizerError(ValueError):
 class ModelTokenizer:
     """Encodes, counts and decodes with a model's tokenizer.
 
-    `template` is its chat template, None where it has none.
+    `template` is its chat template, None if it has none.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
@@ -101,10 +101,10 @@ class ModelTokenizer:
         return text
 
     def chat_text(self, messages: Messages, add_generation_prompt: bool = True) -> str:
-        """Give a conversation's text by the template, or plainly where there is none.
+        """Return a conversation's text by the template, or plainly if there is none.
 
         The template writes its special tokens itself, so encode it without adding any. Raises
-        ChatTemplateError where the template refuses the conversation.
+        ChatTemplateError if the template refuses the conversation.
         """
         if self.template is None:
             return plain_text(messages, add_generation_prompt)
@@ -118,7 +118,7 @@ class ModelTokenizer:
 
 
 def _sound(text: str) -> str:
-    """Replace what is no text, else the library refuses all of it."""
+    """Replace content that is no text, or the library refuses all of it."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -148,7 +148,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def _set_post_processor(
     tokenizer: Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
 ) -> None:
-    """Add what `add_bos_token` and `add_eos_token` say, instead of what the tokenizer would."""
+    """Add the tokens of `add_bos_token` and `add_eos_token` instead of the tokenizer's."""
     added: dict[str, list[tuple[str, int]]] = {"bos_token": [], "eos_token": []}
     for name, tokens in added.items():
         token = special_tokens.get(name)
@@ -166,7 +166,7 @@ def _set_post_processor(
 
 
 def _template_source(path: Path, config: dict[str, Any]) -> str | None:
-    """Find the chat template: a file of its own, or in the configuration, alone or by name."""
+    """Find the chat template: a separate file, or in the configuration, alone or by name."""
     if path.exists():
         try:
             return path.read_text(encoding="utf-8")

@@ -37,8 +37,8 @@ def read_trace(
 
     Takes every form that has times and lengths. `tenant` labels the requests of a form that names
     none; `skipped` is given the reasons of records that are no requests; `keep_records` gives each
-    request its record. Memory does not grow with the file. Raises TraceError where the file is
-    wrong, also where it holds no request or lacks times or lengths, and OSError.
+    request its record. Memory does not grow with the file. Raises TraceError if the file is wrong,
+    holds no request, or lacks times or lengths, and OSError.
     """
     reader = TraceReader(path)
     if skipped is not None:
@@ -69,8 +69,8 @@ def rescale(
 ) -> Iterator[TraceRequest]:
     """Yield requests at `rate_scale` times their rate, up to `duration_s` of the scaled time.
 
-    The changing density of the arrivals is kept, but over the first `ramp_s` seconds the rate
-    grows linearly from 0 to what it is scaled to; what comes later is shifted by half the ramp.
+    The changing density of the arrivals is kept, but over the first `ramp_s` seconds the rate grows
+    linearly from 0 to the scaled rate; later requests are shifted by half the ramp.
     """
     for request in requests:
         arrival_s = request.arrival_s / rate_scale

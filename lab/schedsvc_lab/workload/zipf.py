@@ -17,9 +17,8 @@ def shares(ranks: int, exponent: float) -> NDArray[np.float64]:
 def exponent_of(counts: Sequence[int]) -> float | None:
     """Fit the exponent to counts by rank (largest first) by maximum likelihood, from 0 to 20.
 
-    The likelihood is highest where the mean of log(rank) under the law is that of the counts
-    (Clauset, Shalizi, Newman, SIAM Review 51, 2009, for a bounded support). None for fewer than 2
-    ranks.
+    The likelihood is highest if the mean of log(rank) under the law is that of the counts (Clauset,
+    Shalizi, Newman, SIAM Review 51, 2009, for a bounded support). None for fewer than 2 ranks.
     """
     if len(counts) < 2:
         return None

@@ -158,7 +158,7 @@ def find_frame(data: bytes | mmap, start: int) -> int:
 
 
 def payload(head: FrameHead, data: bytes) -> bytes:
-    """Unpack a payload. Raises FormError where it is not what was written."""
+    """Unpack a payload. Raises FormError if it is not what was written."""
     if len(data) != head.payload_bytes:
         raise FormError("a frame is cut")
     if zlib.crc32(data) != head.crc:

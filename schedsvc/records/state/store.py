@@ -64,7 +64,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         """Open or make the file, and read it.
 
-        Raises StateError where it cannot be read or written, is held by another process, or was
+        Raises StateError if it cannot be read or written, is held by another process, or was
         written by something else than this version.
         """
         self.path = path

@@ -1,6 +1,6 @@
 """Sends one request by an SDK, in the environment that has it: ask.py SDK URL TENANT WAY TOKENS.
 
-Prints what the SDK saw as one line of JSON: see Seen in tests/clients/interop_clients.py.
+Prints the SDK's view as one line of JSON: see Seen in tests/clients/interop_clients.py.
 """
 
 import json

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 import h11
 
 Field = tuple[bytes, bytes]
-#: A request with one of these has no body behind the proxy.
+#: A request with one of these fields has no body behind the proxy.
 BODILESS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 # RFC 9110, 7.6.1, and the fields that docs/use/vllm.md names. The proxy writes its own Host, length
 # and request id.

@@ -1,4 +1,4 @@
-"""Plays streams out of a seed, and makes one that fails small."""
+"""Plays streams from a seed, and minimises one that fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRIES_MAX = 600
 
 
 async def play(count: int, seed: int, *, shows: bool = False) -> dict[str, int]:
-    """Play streams; return how many there were of each kind. Raises Disagreement."""
+    """Play streams; return the number of each kind. Raises Disagreement."""
     with tempfile.TemporaryDirectory(prefix="streams-") as folder:
         world = World(folder)
         await world.start()

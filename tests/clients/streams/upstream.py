@@ -27,7 +27,7 @@ _ANSWER = b"HTTP/1.1 200 OK\r\n" + NUMBER + b": %d\r\ncontent-length: %d\r\n\r\n
 class Upstream:
     """Keeps the requests of all connections in `asked`, under the numbers in its answers.
 
-    It reads no body of a GET: it takes one for the next request, as some servers do.
+    It reads no body of a GET: like some servers, it reads that as the next request.
     """
 
     def __init__(self) -> None:

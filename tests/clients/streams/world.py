@@ -17,7 +17,7 @@ from tests.waiting import until
 from .reading import BODILESS, Field, Read, Reading, passed_fields, passed_targets, read
 from .upstream import NUMBER, Upstream
 
-#: Ends a stream that hangs; nothing that works takes as long.
+#: Ends a stream that hangs; a working one takes less time.
 _ENDS_S = 60.0
 _TENANT = b"x-tenant-id"
 # A setting names these: a client's `Connection` cannot drop them.
@@ -31,11 +31,11 @@ _WRITTEN = frozenset({b"host", b"content-length", b"x-request-id"})
 
 
 class Disagreement(AssertionError):
-    """The upstream was asked what h11 does not read."""
+    """The upstream gets a request that h11 does not read."""
 
 
 class Hang(Disagreement):
-    """The proxy has all bytes of a request and does nothing with it."""
+    """The proxy has all bytes of a request and does not act on it."""
 
 
 def require(holds: object, what: str, *values: object) -> None:
@@ -72,7 +72,7 @@ class Played(NamedTuple):
 
 
 class _Client(asyncio.Protocol):
-    """Sends, and keeps all that comes."""
+    """Sends, and keeps all received bytes."""
 
     def __init__(self, news: asyncio.Event) -> None:
         self._news = news
@@ -225,7 +225,7 @@ class World:
             self.kinds["served whole" if served >= whole else "broken off"] += 1
 
     def _compare(self, reading: Reading, answers: Sequence[Answer], played: Played) -> None:
-        """Compare what the upstream was asked with what h11 read, one after the other."""
+        """Compare the upstream's requests with those that h11 read, one after the other."""
         asked = list(played.asked.items())
         for place, answer in enumerate(answers):
             if answer.number is None:
@@ -233,7 +233,7 @@ class World:
                 continue
             require(asked and asked[0][0] == answer.number, "answers in another order", answers)
             self._same(reading, place, asked.pop(0)[1])
-        # A connection that ends loses the answer of the request that runs. One runs without its
+        # A connection that ends loses the answer of the running request. A request runs without its
         # whole body if the proxy drops that.
         is_cut = not played.stayed_open or any(not each.is_whole for each in reading.requests)
         require(len(asked) <= is_cut, "an answer is missing", asked)

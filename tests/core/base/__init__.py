@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.other_core import CORE, FLAGS, built, compile_extension, core_sources
 
 _PROBE = Path(__file__).with_name("base_probe.pyx")
-# Compiling it takes longer than all that runs in it.
+# Compiling it takes longer than all its tests.
 _FLAGS = (*FLAGS, "-O0", "-w")
 # Those that the probe includes.
 _LAYERS = ("base", "wire", "model")

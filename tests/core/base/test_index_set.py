@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from . import probe
 
 POOLS_MAX = 1_024
-NUMBERS = st.sets(st.integers(0, POOLS_MAX), max_size=80)  # of targets, one more than pools
+NUMBERS = st.sets(st.integers(0, POOLS_MAX), max_size=80)  # targets, one more than pools
 
 
 @given(NUMBERS)

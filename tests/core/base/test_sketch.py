@@ -1,4 +1,4 @@
-"""The sketch of lengths beside counts in a dictionary, and beside the lengths themselves."""
+"""Compares the sketch of lengths with counts in a dictionary, and with the lengths themselves."""
 
 from functools import cache
 

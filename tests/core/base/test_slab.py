@@ -14,7 +14,7 @@ from . import many, probe
 )
 def test_records_are_zeroed_and_keep_what_is_written_until_they_are_freed(size, changes):
     slab = probe().ProbeSlab(size)
-    held = []  # (address, what was written)
+    held = []  # (address, bytes written)
     for n, free in enumerate(changes):
         if free is not None and held:
             at, byte = held.pop(free % len(held))

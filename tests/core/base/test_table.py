@@ -50,7 +50,7 @@ def test_it_grows_without_a_pause_and_loses_nothing(key):
             gone = rnd.choice(list(model)) if n < 2_000 else key
             del table[gone]
             del model[gone]
-        # An insertion and a removal move the entries of eight places each at most.
+        # An insertion and a removal move at most the entries of eight places each.
         assert table.moves - before <= 16
         was_moving += table.is_moving
         assert len(table) * 10 <= table.places * 7

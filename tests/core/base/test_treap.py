@@ -1,4 +1,4 @@
-"""Search trees beside sorted lists."""
+"""Compares search trees with sorted lists."""
 
 import math
 import random
@@ -21,7 +21,7 @@ CHANGES = many(change, 120)
 
 @given(CHANGES, st.integers(0, (1 << 64) - 1))
 def test_places_and_sums_are_those_of_a_sorted_list(changes, salt):
-    # Two trees in one array: the even ones and the odd ones.
+    # Two trees in one array: the even numbers and the odd ones.
     treaps, roots = probe().ProbeTreaps(salt), [NONE, NONE]
     models = [{}, {}]
     for seq, (i, key, work) in enumerate(changes):

@@ -121,7 +121,7 @@ def halves(path: Path) -> tuple[Requests, Requests]:
         at_ns = round(request.arrival_s * 1e9)
         rows.append((at_ns, tenant, request.prompt_tokens, request.output_tokens))
     middle = len(rows) // 2
-    # The same tenants in both halves, so that a draft of one configures the other.
+    # Both halves have the same tenants, so a draft of one configures the other.
     names = sorted({tenant for _, tenant, _, _ in rows})
     return _requests(names, rows[:middle]), _requests(names, rows[middle:])
 
@@ -229,7 +229,7 @@ def run_bar(bar: Bar, traces: Path, out: Path, count: int) -> Iterator[dict[str,
 
 
 def _drafted(scenario: Scenario, first: Requests, judge: Advice, at: int) -> dict[str, Any]:
-    """Draft for one goal on the first half, and judge that on both."""
+    """Draft for one goal on the first half, and judge the draft on both."""
     advice = Advice(scenario, first, [judge.goals[at]])
     report, config = advice.run(1)
     draft = draft_of(config)

@@ -23,7 +23,7 @@ def advise(*args):
 
 
 def flood(seed=1):
-    """Forty seconds in which `batch` asks for three times what an A10G serves."""
+    """Forty seconds in which `batch` asks for three times an A10G's capacity."""
     draws = Random(seed)
     rows = [(draws.uniform(0, 40), 0, 200, draws.randint(100, 300)) for _ in range(120)]
     rows += [(draws.uniform(0, 40), 1, 60, draws.randint(20, 60)) for _ in range(40)]

@@ -1,4 +1,4 @@
-"""Goals in words are read, and what is wrong with one is named."""
+"""Tests that goals in words are read, and that errors in one are named."""
 
 import pytest
 

@@ -35,7 +35,7 @@ def test_a_percentile_counts_refused_requests_as_waits_for_ever():
     assert judged(rows, "* p99 first token <= 4 s") == (4.0, 1.0)
     figure, badness = judged(rows, "* p99.9 first token <= 4 s")
     assert figure == inf
-    # One of 100 misses where one of 1,000 may.
+    # One of 100 misses if one of 1,000 may.
     assert badness == pytest.approx(11.0)
     assert judged(rows, "* p98 first token <= 2 s").badness == pytest.approx(1 + 0.03 / 0.02)
 

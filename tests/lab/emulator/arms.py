@@ -1,9 +1,8 @@
 """Compares arms: stated or predicted lengths, for a real and for a virtual scheduler.
 
-An oracle of the lengths is a caller that asks for exactly what it will produce (`max_tokens`), from
-a scheduler that hardly ever reserves less than what was asked: it predicts nothing before 1,000
-requests have ended, and after them a length that 999 of 1,000 stay below. That is configuration
-alone.
+An oracle of the lengths is a caller that asks for exactly its output (`max_tokens`), from a
+scheduler that rarely reserves less: it predicts nothing before 1,000 requests have ended, and then
+a length that 999 of 1,000 stay below. Configuration alone sets this.
 """
 
 from array import array

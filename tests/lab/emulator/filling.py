@@ -1,10 +1,10 @@
 """Measures how full an overloaded engine's cache is, in real time beside virtual time.
 
-An emulator with the gate and a scheduler with default policies get 1.5 times what they can serve,
-from 20 tenants whose lengths differ tenfold: once with P90 reservations in peak form, and at the
-same time, in processes of its own, once with reservations by an oracle of the lengths. So whatever
-this machine does falls on both, and what a side has learned is never interrupted. Then the same
-requests go through the same configurations in virtual time.
+An emulator with the gate and a scheduler with default policies get 1.5 times their capacity, from
+20 tenants whose lengths differ tenfold: once with P90 reservations in peak form, and at the same
+time, in processes of its own, once with reservations by an oracle of the lengths. So other load of
+this machine affects both, and no side's learning is interrupted. Then the same requests go through
+the same configurations in virtual time.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Plan:
 
 
 def pooled(parts: Sequence[Filled]) -> Filled:
-    """Put runs of one side together."""
+    """Join the runs of one side."""
     return Filled(
         used=sum(part.used for part in parts) / len(parts),
         ended=sum(part.ended for part in parts),
@@ -77,7 +77,7 @@ def pooled(parts: Sequence[Filled]) -> Filled:
 
 
 def compared(sides: dict[str, Filled]) -> dict[str, Any]:
-    """Compare the two sides, by their short names, and say whether both bars hold."""
+    """Compare the two sides, by their short names, and report whether both bars hold."""
     predicted, foretold = sides[PREDICTED.short], sides[FORETOLD.short]
     ratio = predicted.used / foretold.used if foretold.used else 0.0
     return {
@@ -165,7 +165,7 @@ def play(plan: Plan) -> dict[str, Filled]:
 def report(
     plan: Plan, real: Sequence[dict[str, Found]], virtual: Sequence[dict[str, Filled]]
 ) -> dict[str, Any]:
-    """Put all runs of one plan together. O(runs)."""
+    """Join all runs of one plan. O(runs)."""
     filled = [{short: each.filled for short, each in run.items()} for run in real]
 
     def all_of(runs: Sequence[dict[str, Filled]]) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def main(
 
 def _show(made: dict[str, Any], real: Sequence[dict[str, Found]]) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    # Without a terminal the console has no width of its own.
+    # Without a terminal the console has no width.
     console.width = max(console.width, _TABLE_CHARS)
     table = Table("cache in use", *(arm.name for arm in ARMS), "ratio", "preempted of 1,000")
     for where in ("real", "virtual"):

@@ -151,7 +151,7 @@ def found(side: Side, result: RunResult, warmup_s: float) -> Found:
 def summed(
     looks: Sequence[Look], ended: int, client_lag_ms: float, sent: int, failed: dict[str, int]
 ) -> Found:
-    """Sum up what was seen in the steady phase. Raises DemoError where that is too little."""
+    """Sum up the steady phase. Raises DemoError if it is too short."""
     if len(looks) < 2:
         raise DemoError("the steady phase is too short: the engine was seen less than twice")
     first, last = looks[0], looks[-1]

@@ -17,7 +17,7 @@ def text_of(events, choice=0):
 
 async def test_a_completion_whole_and_streamed_is_the_same(start):
     body = {"prompt": "once upon a time", "max_tokens": 6, **FORCED}
-    # A step takes longer than what is ever caught up, so that tokens come apart on any machine.
+    # A step takes longer than any catching up, so tokens are separate on any machine.
     async with start("a10g-llama2-7b", speed=0.5) as running:
         cost = running.emulator.driver.engine.cost
         assert cost.duration_ns(0, 1, 5) / 0.5 > LAG_MAX_NS

@@ -43,7 +43,7 @@ def seen(monkeypatch):
 
 
 async def test_a_streaming_client_that_leaves_frees_its_blocks(running, start, seen):
-    # A step takes longer than what is caught up after a pause.
+    # A step takes longer than the time that is caught up after a pause.
     async with start("a10g-llama2-7b", speed=0.25, middleware=[Recorder]) as running:
         async with running.http.post(
             running.url + "/v1/completions", json={**LONG, "stream": True}
@@ -57,7 +57,7 @@ async def test_a_streaming_client_that_leaves_frees_its_blocks(running, start, s
         assert running.gauges.steps <= steps + 1
         await running.until(lambda g: len(seen) == 1)
         assert seen[0][1].final_usage_info is None
-        # Nothing is said to a client that left.
+        # A client that left gets no message.
         assert not any(b"[DONE]" in message.get("body", b"") for message in Recorder.sent)
         assert all(message.get("more_body", True) for message in Recorder.sent)
         samples = await running.metrics()

@@ -80,7 +80,7 @@ def make_request(config, request_id, shape):
 
 
 def add(engine, request_id, shape, now_ns=0):
-    """Hand in a request; None where it could never run."""
+    """Hand in a request; None if it could never run."""
     request = make_request(engine.config, request_id, shape)
     try:
         engine.add(request, now_ns)
@@ -143,7 +143,7 @@ class EngineMachine(RuleBasedStateMachine):
         planned = {s.key for s in step.sequences}
         back = {key for unit in swapped for key in unit} & planned
         if planned - before - back:
-            # Nothing new before what was swapped out.
+            # No new request starts before swapped ones.
             assert not engine.swapped()
         victims = [s.key for s in step.preempted]
         if victims:

@@ -104,7 +104,7 @@ def test_the_sequence_limit_holds_and_n_counts():
     while engine.step():
         engine.check()
     gauges = engine.gauges()
-    # A prompt is counted once, however many sequences came of it.
+    # A prompt is counted once, however many sequences share it.
     assert (gauges.prompt_tokens, gauges.generation_tokens) == (8, 10)
 
 

@@ -24,7 +24,7 @@ class TwinPool:
         self.eviction = eviction
         self.idle_max = idle_max
         self.future = list(future)  # [(request, keys)] still to come
-        self.blocks: list[TwinBlock] = []  # all that are not free
+        self.blocks: list[TwinBlock] = []  # blocks that are not free
         self.time = 0
 
     def held(self):

@@ -1,4 +1,4 @@
-"""The auditor sees what is wrong: each promise, broken by hand."""
+"""Tests that the auditor sees errors: each promise is broken by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -269,7 +269,7 @@ def test_answers_of_one_round_are_stored_in_due_order() -> None:
     for lease_id, name in enumerate(("first", "second"), 1):
         desk.grant(0, desk.ask(0, name), lease_id)
     desk.auditor.settled(0)
-    desk.ended(3 * S, 2)  # the auditor hears of the later one first
+    desk.ended(3 * S, 2)  # the auditor hears of the later end first
     desk.ended(3 * S, 1)
     desk.auditor.settled(3 * S)
     assert list(desk.auditor.books.ended) == [2]

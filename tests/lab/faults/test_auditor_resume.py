@@ -24,7 +24,7 @@ def exact(**terms: Any) -> Desk:
 
 
 def reborn(desk: Desk, now_ns: int = 0, credit_ns: int = 0, epoch: int = 1) -> None:
-    """Let another process go on with what the last one saved."""
+    """Let another process continue with the saved state of the last one."""
     desk.auditor.restart(now_ns, desk.auditor.known(now_ns), credit_ns)
     desk.say(now_ns, pool=pool_pb2.PoolRegistration(pool="p", epoch=epoch,
         capacity_tokens=100, block_size_tokens=1))  # fmt: skip
@@ -82,10 +82,10 @@ def test_a_replayed_lease_is_held_and_charged_once() -> None:
     reborn(desk)
     replay(desk, 0, 1, output=5)
     counters = desk.auditor.books.counters
-    assert counters.of("a") == 50_000_000  # what it has made since
+    assert counters.of("a") == 50_000_000  # the output that it has made since
     pool = desk.auditor.books.pools["p"]
     assert (pool.low, pool.owed_low) == (60, 0)
-    replay(desk, 0, 2)  # was never saved: a second one
+    replay(desk, 0, 2)  # it was never saved: a second lease
     assert counters.of("a") == 90_000_000
 
 
@@ -108,7 +108,7 @@ def test_active_flow_stays_active_for_a_lease_ttl() -> None:
     for now_ns, lifted in ((2 * S - 1, 40_000_000), (2 * S, 90_000_000)):
         desk = exact(credit_max=0)
         running(desk)
-        desk.ask(0, "waits", 40)  # of a, with what it was served by now
+        desk.ask(0, "waits", 40)  # its session a, with its service so far
         for name, tokens in (("x", 20), ("y", 30)):
             tag = desk.ask(0, name, tokens, "b", 1)
             desk.grant(0, tag, 2 + tag, tokens=tokens + 1)

@@ -78,7 +78,7 @@ def test_between_the_least_and_the_greatest_lies_what_a_block_hides() -> None:
     granted(desk, (10, 30))
     pool = desk.auditor.books.pools["p"]
     assert least_load(pool, -1) == greatest_load(pool, -1) == 40
-    pool.block = 16  # of 3 blocks, one sequence may use 33 to 48 tokens
+    pool.block = 16  # with 3 blocks, one sequence may use 33 to 48 tokens
     lease = pool.leases[1]
     lease.low, lease.high, lease.reserved_tokens, lease.told = 3, 3, 48, None
     lease.request.max_output_tokens = 100

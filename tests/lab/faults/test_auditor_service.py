@@ -82,7 +82,7 @@ def test_the_flow_that_was_served_least_is_next() -> None:
     line.settle()
     line.grant(first, 10)
     line.grant(third, 5)
-    line.settle()  # by arrival, then b, which had nothing
+    line.settle()  # the next in order of arrival, then b, which had nothing
     line.grant(second, 10)
     with pytest.raises(ViolationError, match="served before its turn"):
         line.settle()  # b has got less
@@ -125,7 +125,7 @@ def refused_as_full(desk: Desk, name: str, principal: int) -> None:
 
 
 def test_refusals_of_a_queue_with_places_are_seen() -> None:
-    desk = Desk(flow_queue_max=10)  # of which 2 are for retries
+    desk = Desk(flow_queue_max=10)  # 2 of these are for retries
     for number in range(8):
         desk.ask(0, f"r{number}")
     refused_as_full(desk, "same principal", 7)
@@ -200,7 +200,7 @@ def test_a_counter_that_the_scheduler_misreports_is_found() -> None:
 
 
 def catch_up(desk: Desk) -> None:
-    """While a has a request that runs, b alone waits and is served; then both wait."""
+    """While a has a running request, b alone waits and is served; then both wait."""
     desk.grant(0, desk.ask(0, "long", tenant="a"), 1_000)
     for number in range(1, 121):
         tag = desk.ask(0, f"b{number}", tenant="b")
@@ -291,10 +291,10 @@ def test_a_head_that_had_its_place_may_follow_leases_that_were_brought_along() -
 def test_only_what_is_granted_now_is_held_to_what_runs_now() -> None:
     meter = Meter("the model", Limits(concurrency=1), 0, 0)
     meter.grant(0, 1)
-    meter.settle(known=False)  # a stream reads late: who knows when
-    meter.hold()  # in audit, which takes what is not there
+    meter.settle(known=False)  # a stream reads late: the time is unknown
+    meter.hold()  # in audit, which takes units that are not there
     meter.settle()
-    meter.grant(0, 1, late=True)  # an earlier round made it
+    meter.grant(0, 1, late=True)  # the grant of an earlier round
     meter.settle()
     meter.grant(0, 1)
     with pytest.raises(ViolationError, match="above the concurrency of the model"):

@@ -107,7 +107,7 @@ def test_places_of_others_are_those_of_the_core(queue_max: int) -> None:
     s = core.Scheduler(queue_max=queue_max)
     for name in (b"mal", b"ada"):
         s.set_flow(name, 1_000)
-    s.set_pool(0, b"p", 1, 2, 1)  # nothing but the first can run
+    s.set_pool(0, b"p", 1, 2, 1)  # only the first can run
     s.set_principal(0, 9, b"mal", share_ppm=250_000)
 
     def waiting(principal: int, tenant: str) -> int:

@@ -53,7 +53,7 @@ def test_the_books_charge_a_final_output_as_stated_up_to_the_context(
 @pytest.mark.parametrize(
     ("seen", "computed", "least"),
     [
-        (True, (20, 2 * S), 19),  # ten tokens a second, as of the prefill that was seen
+        (True, (20, 2 * S), 19),  # ten tokens a second, like the measured prefill
         (True, (40, 2 * S), 19),  # at twice that pace
         (True, (40, 4 * S), 29),  # the scheduler's clock stood still for a second
         (True, (1, S // 10), 1),

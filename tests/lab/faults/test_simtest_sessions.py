@@ -73,7 +73,7 @@ def test_auditor_holds_the_order_inside_a_session() -> None:
 @pytest.mark.parametrize("waits_for", ["", "p"])
 @pytest.mark.parametrize("target", ["", "p"])
 def test_auditor_holds_sessions_that_wait_to_the_bound(target: str, waits_for: str) -> None:
-    """One session is served again and again while another waits all the time."""
+    """One session is served repeatedly while another waits all the time."""
 
     def serve(count: int) -> None:
         desk = Desk(has_sessions=True)

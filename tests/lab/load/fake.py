@@ -42,7 +42,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
-# In virtual time, where a message is on its way: until the next timer, which is that of the lag.
+# In virtual time, if a message is on its way: until the next timer, which is that of the lag.
 TICK_S = 0.011
 
 
@@ -62,7 +62,7 @@ async def stream(
 
 
 async def obey(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Answer as asked: max_tokens tokens, one to an event, then the usage."""
+    """Answer the request: max_tokens tokens, one to an event, then the usage."""
     count = body["max_tokens"]
     pieces = (*[token()] * count, usage(len(body["prompt"]), count), DONE)
     return await stream(request, *pieces, x_schedsvc_queue_duration_ms="1.5")

@@ -18,7 +18,7 @@ TRACE = "arrival_s,client,prompt_tokens,output_tokens\n0,hog,20,3\n0.01,quiet,5,
 
 
 class Thread:
-    """A fake server in a thread of its own, since the command runs its own event loop."""
+    """A fake server in a separate thread, since the command runs its own event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -42,7 +42,7 @@ class Thread:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a busy machine hold the generator up."""
+    """Simulate a busy machine that delays the generator."""
     for module in ("report", "result"):
         monkeypatch.setattr(f"schedsvc_lab.load.{module}.CLIENT_LAG_MS_MAX", 60_000.0)
 

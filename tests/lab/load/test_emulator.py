@@ -82,7 +82,7 @@ async def test_block_hashes_are_found_by_a_prefix_cache(backend: Backend) -> Non
     ]
     async with emulator(prefix_cache="lru") as (running, url):
         target = Target(url, backend=backend, texts=EmulatorTexts(4))
-        # One after the other, also where the machine stands still meanwhile.
+        # One after the other, also if the machine stalls meanwhile.
         result = await LoadRun(target, asked, Pace(seed=4, concurrency=1)).run()
         gauges = running.driver.engine.gauges()
     assert [sample.fate for sample in result.recorder.samples] == [Fate.COMPLETED] * 3

@@ -185,5 +185,5 @@ def test_fairness_by_hand() -> None:
     assert told["jain_index_of_served_share"] == pytest.approx(
         (1 + share) ** 2 / (2 * (1 + share**2))
     )
-    # In every 60 s window: b is 50 behind a, and 70 behind what it asked for.
+    # In every 60 s window: b is 50 behind a, and 70 behind its demand.
     assert told["service_difference_per_s"]["max"] == pytest.approx(50 / 60)

@@ -1,8 +1,8 @@
 """Compares what tenants were served with Stats' bound at every report, in virtual time.
 
 The books count service from grants and reports alone: the prompt at the grant, output as it is
-reported, all over the weight. While a tenant or a group waits, none of its siblings may be served
-more than the bound beyond what it led by before.
+reported, all over the weight. While a tenant or a group waits, none of its siblings may gain more
+than the bound over its lead.
 """
 
 from collections import Counter, defaultdict
@@ -64,7 +64,7 @@ class Gaps:
         self._tree, self._families = tree, tree.families()
         self._served: Counter[str] = Counter()
         self._waits: Counter[str] = Counter()
-        self._least: dict[tuple[str, str], float] = {}  # lead of one since the other waits
+        self._least: dict[tuple[str, str], float] = {}  # lead of one since the other began to wait
 
     def charge(self, tenant: str, service: int) -> None:
         """Count service of a tenant; negative: a refund. O(levels)."""
@@ -109,7 +109,7 @@ class Books(CoreAdapter):
         self.sharing: Sequence[Books] = (self,)
         self.stats_broken = ""
         self.queued: dict[int, int] = {}  # handles
-        self._counted: dict[int, int] = {}  # service of what runs
+        self._counted: dict[int, int] = {}  # service of running requests
 
     def tenant(self, index: int) -> str:
         """Return whose a request is."""
@@ -124,7 +124,7 @@ class Books(CoreAdapter):
         return handle
 
     def poll(self, now_ns: int) -> list[Verdict]:
-        """Let the core decide, and count the prompts of what it grants."""
+        """Let the core decide, and count the prompts that it grants."""
         verdicts = super().poll(now_ns)
         for verdict in verdicts:
             index = verdict.request
@@ -159,7 +159,7 @@ class Books(CoreAdapter):
         del self._counted[index]
 
     def leave(self, now_ns: int, index: int, output: int) -> None:
-        """End the lease of a client that has left after so much output."""
+        """End the lease of a client that has left after this much output."""
         lease_id, epoch, _ = self._leases.pop(index)
         prompt = self._requests.prompt_tokens[index]
         self.core.complete(now_ns, lease_id, epoch, CANCELLED, prompt, 0, output)
@@ -213,7 +213,7 @@ class Audited(World):
         )
 
     def run_until(self, ends_ns: int) -> None:
-        """Serve until a time, and leave what is queued or runs then."""
+        """Serve until a time; the queued and running requests then stay."""
         while self.now_ns < ends_ns:
             self._step(min(self._next_ns(), ends_ns))
 
@@ -222,7 +222,7 @@ class Audited(World):
         return self._next_ns()
 
     def step(self, now_ns: int) -> None:
-        """Let everything of one moment happen, for a world that has others beside it."""
+        """Do everything due at one moment, for a world beside others."""
         self._step(now_ns)
 
     def _next_ns(self) -> int:
@@ -243,7 +243,7 @@ class Audited(World):
             return
         runner = self._engines[self.outcomes.pool[index]]
         if runner.end_ns == now_ns:
-            self._leaves.append((now_ns + 1, index))  # first what the step has made
+            self._leaves.append((now_ns + 1, index))  # first the output of the step
             return
         output = runner.leave(now_ns, index)
         self._end(index)

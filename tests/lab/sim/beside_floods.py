@@ -56,7 +56,7 @@ CLASS_FLOODS: Sequence[tuple[Size, Size]] = (
 )
 _LIGHT: Size = (64, 64)
 _LIGHT_RATE, _LIGHT_S = 0.5, 600
-#: Tenants of each flood, and the factor by which its sizes are drawn around 512/256, up or down.
+#: Tenants of each flood, and the factor by which its sizes vary around 512/256, up or down.
 LIGHT_FLOODS: Mapping[str, tuple[int, float]] = {
     "one length": (1, 1.0),
     "many lengths": (1, 2.0),
@@ -127,7 +127,7 @@ class Classes:
 
 
 def classes(profile: str, high: Size, low: Size, surplus: float) -> Classes:
-    """Let a flood of a low class run beside one of a high class."""
+    """Run a flood of a low class beside one of a high class."""
     config = _config(({"name": n, "class": n} for n in ("high", "low")), ("high", "low"))
     seconds = _CLASS_WARM_S + _CLASS_S
     rows = flood(profile, 0, high, seconds + 60) + flood(profile, 1, low, seconds + 60)

@@ -1,8 +1,7 @@
 """Simulates requests with deadlines, and the fate of one that is let in.
 
-A run can be forked at any arrival: in the copy, that request comes without its deadline, so that
-nothing sends it away; all else is as it was. So it is seen whether it would have been served in
-time, without a second run.
+A run can be forked at any arrival: in the copy, that request has no deadline, so it is not refused;
+all else is unchanged. So one run shows whether it would have been served in time.
 """
 
 import math
@@ -107,9 +106,9 @@ class Deadlines(World):
 
 
 def teach(scheduler: core.Scheduler, prompt_tokens: int, first_ns: int, count: int = 60) -> int:
-    """Let requests, one at a time, have their first tokens after `first_ns`. Every second one was
-    wanted in half that time, so that the core learns that such deadlines are missed. Return
-    the end, in ns."""
+    """Let requests, one at a time, have their first tokens after `first_ns`. Every second one has a
+    deadline of half that time, so the core learns that such deadlines are missed. Return the end,
+    in ns."""
     now_ns = 0
     for n in range(count * len(TENANTS)):
         scheduler.admit(

@@ -15,7 +15,7 @@ from schedsvc import _core as core
 from .deadlines import Deadlines, Load
 
 FOR_DEADLINES = (core.REJECTED_DEADLINE, core.EVICTED_DEADLINE)
-#: The part of the requests by which it has been learned what can be met.
+#: The part of the requests by which the core has learned which deadlines can be met.
 LEARNT = 0.2
 LOADS = {
     "a fifth": Load(12_000, 5.7, (0.5, 20.0)),

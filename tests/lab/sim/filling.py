@@ -1,9 +1,9 @@
 """Runs tenants of different lengths on an overloaded engine: how full its cache is.
 
-An oracle of the lengths is a caller that asks for exactly what it will produce, from a scheduler
-that hardly ever reserves less: it predicts nothing of a tenant, and what all tenants together have
-shown, which counts from the thousandth end on, by what 999 of 1,000 stay below. Both have the same
-requests, the same peak form, the same headroom.
+An oracle of the lengths is a caller that asks for exactly its output, from a scheduler that rarely
+reserves less: it predicts nothing for a tenant, and for all tenants together, from the thousandth
+end on, a length that 999 of 1,000 stay below. Both have the same requests, the same peak form, the
+same headroom.
 """
 
 import math

@@ -8,7 +8,7 @@ __all__ = ["PACES", "Row", "Size", "flood", "need_queue", "service"]
 
 Size = tuple[int, int]
 Row = tuple[int, int, int, int]
-#: More service than an engine does in a second. A queue takes 800,000 requests of one tenant.
+#: More service than an engine's in a second. A queue takes 800,000 requests of one tenant.
 PACES = {"a10g-llama2-7b": 3_000, "tiny-cpu": 20_000, "cpu-tiny-llama": 40_000}
 
 
@@ -19,7 +19,7 @@ def flood(profile: str, tenant: int, size: Size, seconds: float, from_s: int = 0
 
 
 def need_queue(run: Audited, tenants: Iterable[int]) -> None:
-    """Raise RuntimeError if a flood has nothing queued any more."""
+    """Raise RuntimeError if a flood's queue is empty."""
     waiting = {
         who
         for who, at_ns in zip(run.requests.client, run.outcomes.decided_ns, strict=True)
@@ -36,7 +36,7 @@ def service(run: Audited, tenant: int, from_s: float, to_s: float) -> float:
         first_s = out.first_ns[at] / SECOND
         if its != tenant or first_s < 0:
             continue
-        # A request that still runs has made as much of its output as the time allows at least.
+        # A request that still runs has made at least the output that the time allows.
         end_s = out.end_ns[at] / SECOND if out.end_ns[at] >= 0 else run.now_ns / SECOND
         inside = max(0.0, min(end_s, to_s) - max(first_s, from_s))
         served += run.requests.prompt_tokens[at] * (from_s <= first_s < to_s)

@@ -91,7 +91,7 @@ async def _rudeness(target):
                 pb.AdmitRequest(request_id=f"lost-{number}", tenant="quiet", input_tokens=[16],
                                 max_output_tokens=16)
             )  # fmt: skip
-        # More than the scheduler applies in one turn.
+        # More events than the scheduler applies in one turn.
         stream = stub.Session()
         hello = pb.SessionEvent(hello=pb.SessionHello(client_id="long"))
         asks = [_ask(number) for number in range(600)]

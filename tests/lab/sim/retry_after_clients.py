@@ -22,7 +22,7 @@ MS = 10**6
 SECOND = 10**9
 PLACES = 8
 PATIENT_S = 36_000  # no request is evicted
-TOKENS = 100  # of input of each request, and as many of output
+TOKENS = 100  # input of each request, and its output
 
 
 @dataclass
@@ -55,7 +55,7 @@ class RetryAfterClient:
     quota: dict[str, int] = field(default_factory=dict)
     options: dict[str, int] = field(default_factory=dict)
     hold_s: tuple[float, float] = (2.0, 6.0)
-    steady_per_s: float = 0.0  # requests of each tenant but the first, which then alone has bursts
+    steady_per_s: float = 0.0  # requests of each tenant but the first, which alone has bursts then
     ttl_s: int = PATIENT_S
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class RetryAfterClient:
         self.granted_ns: dict[tuple[int, int], int] = {}  # by tenant and its request
         self.wake_ns = -1
         self.refused: dict[int, list[Try]] = defaultdict(list)
-        self.asked_ns: dict[int, list[int]] = defaultdict(list)  # by tenant: the first try of each
+        self.asked_ns: dict[int, list[int]] = defaultdict(list)  # the first try of each, by tenant
 
     def at(self, now_ns: int, kind: str, tenant: int, what: object = None) -> None:
         heapq.heappush(self.events, (now_ns, next(self.serial), kind, tenant, what))
@@ -159,7 +159,7 @@ class RetryAfterClient:
         self.at(now_ns + hold_ns, "end", 0, lease_id)
 
     def _ask_the_oracle(self) -> None:
-        """Give each place to the first that was refused before it came free."""
+        """Give each free place to the first request that was refused before."""
         for tenant, tries in self.refused.items():
             waiting: deque[Try] = deque()
             rest = deque(tries)
@@ -171,7 +171,7 @@ class RetryAfterClient:
                     first.oracle_ns = freed_ns - first.at_ns
 
     def _ask_a_patient_world(self, burst: tuple[int, int], every_s: float) -> None:
-        """Take the moment at which each is granted where all wait as long as it takes."""
+        """Return the moment at which each is granted if all wait as long as it takes."""
         patient = replace(self, ttl_s=PATIENT_S, options={"flow_queue_max": 1 << 20})
         patient.run(burst, every_s)
         for tenant, tries in self.refused.items():
@@ -179,8 +179,8 @@ class RetryAfterClient:
                 each.oracle_ns = max(0, patient.granted_ns[tenant, each.asked] - each.at_ns)
 
     def _ask_the_oracle_of_quotas(self) -> None:
-        """Give a tenant's tokens to its requests in the order of their first tries, each at the
-        moment in which there are enough."""
+        """Give a tenant's tokens to its requests in the order of their first tries, each as soon as
+        there are enough."""
         limit = self.quota["total_tokens"]
         for tenant, asked_ns in self.asked_ns.items():
             level, now_ns, admitted_ns = float(limit), 0, []

@@ -8,7 +8,7 @@ from schedsvc.config import Config
 
 __all__ = ["PATIENT", "SETUPS", "Setup", "config_of"]
 
-#: Settings of a scheduler that refuses nothing.
+#: Settings of a scheduler that refuses no request.
 PATIENT = {"queue_ttl_ms": 3_600_000, "flow_queue_max": 10**6, "queue_max": 10**6}
 
 _LINE = 64  # pools; above it requests for any pool stand in one line
@@ -20,7 +20,7 @@ class Setup:
 
     policy: str = "vtc"
     engines: int = 1
-    drained: int = 0  # further pools, in which nothing runs
+    drained: int = 0  # further pools, which are idle
     levels: int = 0  # of groups
 
 

@@ -96,7 +96,7 @@ class Shares:
 def requests_of(mix: Mix, large: int) -> Requests:
     """Make a backlog in which all tenants have the same weighted service.
 
-    `large`: how many requests those tenants have together whose requests are the largest.
+    `large`: the number of requests of the tenants with the largest requests.
     """
     cost = [prompt + 2 * output for prompt, output in mix.sizes]
     tenants = range(len(cost))
@@ -114,7 +114,7 @@ def requests_of(mix: Mix, large: int) -> Requests:
 
 
 def measured_ns(run: Audited) -> int:
-    """Find when the first tenant has nothing queued any more. O(requests)."""
+    """Find when the first tenant has an empty queue. O(requests)."""
     last = [0] * len(run.requests.clients)
     for at, tenant in enumerate(run.requests.client):
         last[tenant] = max(last[tenant], run.outcomes.decided_ns[at])

@@ -10,7 +10,7 @@ from schedsvc_lab.workload import Record, TraceRequest
 def test_a_cap_on_sessions_raises_the_hit_rate() -> None:
     without, capped = compare((0.0, 0.8), 300, 1)
     assert capped["hit_rate"] > 2 * without["hit_rate"]
-    # Some eight have room at once: others have begun and ended, too.
+    # About eight have room at once: others have begun and ended, too.
     assert capped["sessions"] > 9
 
 

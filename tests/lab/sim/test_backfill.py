@@ -26,7 +26,7 @@ QUICK_SETUPS = [
     ("line", "tiny-cpu", "5:1"),
 ]
 ALL_SETUPS = [(setup, *row) for setup in SETUPS if setup != "plain" for row in ALL]
-# Under DLPM a tenant may be two quanta ahead, which has to be little of what each is served.
+# Under DLPM a tenant may be two quanta ahead, which has to be little beside each one's service.
 LARGE_DLPM = 1_200
 
 

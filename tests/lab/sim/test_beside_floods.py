@@ -47,7 +47,7 @@ def test_high_class_goes_on_beside_a_head_that_ageing_brought() -> None:
     p90, p99 = aged(A10G, {})
     assert p90 <= 0.2, p90
     assert p99 <= 1.0, p99
-    # Without passing, each of the low class that is brought holds up the high one.
+    # Without passing, each of the low class's aged requests delays the high class.
     p90, _ = aged(A10G, {"scheduler.expert.dispatch": "strict"})
     assert p90 > 2.0, p90
 

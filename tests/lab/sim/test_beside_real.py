@@ -69,7 +69,7 @@ def test_time_around_the_engine_excludes_engine_and_queue() -> None:
     requests = [
         finished(small, 9.0), finished(small, 0.020), finished(large, 0.070), finished(small, 0.040)
     ]  # fmt: skip
-    steps = [step(0.010)] * 500  # whose rest is 5 ms
+    steps = [step(0.010)] * 500  # their rest is 5 ms
     assert added_ms(samples, requests, steps) == pytest.approx([55.0, 45.0, 35.0])
     with pytest.raises(KeyError):
         added_ms(samples, [], steps)
@@ -114,7 +114,7 @@ def test_judge_passes_good_runs_and_fails_bad_ones() -> None:
     assert [row[3] for row in sim_compare.judge(real, good, counts)] == [True] * 3
     bad = [run({"a": 31.0}, 89.0, 81)] * 3
     assert [row[3] for row in sim_compare.judge(real, bad, counts)] == [False] * 3
-    # A tenant of whom one world serves nothing.
+    # A tenant that one world does not serve.
     none: list[dict[str, Any]] = [run({}, 100.0, 40)] * 3
     assert not sim_compare.judge(real, none, counts)[2][3]
 

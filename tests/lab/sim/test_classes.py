@@ -57,7 +57,7 @@ def test_a_class_of_the_trace_goes_first_where_the_configuration_has_it(requests
     # Without these classes everything is of the default one, first come, first served.
     mean, _ = waits_ms(requests, [])
     assert mean["fast"] == pytest.approx(mean["slow"], rel=0.1)
-    # So it is if the tenant may not name them.
+    # It is so if the tenant may not name them.
     mean, _ = waits_ms(requests, CLASSES)
     assert mean["fast"] == pytest.approx(mean["slow"], rel=0.1)
 

@@ -19,7 +19,7 @@ from schedsvc_lab.sim.world import Settings
 from schedsvc_lab.workload import Record
 
 FAST = load_profile("fast")
-# Everything in which a set, a dict or a heap could give an order away.
+# Everything by which a set, a dict or a heap could reveal an order.
 BUSY = FAST.model_copy(
     update={
         "engine": FAST.engine.model_copy(

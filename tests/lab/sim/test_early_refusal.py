@@ -15,7 +15,7 @@ def test_hundreds_of_those_that_are_refused(load):
 
 
 def serveable_and_refused(count: int, factor: float) -> tuple[int, int]:
-    """Serve what can be served, with prefills estimated at `factor` of their time."""
+    """Serve requests that can be served, with prefills estimated at `factor` of their time."""
     first_ns, prompt = round(factor * 200 * MS), 300
     begin_ns = teach(Deadlines(*Load(1, 1.0, (1, 2)).draw()).core, prompt, first_ns)
     load = Load(count, 1.5, (0.6, 1.5), from_s=begin_ns / 10**9 + 1)

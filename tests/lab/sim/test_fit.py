@@ -107,7 +107,7 @@ def test_samples_of_counters_give_the_same_cost(tmp_path):
     found, quality = fit(read_measured(file))
     assert found.prefill_token_ns == pytest.approx(30_000, rel=0.01)
     assert quality.steps == 5 * 399
-    # Where the KV tokens never change, and something always decodes, both are part of the rest.
+    # If the KV tokens never change, and some sequence always decodes, both are part of the rest.
     for running in (1, 8, 40):
         step_ns = table(found, 64)[running] + 5_000 * found.decode_kv_token_ns
         assert step_ns == pytest.approx(cost[running] + 5_000 * 40, rel=0.01)

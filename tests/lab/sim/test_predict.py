@@ -75,7 +75,7 @@ def test_coverage_holds_in_every_tenth(name: str, quantile: float, low: float, h
     tenths = told["coverage_by_tenth"]
     assert low <= min(tenths), tenths
     assert max(tenths) <= high, tenths
-    # Also where what was promised in full counts as covered.
+    # Also if fully reserved outputs count as covered.
     held = requests.output_tokens <= played.promised
     for part in np.array_split(held, 10):
         assert low <= part.mean() <= high

@@ -37,8 +37,8 @@ class Seen:
     granted: dict[int, int] = field(default_factory=dict)  # the number before it
     out: dict[int, int] = field(default_factory=dict)  # thrown out: its reservation, as last seen
     resumed: int = 0
-    contested: int = 0  # of these, while something that never ran waited in the engine
-    overdrawn: int = 0  # moments at which the scheduler decides, and something is queued
+    contested: int = 0  # of these, while a request that never ran waited in the engine
+    overdrawn: int = 0  # times at which the scheduler decides while something is queued
     overtaken: list[str] = field(default_factory=list)
     reversed: list[str] = field(default_factory=list)
     granted_overdrawn: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Seen:
 
 
 class WatchedEngine(Engine):
-    """Looks at who begins in each step, and who is thrown out of it."""
+    """Checks which requests begin in each step, and which are preempted."""
 
     def __init__(self, seen, *arguments):
         super().__init__(*arguments)
@@ -78,7 +78,7 @@ class WatchedEngine(Engine):
 
 
 class WatchedFront(CoreAdapter):
-    """Looks at each decision of the core, and at the leases of what is thrown out."""
+    """Checks each decision of the core, and the leases of preempted requests."""
 
     def __init__(self, seen, *arguments):
         super().__init__(*arguments)
@@ -117,10 +117,10 @@ def serve(
     engine=WatchedEngine,
     **options,
 ):
-    """Serve two tenants, of whose outputs each fifth is ten times as long as the others, from a
+    """Serve two tenants, each fifth of whose outputs is ten times as long as the others, from a
     core that counts `percent` of the cache.
 
-    Many ask at once for prompts of whole blocks, so that they need their next ones in one step.
+    Many ask at once for prompts of whole blocks, so they need their next ones in one step.
     """
     draws = Random(7)
     rows = [
@@ -172,7 +172,7 @@ def test_victims_that_are_put_in_front_as_they_came_out_are_seen(options):
 
 
 class UnfairEngine(WatchedEngine):
-    """Puts what a step has thrown out behind all that waits."""
+    """Puts preempted requests behind all that wait."""
 
     def plan_step(self, now_ns=0):
         step = super().plan_step(now_ns)
@@ -194,4 +194,4 @@ def test_leases_of_preempted_requests_that_end_are_seen():
 
 
 def test_grants_of_an_overdrawn_pool_are_seen():
-    assert serve(audit=True).granted_overdrawn  # audit grants whatever it costs
+    assert serve(audit=True).granted_overdrawn  # audit grants at any cost

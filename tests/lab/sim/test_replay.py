@@ -98,7 +98,7 @@ def test_a_bad_tail_is_cut(recorded, tmp_path):
         recording = Recording(path)
         assert recording.cut_bytes == size - (last - 20)
         Exact(recording).run()
-    # A machine that goes down may leave this: the size is there, the bytes are not.
+    # A machine that goes down may leave this: the size is right, the bytes are missing.
     path.write_bytes(whole[: last + 3] + bytes(len(whole) - last - 3))
     assert Recording(path).cut_bytes == len(whole) - last + 20
 

@@ -10,7 +10,7 @@ from schedsvc_lab.sim.world import Settings
 from schedsvc_lab.workload import TraceRequest
 
 MS = 1_000_000
-# Requests a second, input and output tokens: the noisy neighbour, beyond what the engine can.
+# Requests a second, input and output tokens: the noisy neighbour, beyond the engine's capacity.
 TENANTS = {"hog": (35.0, 512, 256), "quiet": (2.0, 64, 64)}
 SECONDS, RUNS = 40.0, 4
 

@@ -121,5 +121,5 @@ def test_a_round_is_due_after_its_steps_or_when_idle():
         if runner.round_is_due():
             rounds.append(runner.engine.gauges().generation_tokens)
             runner.round_done()
-    # One token comes out of the prompt's own step.
+    # The prompt's own step produces one token.
     assert rounds == [11, 21, 26]

@@ -17,7 +17,7 @@ from schedsvc_lab.sim.metrics import Service, service_difference
 from schedsvc_lab.sim.requests import Requests
 from schedsvc_lab.sim.scenario import Scenario, simulate
 
-CALLS_A_REQUEST = 560  # 480, and 660 before what decodes went in lockstep
+CALLS_A_REQUEST = 560  # 480, and 660 before decodes went in lockstep
 TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
 REFERENCE_COLUMNS = (
     "arrival_s,client,prompt_tokens,output_tokens,first_token_latency_s,request_latency_s"

@@ -45,7 +45,7 @@ class Server:
         self.recorder.begin()
         self.core = self.recorder.core
         self.runs = {}  # how long request number n runs, and its output
-        self.gone = set()  # those that their clients leave then, before anything is counted
+        self.gone = set()  # requests that their clients leave then, before anything is counted
         self.due = []
         self.order = count()
         self.tags = {}

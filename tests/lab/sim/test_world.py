@@ -67,7 +67,7 @@ def test_every_request_is_served_once_and_again_alike(policy, delay_ms, engines)
 
 
 def test_the_fair_policy_protects_a_light_tenant():
-    # With backfill even FCFS lets the small pass; strict, the policy alone decides.
+    # With backfill even FCFS lets the small one pass; in strict order, the policy alone decides.
     _, config = override(
         FAST, patient_config(("hog", "quiet")), {"scheduler.expert.dispatch": "strict"}
     )
@@ -112,7 +112,7 @@ def test_jitter_only_delays_and_keeps_what_belongs_together():
 
 
 def test_a_late_report_keeps_the_place_taken():
-    # Only one fits at a time, so that the third waits for two reports.
+    # Only one fits at a time, so the third waits for two reports.
     one_by_one = Requests(("a",), [(0, 0, 2_000, 40), (1, 0, 2_000, 40), (2, 0, 2_000, 40)])
 
     def end_ns(delay_ms):

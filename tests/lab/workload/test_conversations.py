@@ -80,7 +80,7 @@ def test_a_prompt_is_all_that_was_said(tokenizer: ModelTokenizer) -> None:
         assert list(ask.token_ids) == tokenizer.apply_chat_template(said)
         assert ask.output_tokens == tokenizer.count(added.answer or "")
         said.append({"role": "assistant", "content": added.answer or ""})
-    # A prefix cache is of use only where a prompt begins as the one before, and its answer.
+    # A prefix cache is of use only if a prompt begins with the one before and its answer.
     for before, after in pairwise(found):
         assert len(after.token_ids) > len(before.token_ids)
         assert after.token_ids[: len(before.token_ids)] == before.token_ids

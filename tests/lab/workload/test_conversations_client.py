@@ -40,7 +40,7 @@ def talk(name: str, *questions: str, tenant: str | None = None) -> Conversation:
 
 
 class Fake:
-    """Answers with what the last question says: 429, 500, error, cut, hang, or else echoes it."""
+    """Answers as the last question asks: 429, 500, error, cut, hang, or else echoes it."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -210,7 +210,7 @@ async def test_no_server() -> None:
 async def test_the_emulator_counts_as_the_simulation(
     folders: dict[str, Path], as_chat: bool
 ) -> None:
-    """With recorded answers, prompts are those that the trace would hold, to the token."""
+    """With recorded answers, the prompts are those of the trace, to the token."""
     chats = Chats(ModelTokenizer.load(folders["unigram"]))
     held = [talk(str(number), *["what now"] * (1 + number % 3)) for number in range(12)]
     limits = Limits(turns_max=2, context_tokens=400)

@@ -114,7 +114,7 @@ def test_qwen_follows_conversations(tmp_path: Path) -> None:
         request(162, 161, 9.0, 3, 48),
         request(170, 7, 9.5, 4, 1),
     )
-    # The published description says nothing of hashes for partial blocks.
+    # The published description does not mention hashes of partial blocks.
     without = {**request(171, -1, 9.6, 1, 31), "hash_ids": [5]}
     assert read(tmp_path, lines(without), "qwen")[0].blocks == (5,)
     del without["hash_ids"]

@@ -415,7 +415,7 @@ def test_each_profile_has_its_own_arrivals_lengths_and_class(tmp_path: Path) -> 
     assert all((record.arrival_s or 0) % 20 < 5.001 for record in batch)
     assert {record.request_class for record in chat} == {"interactive"}
     assert {record.tenant for record in chat} == {f"chat-{rank:02}" for rank in range(1, 13)}
-    # Without the one profile the other is as it was.
+    # Without the one profile the other is unchanged.
     alone, _, _ = PROFILES.partition("  batch:")
     assert profiled(tmp_path, alone)[1] == chat
     assert profiled(tmp_path, PROFILES, "--seed", 1)[1] != records

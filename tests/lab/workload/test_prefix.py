@@ -15,7 +15,7 @@ from schedsvc_lab.workload.prefix.capacity import POLICIES, curve, default_capac
 from schedsvc_lab.workload.prefix.sharing import Sharing, distribution
 
 Prompt = list[int]
-# Few different tokens, so that prompts share prefixes, and so that equal blocks follow others.
+# Few different tokens, so prompts share prefixes, and equal blocks follow others.
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=14)
 
 
@@ -151,7 +151,7 @@ def test_joined_hashes_are_larger_blocks(
         found = by_hash.cut([hash(part) for part in parts], len(prompt))
         wanted = by_token.cut(array("I", prompt))
         size = hash_tokens * joined
-        # A last block that is not full is known where it has a hash, or where nothing follows.
+        # A partial last block is known if it has a hash, or if nothing follows.
         known = partial or len(prompt) % hash_tokens == 0
         assert len(found) == (-(-len(prompt) // size) if known else len(prompt) // size)
         for one, other in zip(found, wanted, strict=False):

@@ -151,7 +151,7 @@ def test_a_tokenizer_without_words_is_refused() -> None:
 
 
 def test_joined_words_are_found_out(makers: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last check holds even where the search for words was wrong."""
+    """The last check holds even if the search for words was wrong."""
     maker, _ = makers("bpe")
     monkeypatch.setattr(ModelTokenizer, "encode", lambda *_, **__: [1, 2, 3])
     with pytest.raises(PromptError, match="a prompt of 9 tokens has 3"):

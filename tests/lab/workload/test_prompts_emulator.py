@@ -37,7 +37,7 @@ def makers_of(folder: Path) -> list[PromptMaker]:
 
 
 async def check(folder: Path, asked: Iterable[tuple[int, int]]) -> None:
-    """Send prompts of asked lengths, and compare with what the server counts."""
+    """Send prompts of asked lengths, and compare with the server's counts."""
     makers = makers_of(folder)
     async with emulator(folder) as http:
         for tokens, seed in asked:

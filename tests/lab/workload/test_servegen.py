@@ -53,7 +53,7 @@ def test_rates_lengths_and_times(tmp_path: Path) -> None:
     assert np.mean(early) == pytest.approx(20, abs=0.4)
     later = [r for r in own if 600 <= r.arrival_s < 1200]
     assert {r.input_tokens for r in later} == {500}
-    # Nothing is 0 tokens long, and an empty distribution leaves the one before it.
+    # No output has 0 tokens, and an empty distribution keeps the one before it.
     assert {r.output_tokens for r in later} == {1, 9}
     assert {r.input_tokens for r in own if r.arrival_s >= 1800} == {500}
 

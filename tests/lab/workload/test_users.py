@@ -125,7 +125,7 @@ def test_concentration_by_hand() -> None:
     users = found({f"u{number}": 1 for number in range(10)} | {"u0": 11})
     assert users.requests == 20
     assert users.top[10] == pytest.approx(55.0)
-    # Ten users of whom nine have 1 and one has 11: 1 - 2 * area under the Lorenz curve.
+    # Ten users, nine with 1 and one with 11: 1 - 2 * area under the Lorenz curve.
     assert users.gini == pytest.approx(0.45)
     assert found({f"u{number}": 4 for number in range(10)}).gini == pytest.approx(0)
 

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 _host: Any = importlib.import_module("vllm.v1.metrics.loggers")
-# vLLM would write a line for each step, too, which costs a good part of a short one.
+# vLLM would write a line for each step, too, which takes a good part of a short one.
 _host.logger.setLevel(logging.WARNING)
 
 

@@ -93,7 +93,7 @@ class Admission:
     ) -> None:
         """End the lease with its final totals; never blocks. The first call counts.
 
-        A total that is not given is the last one that was reported.
+        A total that is not given is the last reported one.
         """
         if self.lease is not None and not self._ended:
             self._ended = True

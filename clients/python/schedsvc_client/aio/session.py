@@ -101,7 +101,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self._running: dict[int, Admission] = {}
         self._flushed: list[asyncio.Future[None]] = []
         self._reached: list[asyncio.Future[bool]] = []
-        # The time from which no scheduler serves this session; None while one does.
+        # The time from which no scheduler serves this session; None while one serves it.
         self._away_since_s: float | None = time.monotonic()
         self._wake = asyncio.Event()
         bound_s = self._options.silent_after_s
@@ -111,7 +111,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
             bound_s, self._send_beat, self._silence_changed, hangs_up=self._targets.several
         )
         self._contests = ContestLog()
-        # None while admissions are worth a try, else why they are not.
+        # None while admissions may be tried, else why not.
         self._given_up: CallError | None = None
         self._away_logged = False
         self._give_up_timer: asyncio.TimerHandle | None = None
@@ -293,7 +293,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         )
 
     def _take(self, response: pb.SessionResponse) -> CallError | None:
-        """Take one message. Returns why the stream is of no use, where it says so."""
+        """Take one message. Returns why the stream is of no use, if the message says so."""
         was_due_ns = self._protocol.next_deadline_ns()
         notices = self._protocol.receive(time.monotonic_ns(), response)
         self._heartbeat.heard(self._protocol.beats)
@@ -373,7 +373,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self.last_error = error
         self._set_state(SessionState.SILENT)
         self._stop_asking(error)
-        self._wake.set()  # it withdraws what was asked, which the scheduler reads when it is back
+        self._wake.set()  # it withdraws the admissions, which the scheduler reads when it resumes
 
     def _welcome(self, welcomed: Welcomed) -> None:
         self._heartbeat.begin(beats=welcomed.beats)
@@ -382,7 +382,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
             self._set_state(SessionState.SILENT)  # until two beats have been answered
             return
         if self._away_logged or welcomed.restarted:
-            # As loud as the loss: a log that shows the one shows the other.
+            # As loud as the loss: a log that shows one shows both.
             how = "another one" if welcomed.restarted else "the same"
             _log.warning("the scheduler at %s is back (%s)", self._targets.current, how)
         self._given_up, self._away_logged, self._away_since_s = None, False, None
@@ -392,7 +392,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self._set_state(SessionState.CONNECTED)
 
     def _count_held(self) -> None:
-        """Count what waits for a verdict as waiting, also while no scheduler led. O(waiting)."""
+        """Count the waiting requests, also while no scheduler leads. O(waiting)."""
         if self._targets.several:
             now_s = time.monotonic()
             for admission, _ in self._waiting.values():

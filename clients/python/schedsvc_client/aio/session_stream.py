@@ -103,7 +103,7 @@ class SessionStream:
         try:
             await send_all(call, self._protocol, self._wake)
         except Exception as error:
-            # A defect of ours must not leave a stream that says nothing.
+            # A defect of ours must not leave a silent stream.
             _log.exception("cannot make a message for the scheduler")
             return defect(error)
         return await asyncio.shield(reader)

@@ -230,7 +230,7 @@ class AsyncScheduler(HoldingAsker):
     async def _answers(self, target: str, timeout_s: float) -> bool:
         """Return whether a scheduler answers anything: a Progress of no lease changes nothing.
 
-        An answer under a term that is over is none.
+        An answer under an ended term does not count.
         """
         progress = self._calls.method(target, _METHODS.Progress)
         metadata = self._context.metadata()

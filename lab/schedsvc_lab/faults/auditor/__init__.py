@@ -1,7 +1,7 @@
 """Audits independently: keeps books from the messages alone, by the rules of the contract.
 
-It imports nothing of the core, and believes nothing that the core says of itself: what it knows,
-it saw on the wire between clients and scheduler.
+It imports nothing of the core, and trusts no report of the core on itself: its knowledge is the
+messages between clients and scheduler.
 """
 
 from schedsvc_lab.faults.auditor.comparison import Granted, Sizes, compare_runs

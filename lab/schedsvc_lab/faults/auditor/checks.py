@@ -26,7 +26,7 @@ def end_round(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
     books.end_resume(now_ns)
     books.counters.is_deciding = True
     _let_orphans_expire(books, now_ns)
-    if books.lagging:  # what was decided is not known, nor in which order
+    if books.lagging:  # the decisions are not known, nor their order
         books.counters.known = False
         books.meters.forget()
     books.counters.settle(now_ns, books.heads)
@@ -83,9 +83,9 @@ def _let_unread_expire(books: Books, now_ns: int) -> list[tuple[int, int, int]]:
 def may_be_unread(books: Books, now_ns: int, lease: Lease) -> bool:
     """Whether a lease was replayed now under the id of a grant that was not sent yet. O(queued).
 
-    Ids are consecutive: what lies between the greatest id that was known and that of such a grant
-    are ids of others, and there are no more of them than requests wait on streams that lag. Where
-    ids are drawn, no caller can guess one.
+    Ids are consecutive: those between the greatest known id and that of such a grant belong to
+    others, and there are no more of them than requests on streams that lag. If ids are drawn, no
+    caller can guess one.
     """
     is_replayed = lease.request.ask is None and lease.granted_ns == now_ns
     if not (is_replayed and books.terms.ids_tell_order):
@@ -98,7 +98,7 @@ def may_be_unread(books: Books, now_ns: int, lease: Lease) -> bool:
 def pushed_out(books: Books, lease_id: int, state: int) -> bool:
     """Whether answers that are not in the books may have pushed a stored answer out.
 
-    They are those of leases whose grants were never read. The books are lost then.
+    They are the ids of leases whose grants were never read. The books are lost then.
     """
     if state != UNKNOWN or not books.lagging or lease_id not in books.ended:
         return False
@@ -109,8 +109,8 @@ def pushed_out(books: Books, lease_id: int, state: int) -> bool:
 def _check_order(books: Books) -> None:
     """Inside a flow and a target the first to come is the first to go (invariant 10).
 
-    With sessions that holds inside of each. By deadline a request that waits for a cap may be
-    behind those that came before it: its session has given its place to another since.
+    With sessions that holds inside of each. In order of deadlines a request may wait for a cap
+    behind earlier ones: its session has given its place to another since.
     """
     terms = books.terms
     waits_for_caps = terms.by_deadline and terms.limits.sessions_max_tokens > 0
@@ -143,7 +143,7 @@ def _check_bypasses(books: Books) -> None:
     granted = sorted(books.fresh, key=lambda r: r.lease.lease_id if r.lease else 0)
     still = [r for queue in books.queues.values() for r in queue.values()]
     first = min(still, key=lambda r: r.seq, default=None)
-    if first is not None and not books.holds(first):  # it is passed over
+    if first is not None and not books.holds(first):  # it may be skipped
         first = min(filter(books.holds, still), key=lambda r: r.seq, default=None)
     dropped = min((r.seq for r in books.dropped), default=books.seq + 1)
     for at, r in enumerate(granted):
@@ -286,7 +286,7 @@ def _waiting(books: Books, pool: Pool) -> Iterable[Request]:
 def _check_work(pool: Pool, waiting: list[Request], reason: str, books: Books) -> None:
     """Check that no request waits while there is room for it (invariant 7)."""
     if not waiting or not all(pool.can_hold(r) for r in waiting):
-        return  # the next may be one that only another pool can hold
+        return  # the next request may be one that only another pool can hold
     require(
         len(pool.leases) > 0 or pool.owed_high > 0,
         "an idle engine while requests wait",

@@ -1,4 +1,4 @@
-"""Priority classes in one pool, in strict order: better ones go first, but for ageing.
+"""Keeps priority classes in one pool, in strict order: better ones go first, but for ageing.
 
 A class that has waited for its ageing time without a grant may overtake better ones, though never
 an exempt one, and never twice in a row.
@@ -53,8 +53,8 @@ class ClassOrder:
     def _waits_since(self, line: tuple[str, str], unknown_ns: int) -> int:
         """Return since when a line of a class waits.
 
-        With one pool a tenant's sessions stand in one order. So if a class is due in one line, a
-        request of the other one may run.
+        With one pool a tenant's sessions are in one order. So if a class is due in one line, a
+        request of the other line may run.
         """
         if not (self._terms.has_sessions and self._terms.pools == 1):
             return self._since.get(line, unknown_ns)

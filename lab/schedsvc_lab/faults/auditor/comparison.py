@@ -8,10 +8,10 @@ The bound: in one run, two flows with a backlog differ by at most the bound of V
 run compared with the other, plus the requests of one turn of the pool, which end at other moments.
 A request waits longer by the turns that this takes, and by the turn in which it arrives.
 
-While the stream of the others is broken, neither run grants them anything. So only the part of a
-wait in which their stream was there counts. A wait can fall into several outages, and in one run
-into more of them than in the other. After each, the shim asks for the request again, which may
-arrive while a turn of the pool is under way.
+While the stream of the others is broken, neither run grants them anything. So a wait counts only
+while their stream is open. A wait can fall into several outages, and in one run into more of them
+than in the other. After each, the shim asks for the request again, which may arrive while a turn of
+the pool is under way.
 
 Sessions of agents change the order inside a flow: which of its requests is next depends on how much
 each session was served before, and that may differ between the runs. Then only the service of the
@@ -25,7 +25,7 @@ from schedsvc_lab.faults.auditor.records import require
 
 
 class Granted(NamedTuple):
-    """One request of another principal, as it was granted."""
+    """Holds one request of another principal, as it was granted."""
 
     tenant: str
     request_id: str
@@ -35,18 +35,18 @@ class Granted(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of all requests, and of the pool that runs them."""
+    """Holds the sizes of all requests, and of the pool that runs them."""
 
     prompt_tokens: int
     output_tokens: int
     requests: int  # that run at once
-    run_ns: int  # that each takes, with what the network adds
+    run_ns: int  # that each request takes, with the time of the network
     breaks_ns: tuple[int, ...] = ()  # when the others' stream breaks, in both runs
-    outage_ns: int = 0  # from each break until the stream is there again, at most
+    outage_ns: int = 0  # from each break until the stream is open again, at most
     input_price: int = 1
     output_price: int = 2
-    levels: int = 1  # of the tree of shares; one: no groups
-    in_order: bool = True  # a flow's requests are granted in the order in which they came
+    levels: int = 1  # levels of the tree of shares; one: no groups
+    in_order: bool = True  # a flow's requests are granted in order of arrival
 
     @property
     def lag_max(self) -> int:
@@ -97,7 +97,7 @@ def _compare_waits(honest: Granted, hostile: Granted, sizes: Sizes) -> None:
 def _compare_service(
     tenant: str, honest: list[Granted], hostile: list[Granted], sizes: Sizes
 ) -> None:
-    """At each moment, no more requests fewer than the bound have been granted."""
+    """At each moment, the difference in granted requests is within the bound."""
     before = sorted(g.granted_ns for g in honest if g.tenant == tenant)
     after = sorted(g.granted_ns for g in hostile if g.tenant == tenant)
     for at, granted_ns in enumerate(before[sizes.lag_max :]):

@@ -1,4 +1,4 @@
-"""Two engines that claim one pool: which of them the scheduler has to let have it."""
+"""Decides which of two engines that claim one pool the scheduler has to let have it."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ from schedsvc_lab.faults.auditor.records import Pool
 
 
 class Claim(NamedTuple):
-    """A newcomer's offer of a pool: the arguments of `Books.register()` after the time."""
+    """Holds a newcomer's offer of a pool: the arguments of `Books.register()` after the time."""
 
     conn: int
     principal: int
@@ -20,7 +20,7 @@ class Claim(NamedTuple):
 
 
 class Contests:
-    """The open ones. A bound of 0: none ever begins, and a newcomer has the pool at once."""
+    """Holds the open ones. With a bound of 0 none begins: a newcomer has the pool at once."""
 
     def __init__(self, bound_ns: int) -> None:
         self._bound_ns = bound_ns
@@ -29,13 +29,13 @@ class Contests:
         self._claims: dict[str, dict[int, Claim]] = {}
 
     def restart(self) -> None:
-        """Begin another process: it knows nothing of them."""
+        """Begin another process, without open contests."""
         self._who.clear()
         self._due_ns.clear()
         self._claims.clear()
 
     def greet(self, conn: int, principal: int, hello: Any) -> bool:
-        """Take note which process a stream is of; nothing about that is wrong."""
+        """Record the process of a stream; nothing about that is wrong."""
         self._who[conn] = (principal, hello.client_id, hello.incarnation)
         return False
 
@@ -87,7 +87,7 @@ class Contests:
             claims.pop(conn, None)
 
     def due(self, books: Books, now_ns: int) -> tuple[list[int], list[int]]:
-        """Let newcomers have what is theirs by now. Return who is superseded, and who refused."""
+        """Give newcomers the pools that are now theirs. Return the superseded, and the refused."""
         superseded: list[int] = []
         refused: list[int] = []
         for name, due_ns in list(self._due_ns.items()):
@@ -113,7 +113,7 @@ def _withdraw_offer(books: Books, now_ns: int, pool: Pool, conn: int) -> None:
 
 
 def _supersede(books: Books, now_ns: int, conn: int) -> None:
-    """End a stream that was silent: what waits on it is withdrawn."""
+    """End a stream that was silent: its waiting requests are withdrawn."""
     if conn in books.lagging:
         books.is_lost = True  # the verdicts of its requests were not read
         return

@@ -1,4 +1,4 @@
-"""Counters of service by the rules of the contract (arXiv 2401.00588, algorithm 2).
+"""Counts service by the rules of the contract (arXiv 2401.00588, algorithm 2).
 
 The auditor derives them from the messages alone. It can do so only if the messages show every
 change of a counter: every request reports its progress, nothing waits for a quota, and each stream
@@ -25,11 +25,11 @@ _cause_and_lease = itemgetter(0, 1)
 
 @dataclass(frozen=True)
 class CounterState:
-    """Counters as they outlive a process."""
+    """Holds counters as they outlive a process."""
 
     counters: dict[str, int]
     active: frozenset[str]
-    owed: dict[str, int]  # what they carry for open leases
+    owed: dict[str, int]  # the charge for open leases
     level: int = 0
     average_charge: int = 0
 
@@ -37,8 +37,8 @@ class CounterState:
 class Counters:
     """The counter that each flow must have.
 
-    Changes are noted as they are heard, and made at the end of a round: only then is known which
-    arrivals were refused at once, and in which order was granted. O(flows) for each change.
+    Changes are noted as they are read, and made at the end of a round: only then are the refused
+    arrivals and the order of grants known. O(flows) for each change.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -46,20 +46,20 @@ class Counters:
         self.restart()
 
     def restart(self) -> None:
-        """Start again, with nothing queued and nothing in flight."""
+        """Start again, with empty queues and no leases."""
         self.known = self._terms.counts_exactly
         self._counters: dict[str, int] = {}
         self._queued: dict[str, int] = {}
         self._active: set[str] = set()
         self._log: list[tuple[int, int, int, str, int, Request | None]] = []
-        self.is_deciding = False  # what is noted now was caused by the scheduler, not by a message
-        self.owed: dict[str, int] = {}  # what is charged for leases of an earlier process
+        self.is_deciding = False  # changes noted now are caused by the scheduler, not by a message
+        self.owed: dict[str, int] = {}  # charges for leases of an earlier process
         self._returning: set[str] = set()  # active before, and so until a time
         self._returning_until_ns = 0
-        # Of the children of each group, "" of the root: the most that the least active counter has
+        # For the children of each group ("": the root), the most that the least active counter has
         # been at a grant or a lift.
         self._levels: dict[str, int] = {}
-        # Charge of a request that has ended, by the number of groups above who is charged.
+        # Charge of an ended request, by the number of charged groups above.
         self._averages: dict[int, int] = {}
         self._gone: set[str] = set()  # ceased to be active at an unknown point of this round
         # Depths and charges that ended at an unknown point of this round.
@@ -134,7 +134,7 @@ class Counters:
             self._end_returns()
         if not log or not self.known:
             return
-        log.sort(key=_cause_and_lease)  # what ties, keeps its order
+        log.sort(key=_cause_and_lease)  # equal items keep their order
         waiting: list[Request] = []
         if self._terms.serves_in_order and log[-1][0] == _GRANT:  # grants are last: _GRANT is most
             granted = [note[5] for note in log if note[0] == _GRANT and note[5] is not None]
@@ -222,7 +222,7 @@ class Counters:
         gone = {name for name in self._gone if parent(name) == above}
         level = max(known, level_among(active))
         if gone and level != max(known, level_among(active | gone)):
-            self.known = False  # who has gone was there, or was not
+            self.known = False  # a flow that has left was active then, or was not
         self._levels[above] = level
         return level
 
@@ -244,7 +244,7 @@ class Counters:
         self._rest_above(cause, flow)
 
     def _rest_above(self, cause: int, flow: str) -> None:
-        """Let each group above a flow rest of which no child is active any more."""
+        """Let each group above a flow rest that has no active child any more."""
         parent = self._terms.tree.parent
         for group in self._terms.tree.above(flow):
             if any(parent(name) == group for name in self._active):

@@ -1,22 +1,22 @@
-"""The notices that the scheduler still owes its streams: wrong events, and states of leases."""
+"""Tracks the notices that the scheduler still owes its streams: wrong events, lease states."""
 
 from schedsvc_lab.faults.auditor.records import require
 
 
 class Dues:
-    """Counts the notices that are due, and checks off those that were sent."""
+    """Counts the notices that are due, and removes those that were sent."""
 
     def __init__(self) -> None:
         self._faults: dict[int, int] = {}  # stream -> wrong events
         self._owed: dict[tuple[int, int, int], int] = {}  # stream, lease, state
 
     def restart(self) -> None:
-        """Begin another process: it owes nothing."""
+        """Begin another process, which owes nothing."""
         self._faults.clear()
         self._owed.clear()
 
     def blame(self, *conns: int) -> None:
-        """Note an event of each of these streams that was wrong."""
+        """Count an event of each of these streams that was wrong."""
         for conn in conns:
             self._faults[conn] = self._faults.get(conn, 0) + 1
 
@@ -28,7 +28,7 @@ class Dues:
         return left > 0
 
     def owe(self, conn: int, lease_id: int, state: int) -> None:
-        """Note a lease whose state a stream has to learn."""
+        """Add a lease whose state a stream has to learn."""
         place = (conn, lease_id, state)
         self._owed[place] = self._owed.get(place, 0) + 1
 

@@ -1,4 +1,4 @@
-"""The bound of VTC (arXiv 2401.00588, section 4), measured on what was served."""
+"""Measures the bound of VTC (arXiv 2401.00588, section 4) on what was served."""
 
 from schedsvc_lab.faults.auditor.counters import Counters
 from schedsvc_lab.faults.auditor.fair_pools import PoolFairness
@@ -7,7 +7,7 @@ from schedsvc_lab.faults.auditor.session_fairness import SessionFairness
 
 
 class Fairness:
-    """Service of flows, compared pair by pair while one of them waits.
+    """Compares the service of flows, pair by pair while one of them waits.
 
     A flow that waits all the time is behind no other by more than the bound and the credit,
     wherever one begins to count, and whether or not the other waited all the time.
@@ -27,7 +27,7 @@ class Fairness:
         self._pools = PoolFairness(self._terms)
         self._sessions = SessionFairness(self._terms)
         self._waiting: dict[str, int] = {}
-        self._lead: dict[tuple[str, str], int] = {}  # the least since the second one waits
+        self._lead: dict[tuple[str, str], int] = {}  # the least since the second one began to wait
         self._flows: set[str] = set()
         self._prompt_max = self._pool_tokens = self._charge_max = 0
 
@@ -55,7 +55,7 @@ class Fairness:
                 self._lead = {pair: lead for pair, lead in self._lead.items() if pair[1] != name}
 
     def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
-        """Let the flow's service hold what the lease has used so far."""
+        """Set the flow's service to the tokens that the lease has used so far."""
         terms = self._terms
         input_tokens = lease.input_tokens
         if not final:
@@ -112,7 +112,7 @@ class Fairness:
                 slack[r.flow] = slack.get(r.flow, 0) + most
                 for group in self._tree.above(r.flow):
                     slack[group] = slack.get(group, 0) + self._reweighed(most, lease, group)
-            # Where more is promised than there is, more runs at once.
+            # If promises exceed the capacity, more requests run at once.
             blocks = max(lease.pool.capacity_blocks, lease.pool.high)
             self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
         most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
@@ -138,7 +138,7 @@ class Fairness:
 
     def _check_leads(self, most: int, slack: dict[str, int]) -> None:
         if self._terms.pools > 1:
-            # Service elsewhere may keep a flow ahead by the lead beyond what a pass has brought it.
+            # Service elsewhere may keep a flow ahead by the lead, besides the gain of a pass.
             allowed = {
                 name: sum(self._promised(most, name)) + self._passed(name) for name in self._waiting
             }

@@ -1,10 +1,10 @@
-"""The promise of fair service in each of several pools, measured on what was served."""
+"""Measures the promise of fair service in each of several pools on what was served."""
 
 from schedsvc_lab.faults.auditor.records import LEAD_AUTO, Request, Terms, require
 
 
 class PoolFairness:
-    """Service of one flow in a pool, beside that of another which waits there all the time.
+    """Compares one flow's service in a pool with that of another which waits there all the time.
 
     Service counts in all pools, so the other one may have had its part elsewhere; a pool keeps what
     a flow was served elsewhere against it up to the lead. So the first one is served in the pool at
@@ -68,8 +68,8 @@ class PoolFairness:
     def check(self, served: dict[str, int], allowed: dict[str, int], slack: dict[str, int]) -> None:
         """Hold every flow and group to its bound beside its siblings. O(names^2 * pools).
 
-        `served`: of each in all pools; `allowed`: the bound and the credit, of those that wait;
-        `slack`: what one may be charged at once in the end.
+        `served`: service of each flow in all pools; `allowed`: the bound and the credit of those
+        that wait; `slack`: the most that one may be charged at once in the end.
         """
         parent = self._terms.tree.parent
         for waits, target in self._waiting:

@@ -1,4 +1,4 @@
-"""Figures of requests and reports, held to the limits of the contract."""
+"""Holds figures of requests and reports to the limits of the contract."""
 
 from typing import Any
 

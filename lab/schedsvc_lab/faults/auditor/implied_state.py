@@ -1,4 +1,4 @@
-"""The state of a scheduler as the messages imply it: requests, leases, pools, streams."""
+"""Keeps a scheduler's state as messages imply it: requests, leases, pools, streams."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -15,21 +15,21 @@ COUNTS = (
 
 
 class ImpliedState:
-    """The records alone. `Books` changes them; what checks one of its aspects reads them."""
+    """Holds the records alone. `Books` changes them; what checks one of its aspects reads them."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Know nothing, as another process does."""
+        """Forget everything, as another process does."""
         self.requests: dict[tuple[str, str, str, int], Request] = {}
         self.queues: dict[tuple[str, str], dict[int, Request]] = {}
         self.queued = 0
         self.live: dict[int, Lease] = {}
         self.ended: dict[int, Lease] = {}  # oldest end first
         self.expired: list[Lease] = []  # in this round; their answers are not in `ended` yet
-        self.orphans: dict[int, Lease] = {}  # live leases whose expiry no stream hears of
+        self.orphans: dict[int, Lease] = {}  # live leases whose expiry is sent to no stream
         self.pools: dict[str, Pool] = {}
         self.closed = set(self.terms.closed)  # pools that take only requests that name them
         self.tags: dict[tuple[int, int], Request] = {}
@@ -44,7 +44,7 @@ class ImpliedState:
         self.is_lost = False  # unread verdicts changed what later messages mean
         self.fresh: list[Request] = []  # granted in this round
         self.dropped: list[Request] = []  # evicted in it, not as withdrawn
-        self.voided: list[Lease] = []  # whose holders are owed a notice
+        self.voided: list[Lease] = []  # their holders are owed a notice
         self.seq = 0
         self.draining = False
         self.last_ns = -1
@@ -56,13 +56,13 @@ class ImpliedState:
         return (tenant, "") if tenant in self.terms.tenants else (UNKNOWN_FLOW, tenant)
 
     def note_computed(self, lease_id: int, tokens: int, time_ns: int) -> None:
-        """Hear from an engine what it has computed of a prompt, whose client leaves now."""
+        """Record the tokens that an engine computed of a prompt whose client leaves now."""
         lease = self.live.get(lease_id)
         if lease is not None:
             lease.computed = (tokens, time_ns)
 
     def note_prefill(self, now_ns: int, lease: Lease) -> None:
-        """Note in which time a prompt was computed: from its grant to its first token."""
+        """Record the time in which a prompt was computed: from its grant to its first token."""
         if not (lease.output_tokens or lease.is_void or lease.request.ask is None):
             tokens = max(1, lease.request.prompt_tokens - lease.cached_tokens)
             lease.pool.prefills.append((tokens, now_ns - lease.granted_ns))
@@ -70,9 +70,9 @@ class ImpliedState:
     def charge_by_time(self, now_ns: int, lease: Lease) -> None:
         """Charge a lease that ran and was not counted: a token at least, at most its prompt.
 
-        It is charged at least what the engine has computed, a token less: at the pace of the
+        It is charged at least the tokens that the engine has computed, less one: at the pace of the
         fastest prefill that the scheduler has seen, and in no more time than it has counted since
-        the grant. How much it is, the next Stats say.
+        the grant. The next Stats report the charge.
         """
         most, least = lease.input_tokens, 1
         tokens, time_ns = lease.computed
@@ -102,7 +102,7 @@ class ImpliedState:
     def takes(self, pool: Pool, target: str, *, late: bool = False) -> bool:
         """Return whether a pool takes requests for a target; "": they name none. O(1).
 
-        `late`: also what it may have taken before it closed to these.
+        `late`: include what it may have taken before it closed to these.
         """
         return target == pool.name or (not target and (late or pool.name not in self.closed))
 
@@ -141,7 +141,7 @@ class ImpliedState:
             self.hold(lease, 0, 0)
 
     def void(self, lease: Lease) -> None:
-        """Void a lease, whose engine has restarted: it holds nothing, and goes on."""
+        """Void a lease whose engine has restarted: it holds nothing, and continues."""
         lease.is_void = True
         self.release(lease)
         self.voided.append(lease)

@@ -1,4 +1,4 @@
-"""The auditor's books: what each event of the contract does to requests, leases and pools."""
+"""Keeps the auditor's books: what each event of the contract does to requests and pools."""
 
 from typing import Any
 
@@ -34,12 +34,12 @@ _NEVER = -1  # epoch of a pool that no shim has offered
 
 
 class Books(ImpliedState):
-    """State of one scheduler as the messages imply it. Times are the scheduler's clock, in ns.
+    """Keeps a scheduler's state as messages imply it. Times are the scheduler's clock, in ns.
 
-    `lagging` holds the streams that have verdicts which were not sent yet: while there are any,
-    the books are behind, and nothing that needs them exact is checked. Where such a verdict is
-    never seen, its request is asked for again, or its lease id is replayed meanwhile, the books
-    are lost (`is_lost`) until the next process.
+    `lagging` holds the streams that have verdicts which were not sent yet: while there are any, the
+    books are behind, and nothing that needs them exact is checked. If such a verdict is never seen,
+    its request is repeated, or its lease id is replayed meanwhile, the books are lost (`is_lost`)
+    until the next process.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -69,7 +69,7 @@ class Books(ImpliedState):
         self.resume_until_ns = 0
 
     def resume(self, now_ns: int, known: Known, credit_ns: int) -> None:
-        """Go on where an earlier process was; buckets are credited for the time away."""
+        """Continue from an earlier process; buckets are credited for the time away."""
         returning_until_ns = now_ns + self.terms.lease_ttl_ns
         self.resume_until_ns = returning_until_ns + self.terms.lease_grace_ns
         self.awaited = None if known.pools is None else dict(known.pools)
@@ -141,7 +141,7 @@ class Books(ImpliedState):
         key = (base, unknown_name, ask.request_id, principal)
         r = None if hopeless else self.requests.get(key)
         if r is not None:
-            # While its stream lags, it may have a verdict by now.
+            # While its stream lags, it may already have a verdict.
             self.is_lost = self.is_lost or (r.queued and r.conn in self.lagging)
             if r.ask is not None and r.ask != ask:
                 return None
@@ -169,7 +169,7 @@ class Books(ImpliedState):
         return r
 
     def hand_over(self, r: Request, conn: int) -> None:
-        """Let another stream hold a lease: the one that replayed it."""
+        """Let another stream hold a lease: the stream that replayed it."""
         self._adopt(r, conn, 0)
 
     def _adopt(self, r: Request, conn: int, tag: int) -> None:
@@ -256,7 +256,7 @@ class Books(ImpliedState):
         return holds
 
     def lacks_replay(self, principal: int, pool: Pool, tenant: str, replay: Any) -> bool:
-        """Whether a replay finds no place, or exceeds what can have been granted; count it."""
+        """Return whether a replay finds no place, or exceeds the possible grants; count it."""
         audited = tenant in self.handles.audited
         return self.shares.lacks_replay(self, principal, pool, replay, audited=audited)
 
@@ -274,7 +274,7 @@ class Books(ImpliedState):
         self.meters.hold(lease)
 
     def told_of(self, now_ns: int, lease: Lease) -> None:
-        """Let a lease take its part over of what was held and charged for those of before."""
+        """Let a lease take over its part of the earlier leases' holdings and charges."""
         if now_ns < self.resume_until_ns:
             pool = lease.pool
             self.counters.told_of(lease.request.flow, lease.served)
@@ -410,7 +410,7 @@ class Books(ImpliedState):
             self.requests.pop(lease.request.key, None)
 
     def take_back(self, now_ns: int, lease: Lease) -> None:
-        """Cancel a grant that its caller never saw: nothing was used, a repeat is a new try."""
+        """Cancel a grant that its caller never saw: nothing was used, and a repeat is a new try."""
         self.complete(now_ns, lease, CANCELLED, (0, 0, 0), has_run=False)
         self.forget(lease)
 
@@ -468,7 +468,7 @@ class Books(ImpliedState):
             self.void(lease)
 
     def close_stream(self, now_ns: int, conn: int, evicted: int) -> None:
-        """Close a stream: what is queued on it is withdrawn, its leases live on.
+        """Close a stream: its queued requests are withdrawn, its leases continue.
 
         `evicted` is how many the core withdrew. Any other request in the books, on a stream that
         lagged, got a verdict that was not read.

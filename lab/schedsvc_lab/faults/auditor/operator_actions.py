@@ -57,7 +57,7 @@ class OperatorActions:
             self.drained.discard(pool)
 
     def revoke(self, books: ImpliedState, lease_id: int) -> int:
-        """Void a lease; what it was before."""
+        """Void a lease; return its earlier state."""
         lease = books.live.get(lease_id)
         if lease is None:
             return ENDED if lease_id in books.ended else UNKNOWN
@@ -67,7 +67,7 @@ class OperatorActions:
         return LIVE
 
     def say(self, books: ImpliedState, tenant: str, *, dry_run: bool) -> None:
-        """Let a tenant be in audit, or not any more."""
+        """Put a tenant into audit, or end its audit."""
         if dry_run:
             self.audited.add(tenant)
         elif tenant in self.audited:
@@ -88,7 +88,7 @@ class OperatorActions:
         return max(places(books, flow), early)
 
     def bounded(self, books: ImpliedState) -> int:
-        """Count what waits and had to find a place. O(queued) in audit and after one.
+        """Count the waiting requests that had to find a place. O(queued) in audit and after one.
 
         A request in audit needs no place. If it is too large for all pools, it waits until one can
         serve it.
@@ -130,7 +130,7 @@ class OperatorActions:
             require(outcome in _IN_AUDIT, "refused in audit", outcome, *r.key)
 
     def check_round(self, books: ImpliedState) -> None:
-        """Nothing waits that is drained away, or audited. O(queued) after a drain or in audit."""
+        """No drained or audited request waits. O(queued) after a drain or in audit."""
         swept, self._sweeps, self.was_audited = self._sweeps, False, False
         if not (swept or self.audited) or books.lagging:
             return

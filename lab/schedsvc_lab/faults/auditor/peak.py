@@ -1,4 +1,4 @@
-"""The peak form of the ledger's test, between what leases add to a pool's load at least and most.
+"""Bounds a pool's load in the peak form, between the least and the most that leases add.
 
 With the leases in descending order of what each sequence has left, the load just before the k-th
 ends is the sum over the first k of what they hold and of width times what the k-th has left (the
@@ -14,7 +14,7 @@ from schedsvc_lab.faults.auditor.records import Lease, Pool
 
 
 class Run(NamedTuple):
-    """The load that one lease adds: `held` tokens now, `width` more for each of `left` steps."""
+    """Describes the load of one lease: `held` tokens now, `width` more for each of `left` steps."""
 
     left: int
     held: int

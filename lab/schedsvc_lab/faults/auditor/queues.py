@@ -1,4 +1,4 @@
-"""The places in a tenant's queue, divided between the principals that vouch for the tenant."""
+"""Divides the places in a tenant's queue between the principals that vouch for the tenant."""
 
 from schedsvc_lab.faults.auditor.implied_state import ImpliedState
 from schedsvc_lab.faults.auditor.records import Request, require
@@ -22,7 +22,7 @@ def check_full(books: ImpliedState, r: Request) -> None:
     whose = _principals(books, r.flow)
     most = books.terms.flow_queue_max
     open_places = most - most // _KEPT_PART
-    # The request is in the books itself, and so is each that left its queue in this round.
+    # The request is in the books, and so is each request that left its queue in this round.
     count, own = sum(whose.values()) - 1, whose[r.principal] - 1
     require(count >= open_places, "refused by a queue with places", *r.key, count, open_places)
     part = max(1, open_places // len(whose))
@@ -30,7 +30,7 @@ def check_full(books: ImpliedState, r: Request) -> None:
 
 
 def _principals(books: ImpliedState, flow: str) -> dict[int, int]:
-    """Count what each principal has queued of a flow, with what left in this round."""
+    """Count each principal's queued requests of a flow, with those that left in this round."""
     whose: dict[int, int] = {}
     for (name, _), queue in books.queues.items():
         for r in queue.values() if name == flow else ():

@@ -1,4 +1,4 @@
-"""Quotas: what a tenant, a group or a model can have been given at most, seen from its grants.
+"""Bounds by quotas what a tenant, a group or a model can have been given, from its grants.
 
 A request takes from its buckets when it comes to the head of its queue, and is granted later. No
 message shows what the heads hold meanwhile. So a bucket may seem overdrawn by one request for each
@@ -21,14 +21,14 @@ _MINUTE_NS = 60_000_000_000
 
 @dataclass(frozen=True)
 class Levels:
-    """Buckets of a node as they outlive a process."""
+    """Holds buckets of a node as they outlive a process."""
 
     levels: dict[str, int]
     largest: dict[str, int]
 
 
 class Meter:
-    """One node: its cap on concurrent requests, and buckets of what it has granted.
+    """Meters one node: its cap on concurrent requests, and buckets of what it has granted.
 
     Levels are in units times the ns of a minute, so that nothing is rounded.
     """
@@ -45,7 +45,7 @@ class Meter:
         self._at_ns = now_ns
         self._live = 0
         self._granted = 0  # in this round
-        self._short: dict[str, int] = {}  # what grants of this round lacked, less refunds
+        self._short: dict[str, int] = {}  # the units that grants of this round lacked, less refunds
         self._may_follow = 0
 
     def resume(self, state: Levels | None, credit_ns: int) -> None:
@@ -87,7 +87,7 @@ class Meter:
                 self._short[kind] = max(self._short.get(kind, 0), low - self._levels[kind])
 
     def end(self, now_ns: int, unused_input: int, *, has_run: bool) -> None:
-        """Let a request end, and give back what it did not use."""
+        """End a request, and give back its unused units."""
         self._refill(now_ns)
         self._live -= 1
         for kind in self._rates:
@@ -112,7 +112,7 @@ class Meter:
 
 
 class Meters:
-    """All nodes. O(levels) for each change, O(nodes) for each round."""
+    """Holds all nodes. O(levels) for each change, O(nodes) for each round."""
 
     def __init__(self, quotas: Quotas | None, queues: int) -> None:
         self._quotas = quotas
@@ -135,7 +135,7 @@ class Meters:
             self._nodes["model"] = Meter("the model", quotas.model, 0, now_ns)
 
     def resume(self, states: dict[str, Levels] | None, credit_ns: int) -> None:
-        """Go on where an earlier process was: its buckets, credited for the time away."""
+        """Continue from an earlier process: its buckets, credited for the time away."""
         for name, meter in self._nodes.items():
             meter.resume(states.get(name) if states else None, credit_ns)
 
@@ -161,16 +161,16 @@ class Meters:
             meter.hold()
 
     def grant(self, now_ns: int, lease: Lease, *, late: bool) -> None:
-        """Take for a grant from all nodes that it is subject to; `late`: of an earlier round."""
+        """Take units for a grant from all nodes that limit it; `late`: of an earlier round."""
         for meter in self._chain(lease):
-            if lease.request.audited:  # it takes also what is not there
+            if lease.request.audited:  # it takes units that are not there, too
                 meter.hold()
                 meter.known = False
             else:
                 meter.grant(now_ns, lease.request.prompt_tokens, late=late)
 
     def end(self, now_ns: int, lease: Lease, *, has_run: bool) -> None:
-        """Let a lease end whose totals are final."""
+        """End a lease whose totals are final."""
         unused = max(0, lease.input_billed - lease.input_tokens)
         for meter in self._chain(lease):
             meter.end(now_ns, unused, has_run=has_run)
@@ -181,6 +181,6 @@ class Meters:
             meter.known = False
 
     def settle(self, *, known: bool) -> None:
-        """Close a round; `known`: so is what was granted in it, and in which order."""
+        """Close a round; `known`: its grants, and their order, are known."""
         for meter in self._nodes.values():
             meter.settle(known=known)

@@ -29,7 +29,7 @@ ID_BYTES_MAX, NAME_BYTES_MAX = 128, 256
 
 
 class ViolationError(Exception):
-    """The scheduler broke a promise."""
+    """The scheduler breaks a promise."""
 
 
 def require(holds: bool, what: str, *figures: object) -> None:
@@ -46,7 +46,7 @@ def is_telemetry(t: Any) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one node of quotas: units a minute, and requests at once; 0: no limit."""
+    """Limits one node of quotas: units a minute, and requests at once; 0: no limit."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Quotas:
-    """Limits of tenants, of one group, and of the model on one pool."""
+    """Limits tenants, one group, and the model on one pool."""
 
     tenants: dict[str, Limits]
     refusing: frozenset[str]  # tenants that are refused at once instead of waiting
@@ -72,7 +72,7 @@ class Quotas:
 
 @dataclass(frozen=True)
 class PriorityClass:
-    """A priority class: the least rank goes first, an exempt one before all."""
+    """Describes a priority class: the least rank goes first, an exempt one before all."""
 
     name: str
     rank: int
@@ -85,7 +85,7 @@ DEFAULT_CLASS = PriorityClass("default", 0, 5_000_000_000)
 
 @dataclass(frozen=True)
 class Classes:
-    """All classes by name, and those that tenants have where their requests name none."""
+    """Holds all classes by name, and those of tenants whose requests name none."""
 
     known: dict[str, PriorityClass]
     of_tenants: dict[str, str]
@@ -97,7 +97,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """Limits of each pool besides those of its engine; 0: no limit."""
+    """Limits each pool besides the limits of its engine; 0: no limit."""
 
     batch_max_tokens: int = 0
     max_total_tokens: int = 0
@@ -111,7 +111,7 @@ class PoolLimits:
 
 @dataclass(frozen=True)
 class Grants:
-    """The names that a principal may use, and its share of each table; others have no limits."""
+    """Lists a principal's names, and its share of each table; others have no limits."""
 
     principal: int
     pools: tuple[str, ...]  # patterns
@@ -121,7 +121,7 @@ class Grants:
 
 @dataclass(frozen=True)
 class Terms:
-    """The promises that follow from the configuration. Times in ns, prices in micro-tokens."""
+    """Holds the promises of the configuration. Times in ns, prices in micro-tokens."""
 
     tenants: dict[str, int]  # weight in thousandths
     shares_unknown: bool
@@ -132,7 +132,7 @@ class Terms:
     answers_max: int
     flow_queue_max: int
     queue_max: int
-    headroom_ppm: int  # at least; less than 0: so much more than there is may be promised
+    headroom_ppm: int  # at least; less than 0: promises may exceed the capacity by this part
     headroom_most_ppm: int
     tick_ns: int
     input_price: int
@@ -141,7 +141,7 @@ class Terms:
     sum_form: bool  # the ledger's test adds reservations up; else it is the peak form
     # Nothing holds a request back but the ledger: no quota, delay or deadline.
     work_conserving: bool
-    # In one pool, first come, first served: a head is bypassed so often at most; None: no rule.
+    # In one pool, first come, first served: the most bypasses of a head; None: no rule.
     bypass_max: int | None
     # Every report is true: the bound of VTC applies, with several pools in each of them.
     fair: bool
@@ -159,11 +159,11 @@ class Terms:
     strict_classes: bool = False
     limits: PoolLimits = PoolLimits()
     adapters: dict[str, int] = field(default_factory=dict)  # tokens of each, where not the usual
-    early_refusal: bool = False  # who cannot meet a deadline is refused
+    early_refusal: bool = False  # a request that cannot meet its deadline is refused
     credit_max: int = 0  # micro-tokens; CREDIT_AUTO: the average charge of a request
     lead_max: int = 0  # micro-tokens, how far ahead service elsewhere keeps a flow in a pool
-    by_deadline: bool = False  # inside a flow, whose wait is over first goes first
-    closed: frozenset[str] = frozenset()  # pools that take only what names them, at the start
+    by_deadline: bool = False  # inside a flow, the request whose wait ends first is next
+    closed: frozenset[str] = frozenset()  # pools that only take requests naming them, at the start
     grants: Grants | None = None
     sessions_max: int = 4_096
     leases_max: int = 65_536
@@ -171,11 +171,11 @@ class Terms:
     ids_tell_order: bool = True  # of grants: lease ids are consecutive
     tree: Tree = NO_TREE  # of groups with a weight
     has_sessions: bool = False  # requests may name sessions of agents
-    sign_of_life_ns: int = 0  # for streams whose pool a newcomer claims; 0: it has it at once
+    sign_of_life_ns: int = 0  # for streams of a claimed pool; 0: the newcomer gets it at once
 
 
 class Ask(NamedTuple):
-    """The fields of a request that the auditor checks."""
+    """Holds the fields of a request that the auditor checks."""
 
     tenant: str
     request_id: str
@@ -190,7 +190,7 @@ class Ask(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request that the scheduler has taken in."""
+    """Holds a request that the scheduler has taken in."""
 
     ask: Ask | None  # None: of a restored lease, whose payload is unknown
     key: tuple[str, str, str, int]  # flow, tenant if it is unknown, request id, principal
@@ -217,12 +217,12 @@ class Request:
     place: tuple[int, int] = (0, 0)  # in its queue, the least first
     bypassed: int = 0  # by requests that came later, while it was the next
     lease: "Lease | None" = None
-    session: str = ""  # of an agent; empty: none
+    session: str = ""  # session of an agent; empty: none
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease from its grant until its answer is forgotten."""
+    """Holds a lease from its grant until its answer is forgotten."""
 
     lease_id: int
     request: Request
@@ -239,9 +239,9 @@ class Lease:
     output_tokens: int = 0
     served: int = 0  # weighted micro-tokens that its flow was charged
     input_billed: int = 0  # the most input that its quotas were asked for
-    told: tuple[int, int] | None = None  # what its reservation says of its output, see peak.py
+    told: tuple[int, int] | None = None  # the part of its reservation for its output, see peak.py
     is_void: bool = False
-    computed: tuple[int, int] = (0, 0)  # of its prompt by the engine: tokens, and in which time
+    computed: tuple[int, int] = (0, 0)  # computed of its prompt by the engine: tokens, and the time
     was_limited: bool = False  # a report of it stated more than was charged
     outcome: int = 0  # once it has ended
     forgotten_ns: int = 0
@@ -255,7 +255,7 @@ class Lease:
     ) -> tuple[tuple[int, int, int], int]:
         """Return what a report may charge, and the part of it above what its request can use.
 
-        Running totals are charged as far as the request can use them. Of a final one the output
+        Running totals are charged as far as the request can use them. The output of a final one
         counts as far as the context has room for it beside the input.
         """
         r, pool = self.request, self.pool
@@ -275,7 +275,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """One engine's KV cache, as it was registered."""
+    """Holds one engine's KV cache, as it was registered."""
 
     name: str
     epoch: int

@@ -1,4 +1,4 @@
-"""The auditor: reads the messages of streams and calls, and enters them into the books."""
+"""Reads the messages of streams and calls as the auditor, and enters them into the books."""
 
 from typing import Any
 
@@ -45,10 +45,10 @@ _NS_PER_US = 1_000
 
 
 class Auditor:
-    """Sits at the scheduler's door, where every message comes in and goes out.
+    """Sits at the scheduler's door, which every message passes.
 
-    All times are the scheduler's own clock. Each method raises ViolationError where a promise of
-    the contract is broken. O(1) amortised for each event; `snapshot()` is O(what is open).
+    All times are the scheduler's own clock. Each method raises ViolationError if a promise of the
+    contract is broken. O(1) amortised for each event; `snapshot()` is O(open requests and leases).
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -66,7 +66,7 @@ class Auditor:
     def restart(self, now_ns: int, known: Known | None = None, credit_ns: int = 0) -> None:
         """Begin another process: it knows what an earlier one saved, or nothing.
 
-        `credit_ns`: what buckets are credited for at most, for the time away.
+        `credit_ns`: the most that buckets are credited for the time away.
         """
         self.books.restart(now_ns)
         if known is not None:
@@ -80,7 +80,7 @@ class Auditor:
         return self.books.known(now_ns, is_behind=self.books.is_lost or bool(self.books.lagging))
 
     def forget(self, now_ns: int) -> None:
-        """Hear that the scheduler, which is at rest, forgot what it had learned and counted."""
+        """Record that the scheduler, at rest, forgot what it had learned and counted."""
         self.books.counters.restart()
         self.books.meters.restart(now_ns)
 
@@ -102,7 +102,7 @@ class Auditor:
         require(pool not in self.books.pools, "a pool could not be drained", pool, told)
 
     def revoke(self, lease_id: int) -> int:
-        """Void a lease. Returns what it has to have been."""
+        """Void a lease. Returns its expected state."""
         self.events += 1
         if self.books.is_lost:
             return UNKNOWN
@@ -153,7 +153,7 @@ class Auditor:
                 self._dues.blame(conn)
 
     def due(self, now_ns: int) -> list[int]:
-        """Hear that the scheduler looks what is due; return the streams that it ends."""
+        """Record a poll of the scheduler; return the streams that it ends."""
         if self.books.is_lost:
             return []
         self.books.begin_round(now_ns)
@@ -425,7 +425,7 @@ class Auditor:
     def progress(
         self, now_ns: int, principal: int, lease_id: int, epoch: int, totals: tuple[int, int, int]
     ) -> int:
-        """Take a Progress call. Returns the state that has to be answered."""
+        """Take a Progress call. Returns the state that the answer has to have."""
         self.events += 1
         return self._report(now_ns, lease_id, principal, epoch, totals)
 
@@ -433,7 +433,7 @@ class Auditor:
         self, now_ns: int, principal: int, lease_id: int, epoch: int, outcome: int,
         totals: tuple[int, int, int],
     ) -> tuple[int, int, int, int, bool] | None:  # fmt: skip
-        """Take a Complete call. Returns what has to be answered; None: NOT_FOUND."""
+        """Take a Complete call. Returns the answer that it has to have; None: NOT_FOUND."""
         self.events += 1
         books = self.books
         state = books.state(lease_id, principal, epoch)
@@ -468,12 +468,12 @@ class Auditor:
         self.books.shares.refused(principal)
 
     def unchanged(self, before: Rows, after: Rows, *, dispatched: bool = False) -> None:
-        """Compare what is shown before and after an event of the principal with grants."""
+        """Compare the figures before and after an event of the principal with grants."""
         if not self.books.is_lost:
             self.books.shares.unchanged(self.books, before, after, dispatched=dispatched)
 
     def stream_closed(self, now_ns: int, conn: int, evicted: int) -> None:
-        """Close a stream; `evicted` is what the scheduler withdrew with it."""
+        """Close a stream; `evicted` are the requests that the scheduler withdrew with it."""
         self.books.shares.closed(conn)
         if self.books.is_lost:
             return
@@ -482,7 +482,7 @@ class Auditor:
         self._dues.forget(conn)
 
     def settled(self, now_ns: int) -> None:
-        """Close a round: the scheduler has done and said all that was due."""
+        """Close a round: the scheduler has done and sent all that was due."""
         if self.books.is_lost:
             return
         if not self.books.lagging:
@@ -492,7 +492,7 @@ class Auditor:
         self._stale.clear()
 
     def snapshot(self, stats: Stats) -> None:
-        """Compare the scheduler's own figures with the books. O(what is open)."""
+        """Compare the scheduler's own figures with the books. O(open requests and leases)."""
         if not (self.books.lagging or self.books.is_lost):
             compare(self.books, stats)
 

@@ -1,4 +1,4 @@
-"""The state that outlives a process: the saved books, and the load of its leases.
+"""Keeps the state that outlives a process: the saved books, and the load of its leases.
 
 Leases are not saved. The scheduler holds the blocks of a lease until its holder replays it, or
 until an unrenewed lease would have expired. The counters keep its charge: the first lease that is
@@ -15,7 +15,7 @@ ANY_TOKENS = 1 << 60
 
 @dataclass(frozen=True)
 class Owed:
-    """Bounds of the tokens that a pool's leases of an earlier process hold."""
+    """Bounds the tokens that a pool's leases of an earlier process hold."""
 
     epoch: int
     low: int
@@ -24,7 +24,7 @@ class Owed:
 
 @dataclass(frozen=True)
 class Known:
-    """The books when everything was saved; of what is None or absent nothing is known."""
+    """Holds the books when everything was saved; None or absent: nothing is known of it."""
 
     pools: dict[str, Owed] | None = None  # None: they may hold anything
     counters: CounterState | None = None

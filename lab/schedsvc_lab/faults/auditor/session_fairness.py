@@ -1,4 +1,4 @@
-"""The bound of VTC among the sessions of one tenant, measured on what was served."""
+"""Measures the bound of VTC among the sessions of one tenant on what was served."""
 
 from schedsvc_lab.faults.auditor.records import Request, Terms, require
 
@@ -7,7 +7,7 @@ _Session = tuple[str, str]
 
 
 class SessionFairness:
-    """Service of sessions of one flow, compared while one of them waits.
+    """Compares the service of sessions of one flow while one of them waits.
 
     In one pool they all compete, whether their requests name the pool or not. A session that waits
     for a cap does not: with a cap nothing is compared.
@@ -23,7 +23,7 @@ class SessionFairness:
         self._served: dict[_Session, int] = {}
         self._asked: dict[_Session, int] = {}  # of these, for requests that waited in this process
         self._waiting: dict[_Session, int] = {}
-        self._least: dict[tuple[_Session, _Session], int] = {}  # since the second one waits
+        self._least: dict[tuple[_Session, _Session], int] = {}  # since the second one began to wait
 
     def arrived(self, r: Request) -> None:
         """Count a request that waits from now on. O(1)."""
@@ -53,7 +53,7 @@ class SessionFairness:
     def check(self, most: int, slack: dict[str, int]) -> None:
         """Hold each session to its bound beside the others of its flow. O(pairs).
 
-        `most`: the bound and the credit; `slack`: what a flow may be charged at once in the end.
+        `most`: the bound and the credit; `slack`: the most that a flow is charged at the end.
         """
         for waits in self._waiting:
             for other, served in self._asked.items():

@@ -1,4 +1,4 @@
-"""A principal with grants: what it may name, what it holds, and that it changes nothing of others.
+"""Checks a principal with grants: what it may name and holds, and that others are unaffected.
 
 The rule for all other principals: no lease, quota, stored answer or pool of theirs is created,
 changed or ended by an event of the hostile one, except by dispatch. The books of the auditor state
@@ -33,14 +33,14 @@ _pool_figures = itemgetter(
 
 @dataclass(frozen=True)
 class Rows:
-    """The scheduler's figures at one moment."""
+    """Holds the scheduler's figures at one moment."""
 
     stats: dict[str, Any]
     leases: list[dict[str, Any]]
 
 
 class Shares:
-    """The names that the principal with grants may use, and how much of each table it holds."""
+    """Lists the names that the principal with grants may use, and its part of each table."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -52,7 +52,7 @@ class Shares:
     def restart(self) -> None:
         """Begin with nothing, as another process does."""
         self.answers = 0
-        self._streams: dict[int, int] = {}  # open ones, and whose they are
+        self._streams: dict[int, int] = {}  # open streams, and their principals
 
     def is_limited(self, principal: int) -> bool:
         """Return whether this is the principal that has grants."""
@@ -186,7 +186,7 @@ class Shares:
         ]
         queued = self.places(terms.queue_max)
         require(len(waiting) <= queued, "more waits than the share", len(waiting), queued)
-        most = self.places(terms.leases_max) + queued  # what waited may be granted beside replays
+        most = self.places(terms.leases_max) + queued  # waiting requests may be granted too
         require(len(running) <= most, "more leases than the share", len(running), most)
         others = {
             r.adapter
@@ -251,5 +251,5 @@ def fits(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def is_owned(pool: Pool, now_ns: int) -> bool:
-    """Whether a pool has an owner, whose streams may have ended a moment ago."""
+    """Return whether a pool has an owner, whose streams may have ended a moment ago."""
     return bool(pool.offers) or now_ns < pool.owned_until_ns

@@ -1,4 +1,4 @@
-"""Which tenants and groups share below which, as the configuration says."""
+"""Says which tenants and groups share below which, as the configuration does."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ __all__ = ["NO_TREE", "Tree"]
 class Tree:
     """Groups with a weight: nodes of the tree of shares, above flows of tenants.
 
-    A name is that of a group or of a flow. One without a parent stands at the root, "".
+    A name is that of a group or a flow. A name without a parent is a child of the root, "".
     """
 
     weights: Mapping[str, int] = field(default_factory=dict)  # of groups, in thousandths

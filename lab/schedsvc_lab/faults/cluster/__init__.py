@@ -2,5 +2,5 @@
 
 Nothing of `schedsvc.cluster` is written again here: its tasks run in event loops whose time is the
 world's, and its Lua runs in this process. Only the commands that the Lua calls are written again,
-because the world has no server; a test holds them to those of a real one.
+because the world has no server; a test compares them with a real one.
 """

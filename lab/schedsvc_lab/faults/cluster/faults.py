@@ -131,7 +131,7 @@ class ClusterFaults:
             self._world.ask(place, tenant)
 
     def end(self) -> None:
-        """End all faults, and start what does not run."""
+        """End all faults, and start each process that does not run."""
         world, now_ns = self._world, self._queue.now_ns
         store = world.store
         store.start()

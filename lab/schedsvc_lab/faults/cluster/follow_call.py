@@ -109,7 +109,7 @@ class FollowCall:
         self.end("the call is over")
 
     def end(self, details: str) -> None:
-        """Let the follower hear that the call is over."""
+        """Report to the follower that the call is over."""
         if not self.is_over:
             self.is_over = True
             self.to_follower.send(ConnectionResetError(details))

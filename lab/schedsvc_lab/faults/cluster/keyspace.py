@@ -16,7 +16,7 @@ _EVERYTHING = float("-inf"), float("inf")
 
 
 class ServerError(Exception):
-    """The server refuses a command; the text is the one of its answer."""
+    """The server refuses a command; the message is its answer."""
 
 
 class Scores:
@@ -88,7 +88,7 @@ class Keyspace:
         self.now_ms = now_ms
         self._values: dict[bytes, Any] = {}
         self._due_ms: dict[bytes, int] = {}
-        #: No key expires before; one may have been given more time since.
+        #: No key expires earlier; one may expire later now.
         self._next_ms = _NEVER_MS
 
     def command(self, name: str, args: list[bytes]) -> Answer:

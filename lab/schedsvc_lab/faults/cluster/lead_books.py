@@ -24,7 +24,7 @@ class LeadBooks:
         # run are charged as predicted; so a pool of output comes on top for each of two tenants.
         pool = _OUTPUT_PRICE * options.capacity_tokens
         tokens = 2 * max(options.input_max, pool) + 2 * pool
-        # One request of each that was granted in the moment in which a charge came.
+        # One request of each that was granted at the moment of a charge.
         tokens += 2 * (options.input_max + _OUTPUT_PRICE * options.output_max)
         self._bound = tokens * _MICRO / least
         self._credit = options.credit_tokens * _MICRO
@@ -56,7 +56,7 @@ class LeadBooks:
     def charged(self, tenant: str, charged: int, refunded: int) -> None:
         """Count service elsewhere: no charge puts a tenant further ahead here than the lead."""
         weight = self._weights[tenant]
-        # Beyond the lead it may make up for what the tenant was behind here.
+        # Besides the lead, it may make up for the tenant's lag here.
         most = self._lead + self._bound + self._credit
         self._in_all[tenant] += min(charged / weight, most)
         self._here[tenant] -= refunded / weight

@@ -157,7 +157,7 @@ class TermServer:
             await asyncio.sleep(_SAVE_S)
 
     async def step_down(self) -> None:
-        """End what waits, because this member leads no more."""
+        """End all waiting requests, because this member leads no more."""
         self.driver.end_term()
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -274,7 +274,7 @@ class LedProcess(Process):
             call.end("the connection broke")
 
     def close(self) -> None:
-        """End what is left of a dead process."""
+        """End the tasks of a dead process."""
         self.end_calls()
         self.led.driver.close()
 
@@ -282,7 +282,7 @@ class LedProcess(Process):
         self, ask: scheduler_pb2.AdmitRequest, seen: int,
         told: Callable[[scheduler_pb2.AdmitResponse], None], failed: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """Send a request; `failed` hears that this member does not lead, and who does.
+        """Send a request; `failed` is called if this member does not lead, with the leader.
 
         `seen`: the highest term that the client has seen.
         """

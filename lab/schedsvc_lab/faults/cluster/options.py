@@ -58,7 +58,7 @@ class ClusterOptions:
     #: The size of each pool. In runs with quotas there is room for everything.
     capacity_tokens: int
     has_quotas: bool
-    #: The members lead one set, one at a time; else each has a pool of its own.
+    #: The members lead one set in turn; otherwise each has a separate pool.
     is_set: bool
     dispatch: str
     lead_tokens: int

@@ -104,7 +104,7 @@ class Process:
             self.clock.now_ns()
 
     def act(self, what: Callable[[], object]) -> None:
-        """Let something reach the process: now, or when it goes on. Nothing reaches a dead one."""
+        """Deliver something to the process: now, or when it resumes. A dead one gets nothing."""
         if self.is_dead:
             return
         if self.paused_until_ns > self.world.queue.now_ns:
@@ -160,7 +160,7 @@ class Process:
         return False
 
     def end(self, ended: Callable[[], None]) -> None:
-        """Get SIGTERM: say goodbye to the store and to others; `ended` hears of the end."""
+        """Get SIGTERM: say goodbye to the store and to others; `ended` is called at the end."""
 
         async def say_goodbye() -> None:
             await self._say_goodbye()
@@ -176,14 +176,14 @@ class Process:
     async def _say_goodbye(self) -> None:
         """Return chunks, send the last totals, and leave the cluster, as far as the store answers.
 
-        The process loses what runs and waits, as a scheduler does that has no time to drain.
+        The process loses its requests, like a scheduler that has no time to drain.
         """
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
 
     def kill(self) -> None:
-        """End it without a word: what its tasks would still say reaches no one."""
+        """Kill it: messages that its tasks would still send reach no member."""
         self.is_dead = True
         self.is_ready = False
         with self.world.at(self):
@@ -192,7 +192,7 @@ class Process:
         self.close()
 
     def close(self) -> None:
-        """End what is left of a dead process."""
+        """End the tasks of a dead process."""
         self.driver.close()
 
     def ask(self, ask: pb.AdmitRequest, told: Callable[[pb.AdmitResponse], None]) -> None:

@@ -38,7 +38,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     """Runs callbacks and tasks when its owner says so, by the clock that its owner gives it."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
-        #: The process's own clock, which is neither right nor as quick as others.
+        #: The process's own clock, which is neither right nor as fast as others.
         self.now_ns = now_ns
         #: Errors that no task took.
         self.errors: list[BaseException] = []

@@ -3,7 +3,7 @@
 The promise: what all members grant never exceeds what one bucket allows. Beyond it come, as
 docs/operate/cluster.md states, a bucket for each time that the store's clock was set forward, and
 what members spend by their own parts while the store is away. If the store loses data, all members
-that live and reach it keep the bucket. Another fault may keep one from that; then a bucket more
+that live and reach it keep the bucket. If another fault prevents that for a member, one more bucket
 counts.
 """
 
@@ -61,7 +61,7 @@ class QuotaBooks:
         self._shares[life] = 1
 
     def filled_by(self, life: int, share: int, now_ns: int) -> None:
-        """Note from what the buckets of a core fill from now on."""
+        """Record the sources from which the buckets of a core fill from now on."""
         self._shares[life] = share
         for tenant in self._limits:
             self._own.pop((life, tenant), None)

@@ -13,12 +13,12 @@ _MS = 1_000_000
 _NOTICED_NS, _GOES_ON_NS, _MESSAGES_NS = 1_000 * _MS, 1_000 * _MS, 300 * _MS
 #: Between two tries of a member that misses the store.
 _INTERVAL_NS = 250 * _MS
-#: For a call that a fault before has left without an answer.
+#: For a call that an earlier fault has left without an answer.
 _SETTLED_NS = 2_000 * _MS
 
 
 class RefusedWrites:
-    """Lets the store refuse writes, and holds members to what docs/operate/cluster.md states."""
+    """Lets the store refuse writes, and holds members to docs/operate/cluster.md."""
 
     def __init__(self, world: World) -> None:
         self._world, self._queue = world, world.queue
@@ -61,7 +61,7 @@ class RefusedWrites:
             if self._turns != turn or store.life != life or not store.is_up or is_hidden:
                 return
             for process in watched:
-                # One that was refused twice wants the store to answer for a while first.
+                # A member that was refused twice waits until the store has answered for a while.
                 holds = not is_away and process.member.escrow.outage.wait_ns
                 if self._is_well(process, since_ns) and not holds:
                     share = self._world.quotas.share_of(process.number)

@@ -19,9 +19,9 @@ from schedsvc_lab.faults.phases import Outcome, described
 __all__ = ["ClusterRun"]
 
 _S = 1_000_000_000
-#: Within it a member leads again: a term, and what a member that starts needs.
+#: Within it a member leads again: a term, and the time that a member needs to start.
 _LEADS_NS = 10 * _S
-#: A run has so much time with faults for each event that it is asked for.
+#: The time with faults that a run has for each event asked for.
 _EVENT_NS = 10_000_000
 #: Two minutes fill a bucket that owes its limit; the rest is for the engines.
 _STUCK_NS = 150 * _S
@@ -36,13 +36,13 @@ _JOIN_NS = 22 * _S
 
 #: Objects that a run makes before Python looks for cycles among them.
 _COLLECT_EACH = 200_000
-#: Where members' files need not reach a disk, which would take most of a run's time.
+#: Members' files are kept in memory: a disk would take most of a run's time.
 _MEMORY = "/dev/shm"  # noqa: S108 - only a temporary directory of a name of its own is made there
 
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Let Python look for cycles seldom: a run makes many objects, and few cycles."""
+    """Collect cycles seldom: a run makes many objects, and few cycles."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT_EACH, *before[1:])
     try:
@@ -125,7 +125,7 @@ class ClusterRun:
             process.led.driver._core.check()
 
     def _hand_over(self, leader: Any) -> None:
-        """Require that a leader that gets SIGTERM is followed at once, and names the next one."""
+        """Require that a leader that gets SIGTERM is followed at once, and names its successor."""
         world: Any = self.world
         queue, terms = world.queue, world.terms
         for _ in range(_WAIT):
@@ -153,7 +153,7 @@ class ClusterRun:
     def _rest_ns(self) -> int:
         """Return the time within which all that waits has to run.
 
-        For each limit as long as one process would take, from a bucket that owes its limit, while
+        The time is that of one process for each limit, from a bucket that owes its limit, while
         chunks of another whole limit are lost.
         """
         asked: dict[str, list[int]] = {}

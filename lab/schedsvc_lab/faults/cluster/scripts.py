@@ -22,8 +22,8 @@ Command = Callable[[str, list[bytes]], Any]
 class Scripts:
     """Holds the libraries of a server.
 
-    Lua holds what it calls of Python, and Python finds no cycle that goes through Lua. So what Lua
-    holds refers to this object weakly, and `command` has to refer so to the owner.
+    Lua holds the Python functions that it calls, and Python finds no cycle through Lua. So these
+    functions refer to this object weakly, and `command` has to refer weakly to its owner.
     """
 
     def __init__(self, command: Command) -> None:

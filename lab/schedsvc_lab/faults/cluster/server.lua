@@ -63,7 +63,7 @@ local GLOBALS = setmetatable({
     type = type, unpack = unpack,
 }, {__index = nonexistent, __newindex = readonly})
 
--- Returns what a server answers for a value: numbers without their fraction, lists up to their first nil.
+-- Returns a server's answer for a value: integers, and lists up to their first nil.
 local function answer(value)
     local kind = type(value)
     if kind == 'number' then
@@ -97,7 +97,7 @@ local function load(source)
     setfenv(chunk or error(problem), GLOBALS)()
 end
 
--- Whether a function says that it writes nothing; nil if there is none of the name.
+-- Return whether a function declares that it writes nothing; nil if there is no such function.
 local function reads(name)
     return functions[name] and functions[name]['no-writes'] or functions[name] and false
 end

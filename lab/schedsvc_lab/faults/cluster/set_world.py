@@ -85,7 +85,7 @@ class SetWorld(World):
         return True
 
     def _try(self, number: int) -> None:
-        """Ask the present target, and move on if it is silent."""
+        """Ask the present target, and try the next if it is silent."""
         job = self.open.get(number)
         if job is None:
             return
@@ -167,7 +167,7 @@ class SetWorld(World):
             self.processes[place].kill()
 
     def lead_other_set(self) -> None:
-        """Let a member of another set take the next term, as far as it knows the last one."""
+        """Let a member of another set take the next term, by the last one that it knows."""
         if not self.store.is_up or self.store.store.refusal is not None:
             return
         keys, call = term_keys_of("sim", _OTHER), self.store.store.command

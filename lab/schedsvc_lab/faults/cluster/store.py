@@ -34,9 +34,9 @@ class VirtualStore:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.data = Keyspace(now_ms)
-        #: Its answer to each write; None: it takes them.
+        #: The server's answer to each write; None: it accepts them.
         self.refusal: redis.exceptions.ResponseError | None = None
-        #: Whether the function that runs says that it writes nothing.
+        #: Whether the running function declares that it writes nothing.
         self._only_reads: bool | None = None
         #: The data of a replica or a file, which `fail_over()` takes.
         self._kept = self.data.copy()
@@ -82,7 +82,7 @@ class VirtualStore:
         self._kept = self.data.copy()
 
     def fail_over(self) -> None:
-        """Go on with what was kept last. O(fields)."""
+        """Continue with the data that was kept last. O(fields)."""
         self.data = self._kept.copy()
 
     def flush(self) -> None:

@@ -13,7 +13,7 @@ from schedsvc_lab.faults.cluster.surroundings import Host, StoreWorld, Words
 
 __all__ = ["StoreHost", "VirtualConnection"]
 
-#: The part of the messages held up by a cut that arrives once it is over; the rest is lost.
+#: This part of the messages that a cut holds up arrives after it; the rest is lost.
 _LATE = 0.5
 
 
@@ -26,11 +26,11 @@ class StoreHost:
         self.step_ns = 0
         self.store = VirtualStore(self.now_ms)
         self.is_up = True
-        #: Until when the process stands still, or no message passes.
+        #: The end of the process's pause, and of the time in which no message passes.
         self.stopped_until_ns = self.hole_until_ns = 0
         #: Grows with each start: connections of an earlier life are broken.
         self.life = 1
-        #: The time that a command takes the server, which carries out one at a time; None: none.
+        #: The server's time for a command, as it runs one at a time; None: none.
         self.cost_ns: Callable[[Words], int] | None = None
         self._free_ns = 0
 
@@ -82,7 +82,7 @@ class VirtualConnection:
         assert self._answer is not None
         words, sent = self._sent, self._answer
         answer = await sent
-        # Only now, because a call may have been given up in the moment in which its answer came.
+        # Only now, because a call may have been given up at the moment of its answer.
         self._world.store_heard(self._process, words, answer)
         return answer
 

@@ -2,7 +2,7 @@
 
 It holds three promises of docs/operate/cluster.md, "One fairness". A member is charged by how much
 the totals of others grew, once. The totals of an origin do not fall. At rest, each member has read
-of each living origin exactly what that origin has served of the tenants that both serve.
+of each living origin exactly its service of the tenants that both serve.
 """
 
 import struct
@@ -29,7 +29,7 @@ class Reader:
     """Keeps the totals that one life of a member has read, and its charges."""
 
     def __init__(self) -> None:
-        #: Tenants of which it has stated a total: it reads no others.
+        #: Tenants whose totals it has stated: it reads no others.
         self.stated: set[bytes] = set()
         self.seen: dict[bytes, Row] = {}
         #: The sums charged and refunded, by tenant.
@@ -37,7 +37,7 @@ class Reader:
         self.charged: dict[bytes, list[int]] = defaultdict(lambda: [0, 0])
 
     def read(self, row: bytes, told: tuple[int, int, int, int]) -> None:
-        """Count by how much a total grew; see rows.py for what its parts mean."""
+        """Count the growth of a total; see rows.py for its parts."""
         charged, refunded, charged_before, refunded_before = told
         before = self.seen.get(row)
         if before is None:
@@ -67,7 +67,7 @@ class SumBooks:
         self.readers[life] = Reader()
 
     def completed(self, life: int, tenant: str, tokens: int) -> None:
-        """Count what a lease used: input, and output twice."""
+        """Count the tokens that a lease used: input, and output twice."""
         self.used[life, tenant.encode()] += tokens * _MICRO
 
     def stored(self, life: int, words: tuple[Any, ...], answer: Any) -> None:

@@ -60,7 +60,7 @@ class Surroundings(StoreWorld, Protocol):
     current: Any
 
     def at(self, process: Any) -> AbstractContextManager[None]:
-        """Let a process be the one that runs."""
+        """Run in the context of a process."""
 
     def charged(self, life: int, rows: list[tuple[bytes, bytes, bytes, int, int]]) -> None:
         """Look at what a core is charged for service of others."""
@@ -70,7 +70,7 @@ class Surroundings(StoreWorld, Protocol):
 
 
 def _drop(*_: object) -> str:
-    """Let a run write no log: its members say a lot about the faults that are done to them."""
+    """Turn the log off for a run: its members log much about the faults done to them."""
     raise structlog.DropEvent
 
 

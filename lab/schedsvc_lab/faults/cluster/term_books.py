@@ -13,8 +13,8 @@ __all__ = ["Fence", "TermBooks"]
 #: After the store's clock was set forward, two members may lead for a term: the earlier one counts
 #: its term from before the step.
 _OVERLAP_NS = 2_000_000_000
-#: The rows in the answers of functions. A renewal also states the counter, of which a leader makes
-#: no promise: it is that of other sets.
+#: The rows in the answers of functions. A renewal also states the counter, which is that of other
+#: sets: a leader promises nothing about it.
 _ROWS = {"schedsvc_term_look": slice(0, 3), "schedsvc_term_renew": slice(1, 2)}
 
 
@@ -43,7 +43,7 @@ class TermBooks:
         #: Term and leader, in the order in which they began.
         self.begun: list[tuple[int, str]] = []
         self._highest = 0
-        #: Terms that began after a higher one, because the store had lost that.
+        #: Terms that began after a higher one that the store had lost.
         self._late: set[tuple[int, str]] = set()
         #: Since the highest term began.
         self._has_lost = False
@@ -62,7 +62,7 @@ class TermBooks:
     def began(self, term: int, leader: str, now_ns: int) -> None:
         """Note that a member begins to lead.
 
-        A store that lost a term may give it again, or a lower one, but to no member that has seen
+        A store that lost a term may give it, or a lower one, again, but to no member that has seen
         it.
         """
         member = leader.partition("/")[0]
@@ -114,8 +114,8 @@ class TermBooks:
     def _is_unknown(self, leader: str) -> bool:
         """Return whether the leader was no rival of another one when that reached the store.
 
-        A leader that does not reach the store goes on if there is no other member; one that starts
-        in that time, or had stood still, takes the next term all the same.
+        A leader that does not reach the store continues if there is no other member. A member that
+        starts in that time, or resumes, takes the next term all the same.
         """
         present = self.begun[-1][1].partition("/")[0]
         return leader in self._rivals and present not in self._rivals[leader]
@@ -123,9 +123,9 @@ class TermBooks:
     def _may_end(self, term: int, now_ns: int) -> bool:
         """Return whether the next term has just begun after one that a loss of the store explains.
 
-        The store gave that term twice, or it is lower than one before.
-        A member that knows of the loss takes the next term, and the other one goes on until its
-        next renewal. Engines that have seen the new term ignore it.
+        The store gave that term twice, or it is lower than one before. A member that knows of the
+        loss takes the next term, and the other member leads until its next renewal. Engines that
+        have seen the new term ignore it.
         """
         is_repeated = len({leader for begun, leader in self.begun if begun == term}) > 1
         is_late = any(begun == term for begun, _ in self._late)

@@ -60,7 +60,7 @@ class World:
         self.waiting: dict[int, Job] = {}
         self.running = 0
         self.processes: list[Process] = []
-        #: Pools have less room than is asked for, so that tenants wait for each other.
+        #: Pools have less room than tenants ask for, so tenants wait for each other.
         self._is_full = not options.has_quotas
         self._large: set[Tenant] = set()
 
@@ -81,7 +81,7 @@ class World:
 
     @contextmanager
     def at(self, process: Process) -> Iterator[None]:
-        """Let a process be the one that runs."""
+        """Run in the context of a process."""
         before, self.current = self.current, process
         try:
             yield
@@ -121,7 +121,7 @@ class World:
             self.processes[place] = self._process(self.options.members[place])
 
     def kill(self, place: int) -> None:
-        """Kill a member; what waits there or runs there is lost."""
+        """Kill a member; its waiting and running requests are lost."""
         process = self.processes[place]
         if process.is_dead:
             return
@@ -143,7 +143,7 @@ class World:
     def _begin_load(self, place: int, tenant: Tenant) -> None:
         options, queue = self.options, self.queue
         if queue.rnd.random() < 0.2:
-            return  # no one asks for this tenant here
+            return  # no client asks for this tenant here
         for _ in range(1 if options.has_quotas else options.open_each):
             queue.after(queue.soon(100_000_000), self._arrive, (place, tenant))
 

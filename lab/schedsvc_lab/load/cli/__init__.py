@@ -293,7 +293,7 @@ async def _drive(run: LoadRun, title: str, console: Console) -> RunResult:
         run.interrupt()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Not where the command runs in another thread than the main one, as in a test.
+        # Not if the command runs in another thread than the main one, as in a test.
         with suppress(RuntimeError, ValueError):
             loop.add_signal_handler(number, interrupt, number)
     watcher = asyncio.create_task(watch(run, View(title), console))

@@ -23,7 +23,7 @@ Example:
 The same arguments give the same digests.
 """
 
-#: Subcommand to where it is defined and what it does in one line.
+#: Subcommand: where it is defined, and its description in one line.
 _COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("schedsvc_lab.sim.cli.fit:fit_command", "An engine's profile from measured steps."),
     "sweep": ("schedsvc_lab.sim.cli.sweep:sweep", "The figures when settings vary."),
@@ -38,7 +38,7 @@ class _Sim(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command when it is asked for."""
+        """Import a command when it is first used."""
         if cmd_name not in _COMMANDS:
             return None
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
@@ -94,7 +94,7 @@ def sim(
     **options: Any,
 ) -> None:
     """Simulate engines behind the scheduler, in virtual time, under one or several policies."""
-    # Imported here, so that a subcommand loads only what it runs.
+    # Imported here, so that a subcommand loads only its own code.
     from schedsvc_lab.sim.cli.suite import refuse_others, run_suite
     from schedsvc_lab.sim.cli.trace import run_trace
 

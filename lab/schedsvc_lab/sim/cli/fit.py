@@ -110,7 +110,7 @@ def fit_command(
 
 
 def _engine(like: str | None, sizes: dict[str, int | None]) -> EngineFields:
-    """Take the sizes that are given, and the others from the profile that is named."""
+    """Take the given sizes, and the others from the named profile."""
     given = {_FIELDS[name]: size for name, size in sizes.items() if size is not None}
     if like is not None:
         try:

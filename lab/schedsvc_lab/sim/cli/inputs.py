@@ -38,7 +38,7 @@ def profile_of(name: str) -> Profile:
 
 
 def config_of(path: Path | None) -> Config | None:
-    """Load the server's configuration, where one is given."""
+    """Load the server's configuration, if one is given."""
     if path is None:
         return None
     try:

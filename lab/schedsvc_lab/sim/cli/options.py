@@ -198,7 +198,7 @@ def changed(base: Scenario, requests: Requests, settings: dict[str, Any], hint: 
 
 
 def _say_unknown(config: Config, requests: Requests) -> None:
-    """Warn where the configuration does not name the trace's clients."""
+    """Warn if the configuration does not name the trace's clients."""
     named = {each.name for each in config.tenants}
     unknown = [client for client in requests.clients if client not in named]
     if unknown:

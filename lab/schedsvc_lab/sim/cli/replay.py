@@ -31,7 +31,7 @@ def run_replay(
     *,
     as_json: bool,
 ) -> None:
-    """Replay a recording; fail where its digest is not met."""
+    """Replay a recording; fail if its digest differs."""
     config = _config(config_file, changes)
     policy = _policy(policies, config)
     try:

@@ -67,7 +67,7 @@ def _client(entry: dict[str, Any]) -> str:
 
 
 def _mean(entries: list[dict[str, Any]], *keys: str) -> float | None:
-    """Return the mean over seeds of one figure; None where some seed has none."""
+    """Return the mean over seeds of one figure; None if some seed has none."""
     values = []
     for entry in entries:
         value: Any = entry

@@ -25,7 +25,7 @@ from schedsvc_lab.sim.scenario import Run
 from schedsvc_lab.sim.scheduler_adapter import outcome_name
 
 _ROW_HEIGHT = 0.22
-# Shorter waits are drawn as this, and none in the queue not at all: the axis has no nought.
+# Shorter waits are drawn as this, and immediate grants not at all: the axis has no zero.
 _SHORTEST_S = 1e-3
 
 

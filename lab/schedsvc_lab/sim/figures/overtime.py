@@ -162,7 +162,7 @@ def draw_occupancy(runs: Sequence[Run], path: Path) -> Path:
     """Draw the KV cache in use, and what is reserved beyond it."""
     figure, axes = columns(runs)
     named = axes[0]
-    greatest = 1.0  # what is promised may be more than there is
+    greatest = 1.0  # promises may exceed the capacity
     for each, run in zip(axes, runs, strict=True):
         samples = run.occupancy[:: _stride(len(run.occupancy))]
         at_s = [sample.at_ns / NS for sample in samples]

@@ -14,7 +14,7 @@ from schedsvc_lab.sim.predict.play import Columns, Played
 
 __all__ = ["draw_predict"]
 
-#: More points than this show nothing more.
+#: More points would not be visible.
 POINTS_MAX = 4_000
 #: Predictions in the window of the running coverage, or a tenth of them in a short trace.
 WINDOW = 500

@@ -62,7 +62,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def clean(axes: Axes, grid: str = "y") -> None:
-    """Take away what carries no figure."""
+    """Remove the parts that carry no figure."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=False)
     axes.grid(visible=True, axis="x" if grid == "x" else "y", color=GRID)

@@ -36,7 +36,7 @@ def token_seconds(
 ) -> NDArray[np.float64]:
     """Return reserved output tokens of each request, integrated over its run.
 
-    Where the output outgrows its promise, the reservation grows with it token by token.
+    If the output outgrows its promise, the reservation grows with it token by token.
     """
     kept = np.minimum(promised, output)
     grown = (output.astype(float) ** 2 - kept.astype(float) ** 2) / 2
@@ -96,8 +96,8 @@ def report(
 ) -> dict[str, Any]:
     """Return all figures of a replay; `one_flow` is the same with one quantile for all.
 
-    Coverage and `pinball` are over requests that were predicted; of the others all that they might
-    produce was reserved. `pinball_of_all` counts these as predictions too.
+    Coverage and `pinball` are over requests that were predicted; for the others, the most that they
+    might produce was reserved. `pinball_of_all` counts these as predictions too.
     """
     output, of = requests.output_tokens, played.predicted
     held = output <= played.promised

@@ -39,7 +39,7 @@ class Columns:
 
 
 def columns(trace: Iterable[TraceRequest]) -> Columns:
-    """Take over a trace. An adapter is known only where the requests keep their records."""
+    """Take over a trace. An adapter is known only if the requests keep their records."""
     tenants: dict[str, int] = {}
     adapters: dict[str, int] = {}
     rows = []
@@ -61,8 +61,8 @@ def columns(trace: Iterable[TraceRequest]) -> Columns:
 class Played:
     """Holds the result of a replay, one entry for each request.
 
-    `promised` is the output reserved at the grant, in tokens; it was `predicted` where it is less
-    than all that the request might produce. `totals` is the core's own account of it.
+    `promised` is the output reserved at the grant, in tokens; it was `predicted` if it is less than
+    the most that the request might produce. `totals` is the core's own count.
     """
 
     promised: NDArray[np.int64]
@@ -83,8 +83,8 @@ def play(
 ) -> Played:
     """Grant every request when it arrives, and report its output to the core when it has ended.
 
-    A request produces `tokens_per_s` from its arrival on, and nothing is reported before its end.
-    With `one_flow` all tenants and adapters are predicted as one. O(n log n).
+    A request produces `tokens_per_s` from its arrival on, and its only report is its end. With
+    `one_flow` all tenants and adapters are predicted as one. O(n log n).
     """
     core = _core(requests, quantile_ppm, samples_min, one_flow=one_flow)
     promised = np.zeros(len(requests), dtype=np.int64)
@@ -139,7 +139,7 @@ def _core(requests: Columns, quantile_ppm: int, samples_min: int, *, one_flow: b
 def _end(
     core: Scheduler, running: list[tuple[int, int, int]], outputs: list[int], now_ns: int
 ) -> None:
-    """Complete what has ended by now."""
+    """Complete the requests that have ended by now."""
     while running and running[0][0] <= now_ns:
         end_ns, at, lease_id = heapq.heappop(running)
         core.complete(end_ns, lease_id, 1, COMPLETED, 1, 0, outputs[at])

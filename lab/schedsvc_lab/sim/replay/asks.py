@@ -1,4 +1,4 @@
-"""Collects the requests of a recording: the verdict on each, and how it ran."""
+"""Collects the requests of a recording: the verdict on each, and its run."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _POLLS_KEPT = 32
 class Report(NamedTuple):
     """Holds totals that were reported `after_ns` after the grant; -1: absent.
 
-    `order` numbers reports and ends as they came: of two at one time it says which was first.
+    `order` numbers reports and ends in order of arrival, for those at the same time.
     """
 
     after_ns: int
@@ -47,8 +47,8 @@ class End(NamedTuple):
 class Ask:
     """Describes one recorded request. Times are in ns; `lease_id` is 0 if it was not granted.
 
-    `withdrawn_ns` is when its caller left, while it waited. A run whose `end` is None was never
-    ended by its holder.
+    `withdrawn_ns` is the time at which its caller left, if it waited then. If `end` is None, its
+    holder never ended the run.
     """
 
     arrival_ns: int
@@ -106,7 +106,7 @@ class Collector(Watcher):
     def admitted(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int, answer: int | bytes
     ) -> None:
-        """Note a unary Admit, and its verdict where it has fallen."""
+        """Record a unary Admit, and its verdict if there is one."""
         ask = Ask(now_ns, principal, self._tenant(data), data, queue_ttl_ns)
         if isinstance(answer, bytes):
             self._verdict(ask, pb.AdmitResponse.FromString(answer))
@@ -154,7 +154,7 @@ class Collector(Watcher):
                 self.pools.append(PoolEvent(now_ns, owner, self._principals[owner], pool))
 
     def taken(self, now_ns: int, owner: int, data: bytes) -> None:
-        """Note the verdicts of a SessionResponse; what was refused as wrong was no request."""
+        """Record the verdicts of a SessionResponse; faults are no requests."""
         response = pb.SessionResponse.FromString(data)
         for fault in response.faults:
             self._tags.pop((owner, fault.tag), None)
@@ -247,7 +247,7 @@ class Collector(Watcher):
             ask.withdrawn_ns = now_ns
 
     def _hang_up(self, now_ns: int, owner: int) -> None:
-        """End a stream: what waited on it is withdrawn."""
+        """End a stream: its waiting requests are withdrawn."""
         for key in [key for key in self._tags if key[0] == owner]:
             ask = self._tags.pop(key)
             ask.withdrawn_ns = now_ns

@@ -15,7 +15,7 @@ from schedsvc_lab.sim.scheduler_adapter import outcome_name
 
 __all__ = ["WAITING", "compare", "write_changes"]
 
-#: The verdict on what waited to the end of the recording, or could not be asked.
+#: The verdict on requests that waited to the end of the recording, or could not be asked.
 WAITING = "NONE"
 
 _MS = 1e6
@@ -28,11 +28,11 @@ def verdict(outcome: int) -> str:
 
 
 def compare(asks: Sequence[Ask], fates: Sequence[Fate]) -> dict[str, Any]:
-    """Count what changed. Each figure is a pair: as recorded, and under the other configuration.
+    """Count the changes. Each figure is a pair: as recorded, and under the other configuration.
 
-    {"requests", "changed" (another verdict), "assumed" (ran without having run), "tenants":
-    {name: {"requests", "changed", "verdicts": {name: pair}, "waited_ms": {"mean", "p50", "p99":
-    pair}}}}; waits are those for a grant, None where nothing was granted. O(n log n).
+    {"requests", "changed" (another verdict), "assumed" (ran without having run), "tenants": {name:
+    {"requests", "changed", "verdicts": {name: pair}, "waited_ms": {"mean", "p50", "p99": pair}}}};
+    waits are those for a grant, None if nothing was granted. O(n log n).
     """
     tenants: dict[str, list[int]] = {}
     for number, ask in enumerate(asks):

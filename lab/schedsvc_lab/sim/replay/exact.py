@@ -12,7 +12,7 @@ __all__ = ["Exact", "Replayed", "Watcher", "recorded_core"]
 
 
 class Watcher:
-    """Sees what the core answers in a replay; by default it looks away."""
+    """Sees the core's answers in a replay; by default it ignores them."""
 
     def admitted(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int, answer: int | bytes
@@ -92,7 +92,7 @@ class Exact:
     def run(self, watch: Callable[[int], None] | None = None) -> Replayed:
         """Replay every event; `watch` hears how many there were. O(events log n).
 
-        Raises ReplayError where a digest differs from the recorded one, naming the event.
+        Raises ReplayError if a digest differs from the recorded one, naming the event.
         """
         calls, see = self._calls, self._watcher.event
         events = checks = 0

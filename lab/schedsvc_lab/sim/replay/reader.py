@@ -27,8 +27,8 @@ class ReplayError(ValueError):
 class Recording:
     """Opens a recording on disk. Its last `cut_bytes`, an unfinished frame, are ignored.
 
-    A frame that a crash left unfinished is the last one. Damage with whole frames behind it is no
-    such thing: it raises ReplayError with the offset, and so does a file that is no recording.
+    A frame that a crash left unfinished is the last one. Damage with whole frames behind it raises
+    ReplayError with the offset, and so does a file that is no recording.
     """
 
     def __init__(self, path: Path) -> None:

@@ -35,7 +35,7 @@ _RENEWALS = 3
 class Fate(NamedTuple):
     """Holds the fate of a request; `outcome` 0: it waited to the end of the recording.
 
-    `assumed` is set where it ran and did not in the recording.
+    `assumed` is set if it runs here and did not in the recording.
     """
 
     outcome: int
@@ -231,7 +231,7 @@ class WhatIf:
 
 
 def _typical_runs(asks: Sequence[Ask]) -> dict[str, _Typical]:
-    """Take the median of each tenant's complete runs; of all, where a tenant had none."""
+    """Take the median of each tenant's complete runs; of all runs, if a tenant has none."""
     runs: dict[str, list[End]] = defaultdict(list)
     for ask in asks:
         if ask.end is not None and ask.end.outcome in (0, COMPLETED):

@@ -35,9 +35,9 @@ SORT = click.option(
 
 @contextmanager
 def progress(reader: TraceReader, sort: bool) -> Iterator[Iterator[Record]]:
-    """Give the requests, put into order where that was asked, and show how much was read.
+    """Yield the requests, in order if that was asked, and show the progress.
 
-    The bar is shown where a person is watching.
+    The bar is shown if the output is a terminal.
     """
     console = Console(stderr=True)
     columns = (
@@ -91,7 +91,7 @@ def tell_skipped(reader: TraceReader) -> None:
 def write_own(records: Iterable[Record], out: Path) -> int:
     """Write records in the project's own form, and return how many.
 
-    Raises what the records raise, OSError, and ClickException where a person interrupts it.
+    Raises the errors of the records, OSError, and ClickException if a person interrupts it.
     """
     try:
         return write_trace(records, out, own_line, ValueError)
@@ -108,7 +108,7 @@ def write_lines(
 ) -> int:
     """Write each request of a trace, `turned` into others, and return how many were written.
 
-    Raises ClickException where the trace is wrong, it cannot be written, or a person interrupts it.
+    Raises ClickException if the trace is wrong, it cannot be written, or a person interrupts it.
     """
     try:
         with progress(reader, sort) as records:

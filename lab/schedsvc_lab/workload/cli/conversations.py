@@ -1,6 +1,6 @@
 """`schedsvc workload conversations` makes conversations a trace, `schedsvc converse` holds them.
 
-Both lay them out in time by the same options and seed.
+Both place them in time by the same options and seed.
 """
 
 import asyncio
@@ -93,8 +93,8 @@ def conversations(
 ) -> None:
     """Write the conversations of a file (ShareGPT, WildChat) as a trace of requests.
 
-    They start as a Poisson process; a turn's prompt is all that was said before it, by the
-    tokenizer's chat template, or plainly where it has none or refuses. --turns 1 is single-turn.
+    They start as a Poisson process; a turn's prompt is the whole conversation before it, by the
+    tokenizer's chat template, or plainly if it has none or refuses. --turns 1 is single-turn.
     """
     check_file(out)
     chats = Chats(load_tokenizer(tokenizer_path))
@@ -190,7 +190,7 @@ def converse(
 ) -> None:
     """Hold the conversations of a file (ShareGPT, WildChat) with a server, as people do.
 
-    They start as a Poisson process, whatever becomes of the others; the next turn comes --think
+    They start as a Poisson process, independently of each other; the next turn comes --think
     seconds after an answer. With --tokenizer each answer gets the recorded length, without it the
     model ends it, at --output-tokens-max.
     """

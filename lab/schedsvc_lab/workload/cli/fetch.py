@@ -48,10 +48,10 @@ What is broken off goes on where it was when the same command is given again.
 def fetch(
     name: str | None, list_them: bool, url: str | None, sha256: str | None, out: Path, as_json: bool
 ) -> None:
-    """Download the public trace NAME from where its publisher has it, and check it.
+    """Download the public trace NAME from its publisher's site, and check it.
 
-    The checksum is compared with the published one, with what the server states, or with that of
-    the first download.
+    The checksum is compared with the published one, with the server's, or with that of the first
+    download.
     """
     if list_them:
         _list(as_json)
@@ -104,7 +104,7 @@ def _source(name: str | None, url: str | None, sha256: str | None) -> Source:
 
 
 def _fetch(source: Source, out: Path) -> Fetched:
-    """Download with a bar where a person is watching."""
+    """Download with a bar if the output is a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

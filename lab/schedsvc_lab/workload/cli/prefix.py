@@ -249,7 +249,7 @@ def _analyse(
         except ValueError as error:
             raise click.UsageError(f"--block-size: {error}") from None
         if name == "single_turn":
-            # Leaving them out is what this name means.
+            # This name means that they are left out.
             del notes[name][TURNS_CUT]
         if not found[name]:
             raise click.ClickException(f"{source.trace}: no request is left ({name})")
@@ -285,7 +285,7 @@ def _write(
     out: Path,
 ) -> dict[str, Any]:
     """Write what is not written yet, and return the statistics by name."""
-    # Takes a second to import, which nothing before needs.
+    # It takes a second to import, and earlier code does not need it.
     from schedsvc_lab.workload.prefix.figures import draw_caches, draw_sharing
 
     statistics: dict[str, Any] = {}

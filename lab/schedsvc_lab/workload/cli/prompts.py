@@ -42,7 +42,7 @@ TOKENIZER = click.option(
 
 
 def load_tokenizer(path: Path | None) -> ModelTokenizer:
-    """Load what `--tokenizer` names. Raises click.UsageError."""
+    """Load the tokenizer of `--tokenizer`. Raises click.UsageError."""
     if path is None:
         raise click.UsageError(f"--tokenizer is missing: {HOW_TO_GIVE_ONE}")
     try:

@@ -94,7 +94,7 @@ def users(
 def _study(
     counts: Mapping[str, int], unnamed: int, duration_s: float, by: str, rounds: int, seed: int
 ) -> Users:
-    """Fit, with a bar where a person is watching."""
+    """Fit, with a bar if the output is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("bootstrap"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

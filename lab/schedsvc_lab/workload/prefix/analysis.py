@@ -17,7 +17,7 @@ def analyse(
     """Count what requests share, for each block size; without sizes, the trace's own or the usual.
 
     Writes the requests' rows, and a trace with blocks of the first size, into `folder`. Raises
-    ValueError where a size does not fit the trace's own blocks, Bad, and what `requests` raises.
+    ValueError if a size does not fit the trace's own blocks, Bad, and the errors of `requests`.
     """
     rest = iter(requests)
     first = next(rest, None)

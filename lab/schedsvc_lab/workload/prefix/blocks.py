@@ -16,7 +16,7 @@ _DIGEST_BYTES = 16
 class TokenBlocks:
     """Cuts token ids into blocks of `block_tokens`.
 
-    A partial last block gets no number: engines cache whole blocks alone. Memory grows with the
+    A partial last block gets no number: engines cache whole blocks only. Memory grows with the
     number of different blocks, about 150 bytes each.
     """
 
@@ -32,7 +32,7 @@ class TokenBlocks:
         found = []
         digest = b""
         for at in range(0, len(data) - step + 1, step):
-            # The digest before stands for all tokens before.
+            # The earlier digest stands for all tokens before.
             digest = blake2b(data[at : at + step], digest_size=_DIGEST_BYTES, key=digest).digest()
             found.append(numbers.setdefault(digest, len(numbers)))
         return found

@@ -23,7 +23,7 @@ class Cache(Protocol):
 
 
 class Lru:
-    """Evicts what was used least recently. O(blocks)."""
+    """Evicts the block that was used least recently. O(blocks)."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -42,7 +42,7 @@ class Lru:
 
 
 class Fifo:
-    """Evicts what came in first. O(blocks)."""
+    """Evicts the block that entered first. O(blocks)."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -130,7 +130,7 @@ def _leading(blocks: Sequence[int], held: "dict[int, None] | dict[int, tuple[int
 
 
 def next_uses(uses: Uses) -> "array[int]":
-    """For each use of a block, find the request that uses it next (their number: none). O(uses)."""
+    """For each use of a block, find the next request that uses it (their number: none). O(uses)."""
     requests = len(uses.ends)
     found = array("q", bytes(8 * len(uses.blocks)))
     seen: dict[int, int] = {}

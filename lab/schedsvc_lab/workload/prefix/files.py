@@ -40,7 +40,7 @@ class RequestFiles:
         self._trace_block_tokens = trace_block_tokens
 
     def close(self, *, complete: bool) -> None:
-        """Close both files, and give them their names where they are complete."""
+        """Close both files, and give them their names if they are complete."""
         self._metrics.close()
         self._trace.close()
         if complete:
@@ -88,5 +88,5 @@ def write_points(path: Path, points: Iterable[tuple[str, CachePoint]]) -> None:
 
 
 def _cell(value: object) -> object:
-    """Round to what a person reads; what is not known is empty."""
+    """Round for a reader; an unknown value is empty."""
     return round(value, 6) if isinstance(value, float) else "" if value is None else value

@@ -30,7 +30,7 @@ Cut = Callable[[Asked], list[int]]
 def cutter(block_tokens: int, hash_tokens: int | None) -> Cut:
     """Return a function that numbers blocks by hashes of `hash_tokens` tokens, or by token ids.
 
-    Raises ValueError where hashes cannot be joined to blocks of that size.
+    Raises ValueError if hashes cannot be joined to blocks of that size.
     """
     if hash_tokens is None:
         tokens = TokenBlocks(block_tokens)

@@ -46,8 +46,8 @@ class Uses:
 class Sharing:
     """Counts requests in the order of arrival. Blocks are numbered from 0 by first use.
 
-    A block is shared where an earlier request had it; since it stands for all before it, the
-    shared ones of a request are its first ones. Memory: 40 bytes a block, 12 a use.
+    A block is shared if an earlier request had it. It stands for all before it, so the shared
+    blocks of a request are its first ones. Memory: 40 bytes a block, 12 a use.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -137,7 +137,7 @@ class Sharing:
 
 
 def distribution(values: "array[float] | np.ndarray[Any, Any]") -> dict[str, float] | None:
-    """Return mean, extremes and quantiles (interpolated); None where there are no values."""
+    """Return mean, extremes and quantiles (interpolated); None if there are no values."""
     if not len(values):
         return None
     found = np.asarray(values, np.float64)

@@ -39,7 +39,7 @@ class Calls:
         self._drawn: dict[tuple[str, str], list[int]] = {}
         self._held: dict[tuple[str, str], list[int]] = {}
         self._born: dict[str, bytes] = {}
-        self._rows = [b""] * 2  # hold and counter as one look returned them
+        self._rows = [b""] * 2  # hold and counter from one look
         self._asked: tuple[str, list[str]] = "", []
         self._number = 0
         self._settings: dict[str, bytes] = {}

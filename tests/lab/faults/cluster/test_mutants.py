@@ -36,8 +36,8 @@ class Bug:
     wrong: str
     promise: str
     kind: str = "is_full"
-    first: int = CLUSTER  # seed; what a bug needs may be rare
-    only: frozenset[str] | None = None  # faults; else those that the seed draws
+    first: int = CLUSTER  # seed; a bug may need a rare one
+    only: frozenset[str] | None = None  # faults; else those of the seed
 
 
 BUGS = {
