@@ -59,7 +59,7 @@ install: ## Install the service and its laboratory into PREFIX: no developer too
 	@# setuptools would put modules into the packages that are no longer in the tree.
 	find build lab/build -path '*/lib*' -name '*.py' -delete 2> /dev/null || true
 	SCHEDSVC_CORE=release $(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt ./clients/python ./clients/vllm ./lab '.[top]'
+		-c constraints.txt ./clients/python ./clients/vllm . ./lab 'schedsvc[top]'
 	@echo 'Installed. Start with: $(PREFIX)/bin/schedsvc quickstart'
 
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.
@@ -256,7 +256,7 @@ $(CHART_VENV)/.installed: tests/box/requirements.txt
 
 test-image: dist ## Build the images on an empty Debian and run them: needs root and podman.
 	$(call RUN,install,,tests/box/test_image.py tests/box/test_compose_run.py \
-		tests/box/test_walk.py)
+		tests/box/test_walk.py tests/box/test_first_hour.py)
 
 clean: ## Remove what was built.
 	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV)

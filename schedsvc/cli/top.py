@@ -1,5 +1,7 @@
 """Shows a running scheduler in a terminal, live: `schedsvc top`."""
 
+import sys
+
 import click
 
 from schedsvc.cli.connect import Connection, connects
@@ -37,4 +39,8 @@ def top(connection: Connection, every_s: float, wanted: str) -> None:
     # Textual is in an extra, and only a screen needs it.
     from schedsvc.cli.top_app import Top
 
+    if not sys.stdout.isatty():
+        raise click.UsageError(
+            "`schedsvc top` needs a terminal; `schedsvc stats --watch` prints the same for scripts"
+        )
     Top(connection, every_s=every_s, wanted=wanted).run()

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(1_500)]
 
 [APT] = page_blocks("docs/use/install.md", "sh", "From a checkout")
 INSTALL, PATH, START = page_blocks("README.md", "sh", "Install")[0].splitlines()
-#: What a person sees who installs a service, and not a workshop.
+#: Packages of developers, which no user of the service needs.
 TOOLS = {"auditwheel", "build", "cython", "mypy", "pytest", "ruff", "twine", "hypothesis"}
 # It counts what is compiled.
 COMPILER = '#!/bin/sh\necho "$@" >> /out/compiled\nexec gcc "$@"\n'
@@ -24,6 +24,7 @@ SCRIPT = f"""set -e
 cd /checkout
 export CC=/out/cc
 {INSTALL.partition("#")[0]}
+times > /out/times
 {PATH}
 $HOME/schedsvc/bin/python -m pip list --format=freeze > /out/installed
 cd /tmp
@@ -81,6 +82,8 @@ def test_readme_leads_from_an_empty_debian_to_an_answer(
     )
     command = containers.command("localhost/first", "sh", "-c", SCRIPT, options=options)
     run([word for word in command if word not in ("--network=host", "--read-only")])
+    # Of the shell, and of all that it ran: CPU seconds of user and system.
+    print("make install:", (out / "times").read_text())
     assert '"finish_reason"' in (out / "answer").read_text()
     compiled = [line.split() for line in (out / "compiled").read_text().splitlines()]
     sources = [word for words in compiled if "-c" in words for word in words if word.endswith(".c")]

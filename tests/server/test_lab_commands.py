@@ -11,8 +11,8 @@ import pytest
 from schedsvc.cli import main
 
 NAMES = [
-    "advise", "converse", "demo", "emulate", "load", "predict", "prefix", "sim", "simtest",
-    "workload",
+    "advise", "converse", "demo", "emulate", "load", "predict", "prefix", "quickstart", "sim",
+    "simtest", "workload",
 ]  # fmt: skip
 
 

@@ -193,7 +193,8 @@ def load_profile(name: str) -> Profile:
         try:
             return _parse(name, Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise ProfileError(f"profile {name}: cannot be read: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ProfileError(f"profile {name}: cannot be read: {why}") from error
     known = profile_names()
     if name not in known:
         raise ProfileError(

@@ -15,10 +15,11 @@ from schedsvc_lab.quickstart.files import Made, QuickstartError, make, read_tena
 EPILOG = """\b
 Example:
   schedsvc quickstart
-  schedsvc quickstart --yes --tenants "research production=4" --folder try
+  schedsvc quickstart research production=4 --folder try
 
-Writes schedsvc.yaml, keys and the logs of the programs into the folder, which must not exist yet.
-Everything listens on this host alone, at free ports. The engine is an emulator and needs no GPU.
+The share of a tenant grows with its weight; 1 is the usual one. Writes schedsvc.yaml, keys and the
+logs of the programs into the folder, which must not exist yet. Everything listens on this host
+alone, at free ports. The engine is an emulator and needs no GPU.
 """
 _TENANTS = "research production=4"
 _MODEL = "emulated"
@@ -30,27 +31,25 @@ _MODEL = "emulated"
     default="schedsvc-quickstart",
     show_default=True,
     type=click.Path(path_type=Path),
+    metavar="DIRECTORY",
     help="New folder for the configuration, the keys and the logs.",
 )
-@click.option(
-    "--tenants",
-    metavar="NAME[=WEIGHT]...",
-    help=f"Tenants, each with the weight of its share.  [default: {_TENANTS}]",
-)
+@click.argument("tenants", metavar="[NAME[=WEIGHT]]...", nargs=-1)
 @click.option("--yes", is_flag=True, help="Ask nothing, and take the defaults.")
-def quickstart(folder: Path, tenants: str | None, yes: bool) -> None:
+def quickstart(folder: Path, tenants: tuple[str, ...], yes: bool) -> None:
     """Start a scheduler, an emulated engine and a gate, and print a request to send.
 
     Ctrl-C ends all of them. The folder stays.
     """
-    if tenants is None and not yes and not sys.stdin.isatty():
+    wanted = " ".join(tenants)
+    if not tenants and not yes and not sys.stdin.isatty():
         raise click.UsageError(
-            "stdin is no terminal, so nothing can be asked; give --yes, or --tenants"
+            "stdin is no terminal, so nothing can be asked; give --yes, or name tenants"
         )
-    if tenants is None:
-        tenants = _TENANTS if yes else click.prompt("Tenants, as NAME or NAME=WEIGHT", _TENANTS)
+    if not tenants:
+        wanted = _TENANTS if yes else click.prompt("Tenants, as NAME or NAME=WEIGHT", _TENANTS)
     try:
-        made = make(folder, read_tenants(tenants))
+        made = make(folder, read_tenants(wanted))
         asyncio.run(until_signalled(_serve(made)))
     except (DemoError, QuickstartError) as error:
         raise click.ClickException(str(error)) from None

@@ -67,7 +67,8 @@ def read_measured(path: Path) -> list[Measured]:
     try:
         rows = list(_rows(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise FitError(f"{path}: cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise FitError(f"{path}: cannot be read: {why}") from error
     if not rows:
         raise FitError(f"{path}: is empty")
     if "at_s" in rows[0][1]:

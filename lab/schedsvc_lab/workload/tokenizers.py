@@ -128,7 +128,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise TokenizerError(f"{path}: {why}") from None
     if not isinstance(config, dict):
         raise TokenizerError(f"{path}: not a JSON object")
     return config
@@ -171,7 +172,8 @@ def _template_source(path: Path, config: dict[str, Any]) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"{path}: {error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise TokenizerError(f"{path}: {why}") from None
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template}

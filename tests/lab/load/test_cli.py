@@ -85,6 +85,7 @@ def test_the_table_for_a_person(tmp_path: Path, server: Thread) -> None:
     assert result.exit_code == 0, result.output
     assert "hog" in result.output
     assert "generator: lag p99" in result.output
+    assert not [line for line in result.output.splitlines() if line.endswith(" ")]
 
 
 def test_any_form_with_times_and_lengths(tmp_path: Path, server: Thread) -> None:

@@ -79,11 +79,11 @@ def run(*words: str) -> Result:
 @pytest.mark.parametrize(
     ("words", "status", "problem"),
     [
-        ([], 2, "stdin is no terminal, so nothing can be asked; give --yes, or --tenants"),
-        (["--tenants", "a=x"], 1, "'a=x' is no tenant; write NAME, or NAME=WEIGHT"),
-        (["--tenants", "a=0"], 1, "'a=0' is no tenant; write NAME, or NAME=WEIGHT"),
-        (["--tenants", "a a=2"], 1, "the tenant 'a' occurs twice; name it once"),
-        (["--tenants", " "], 1, "name 1 to 100 tenants, not 0"),
+        ([], 2, "stdin is no terminal, so nothing can be asked; give --yes, or name tenants"),
+        (["a=x"], 1, "'a=x' is no tenant; write NAME, or NAME=WEIGHT"),
+        (["a=0"], 1, "'a=0' is no tenant; write NAME, or NAME=WEIGHT"),
+        (["a a=2"], 1, "the tenant 'a' occurs twice; name it once"),
+        ([" "], 1, "name 1 to 100 tenants, not 0"),
         (["--yes", "--folder", "/proc/no"], 1, "cannot be made: "),
     ],
 )

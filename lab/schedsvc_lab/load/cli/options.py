@@ -121,7 +121,8 @@ def _read_mapping(path: Path | None, option: str) -> dict[Any, Any]:
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{path}: {error}", param_hint=option) from None
+        why = getattr(error, "strerror", None) or error
+        raise click.BadParameter(f"{path}: {why}", param_hint=option) from None
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
