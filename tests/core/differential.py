@@ -134,7 +134,7 @@ class Differential:
         self._compare_one()
 
     def _compare_one(self) -> None:
-        """What the core explains of one request in turn: mostly one that waits."""
+        """Hold what the core explains of one request in turn, mostly of one that waits."""
         self._looks += 1
         known = (self._looks % 4 and self.twin.queued()) or self.twin.known()
         if not known:

@@ -24,7 +24,7 @@ class Room(Prefixes):
     """The load in both forms; headroom that adapts; what is kept for flows below their share."""
 
     def work_of(self, r: Request) -> int:
-        """What a pool's pace counts of a request, in tokens."""
+        """The work that a pool's pace counts for a request, in tokens."""
         each = self.flows[r.flow].average_milli // 1000
         if each == 0 or each > r.output_max_tokens:
             each = r.output_max_tokens

@@ -6,7 +6,7 @@ from .twin import Twin
 from .twin_lengths import Asked, Judged, Lengths
 from .twin_types import SUSPECT
 
-# Of `stats()`, what the twin does not have: what engines tell, and forecasts.
+# Rows of `stats()` that the twin does not have: figures of engines, and forecasts.
 UNSEEN = frozenset(
     (
         "engine_running",
