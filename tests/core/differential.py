@@ -156,19 +156,6 @@ class Differential:
             pools = [p for p in range(len(self.twin.pools)) if r.target in (-1, p)]
             assert nexts == {k for k, p in enumerate(pools) if self.twin.head_for(p)[0] is r}
 
-    def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
-        """The same leases on all pages of `size`."""
-        rows, start, first = [], 0, True
-        while start or first:
-            more = {"tenant": tenant, "pool": pool, "age_min_ns": age_ns}
-            start, page = self.core.list_leases(self.now_ns, start, 2 * size, size, **more)
-            assert len(page) <= size
-            rows, first = rows + page, False
-        want = self.twin.lease_rows(tenant, pool, age_ns)
-        assert sorted(rows, key=lambda row: row["lease_id"]) == sorted(
-            want, key=lambda row: row["lease_id"]
-        )
-
     def save(self) -> None:
         """Save what has changed, in slices."""
         while rows := self.core.save(self.now_ns, 7):
