@@ -134,7 +134,7 @@ class Differential:
         self._compare_one()
 
     def _compare_one(self) -> None:
-        """What the core explains of one request in turn: mostly one that waits."""
+        """Hold what the core explains of one request in turn, mostly of one that waits."""
         self._looks += 1
         known = (self._looks % 4 and self.twin.queued()) or self.twin.known()
         if not known:
@@ -155,19 +155,6 @@ class Differential:
             nexts = {p for p, row in enumerate(got["pools"]) if row["is_next"]}
             pools = [p for p in range(len(self.twin.pools)) if r.target in (-1, p)]
             assert nexts == {k for k, p in enumerate(pools) if self.twin.head_for(p)[0] is r}
-
-    def same_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
-        """Check that all pages of `size` have the same leases."""
-        rows, start, first = [], 0, True
-        while start or first:
-            more = {"tenant": tenant, "pool": pool, "age_min_ns": age_ns}
-            start, page = self.core.list_leases(self.now_ns, start, 2 * size, size, **more)
-            assert len(page) <= size
-            rows, first = rows + page, False
-        want = self.twin.lease_rows(tenant, pool, age_ns)
-        assert sorted(rows, key=lambda row: row["lease_id"]) == sorted(
-            want, key=lambda row: row["lease_id"]
-        )
 
     def save(self) -> None:
         """Save the changes, in slices."""

@@ -29,7 +29,7 @@ class Line:
             self.now_ns += self.turn_ns
             if self.running:
                 self.s.complete(self.now_ns, self.running.pop(0).lease_id, 1, output_tokens=10)
-            decisions = self.s.poll(self.now_ns)
+            decisions = [d for d in self.s.poll(self.now_ns) if d.outcome == core.GRANTED]
             self.running += decisions
             granted += [d.tag for d in decisions]
         return granted

@@ -1,11 +1,7 @@
 """Runs histories of tenants with sessions beside a plain model of the tree's last level.
 
-    python -m tests.core.session_histories --count 10000 --seed 7
-    python -m tests.core.session_histories --count 10000 --capped
-    python -m tests.core.session_histories --count 10000 --killed
-
-The request of a tenant that is granted is the first of the session with the least counter, ties by
-arrival; requests without a session are one session together. With one pool that holds whether or
+Of each tenant the request that is granted is the first of the session with the least counter, ties
+by arrival; requests without a session are one session together. With one pool that holds whether or
 not requests name it: in any interval in which a session waits all the time, no other of its tenant
 is served more than the bound of VTC and the credit more. With a cap each request is granted in the
 end, and every invariant holds. A scheduler that is killed goes on with the counters: all is asked
@@ -13,11 +9,8 @@ again, and leases are replayed.
 """
 
 import random
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
-
-import click
 
 from schedsvc import _core as core
 
@@ -312,30 +305,3 @@ class SessionHistory:
                 raise BrokenError(
                     f"{session.name!r} got {lead - least[0]} more than one that waits"
                 )
-
-
-@click.command()
-@click.option(
-    "--count", default=1_000, show_default=True, type=click.IntRange(min=1), help="Histories."
-)
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="First seed."
-)
-@click.option("--pools", default=1, show_default=True, type=click.IntRange(1, 8), help="Pools.")
-@click.option("--capped", is_flag=True, help="Cap the footprint of active sessions.")
-@click.option("--killed", is_flag=True, help="Kill the scheduler, and start it again.")
-def main(count: int, seed: int, pools: int, capped: bool, killed: bool) -> None:
-    """Play random histories; exit with status 1 and the seed if one breaks the promise."""
-    granted = 0
-    for number in range(seed, seed + count):
-        history = SessionHistory(number, pools, capped=capped, killed=killed)
-        try:
-            history.play()
-        except (BrokenError, core.InvariantError) as broken:
-            sys.exit(f"seed {number}: {broken}")
-        granted += history.granted
-    click.echo(f"{count:,} histories hold, {granted:,} grants")
-
-
-if __name__ == "__main__":
-    main()

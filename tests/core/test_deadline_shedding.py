@@ -69,6 +69,14 @@ def test_none_is_refused_before_enough_have_missed_deadlines() -> None:
     engine.s.check()
 
 
+def test_prefills_are_believed_once_enough_were_judged() -> None:
+    engine = Engine(enough=25)  # of which it has seen 20
+    assert all(engine.is_let_in() for _ in range(5))
+    assert engine.probes() == (0, 0)
+    assert engine.is_let_in()
+    assert engine.probes() == (1, 1)
+
+
 def test_whole_answers_teach_what_all_others_teach() -> None:
     engines = [Engine(whole_answer=whole) for whole in (False, True)]
     let_in, other = ([engine.is_let_in() for _ in range(40)] for engine in engines)

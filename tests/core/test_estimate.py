@@ -25,6 +25,27 @@ def test_wait_is_the_work_ahead_over_the_pace_of_draining() -> None:
     assert line.expected_s() == pytest.approx(19, abs=0.1)
 
 
+def test_a_pace_is_that_of_the_time_in_which_something_waits() -> None:
+    line = Line()
+    line.ask(count=20)
+    line.tick(12)
+    line.tick(60)  # nothing waits
+    line.ask(count=20)
+    line.tick(8)
+    assert pool(line.s, line.now_ns)["drain_tokens_per_minute"] == 60 * WORK
+
+
+def test_a_fifth_of_a_pace_is_that_of_the_last_window() -> None:
+    line = Line()
+    line.turn_ns = SECOND // 10
+    line.ask(count=60)
+    line.tick(40)
+    line.turn_ns = SECOND
+    line.tick(4)  # 4 grants in 4 s, after 10 in each second: 8.8 in 1.6 s
+    pace = pool(line.s, line.now_ns)["drain_tokens_per_minute"]
+    assert pace == pytest.approx(5.5 * 60 * WORK, rel=0.1)
+
+
 def test_a_light_flow_does_not_wait_behind_a_heavy_one() -> None:
     line = Line(("heavy", 1000), ("light", 1000))
     line.ask(count=40)

@@ -71,6 +71,30 @@ def test_each_reason_of_its_wait_is_reported_and_timed() -> None:
     assert s.explain(400 * SECOND, b"it") == []
 
 
+def test_a_turn_that_is_lost_again_is_a_wait_for_the_turn() -> None:
+    s = make(("served", 1000), ("new", 1000), capacity=20)
+    lease = grant(s, 0, "first", flow=0, reports_progress=True)
+    admit(s, 0, "it", flow=0)
+    s.poll(0)
+    admit(s, SECOND, "other", flow=1)
+    s.progress(SECOND, lease.lease_id, 1, output_tokens=9)
+    s.poll(SECOND)
+    assert (reason(s, SECOND, "other"), reason(s, SECOND, "it")) == ("KV", "TURN")
+    assert story(s, SECOND, "it")["place"]["work_ahead_tokens"] > 0
+    assert waited_ms(s, 3 * SECOND, "it") == {"KV": 1_000, "TURN": 2_000}
+
+
+def test_a_quota_that_is_raised_ends_its_part_of_the_wait() -> None:
+    s = make(("a", 1000), capacity=20)
+    s.set_flow_quota(0, 0, concurrency=1)
+    grant(s, 0, "first")
+    admit(s, 0, "it")
+    s.poll(0)
+    s.set_flow_quota(SECOND, 0, concurrency=2)
+    s.poll(SECOND)
+    assert waited_ms(s, 3 * SECOND, "it") == {"QUOTA": 1_000, "KV": 2_000}
+
+
 def test_a_refusal_is_explained_until_its_answer_is_forgotten() -> None:
     s = make(("a", 1000), ("b", 1000), capacity=20, flow_queue_max=1, queue_ttl_ns=5 * SECOND)
     lease = grant(s, 0, "runs")
@@ -201,6 +225,22 @@ def test_a_flow_beyond_its_share_gets_the_time_of_its_tokens() -> None:
     s.set_options(0, queue_ttl_ns=100 * SECOND)
     s.poll(due_ns)
     assert story(s, due_ns, "it")["state"] == "LIVE" or due_ns > 30 * SECOND
+
+
+def test_a_wait_for_a_share_ends_in_the_line_of_a_pool() -> None:
+    s = make(("a", 1000), ("b", 1000), capacity=100, saturation_ppm=500_000,
+             lease_ttl_ns=3_600 * SECOND, queue_ttl_ns=3_600 * SECOND)  # fmt: skip
+    s.set_flow_quota(0, 0, share=600, borrows=0)  # 10 a second
+    s.set_flow_quota(0, 1, share=600)
+    for i in range(9):
+        d = grant(s, 0, f"a{i}", 40, 40)
+        s.complete(0, d.lease_id, 1, output_tokens=40)
+    grant(s, 0, "fills", 80, 20, flow=1)
+    admit(s, 0, "it", 10, 10)
+    s.poll(0)
+    due_ms = story(s, 0, "it")["limit"]["due_ms"] + 1
+    s.poll(due_ms * MS)
+    assert waited_ms(s, due_ms * MS + SECOND, "it") == {"SHARE": due_ms, "KV": 1_000}
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
             "credit_max_micro": rnd.choice((0, -1, 0)),
             "ledger": rnd.choice(("peak", "peak", "sum")),
             "dispatch": rnd.choice(("backfill", "backfill", "strict")),
+            "flow_order": rnd.choice(("arrival", "deadline")),
         },
         bypass_max=rnd.choice((2, 32)),
         samples_min=3,

@@ -125,7 +125,6 @@ class Twins(RuleBasedStateMachine):
         prefix_blocks_max=st.sampled_from((0, 3, 65_536, 65_536)),
         quantum_tokens=st.sampled_from((1, 20, 100)),
         adapter_affinity_ppm=st.sampled_from((0, 100_000, 1_000_000)),
-        delay_factor_milli=st.sampled_from((0, 0, 500, 3_000)),
         quantile_ppm=st.sampled_from((500_000, 500_000, 700_000, 900_000)),
         flow_queue_tokens_max=st.sampled_from((0, 0, 40, 100)),
         queue_tokens_max=st.sampled_from((0, 0, 100)),
@@ -398,16 +397,6 @@ class Twins(RuleBasedStateMachine):
     def revoke(self, index: int, polls: bool) -> None:
         self.pair.both("revoke", self.lease(index)[0])
         self.then(polls)
-
-    @precondition(lambda self: self.pair.leases)
-    @rule(
-        tenant=st.sampled_from((b"", b"", b"a", b"b")),
-        pool=st.sampled_from((b"", b"", b"big")),
-        age_ns=st.sampled_from((0, 0, SECOND)),
-        size=st.sampled_from((1, 3, 100)),
-    )
-    def list_leases(self, tenant: bytes, pool: bytes, age_ns: int, size: int) -> None:
-        self.pair.same_leases(tenant, pool, age_ns, size)
 
     @rule()
     def save(self) -> None:

@@ -28,7 +28,6 @@ BEGIN: dict[str, Any] = {
     "prefix_blocks_max": 0,
     "quantum_tokens": 1,
     "adapter_affinity_ppm": 0,
-    "delay_factor_milli": 0,
     "quantile_ppm": 500_000,
     "flow_queue_tokens_max": 0,
     "queue_tokens_max": 0,

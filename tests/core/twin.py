@@ -138,15 +138,12 @@ class Twin(RemoteService):
         if r.state == ENDED:
             return core.LEASE_ENDED
         input_tokens, output_tokens = self.limited(r, input_tokens, output_tokens)
-        in_round = r.lives and not r.is_void and r in self.round_of(r.pool)
         self._account(
             r,
             input_tokens if input_tokens > (r.input_tokens or 0) else r.input_tokens,
             max(cached_input_tokens, r.cached_tokens),
             max(output_tokens, r.output_tokens),
         )
-        if in_round and r not in self.round_of(r.pool):
-            self.pools[r.pool].last_prefill_ns = now_ns - r.arrival_ns - r.waited_ns
         self.recharge(
             r,
             max(r.prompt_tokens, r.input_tokens or 0),
@@ -260,7 +257,6 @@ class Twin(RemoteService):
             average = f.average_milli
             f.average_milli = (4 * average + each * 1000) // 5 if average else each * 1000
             self.predictor.judge(r.flow, r.adapter, r.evidence, each <= r.promised_output)
-            self.predictor.book(r.flow, r.promised_output, each)
             self.predictor.learn(r.flow, r.adapter, each)
             self.pools[r.pool].served += not r.is_void
         elif outcome == core.CANCELLED:

@@ -91,13 +91,6 @@ class Promise(NamedTuple):
     by: int
 
 
-class Judged:
-    """Counts promises, those that held, and tokens reserved and used."""
-
-    def __init__(self) -> None:
-        self.judged = self.covered = self.reserved = self.used = 0
-
-
 class Predictor:
     """Predicts by lengths of flow and adapter, else of the flow, else of all, else nothing."""
 
@@ -114,21 +107,15 @@ class Predictor:
         self.overall = Lengths(self.ppm)
         self.flows: dict[int, Lengths] = {}
         self.pairs: dict[int, dict[bytes, Lengths]] = {}  # the one learned last comes last
-        self.total = Judged()
-        self.of_flow: dict[int, Judged] = {}
 
     def knows_little(self, flow: int) -> bool:
         """Return whether the lengths of all flows predict its outputs."""
         known = [self.flows.get(flow), *self.pairs.get(flow, {}).values()]
         return not any(lengths and lengths.samples >= self.enough for lengths in known)
 
-    def forget_lengths(self, flow: int) -> None:
+    def forget_flow(self, flow: int) -> None:
         self.flows.pop(flow, None)
         self.pairs.pop(flow, None)
-
-    def forget_flow(self, flow: int) -> None:
-        self.forget_lengths(flow)
-        self.of_flow.pop(flow, None)
 
     def learn(self, flow: int, adapter: bytes, length: int) -> None:
         self.flows.setdefault(flow, Lengths(self.ppm)).learn(length)
@@ -181,9 +168,6 @@ class Predictor:
     def judge(self, flow: int, adapter: bytes, by: int, covered: bool) -> None:
         if by == NOTHING:
             return
-        for sums in (self.total, self.sums(flow)):
-            sums.judged += 1
-            sums.covered += covered
         lengths = self._kinds(flow, adapter)[by]
         # Forgotten since, it may have begun again.
         if lengths and lengths.samples >= self.enough:
@@ -191,14 +175,6 @@ class Predictor:
             step = -(STEP_PPM * missed // 10**6) if covered else STEP_PPM * self.ppm // 10**6
             lengths.level = max(lengths.level + step, 1_000_000 - 3 * missed, 1)
             lengths.level = min(lengths.level, 1_000_000)
-
-    def book(self, flow: int, reserved: int, used: int) -> None:
-        for sums in (self.total, self.sums(flow)):
-            sums.reserved += reserved
-            sums.used += used
-
-    def sums(self, flow: int) -> Judged:
-        return self.of_flow.setdefault(flow, Judged())
 
 
 def ppm_rank(ppm: int, samples: int) -> int:

@@ -1,15 +1,13 @@
 """Handles an operator's actions on the twin: drains, revocations, forgotten lengths."""
 
-from typing import Any
-
 from schedsvc import _core as core
 
 from .twin_serve import Serve
-from .twin_types import ENDED, QUEUED, SUSPECT, Request, TwinError
+from .twin_types import ENDED, QUEUED, Request, TwinError
 
 
 class OperatorActions(Serve):
-    """Drains, and evicts requests that fit nowhere else; lists and voids leases."""
+    """Drains that evict what can go nowhere else; leases voided."""
 
     def set_draining(self, now_ns: int, pool: bytes, draining: bool) -> None:
         self.enter(now_ns)
@@ -51,7 +49,6 @@ class OperatorActions(Serve):
             p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
             p.served = 0
             p.light, p.foreign_tokens, p.brought, p.blocks = [], 0, False, {}
-            p.last_prefill_ns, p.opened_ns = 0, -1
             p.forget_pace(self.now_ns)
         self.classes.brought.clear()
         for cls in list(self.levels):
@@ -72,34 +69,3 @@ class OperatorActions(Serve):
             return core.LEASE_VOID
         r.is_void, r.reserved_blocks, r.posted_blocks = True, 0, 0
         return core.LEASE_LIVE
-
-    def lease_rows(self, tenant: bytes, pool: bytes, age_min_ns: int) -> list[dict[str, Any]]:
-        """Return the rows of the selected leases."""
-        return [
-            {
-                "lease_id": r.lease_id,
-                "tenant": self.flow_names[r.flow].decode(),
-                "request_class": self.classes.items[self.flows[r.flow].cls].name.decode(),
-                "pool": self.pool_names[r.pool].decode(),
-                "pool_epoch": r.epoch,
-                "state": core.LEASE_VOID if r.is_void else core.LEASE_LIVE,
-                "suspect": r.state == SUSPECT,
-                "age_ms": (self.now_ns - r.arrival_ns - r.waited_ns) // 10**6,
-                "queued_ms": r.waited_ns // 10**6,
-                "due_ms": max(0, r.due_ns - self.now_ns) // 10**6,
-                "reserved_tokens": r.reserved_blocks * self.pools[r.pool].block_size,
-                "posted_tokens": r.posted_blocks * self.pools[r.pool].block_size,
-                "prompt_tokens": r.prompt_tokens,
-                "output_tokens": r.output_tokens,
-                "max_output_tokens": r.output_max_tokens,
-                "sequences": r.sequences,
-                "adapter": r.adapter.decode(),
-                "client_id": "",
-                "principal": r.principal,
-                "replayed": r.payload is None,
-            }
-            for r in self.leases()
-            if not tenant or self.flow_names[r.flow] == tenant
-            if not pool or self.pool_names[r.pool] == pool
-            if self.now_ns - r.arrival_ns - r.waited_ns >= age_min_ns
-        ]

@@ -95,22 +95,6 @@ class Choice(Refusals):
             return min(aged, key=lambda entry: entry[:3])[-1], True
         return best, False
 
-    def hold_ends_ns(self, pool: int, head: Request) -> int:
-        """Return until when runnable requests are held so that prefills batch; 0: not held."""
-        p = self.pools[pool]
-        delay_ns = p.last_prefill_ns * self.limits["delay_factor_milli"] // 1000
-        if not delay_ns or p.opened_ns == self.now_ns or self.classes.is_exempt(head.flow):
-            return 0
-        if not self.leases_of(pool):
-            p.opened_ns = self.now_ns
-            return 0
-        line = self.line(pool, head)
-        ends_ns = min(r.arrival_ns for r in line) + delay_ns
-        if ends_ns <= self.now_ns or any(r.due_ns <= ends_ns for r in line):
-            p.opened_ns = self.now_ns
-            return 0
-        return ends_ns
-
     def line(self, pool: int, head: Request) -> list[Request]:
         """Return the first heads of flows: those of the head's class, then class by class."""
         cls = self.flows[head.flow].cls

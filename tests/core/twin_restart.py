@@ -81,7 +81,6 @@ class Restart:
             p.served = 0
             p.replays_until_ns = state.replays_until()
             p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
-            p.last_prefill_ns, p.opened_ns = 0, -1
             p.blocks, p.asked_tokens, p.matched_tokens = {}, 0, 0
             p.output_above_limit = 0
         for bill in quotas.bills.values():

@@ -115,9 +115,6 @@ class Serve(Backfill):
             if self.is_hopeless(r):
                 self._evict(r, core.EVICTED_DEADLINE)
                 return True
-        elif ends_ns := self.hold_ends_ns(pool, r):
-            p.reason, self.pool_due[pool] = "DELAY", ends_ns
-            return False
         else:
             cls = self.classes.of_flow(r.flow)
             self.classes.since[("target", r.target), cls] = self.now_ns

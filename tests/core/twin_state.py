@@ -163,7 +163,7 @@ class State:
         kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
         kept += ("replays_until_ns", "replayed")
         kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
-        kept += ("drain", "last_prefill_ns", "opened_ns", "draining", "output_above_limit")
+        kept += ("drain", "draining", "output_above_limit")
         kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:
             setattr(new, name, getattr(old, name))

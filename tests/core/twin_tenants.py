@@ -137,7 +137,7 @@ class Tenants:
     def fade(self, flow: int) -> None:
         """Predict a flow as a newcomer if its last grant is long ago."""
         if self._has_faded(flow):
-            self.state.predictor.forget_lengths(flow)
+            self.state.predictor.forget_flow(flow)
             self.state.flows[flow].average_milli = 0
 
     def _forget(self, base: int, name: bytes) -> None:

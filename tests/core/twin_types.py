@@ -120,8 +120,6 @@ class Pool:
     foreign_tokens: int = 0
     owed_tokens: int = 0  # to leases of before a restart
     replay_debt: int = 0  # that, as the restart found it
-    last_prefill_ns: int = 0
-    opened_ns: int = -1
     saturated: bool = False
     light: list[tuple[int, int]] = field(default_factory=list)  # when, tokens
     brought: bool = False  # whom it served last, came before better classes

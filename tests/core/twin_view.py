@@ -3,10 +3,10 @@
 from typing import Any
 
 from .twin import Twin
-from .twin_lengths import Asked, Judged, Lengths
+from .twin_lengths import Asked, Lengths
 from .twin_types import SUSPECT
 
-# Of `stats()`, what the twin does not have: what engines tell, and forecasts.
+# Rows of `stats()` that the twin does not have: figures of engines, and forecasts.
 UNSEEN = frozenset(
     (
         "engine_running",
@@ -17,6 +17,7 @@ UNSEEN = frozenset(
         "wait_reason",
         "open_sessions",
         "overload_state",
+        "last_prefill_us",
         "prefill_tokens_per_s",
         "prefill_error_ms",
         "prefills_judged",
@@ -28,6 +29,9 @@ UNSEEN = frozenset(
         "ttft_judged",
         "deadline_probes_judged",
         "deadline_probes_missed",
+        "predictor_judged",
+        "predictor_coverage_ppm",
+        "reserved_to_used_ppm",
     )
 )
 
@@ -107,7 +111,6 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "engine_capacity_tokens": p.engine_tokens,
         "round_tokens": twin.round_tokens(pool, now_ns),
         "round_max_tokens": p.round_max_tokens,
-        "last_prefill_us": p.last_prefill_ns // 1000,
         "active_adapters": len(twin.active_adapters(pool)),
         "max_loras": p.limits.get("max_loras", 0),
         "adapter_tokens": twin.adapter_tokens(pool),
@@ -170,7 +173,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "audited_waits": twin.audit.waits[flow],
         "predicted_p50_tokens": twin.predictor.median(asked) or 0,
         "predicted_quantile_tokens": twin.predictor.quantile(asked) or 0,
-        **_promises(twin, twin.predictor.of_flow.get(flow), twin.predictor.flows.get(flow)),
+        "predictor_level_ppm": _level(twin, twin.predictor.flows.get(flow)),
     }
 
 
@@ -209,15 +212,10 @@ def _quota(twin: Twin, now_ns: int, node: int) -> dict[str, Any]:
     }
 
 
-def _promises(twin: Twin, sums: Judged | None, lengths: Lengths | None) -> dict[str, int]:
-    s = sums or Judged()
+def _level(twin: Twin, lengths: Lengths | None) -> int:
+    """The quantile that promises are, once there is evidence enough."""
     known = lengths is not None and lengths.samples >= twin.predictor.enough
-    return {
-        "predictor_judged": s.judged,
-        "predictor_coverage_ppm": s.covered * 1_000_000 // s.judged if s.judged else 0,
-        "predictor_level_ppm": lengths.level if lengths and known else 0,
-        "reserved_to_used_ppm": s.reserved * 1_000_000 // s.used if s.used else 0,
-    }
+    return lengths.level if lengths and known else 0
 
 
 def _totals(twin: Twin) -> dict[str, Any]:
@@ -258,6 +256,6 @@ def _totals(twin: Twin) -> dict[str, Any]:
             else 0
         ),
         "predictor_samples": p.overall.samples,
-        **_promises(twin, p.total, p.overall),
+        "predictor_level_ppm": _level(twin, p.overall),
         "stored_answers": len(twin.answers),
     }

@@ -8,10 +8,10 @@ that is added moves its array, so the use of a pointer from before ends the proc
 from collections.abc import Callable
 from random import Random
 
+from schedsvc_lab.faults.hostile_options import HOSTILE
 from schedsvc_lab.faults.run import Case, run_case
 from tests.core.random_walk import RandomWalk
 from tests.core.session_histories import SessionHistory
-from tests.core.session_random_walk import SessionRandomWalk
 from tests.core.test_agent_sessions import SessionWalk
 from tests.core.test_random_walk import twin_walk
 from tests.core.test_remote_service import SharedWalk
@@ -51,12 +51,9 @@ def _views(rnd: Random) -> None:
     Watched(rnd.getrandbits(32), rnd.choice(POLICIES)).run(EVENTS // 10, check_every=10)
 
 
-def _streams(rnd: Random) -> None:
-    walk = SessionRandomWalk(rnd.getrandbits(32))
-    for _ in range(EVENTS):
-        walk.step()
-    walk.core.check()
-    walk.settle()
+def _hostile(rnd: Random) -> None:
+    outcome = run_case(Case(HOSTILE + rnd.getrandbits(32), EVENTS))
+    assert not outcome.violation, outcome.violation
 
 
 def _twin(rnd: Random) -> None:
@@ -80,7 +77,7 @@ def _faults(rnd: Random) -> None:
 
 
 WALKS: tuple[Callable[[Random], None], ...] = (
-    _plain, _tree, _agents, _member, _views, _streams, _twin, _tree_history, _session_history,
+    _plain, _tree, _agents, _member, _views, _hostile, _twin, _tree_history, _session_history,
     _faults,
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ RELEASE = (
 )
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
 LIFT = "        self.lift(flow, self.credit(f.depth))\n"
+RESTART = "tests/core/test_restart.py"
 SECOND = 1 << 22
 THIRD = 1 << 23
 FOURTH = 1 << 24  # from here on there are deadlines
@@ -131,7 +132,8 @@ MUTANTS = (
                 "            return self.join(flow, True)\n",
             ),
         ),
-        60,
+        0,
+        tests=("tests/core/test_credit.py::test_idleness_earns_no_more_than_the_credit",),
     ),
     Mutant(
         "reverse-resume",
@@ -317,9 +319,8 @@ MUTANTS = (
                 "    if BUG:\n        f.vtc = 0\n",
             ),
         ),
-        100,
-        RESTARTS,
-        THIRD,
+        0,
+        tests=(f"{RESTART}::test_the_order_of_service_goes_on",),
     ),
     Mutant(
         "restart-without-lift",
@@ -331,17 +332,15 @@ MUTANTS = (
                 "        if BUG:\n            continue\n",
             ),
         ),
-        200,
-        RESTARTS,
-        THIRD,
+        0,
+        tests=(f"{RESTART}::test_who_was_active_stays_so_for_a_lease_ttl",),
     ),
     Mutant(
         "replay-charged-twice",
         "a lease that is told of after a restart is charged once more",
         (("lifecycle/replay.pxi", "    f.owed -= paid\n", "    if BUG:\n        paid = 0\n"),),
-        100,
-        RESTARTS,
-        THIRD,
+        0,
+        tests=(f"{RESTART}::test_a_replayed_lease_is_charged_once",),
     ),
     Mutant(
         "quota-full-again",
@@ -395,9 +394,8 @@ MUTANTS = (
                 "        if BUG and number == 0:\n            return\n",
             ),
         ),
-        100,
-        RESTARTS,
-        THIRD,
+        0,
+        tests=(f"{RESTART}::test_the_order_of_service_goes_on",),
     ),
     Mutant(
         "damaged-half-counts",
@@ -411,9 +409,8 @@ MUTANTS = (
                 "            restore_row(core, key, value, age_ns, True, [])\n",
             ),
         ),
-        200,
-        RESTARTS,
-        THIRD,
+        0,
+        tests=(f"{RESTART}::test_a_wrong_row_is_refused_and_none_counts",),
     ),
     Mutant(
         "class-ignored",

@@ -4,10 +4,9 @@ from mutant import Mutant
 
 from schedsvc_lab.faults.leaver_options import LEAVES
 
-CREDITS = 1 << 44  # seeds from here on draw the credit
 CLUSTERS = 1 << 54  # seeds from here on are runs of several schedulers
-RESTARTS = frozenset({"scheduler-restarted", "client-leaves-run", "engine-slow"})
 
+CREDIT = "tests/core/test_credit.py"
 HISTORIES = "tests/core/test_local_position.py::test_random_histories_of_pools_keep_the_promise"
 REMOTE = "tests/core/test_remote_service.py::test_domains_keep_their_service_apart"
 ESCROW = "tests/core/test_escrow.py"
@@ -25,9 +24,8 @@ FAIRNESS_BUGS = (
                 "                return level[0]\n",
             ),
         ),
-        100,
-        None,
-        CREDITS,
+        0,
+        tests=(f"{CREDIT}::test_the_level_does_not_fall_with_newcomers_below_it",),
     ),
     Mutant(
         "credit-per-weight",
@@ -41,9 +39,8 @@ FAIRNESS_BUGS = (
                 "            return self.join(flow, True)\n",
             ),
         ),
-        100,
-        None,
-        CREDITS,
+        0,
+        tests=(f"{CREDIT}::test_idleness_earns_no_more_than_the_credit",),
     ),
     Mutant(
         "credit-without-end",
@@ -55,9 +52,8 @@ FAIRNESS_BUGS = (
                 "        if BUG and f.live:\n            return self.join(flow, True)\n",
             ),
         ),
-        100,
-        None,
-        CREDITS,
+        0,
+        tests=(f"{CREDIT}::test_a_flow_that_trickles_saves_up_no_more_than_the_credit",),
     ),
     Mutant(
         "level-forgotten",
@@ -69,9 +65,8 @@ FAIRNESS_BUGS = (
                 "        if BUG:\n            continue\n",
             ),
         ),
-        400,
-        RESTARTS,
-        CREDITS,
+        0,
+        tests=(f"{CREDIT}::test_a_newcomer_is_lifted_to_the_level_of_before_the_restart",),
     ),
     Mutant(
         "lead-without-end",

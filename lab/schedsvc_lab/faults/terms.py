@@ -39,23 +39,21 @@ def _caps_sessions(options: Options) -> bool:
 
 
 def _reorders(options: Options) -> bool:
-    """Return whether the next request depends on more than arrivals, counters and classes."""
+    """Return whether the next request depends on more than arrivals and classes."""
     by_deadline = options.core.get("flow_order") == "deadline"
     has_sessions = options.sessions is not None  # whose heads need not be the oldest
     return by_deadline or has_sessions or "mode-dry-run" in options.faults
 
 
 def counts_exactly(options: Options) -> bool:
-    """Return whether messages show every change of a counter."""
+    """Return whether a client that leaves its request states what that has used."""
     if options.core["policy"] not in ("vtc", "lcf") or options.core.get("lease_seed"):
         return False
     if options.reports_permille != 1_000 or options.quotas is not None:
         return False
-    if _caps_sessions(options):
-        return False  # no message shows when a session begins, and its flow with it
-    if options.tree.weights and options.state is not None:
-        return False  # no message shows where groups continue after a restart
-    return options.classes is None  # counters are compared inside of a class
+    if _caps_sessions(options) or (options.tree.weights and options.state is not None):
+        return False
+    return options.classes is None
 
 
 def terms_of(options: Options) -> Terms:
@@ -65,7 +63,6 @@ def terms_of(options: Options) -> Terms:
     # A core whose headroom adapts keeps more, and some for flows below their share.
     adapts = "headroom_max_ppm" in core
     limited = options.quotas is not None
-    counts = counts_exactly(options)
     delays = "delay_factor_milli" in core or options.limits is not None
     passes = _passes(options)
     # The hostile principal may be the first to offer a pool.
@@ -96,11 +93,8 @@ def terms_of(options: Options) -> Terms:
         bypass_max=_bypass_max(options),
         fair=options.fair and core["policy"] == "vtc",
         passes=passes,
-        lifts=core["policy"] == "vtc",
         credit_max=core.get("credit_max_micro", CREDIT_AUTO),
         lead_max=core.get("lead_max_micro", LEAD_AUTO),
-        counts_exactly=counts,
-        serves_in_order=counts and not (passes or _pools(options) > 1 or _reorders(options)),
         has_sessions=options.sessions is not None,
         unknown_weight=UNKNOWN_WEIGHT,
         pools=_pools(options),

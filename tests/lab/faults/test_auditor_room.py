@@ -43,13 +43,13 @@ def granted(desk: Desk, *sizes: tuple[int, int]) -> None:
 
 
 def by_peak(**terms: bool) -> Desk:
-    return Desk(sum_form=False, **({"counts_exactly": True} | terms))
+    return Desk(sum_form=False, **({"reports": True} | terms))
 
 
 def test_early_end_leaves_room_for_other_leases() -> None:
     granted(by_peak(), (10, 60), (50, 1))  # 62 tokens when the second ends, 70 in the end
     with pytest.raises(ViolationError, match="above the capacity"):
-        granted(Desk(counts_exactly=True), (10, 60), (50, 1))  # 121 in the sum form
+        granted(Desk(reports=True), (10, 60), (50, 1))  # 121 in the sum form
 
 
 def test_joint_growth_is_too_much() -> None:
@@ -60,7 +60,7 @@ def test_joint_growth_is_too_much() -> None:
 
 def test_lease_of_a_silent_shim_counts_in_full() -> None:
     with pytest.raises(ViolationError, match="above the capacity: p, 121, 100"):
-        granted(by_peak(counts_exactly=False), (10, 60), (50, 1))
+        granted(by_peak(reports=False), (10, 60), (50, 1))
 
 
 def test_suspect_lease_counts_in_full() -> None:

@@ -1,91 +1,16 @@
-"""Tests the auditor's counters and quotas: what each flow is charged, and may be given."""
+"""The auditor's bound of service, queues and quotas: what each flow has to be given, and may be."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc_lab.faults.auditor import Limits, Quotas, ViolationError
-from schedsvc_lab.faults.auditor.counters import Counters
 from schedsvc_lab.faults.auditor.quotas import Meter
 from schedsvc_lab.faults.auditor.records import Request
-from tests.lab.faults.test_auditor import TERMS, Desk, S
+from tests.lab.faults.test_auditor import Desk, S
 
 MINUTE = 60 * S
-
-
-class Line:
-    """Holds counters alone, and requests to put into them."""
-
-    def __init__(self, **terms: Any) -> None:
-        self.counters = Counters(replace(TERMS, counts_exactly=True, **terms))
-        self.seq = 0
-        self.waiting: list[Request] = []
-
-    def ask(self, flow: str) -> Request:
-        self.seq += 1
-        r = Request(
-            None, (flow, "", str(self.seq), 0), flow, 0, self.seq, 0, 0, 1, 0, True, 1, 1, 1, 1
-        )
-        self.counters.arrived(r)
-        self.waiting.append(r)
-        return r
-
-    def grant(self, r: Request, charge: int) -> None:
-        self.waiting.remove(r)
-        self.counters.left(r, granted_as=r.seq)
-        self.counters.charged(r.flow, charge, granted_as=r.seq)
-
-    def end(self, flow: str) -> None:
-        self.counters.ended(flow)
-
-    def settle(self) -> dict[str, int]:
-        self.counters.settle(0, lambda: list(self.waiting))
-        return {flow: self.counters.of(flow) for flow in "abc"}
-
-
-def test_only_flows_that_wait_are_active() -> None:
-    line = Line()
-    line.grant(line.ask("a"), 50)
-    line.ask("b")
-    line.counters.charged("b", 300)
-    line.settle()
-    line.ask("a")  # has not ended, but was not active
-    assert line.settle()["a"] == 300
-
-
-def test_without_lift_no_flow_is_lifted() -> None:
-    line = Line(lifts=False)
-    line.ask("a")
-    line.counters.charged("a", 500)
-    line.ask("b")
-    assert line.settle() == {"a": 500, "b": 0, "c": 0}
-
-
-def test_a_request_that_is_refused_at_once_was_never_there() -> None:
-    line = Line()
-    line.ask("a")
-    line.counters.charged("a", 40)
-    line.settle()
-    refused = line.ask("b")
-    refused.refused_at_once = True
-    line.waiting.remove(refused)
-    line.counters.left(refused)
-    assert line.settle()["b"] == 0
-
-
-def test_the_flow_that_was_served_least_is_next() -> None:
-    line = Line(serves_in_order=True)
-    first, second, third = line.ask("a"), line.ask("a"), line.ask("b")
-    line.ask("b")
-    line.settle()
-    line.grant(first, 10)
-    line.grant(third, 5)
-    line.settle()  # the next in order of arrival, then b, which had nothing
-    line.grant(second, 10)
-    with pytest.raises(ViolationError, match="served before its turn"):
-        line.settle()  # b has got less
 
 
 def figures(desk: Desk, **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -190,15 +115,6 @@ def test_audit_does_not_count_in_the_bound_of_all_queues() -> None:
         desk.auditor.snapshot(stats)
 
 
-def test_a_counter_that_the_scheduler_misreports_is_found() -> None:
-    desk = Desk(counts_exactly=True)
-    row, stats = figures(desk, vtc_micro=10_000_000)
-    desk.auditor.snapshot(stats)
-    row["vtc_micro"] = 10_000_001
-    with pytest.raises(ViolationError, match="the counter of a is wrong"):
-        desk.auditor.snapshot(stats)
-
-
 def catch_up(desk: Desk) -> None:
     """While a has a running request, b alone waits and is served; then both wait."""
     desk.grant(0, desk.ask(0, "long", tenant="a"), 1_000)
@@ -223,7 +139,7 @@ def catch_up(desk: Desk) -> None:
 
 def test_a_flow_that_runs_must_not_catch_up() -> None:
     with pytest.raises(ViolationError, match="served too little"):
-        catch_up(Desk(counts_exactly=True))
+        catch_up(Desk(reports=True))
 
 
 def limited(**limits: int) -> Desk:

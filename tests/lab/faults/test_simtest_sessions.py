@@ -11,7 +11,6 @@ from schedsvc_lab.faults.event_queue import EventQueue
 from schedsvc_lab.faults.jobs import JobMaker
 from schedsvc_lab.faults.options import SESSIONS, Options, draw
 from schedsvc_lab.faults.run import Case, Tally, run_cases
-from schedsvc_lab.faults.terms import terms_of
 
 from .test_auditor import Desk, S
 
@@ -28,8 +27,7 @@ def test_seeds_with_sessions_hold() -> None:
     several = [s for s, o in drawn.items() if is_capped(o) and len(o.pools) > 1]
     kept = [s for s, o in drawn.items() if o.state and o.hostile is None]
     hostile = [s for s, o in drawn.items() if o.hostile is not None]
-    exact = [s for s, o in drawn.items() if terms_of(o).counts_exactly]
-    groups = (fair, capped, several, kept, hostile, exact)
+    groups = (fair, capped, several, kept, hostile)
     assert all(len(seeds) > 2 for seeds in groups)
     chosen = {s for seeds in groups for s in seeds[:3]}
     tally = Tally()

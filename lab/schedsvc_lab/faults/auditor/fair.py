@@ -1,6 +1,5 @@
 """Measures the bound of VTC (arXiv 2401.00588, section 4) on what was served."""
 
-from schedsvc_lab.faults.auditor.counters import Counters
 from schedsvc_lab.faults.auditor.fair_pools import PoolFairness
 from schedsvc_lab.faults.auditor.records import CREDIT_AUTO, Lease, Request, Terms, require
 from schedsvc_lab.faults.auditor.session_fairness import SessionFairness
@@ -13,9 +12,8 @@ class Fairness:
     wherever one begins to count, and whether or not the other waited all the time.
     """
 
-    def __init__(self, terms: Terms, counters: Counters) -> None:
+    def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self._counters = counters
         self._tree = terms.tree
         self._weight_min = min(terms.tenants.values(), default=1_000)
         self._weights_min = terms.tree.least_weights(terms.tenants)
@@ -54,8 +52,8 @@ class Fairness:
                 del waiting[name]
                 self._lead = {pair: lead for pair, lead in self._lead.items() if pair[1] != name}
 
-    def charge(self, lease: Lease, *, final: bool, granted_as: int = 0) -> None:
-        """Set the flow's service to the tokens that the lease has used so far."""
+    def charge(self, lease: Lease, *, final: bool) -> None:
+        """Let the flow's service hold what the lease has used so far."""
         terms = self._terms
         input_tokens = lease.input_tokens
         if not final:
@@ -72,8 +70,8 @@ class Fairness:
             for name in self._tree.above(flow):
                 # As the core: of the flow's total, by the weight of the group.
                 before = self._reweighed(lease.served, lease, name)
-                self._count(lease, name, self._reweighed(served, lease, name) - before, granted_as)
-            self._count(lease, flow, more, granted_as)
+                self._count(lease, name, self._reweighed(served, lease, name) - before)
+            self._count(lease, flow, more)
             self._sessions.charge(lease.request, more)
             lease.served = served
 
@@ -81,9 +79,8 @@ class Fairness:
         """Return weighted service of a lease's flow as that of a group."""
         return weighted * lease.weight_milli // self._tree.weights[group]
 
-    def _count(self, lease: Lease, name: str, more: int, granted_as: int) -> None:
+    def _count(self, lease: Lease, name: str, more: int) -> None:
         self.served[name] = self.served.get(name, 0) + more
-        self._counters.charged(name, more, granted_as)
         self._pools.charge(name, lease.pool.name, more)
         self._flows.add(name)
 
@@ -91,12 +88,6 @@ class Fairness:
         """Return what a request can be charged by what it asked for, not weighted."""
         output_tokens = r.max_output_tokens * r.sequences
         return r.prompt_tokens * self._terms.input_price + output_tokens * self._terms.output_price
-
-    def charge_of(self, lease: Lease) -> list[int]:
-        """Return what an ended lease counts for average charges: of its flow, of groups above."""
-        most = min(lease.served, self._most_of(lease.request) * 1000 // lease.weight_milli)
-        above = self._tree.above(lease.request.flow)
-        return [most, *(self._reweighed(most, lease, group) for group in above)]
 
     def check(self, live: dict[int, Lease]) -> None:
         """Hold every pair to its bound. O(pairs + leases)."""

@@ -89,12 +89,6 @@ class ImpliedState:
         self.usage.setdefault(lease.request.flow, [0, 0, 0])[1] += cached - lease.cached_tokens
         lease.cached_tokens = cached
 
-    def heads(self) -> list[Request]:
-        """Return the first of each queue; one that no pool can hold any more is passed over."""
-        first_of = self.first_of
-        firsts = [first_of(queue) for queue in self.queues.values() if queue]
-        return [r for r in firsts if self.holds(r)]
-
     def holds(self, r: Request) -> bool:
         """Return whether a pool could ever run a request. O(pools)."""
         return any(pool.can_hold(r) for pool in self.pools.values())

@@ -3,7 +3,6 @@
 from typing import Any
 
 from schedsvc_lab.faults.auditor.classes import ClassOrder
-from schedsvc_lab.faults.auditor.counters import Counters
 from schedsvc_lab.faults.auditor.fair import Fairness
 from schedsvc_lab.faults.auditor.implied_state import ImpliedState
 from schedsvc_lab.faults.auditor.operator_actions import OperatorActions
@@ -45,8 +44,7 @@ class Books(ImpliedState):
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms)
         self.lease_ids: set[int] = set()  # ever granted, by any process
-        self.counters = Counters(terms)
-        self.fairness = Fairness(terms, self.counters)
+        self.fairness = Fairness(terms)
         classes = 1 if terms.classes is None else len(terms.classes.known)
         self.meters = Meters(terms.quotas, (terms.pools + 1) * classes)
         self.order = ClassOrder(terms)
@@ -59,7 +57,6 @@ class Books(ImpliedState):
         """Begin another process, which knows nothing."""
         self.forget_all()
         self.shares.restart()
-        self.counters.restart()
         self.fairness.restart()
         self.order.restart()
         self.meters.restart(now_ns)
@@ -69,11 +66,9 @@ class Books(ImpliedState):
         self.resume_until_ns = 0
 
     def resume(self, now_ns: int, known: Known, credit_ns: int) -> None:
-        """Continue from an earlier process; buckets are credited for the time away."""
-        returning_until_ns = now_ns + self.terms.lease_ttl_ns
-        self.resume_until_ns = returning_until_ns + self.terms.lease_grace_ns
+        """Go on where an earlier process was; buckets are credited for the time away."""
+        self.resume_until_ns = now_ns + self.terms.lease_ttl_ns + self.terms.lease_grace_ns
         self.awaited = None if known.pools is None else dict(known.pools)
-        self.counters.resume(known.counters, returning_until_ns)
         self.meters.resume(known.levels, credit_ns)
         self.handles.restart(known.drained, closed=known.closed)
         for name in sorted(known.drained):
@@ -83,7 +78,6 @@ class Books(ImpliedState):
         """Expect no more leases of an earlier process, once they have had their time."""
         if self.resume_until_ns and now_ns >= self.resume_until_ns:
             self.resume_until_ns = 0
-            self.counters.owed.clear()
             for pool in self.pools.values():
                 pool.owed_low = pool.owed_high = 0
 
@@ -96,9 +90,6 @@ class Books(ImpliedState):
         drained, closed = frozenset(self.handles.drained), self.handles.closed
         if is_behind:
             return Known(drained=drained, closed=closed)
-        owed = dict(self.counters.owed)
-        for lease in self.live.values():
-            owed[lease.request.flow] = owed.get(lease.request.flow, 0) + lease.served
         is_late = self.resume_until_ns != 0 and now_ns >= self.resume_until_ns
         pools = None if self.awaited is None else dict(self.awaited)
         if pools is not None:
@@ -107,8 +98,7 @@ class Books(ImpliedState):
                     continue
                 low = pool.low * pool.block + (0 if is_late else pool.owed_low)
                 pools[pool.name] = Owed(pool.epoch, low, pool.high * pool.block + pool.owed_high)
-        counters = None if is_late else self.counters.state(now_ns, owed)
-        return Known(pools, counters, self.meters.state(now_ns), drained, closed)
+        return Known(pools, self.meters.state(now_ns), drained, closed)
 
     def class_of(self, tenant: str, named: str) -> PriorityClass:
         """Return the class of a tenant's request."""
@@ -164,7 +154,6 @@ class Books(ImpliedState):
             self.requests[key] = r
             self.queues.setdefault((flow, ask.pool), {})[r.seq] = r
             self.queued += 1
-            self.counters.arrived(r)
             self.fairness.arrived(r)
         return r
 
@@ -186,27 +175,22 @@ class Books(ImpliedState):
         else:
             self.orphans.pop(lease.lease_id, None)
 
-    def unqueue(self, r: Request, granted_as: int = 0) -> None:
-        """Take a request out of its queue, if it stands in one; `granted_as`: its lease."""
+    def unqueue(self, r: Request) -> None:
+        """Take a request out of its queue, if it stands in one."""
         r.queued = False
         queue = self.queues.get((r.flow, r.ask.pool if r.ask else ""))
         if queue is not None and queue.pop(r.seq, None) is not None:
             self.queued -= 1
-            if not r.withdrawn:
-                self.counters.left(r, granted_as)
             self.fairness.left(r)
 
     def withdraw(self, r: Request) -> None:
         """Note that its caller withdraws it: it leaves its queue at once, answered or not."""
-        if r.queued and not r.withdrawn:
-            self.counters.left(r)
         r.withdrawn = True
 
     def refuse(self, r: Request, count: str) -> None:
         """Forget a request that was rejected or evicted: a repeat is a new try."""
         require(r.queued and r.lease is None, "a request got a second verdict", *r.key)
-        r.refused_at_once = count == "rejected"
-        if not (r.refused_at_once or r.withdrawn):
+        if count != "rejected" and not r.withdrawn:
             self.dropped.append(r)
         self.unqueue(r)
         self.counts[count] += 1
@@ -223,11 +207,11 @@ class Books(ImpliedState):
         require(r.queued, "a request that does not wait was granted", *r.key)
         require(lease_id not in self.lease_ids, "a lease id was used again", lease_id)
         self.lease_ids.add(lease_id)
-        self.unqueue(r, lease_id)
+        self.unqueue(r)
         self.counts["granted"] += 1
         lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
         self.shares.note(lease)
-        self.fairness.charge(lease, final=False, granted_as=lease_id)
+        self.fairness.charge(lease, final=False)
         self.meters.grant(now_ns, lease, late=late)
         if not late:
             pool.granted = True
@@ -277,7 +261,6 @@ class Books(ImpliedState):
         """Let a lease take over its part of the earlier leases' holdings and charges."""
         if now_ns < self.resume_until_ns:
             pool = lease.pool
-            self.counters.told_of(lease.request.flow, lease.served)
             pool.owed_low = max(0, pool.owed_low - lease.high * pool.block)
             pool.owed_high = max(0, pool.owed_high - lease.low * pool.block)
 
@@ -371,7 +354,6 @@ class Books(ImpliedState):
                 self.charge_by_time(now_ns, lease)
             self._usage(lease)[0] += lease.input_tokens
         self.fairness.charge(lease, final=True)
-        self.counters.ended(lease.request.flow, self.fairness.charge_of(lease))
         self.meters.end(now_ns, lease, has_run=has_run)
         self.release(lease)
         self.orphans.pop(lease.lease_id, None)
@@ -478,7 +460,6 @@ class Books(ImpliedState):
         untold = len(waiting) - evicted
         require(untold >= 0, "more was withdrawn than waited on a stream", evicted, len(waiting))
         lagged = conn in self.lagging
-        self.counters.close_stream()
         require(untold == 0 or lagged, "a stream left requests in the queue", untold)
         self.is_lost = self.is_lost or untold > 0
         for r in waiting:

@@ -148,9 +148,6 @@ class Terms:
     # A request may pass one that does not fit, if its flow is ahead by no more than that one's
     # charge: the bound is larger by the charge of one request.
     passes: bool
-    lifts: bool  # a flow that was idle is lifted to a level that never falls, less the credit
-    counts_exactly: bool  # messages show every change of a counter
-    serves_in_order: bool  # in one pool, the least served flow is next
     unknown_weight: int  # of all unknown tenants together
     pools: int
     quotas: Quotas | None
@@ -210,7 +207,6 @@ class Request:
     cls: PriorityClass = DEFAULT_CLASS
     queued: bool = True
     withdrawn: bool = False
-    refused_at_once: bool = False
     has_deadline: bool = False  # for its first token
     has_exact_input: bool = False  # its prompt was counted, not estimated
     audited: bool = False  # granted while its tenant was in audit

@@ -80,8 +80,7 @@ class Auditor:
         return self.books.known(now_ns, is_behind=self.books.is_lost or bool(self.books.lagging))
 
     def forget(self, now_ns: int) -> None:
-        """Record that the scheduler, at rest, forgot what it had learned and counted."""
-        self.books.counters.restart()
+        """Hear that the scheduler, which is at rest, forgot what it had learned and counted."""
         self.books.meters.restart(now_ns)
 
     def reweigh(self, weights: dict[str, int]) -> None:
@@ -310,7 +309,6 @@ class Auditor:
         """Read what the scheduler says on a stream."""
         if self.books.is_lost:
             return
-        self.books.counters.is_deciding = True
         for verdict in message.verdicts:
             self.events += 1
             r = self.books.tags.pop((conn, verdict.tag), None)
@@ -345,7 +343,6 @@ class Auditor:
         if self.books.is_lost:
             return
         outcome, books = response.outcome, self.books
-        books.counters.is_deciding = True
         late = bool(books.lagging)  # it may have fallen some time ago
         asked_ns = r.asked_ns + response.queue_duration_us * _NS_PER_US
         if outcome == GRANTED:
@@ -453,7 +450,6 @@ class Auditor:
         lease = self.books.live.get(lease_id)
         require(lease is not None, "a lease expired that is not live", lease_id)
         if lease is not None:
-            self.books.counters.is_deciding = True
             require(lease.request.conn == 0, "an expiry was reported to another than its holder")
             self.books.expire(now_ns, lease)
 

@@ -1,13 +1,11 @@
 """Keeps the state that outlives a process: the saved books, and the load of its leases.
 
 Leases are not saved. The scheduler holds the blocks of a lease until its holder replays it, or
-until an unrenewed lease would have expired. The counters keep its charge: the first lease that is
-replayed takes over its flow's charge, so that nothing is charged twice.
+until an unrenewed lease would have expired.
 """
 
 from dataclasses import dataclass
 
-from schedsvc_lab.faults.auditor.counters import CounterState
 from schedsvc_lab.faults.auditor.quotas import Levels
 
 ANY_TOKENS = 1 << 60
@@ -27,7 +25,6 @@ class Known:
     """Holds the books when everything was saved; None or absent: nothing is known of it."""
 
     pools: dict[str, Owed] | None = None  # None: they may hold anything
-    counters: CounterState | None = None
     levels: dict[str, Levels] | None = None
     drained: frozenset[str] = frozenset()  # pools
     closed: bool = False  # everything is drained

@@ -1,35 +1,18 @@
-"""Tests random shims, and random bytes where a SessionRequest should be."""
+"""Random events, and random bytes where a SessionRequest should be."""
 
 import random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc import _core as core
-from tests.seeds import fresh
 
-from .session_random_walk import SessionRandomWalk
 from .stream import HELLO, Stream, asking, completing, offering, replaying, reporting
 from .support import SECOND, is_drained, make
 from .test_wire import QUICK
-
-
-@pytest.mark.parametrize("seed", fresh(4))
-def test_shims_that_come_and_go_leak_nothing(seed: int) -> None:
-    walk = SessionRandomWalk(seed)
-    for n in range(12_000):
-        walk.step()
-        if n % 500 == 0:
-            walk.core.check()
-    sums = walk.core.stats(walk.now_ns)["totals"]
-    assert min(sums[k] for k in ("granted", "completed", "cancelled", "expired", "evicted")) > 20
-    walk.settle()
-    assert is_drained(walk.core, walk.now_ns)
-
 
 numbers = st.one_of(st.integers(-2, 50), st.sampled_from((1 << 27, 1 << 40, (1 << 63) - 1)))
 names = st.sampled_from(("p", "q", "", "x" * 200, "ü"))
