@@ -41,7 +41,7 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help env build build-release proto spec check test test-slow mutants lane-slow \
-	lane-mutants test-browser test-fronts test-faults test-fuzz \
+	lane-mutants test-browser test-fronts test-go test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
@@ -97,7 +97,7 @@ check: build ## Lint, types, contract drift, house rules.
 
 test: build ## All but slow tests and house rules: no GPU, no network. Three at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser \
-		and not fronts',\
+		and not fronts and not go',\
 		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
 	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
@@ -128,6 +128,9 @@ $(FRONTS_VENV)/.installed: tests/fronts/requirements.txt
 	$(PYTHON) -m venv $(FRONTS_VENV)
 	$(FRONTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+
+test-go: build ## The Go client, built from Debian's sources of gRPC.
+	$(call RUN,go,-n $(TESTS_AT_ONCE),tests/go)
 
 test-faults: build ## Each seed that failed once, and 700 fresh ones (docs/understand/faults.md).
 	$(BIN)/schedsvc simtest --regressions
