@@ -39,17 +39,16 @@ type Admission struct {
 
 	scheduler *Scheduler
 	ctx       context.Context
-	stop      context.CancelFunc
-	running   context.Context // It is done when the lease is to be ended.
+	cancel    context.CancelFunc
+	ending    context.Context // It is done when the lease needs no more renewals.
 	stopRenew context.CancelFunc
 	done      chan struct{} // It is closed when books and err are there.
 	books     *pb.CompleteResponse
 	err       error
 
 	mu     sync.Mutex
-	totals Totals
+	report pb.LeaseProgress // The lease, and what is known of its totals.
 	lost   error
-	isOver bool
 }
 
 func newAdmission(
@@ -62,9 +61,12 @@ func newAdmission(
 		scheduler:     s,
 		done:          make(chan struct{}),
 	}
-	a.ctx, a.stop = context.WithCancel(ctx)
-	a.running, a.stopRenew = context.WithCancel(context.Background())
-	s.opened(a)
+	a.report.LeaseId, a.report.PoolEpoch = a.Grant.GetLeaseId(), a.Grant.GetPoolEpoch()
+	a.ctx, a.cancel = context.WithCancel(ctx)
+	a.ending, a.stopRenew = context.WithCancel(context.Background())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note(a, func() { a.end(pb.Outcome_OUTCOME_CANCELLED, false) })
 	go a.renew()
 	return a
 }
@@ -85,17 +87,13 @@ func (a *Admission) Lost() error {
 func (a *Admission) Report(totals Totals) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.note(totals)
-}
-
-func (a *Admission) note(totals Totals) {
-	for _, pair := range [][2]*int64{
-		{&a.totals.InputTokens, &totals.InputTokens},
-		{&a.totals.CachedInputTokens, &totals.CachedInputTokens},
-		{&a.totals.OutputTokens, &totals.OutputTokens},
+	for known, total := range map[**int64]int64{
+		&a.report.InputTokens:       totals.InputTokens,
+		&a.report.CachedInputTokens: totals.CachedInputTokens,
+		&a.report.OutputTokens:      totals.OutputTokens,
 	} {
-		if *pair[1] != 0 {
-			*pair[0] = *pair[1]
+		if total != 0 {
+			*known = proto.Int64(total)
 		}
 	}
 }
@@ -107,7 +105,7 @@ func (a *Admission) note(totals Totals) {
 // end until the lease has surely expired, also after that.
 func (a *Admission) Complete(ctx context.Context, totals Totals) (*pb.CompleteResponse, error) {
 	a.Report(totals)
-	a.end(pb.Outcome_OUTCOME_COMPLETED, nil)
+	a.end(pb.Outcome_OUTCOME_COMPLETED, false)
 	return a.wait(ctx)
 }
 
@@ -115,62 +113,54 @@ func (a *Admission) Complete(ctx context.Context, totals Totals) (*pb.CompleteRe
 // for its time.
 func (a *Admission) Cancel(ctx context.Context, totals Totals) (*pb.CompleteResponse, error) {
 	a.Report(totals)
-	a.end(pb.Outcome_OUTCOME_CANCELLED, nil)
+	a.end(pb.Outcome_OUTCOME_CANCELLED, false)
 	return a.wait(ctx)
 }
 
 // Return cancels a lease whose request the engine never had. It costs nothing.
 func (a *Admission) Return(ctx context.Context) (*pb.CompleteResponse, error) {
-	a.end(pb.Outcome_OUTCOME_CANCELLED, &Totals{})
+	a.end(pb.Outcome_OUTCOME_CANCELLED, true)
 	return a.wait(ctx)
 }
 
 // Close cancels the lease if it has not ended: defer it. If the scheduler is away, it waits for a
 // second at most, and the rest goes on behind it.
 func (a *Admission) Close() error {
-	a.end(pb.Outcome_OUTCOME_CANCELLED, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
-	defer cancel()
-	if _, err := a.wait(ctx); ctx.Err() == nil {
-		return err
+	ctx, stop := context.WithTimeout(context.Background(), closeWait)
+	defer stop()
+	_, err := a.Cancel(ctx, Totals{})
+	if ctx.Err() != nil {
+		return nil
 	}
-	return nil
+	return err
 }
 
-// end begins to end the lease, if that has not begun. Final totals are sent as they are, zeros
-// too.
-func (a *Admission) end(outcome pb.Outcome, final *Totals) {
+// end begins to end the lease, if that has not begun. The totals of a lease that was not used are
+// 0.
+func (a *Admission) end(outcome pb.Outcome, isUnused bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.isOver {
+	if a.ending.Err() != nil {
 		return
 	}
-	a.isOver = true
 	a.stopRenew()
-	a.stop()
-	request := &pb.CompleteRequest{
-		LeaseId:           a.Grant.GetLeaseId(),
-		PoolEpoch:         a.Grant.GetPoolEpoch(),
+	a.cancel()
+	if isUnused {
+		zero := proto.Int64(0)
+		a.report.InputTokens, a.report.CachedInputTokens, a.report.OutputTokens = zero, zero, zero
+	}
+	go a.deliver(&pb.CompleteRequest{
+		LeaseId:           a.report.LeaseId,
+		PoolEpoch:         a.report.PoolEpoch,
 		Outcome:           outcome,
-		InputTokens:       known(a.totals.InputTokens),
-		CachedInputTokens: known(a.totals.CachedInputTokens),
-		OutputTokens:      known(a.totals.OutputTokens),
-	}
-	if final != nil {
-		request.InputTokens = proto.Int64(final.InputTokens)
-		request.CachedInputTokens = proto.Int64(final.CachedInputTokens)
-		request.OutputTokens = proto.Int64(final.OutputTokens)
-	}
-	go a.deliver(request)
+		InputTokens:       a.report.InputTokens,
+		CachedInputTokens: a.report.CachedInputTokens,
+		OutputTokens:      a.report.OutputTokens,
+	})
 }
 
 // wait returns the books as soon as they are there.
 func (a *Admission) wait(ctx context.Context) (*pb.CompleteResponse, error) {
-	select {
-	case <-a.done:
-		return a.books, a.err
-	default:
-	}
 	select {
 	case <-a.done:
 		return a.books, a.err
@@ -181,15 +171,14 @@ func (a *Admission) wait(ctx context.Context) (*pb.CompleteResponse, error) {
 
 // deliver repeats the end until the scheduler has it, or the lease has surely expired.
 func (a *Admission) deliver(request *pb.CompleteRequest) {
-	defer a.scheduler.ended(a)
+	defer a.scheduler.finish(a)
 	defer close(a.done)
 	expired := time.Now().Add(a.ttl() + leaseGrace)
 	for ceiling := endBackoffMin; ; ceiling *= 2 {
-		ctx, cancel := context.WithTimeout(context.Background(), endDeadline)
+		ctx, stop := context.WithTimeout(context.Background(), endDeadline)
 		a.books, a.err = pb.NewSchedulerServiceClient(a.scheduler).Complete(ctx, request)
-		cancel()
-		failed, ok := asCallError(a.err)
-		if !ok || !failed.isPassing() || time.Now().After(expired) {
+		stop()
+		if a.err == nil || !isPassing(a.err) || time.Now().After(expired) {
 			return
 		}
 		if ceiling > endBackoffMax {
@@ -202,57 +191,35 @@ func (a *Admission) deliver(request *pb.CompleteRequest) {
 // renew reports the totals every third of the TTL, so that two renewals may be lost before the
 // lease is.
 func (a *Admission) renew() {
+	usual := a.ttl() / 3
 	backoff := renewBackoffMin
-	for pause := a.ttl() / 3; sleep(a.running, pause); {
+	for pause := usual; sleep(a.ending, pause); {
 		a.mu.Lock()
-		report := &pb.LeaseProgress{
-			LeaseId:           a.Grant.GetLeaseId(),
-			PoolEpoch:         a.Grant.GetPoolEpoch(),
-			InputTokens:       known(a.totals.InputTokens),
-			CachedInputTokens: known(a.totals.CachedInputTokens),
-			OutputTokens:      known(a.totals.OutputTokens),
-		}
+		lease := proto.Clone(&a.report).(*pb.LeaseProgress)
 		a.mu.Unlock()
-		request := &pb.ProgressRequest{Leases: []*pb.LeaseProgress{report}}
-		ctx, cancel := context.WithTimeout(a.running, a.ttl()/3)
-		response, err := pb.NewSchedulerServiceClient(a.scheduler).Progress(ctx, request)
-		cancel()
-		if pause = a.ttl() / 3; err != nil {
-			if backoff < pause {
-				pause = backoff
-			}
-			backoff *= 2
+		request := &pb.ProgressRequest{Leases: []*pb.LeaseProgress{lease}}
+		response, err := pb.NewSchedulerServiceClient(a.scheduler).Progress(a.ending, request)
+		if err != nil && backoff < usual {
+			pause, backoff = backoff, 2*backoff
 			continue
 		}
-		backoff = renewBackoffMin
-		for _, lease := range response.GetLeases() {
-			switch state := lease.GetState(); state {
+		pause, backoff = usual, renewBackoffMin
+		for _, found := range response.GetLeases() {
+			switch state := found.GetState(); state {
 			case pb.LeaseState_LEASE_STATE_UNKNOWN, pb.LeaseState_LEASE_STATE_VOID,
 				pb.LeaseState_LEASE_STATE_ENDED: // One of a later version is no reason to stop.
-				a.lose(state)
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				if a.ending.Err() == nil {
+					a.lost = fmt.Errorf("schedsvc: lease %d is %v", a.Grant.GetLeaseId(), state)
+					a.cancel()
+				}
 				return
 			}
 		}
 	}
 }
 
-func (a *Admission) lose(state pb.LeaseState) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.isOver {
-		a.lost = fmt.Errorf("schedsvc: lease %d is %v", a.Grant.GetLeaseId(), state)
-		a.stop()
-	}
-}
-
 func (a *Admission) ttl() time.Duration {
 	return time.Duration(a.Grant.GetTtlMs()) * time.Millisecond
-}
-
-// known returns a total for the wire, where an absent one means that it is not known.
-func known(total int64) *int64 {
-	if total == 0 {
-		return nil
-	}
-	return &total
 }

@@ -2,10 +2,7 @@ package schedsvc
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
-	"math/big"
-	"net"
+	"hash/maphash"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +22,6 @@ const (
 	// probesMax is the number of unanswered probes in a row after which a scheduler that holds a
 	// call is silent.
 	probesMax = 3
-	unix      = "unix:"
 )
 
 // Invoke makes a unary call of the contract. With several targets it asks one after the other,
@@ -33,58 +29,48 @@ const (
 func (s *Scheduler) Invoke(
 	ctx context.Context, method string, args, reply interface{}, opts ...grpc.CallOption,
 ) error {
-	awaySince := time.Now()
-	for {
-		target := s.targets.ask()
-		began := time.Now()
+	for awaySince := time.Now(); ; {
+		target, began := s.targets.ask(), time.Now()
 		err := s.attempt(ctx, target, method, args, reply, opts)
 		if err == nil {
 			s.targets.answered()
 			return nil
 		}
-		if !s.targets.several() || err.isOfCaller() || ctx.Err() != nil {
+		if !s.targets.several() || isOfCaller(err) || ctx.Err() != nil {
 			return err
 		}
-		now := time.Now()
-		silent := time.Duration(0)
-		// A call that was watched is cancelled by this client alone.
-		switch err.status.Code() {
-		case codes.DeadlineExceeded, codes.Canceled:
+		now, silent := time.Now(), time.Duration(0)
+		if status.Code(err) == codes.DeadlineExceeded { // That of attempt, for the caller's has time.
 			silent = s.options.SilentAfter
 		}
-		s.targets.moveOn(target, err.Leader, now, silent)
-		// It was held by a scheduler that answered until then.
-		if now.Sub(began) > s.options.FailoverWait {
+		if now.Sub(began) > s.options.FailoverWait { // It was held by one that answered until then.
 			awaySince = now
 		}
-		if now.Sub(awaySince) > s.options.FailoverWait {
-			return err
-		}
-		if !sleep(ctx, randomly(s.targets.pauseMax(now))) {
+		pauseMax := s.targets.moveOn(target, err.Leader, now, silent)
+		if now.Sub(awaySince) > s.options.FailoverWait || !sleep(ctx, randomly(pauseMax)) {
 			return err
 		}
 	}
 }
 
-// NewStream refuses: a Session needs a protocol of its own, and follows no leader here.
+// NewStream refuses: a Session has a protocol of its own, and follows no leader here.
 func (s *Scheduler) NewStream(
 	_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	err := status.Error(codes.Unimplemented, "this client makes unary calls only")
-	return nil, newCallError(method, err)
+	return nil, newCallError(method, status.Error(codes.Unimplemented, "only unary calls are made"))
 }
 
-// attempt makes a call at one target. An answer of a scheduler that leads no more is dropped.
+// attempt makes a call at one target. It drops an answer of a scheduler that leads no more.
 func (s *Scheduler) attempt(
 	parent context.Context, target, method string, args, reply interface{}, opts []grpc.CallOption,
 ) *CallError {
-	ctx, cancel := context.WithCancel(parent)
-	defer cancel()
-	if s.targets.several() && s.options.SilentAfter > 0 {
+	ctx := parent
+	if s.targets.several() {
 		// An Admit may be held for long, so it is watched. Others are answered at once.
 		if method == admitMethod {
-			defer s.watch(target, &cancel)()
+			defer s.watch(target)()
 		} else {
+			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, s.options.SilentAfter)
 			defer cancel()
 		}
@@ -103,9 +89,7 @@ func (s *Scheduler) attempt(
 	opts = append(opts[:len(opts):len(opts)], grpc.Trailer(&trailer))
 	if err := conn.Invoke(ctx, method, args, reply, opts...); err != nil {
 		failed := newCallError(method, err)
-		if named := trailer.Get("schedsvc-leader"); len(named) > 0 {
-			failed.Leader = named[0]
-		}
+		failed.Leader = strings.Join(trailer.Get("schedsvc-leader"), "")
 		if parent.Err() != nil {
 			failed.cause = parent.Err()
 		}
@@ -122,56 +106,48 @@ func (s *Scheduler) attempt(
 	return nil
 }
 
-// watch cancels a held call if its scheduler answers nothing any more, until unwatch is called.
-func (s *Scheduler) watch(target string, cancel *context.CancelFunc) (unwatch func()) {
+// watch lets a target be probed while it holds a call, until unwatch is called.
+func (s *Scheduler) watch(target string) (unwatch func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	calls, ok := s.held[target]
-	if !ok {
-		calls = map[*context.CancelFunc]struct{}{}
-		s.held[target] = calls
+	if _, isProbed := s.held[target]; !isProbed {
 		go s.probe(target)
 	}
-	calls[cancel] = struct{}{}
+	s.held[target]++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(calls, cancel)
+		s.held[target]--
 	}
 }
 
-// probe asks a scheduler for a sign of life while it holds calls. Each probe has its own deadline,
-// so a process that stood still loses one probe at most.
+// probe asks a scheduler for a sign of life while it holds calls, and hangs up if there is none.
+// Each probe has its own deadline, so a process that stood still loses one probe at most.
 func (s *Scheduler) probe(target string) {
 	step := s.options.SilentAfter / probesMax
 	ticker := time.NewTicker(step)
 	defer ticker.Stop()
-	missed := 0
-	for range ticker.C {
+	for missed := 0; ; {
+		now := <-ticker.C
 		s.mu.Lock()
-		if len(s.held[target]) == 0 {
+		if s.held[target] == 0 {
 			delete(s.held, target)
 			s.mu.Unlock()
 			return
+		}
+		if missed == probesMax {
+			s.targets.moveOn(target, "", now, s.options.SilentAfter)
+			s.hangUp(target)
+			missed = 0
 		}
 		s.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), step)
 		err := s.attempt(ctx, target, progressMethod, &pb.ProgressRequest{}, &pb.ProgressResponse{}, nil)
 		cancel()
-		if err != nil && (err.stale || err.status.Code() == codes.DeadlineExceeded) {
-			missed++
-		} else {
+		missed++
+		if err == nil || (!err.stale && status.Code(err) != codes.DeadlineExceeded) {
 			missed = 0
 		}
-		if missed < probesMax {
-			continue
-		}
-		missed = 0
-		s.mu.Lock()
-		for cancel := range s.held[target] {
-			(*cancel)()
-		}
-		s.mu.Unlock()
 	}
 }
 
@@ -182,59 +158,41 @@ func (s *Scheduler) conn(target string) (*grpc.ClientConn, error) {
 	if conn, ok := s.conns[target]; ok {
 		return conn, nil
 	}
-	options := []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff: backoff.Config{
-			BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,
-		},
-		MinConnectTimeout: 5 * time.Second,
-	})}
+	reconnect := backoff.DefaultConfig
+	reconnect.BaseDelay, reconnect.MaxDelay = 100*time.Millisecond, time.Second
+	options := []grpc.DialOption{
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 5 * time.Second}),
+	}
 	if s.options.Credentials != nil {
 		options = append(options, grpc.WithTransportCredentials(s.options.Credentials))
 	} else {
 		options = append(options, grpc.WithInsecure())
 	}
-	address := target
-	if strings.HasPrefix(target, unix) {
-		path := strings.TrimPrefix(strings.TrimPrefix(target, unix), "//")
-		address = "passthrough:///localhost"
-		options = append(options, grpc.WithContextDialer(
-			func(ctx context.Context, _ string) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, "unix", path)
-			}))
-	}
 	// Dial and WithInsecure exist in each release of gRPC 1; their successors do not.
-	conn, err := grpc.Dial(address, append(options, s.options.DialOptions...)...)
-	if err != nil {
-		return nil, err
+	conn, err := grpc.Dial(target, append(options, s.options.DialOptions...)...)
+	if err == nil {
+		s.conns[target] = conn
 	}
-	s.conns[target] = conn
-	return conn, nil
+	return conn, err
+}
+
+// hangUp ends the calls at a target. Its caller holds the lock.
+func (s *Scheduler) hangUp(target string) {
+	if conn, ok := s.conns[target]; ok {
+		delete(s.conns, target)
+		conn.Close() // It fails only if the connection is closed already.
+	}
 }
 
 // sleep waits, and reports whether ctx was not done before.
 func sleep(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	timed, stop := context.WithTimeout(ctx, pause)
+	defer stop()
+	<-timed.Done()
+	return ctx.Err() == nil
 }
 
-// randomly returns a random part of a duration.
+// randomly returns a random part of a duration: each new hash has a random seed.
 func randomly(most time.Duration) time.Duration {
-	n, err := rand.Int(rand.Reader, big.NewInt(int64(most)+1))
-	if err != nil {
-		return most
-	}
-	return time.Duration(n.Int64())
-}
-
-// asCallError returns the *CallError in err, if there is one.
-func asCallError(err error) (*CallError, bool) {
-	var failed *CallError
-	ok := errors.As(err, &failed)
-	return failed, ok
+	return time.Duration(new(maphash.Hash).Sum64() % uint64(most+1))
 }

@@ -21,18 +21,14 @@ type RefusedError struct {
 	RequestID string
 	// Outcome is OUTCOME_UNSPECIFIED if a later version of the contract gave the reason.
 	Outcome pb.Outcome
-	Message string
+	// Refusal has a sentence for a person, and the limits of the tenant.
+	Refusal *pb.Refusal
 	// RetryAfter is the earliest sensible retry; 0 says that a retry cannot help.
-	RetryAfter time.Duration
-	// QueuePosition counts the requests that were ahead of it in the tenant's queue.
-	QueuePosition int64
-	// Limits are those of the tenant.
-	Limits        []*pb.Limit
+	RetryAfter    time.Duration
 	QueueDuration time.Duration
 }
 
 func newRefusedError(requestID string, response *pb.AdmitResponse) *RefusedError {
-	refusal := response.GetRefusal()
 	outcome := response.GetOutcome()
 	if _, isKnown := pb.Outcome_name[int32(outcome)]; !isKnown {
 		outcome = pb.Outcome_OUTCOME_UNSPECIFIED
@@ -40,30 +36,22 @@ func newRefusedError(requestID string, response *pb.AdmitResponse) *RefusedError
 	return &RefusedError{
 		RequestID:     requestID,
 		Outcome:       outcome,
-		Message:       refusal.GetMessage(),
-		RetryAfter:    time.Duration(refusal.GetRetryAfterMs()) * time.Millisecond,
-		QueuePosition: refusal.GetQueuePosition(),
-		Limits:        refusal.GetQuota().GetLimits(),
+		Refusal:       response.GetRefusal(),
+		RetryAfter:    time.Duration(response.GetRefusal().GetRetryAfterMs()) * time.Millisecond,
 		QueueDuration: time.Duration(response.GetQueueDurationUs()) * time.Microsecond,
 	}
 }
 
-// Error returns the scheduler's sentence, or the name of the outcome.
+// Error returns the outcome, and the scheduler's sentence.
 func (e *RefusedError) Error() string {
-	if e.Message != "" {
-		return "schedsvc: refused: " + e.Message
-	}
-	return "schedsvc: refused: " + e.Outcome.String()
+	return fmt.Sprintf("schedsvc: refused: %v: %s", e.Outcome, e.Refusal.GetMessage())
 }
-
-// FieldError says what is wrong with a field of a request.
-type FieldError struct{ Field, Description string }
 
 // CallError says that a call failed. It is a gRPC status, too: status.Code knows it.
 type CallError struct {
 	Method string
 	// Fields are those of the request that were wrong.
-	Fields []FieldError
+	Fields []*errdetails.BadRequest_FieldViolation
 	// RetryAfter is 0 if the scheduler did not state it.
 	RetryAfter time.Duration
 	// Leader is the target of the leader, if a scheduler that does not lead named it.
@@ -80,12 +68,9 @@ func newCallError(method string, cause error) *CallError {
 	for _, detail := range e.status.Details() {
 		switch detail := detail.(type) {
 		case *errdetails.BadRequest:
-			for _, field := range detail.GetFieldViolations() {
-				e.Fields = append(e.Fields, FieldError{field.GetField(), field.GetDescription()})
-			}
+			e.Fields = detail.GetFieldViolations()
 		case *errdetails.RetryInfo:
-			delay := detail.GetRetryDelay()
-			e.RetryAfter = time.Duration(delay.GetSeconds())*time.Second + time.Duration(delay.GetNanos())
+			e.RetryAfter = detail.GetRetryDelay().AsDuration()
 		}
 	}
 	return e
@@ -95,13 +80,12 @@ func newCallError(method string, cause error) *CallError {
 func (e *CallError) Error() string {
 	text := e.status.Message()
 	if len(e.Fields) > 0 {
-		var named []string
-		for _, field := range e.Fields {
-			named = append(named, field.Field+": "+field.Description)
-		}
-		text = strings.Join(named, "; ")
+		text = ""
 	}
-	return fmt.Sprintf("schedsvc: %s: %s: %s", e.Method, e.status.Code(), text)
+	for _, field := range e.Fields {
+		text += fmt.Sprintf("%s: %s; ", field.GetField(), field.GetDescription())
+	}
+	return fmt.Sprintf("schedsvc: %s: %v: %s", e.Method, e.status.Code(), strings.TrimSuffix(text, "; "))
 }
 
 // GRPCStatus returns the status of the call.
@@ -111,14 +95,14 @@ func (e *CallError) GRPCStatus() *status.Status { return e.status }
 func (e *CallError) Unwrap() error { return e.cause }
 
 // isPassing reports whether the same call may succeed later.
-func (e *CallError) isPassing() bool {
-	code := e.status.Code()
+func isPassing(err error) bool {
+	code := status.Code(err)
 	return code == codes.Unavailable || code == codes.DeadlineExceeded
 }
 
 // isOfCaller reports whether every scheduler would answer so.
-func (e *CallError) isOfCaller() bool {
-	switch e.status.Code() {
+func isOfCaller(err error) bool {
+	switch status.Code(err) {
 	case codes.InvalidArgument, codes.OutOfRange, codes.AlreadyExists, codes.NotFound,
 		codes.Unauthenticated, codes.PermissionDenied, codes.ResourceExhausted:
 		return true

@@ -5,7 +5,7 @@ package schedsvc
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -34,7 +34,7 @@ type Options struct {
 	// default.
 	FailoverWait time.Duration
 	// SilentAfter is the silence after which a client leaves one of several targets: 1.5 s by
-	// default. A negative one stands for ever.
+	// default.
 	SilentAfter time.Duration
 }
 
@@ -50,13 +50,13 @@ type Scheduler struct {
 	targets *targets
 	fence   *fence
 
-	mu      sync.Mutex
-	conns   map[string]*grpc.ClientConn
-	held    map[string]map[*context.CancelFunc]struct{} // Admits by the target that holds them.
-	waiting map[*context.CancelFunc]struct{}
-	open    map[*Admission]struct{}
-	closed  bool
-	work    sync.WaitGroup // Admits that wait, admissions that are open, grants to return.
+	mu    sync.Mutex
+	conns map[string]*grpc.ClientConn
+	held  map[string]int // The number of Admits that each target holds.
+	// How to end what is under way: Admits that wait, and admissions.
+	ends   map[interface{}]func()
+	closed bool
+	work   sync.WaitGroup
 }
 
 // New makes a client. It connects at the first call. The target is "host:port" or
@@ -77,9 +77,8 @@ func New(target string, options Options) (*Scheduler, error) {
 		targets: list,
 		fence:   fenceOf(list.all),
 		conns:   map[string]*grpc.ClientConn{},
-		held:    map[string]map[*context.CancelFunc]struct{}{},
-		waiting: map[*context.CancelFunc]struct{}{},
-		open:    map[*Admission]struct{}{},
+		held:    map[string]int{},
+		ends:    map[interface{}]func(){},
 	}, nil
 }
 
@@ -91,82 +90,79 @@ func New(target string, options Options) (*Scheduler, error) {
 // ctx.
 func (s *Scheduler) Admit(ctx context.Context, request *pb.AdmitRequest) (*Admission, error) {
 	if count := len(request.GetPrefixBlockHashes()); count > prefixHashesMax {
-		err := status.Errorf(codes.InvalidArgument,
-			"prefix_block_hashes: has %d hashes; at most %d are allowed", count, prefixHashesMax)
-		return nil, newCallError(admitMethod, err)
+		return nil, newCallError(admitMethod, status.Errorf(codes.InvalidArgument,
+			"prefix_block_hashes: has %d hashes; at most %d are allowed", count, prefixHashesMax))
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	asked := proto.Clone(request).(*pb.AdmitRequest)
 	if asked.RequestId == "" {
-		id, err := newRequestID()
-		if err != nil {
+		id := make([]byte, 16)
+		if _, err := rand.Read(id); err != nil {
 			return nil, err
 		}
-		asked.RequestId = id
+		asked.RequestId = fmt.Sprintf("%x", id)
 	}
 	waiting, withdraw := context.WithCancel(ctx)
 	defer withdraw()
-	if !s.enter(&withdraw) {
+	if !s.begin(asked, withdraw) {
 		return nil, ErrClosed
 	}
-	defer s.leave(&withdraw)
-	admission, err := s.admit(waiting, ctx, asked)
-	if isWithdrawn := waiting.Err() != nil; isWithdrawn {
-		if admission != nil {
-			admission.end(pb.Outcome_OUTCOME_CANCELLED, &Totals{})
-		} else if _, isRefused := err.(*RefusedError); !isRefused {
-			s.giveBack(asked)
-		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
+	defer s.finish(asked)
+	admission, err := s.admit(ctx, waiting, asked)
+	if waiting.Err() == nil && status.Code(err) != codes.DeadlineExceeded {
+		return admission, err
+	}
+	if admission != nil {
+		admission.end(pb.Outcome_OUTCOME_CANCELLED, true)
+	} else if refused := (*RefusedError)(nil); !errors.As(err, &refused) {
+		s.work.Add(1)
+		go s.giveBack(asked)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case waiting.Err() != nil:
 		return nil, ErrClosed
 	}
-	if status.Code(err) == codes.DeadlineExceeded {
-		s.giveBack(asked)
-	}
-	return admission, err
+	return nil, err
 }
 
+// admit asks while waiting is not done. The admission's context comes from ctx.
 func (s *Scheduler) admit(
-	ctx, parent context.Context, request *pb.AdmitRequest,
+	ctx, waiting context.Context, request *pb.AdmitRequest,
 ) (*Admission, error) {
-	response, err := pb.NewSchedulerServiceClient(s).Admit(ctx, request)
+	response, err := pb.NewSchedulerServiceClient(s).Admit(waiting, request)
 	if err != nil {
 		return nil, err
 	}
 	if response.GetOutcome() != pb.Outcome_OUTCOME_GRANTED {
 		return nil, newRefusedError(request.GetRequestId(), response)
 	}
-	return newAdmission(parent, s, request.GetRequestId(), response), nil
+	return newAdmission(ctx, s, request.GetRequestId(), response), nil
 }
 
 // giveBack returns a grant that was on its way when its request was withdrawn: a repeat gets the
 // same one.
 func (s *Scheduler) giveBack(request *pb.AdmitRequest) {
-	s.work.Add(1)
-	go func() {
-		defer s.work.Done()
-		ctx, cancel := context.WithTimeout(context.Background(), endDeadline)
-		defer cancel()
-		asked := &pb.ExplainRequest{RequestId: request.GetRequestId(), Tenant: request.GetTenant()}
-		found, err := pb.NewExplainServiceClient(s).Explain(ctx, asked)
-		if err != nil {
-			return
+	defer s.work.Done()
+	ctx, cancel := context.WithTimeout(context.Background(), endDeadline)
+	defer cancel()
+	asked := &pb.ExplainRequest{RequestId: request.GetRequestId(), Tenant: request.GetTenant()}
+	// The lease of a grant that cannot be returned expires.
+	found, _ := pb.NewExplainServiceClient(s).Explain(ctx, asked)
+	for _, story := range found.GetRequests() {
+		if story.GetState() != pb.RequestState_REQUEST_STATE_LIVE {
+			continue
 		}
-		for _, story := range found.GetRequests() {
-			if story.GetState() != pb.RequestState_REQUEST_STATE_LIVE {
-				continue
-			}
-			request.QueueTtlMs = 1
-			if admission, err := s.admit(ctx, ctx, request); err == nil {
-				admission.end(pb.Outcome_OUTCOME_CANCELLED, &Totals{})
-			}
-			return
+		again := proto.Clone(request).(*pb.AdmitRequest)
+		again.QueueTtlMs = 1
+		if admission, err := s.admit(ctx, ctx, again); err == nil {
+			admission.end(pb.Outcome_OUTCOME_CANCELLED, true)
 		}
-	}()
+		return
+	}
 }
 
 // Shutdown withdraws what waits, cancels what runs, and waits until the scheduler knows of every
@@ -175,17 +171,10 @@ func (s *Scheduler) giveBack(request *pb.AdmitRequest) {
 func (s *Scheduler) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
-	for withdraw := range s.waiting {
-		(*withdraw)()
-	}
-	var open []*Admission
-	for admission := range s.open {
-		open = append(open, admission)
+	for _, end := range s.ends {
+		end()
 	}
 	s.mu.Unlock()
-	for _, admission := range open {
-		admission.end(pb.Outcome_OUTCOME_CANCELLED, nil)
-	}
 	done := make(chan struct{})
 	go func() {
 		s.work.Wait()
@@ -199,50 +188,31 @@ func (s *Scheduler) Shutdown(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, conn := range s.conns {
-		conn.Close() // Its only error is that it is closed already.
+	for target := range s.conns {
+		s.hangUp(target)
 	}
 	return err
 }
 
-// enter counts an Admit that Shutdown has to withdraw; it reports whether there was none yet.
-func (s *Scheduler) enter(withdraw *context.CancelFunc) bool {
+// begin notes how Shutdown withdraws an Admit; it reports whether there was no Shutdown yet.
+func (s *Scheduler) begin(request *pb.AdmitRequest, withdraw func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return false
+	if !s.closed {
+		s.note(request, withdraw)
 	}
-	s.waiting[withdraw] = struct{}{}
-	s.work.Add(1)
-	return true
+	return !s.closed
 }
 
-func (s *Scheduler) leave(withdraw *context.CancelFunc) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.waiting, withdraw)
-	s.work.Done()
-}
-
-// opened counts an admission until ended; its caller was counted when it began.
-func (s *Scheduler) opened(admission *Admission) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.open[admission] = struct{}{}
+// note counts what Shutdown ends and waits for, until it has finished. Its caller holds the lock.
+func (s *Scheduler) note(key interface{}, end func()) {
+	s.ends[key] = end
 	s.work.Add(1)
 }
 
-func (s *Scheduler) ended(admission *Admission) {
+func (s *Scheduler) finish(key interface{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.open, admission)
+	delete(s.ends, key)
 	s.work.Done()
-}
-
-func newRequestID() (string, error) {
-	id := make([]byte, 16)
-	if _, err := rand.Read(id); err != nil {
-		return "", fmt.Errorf("schedsvc: no random numbers: %w", err)
-	}
-	return hex.EncodeToString(id), nil
 }

@@ -36,7 +36,7 @@ type targets struct {
 
 // newTargets reads a list that is separated by commas.
 func newTargets(list string) (*targets, error) {
-	t := &targets{failed: map[string]bool{}, silentUntil: map[string]time.Time{}}
+	t := &targets{}
 	seen := map[string]bool{}
 	for _, part := range strings.Split(list, ",") {
 		target := strings.TrimSpace(part)
@@ -50,6 +50,7 @@ func newTargets(list string) (*targets, error) {
 		return nil, fmt.Errorf("schedsvc: %d targets are listed; list at most %d", len(t.all), targetsMax)
 	}
 	t.current = t.all[0]
+	t.answered()
 	return t, nil
 }
 
@@ -72,13 +73,23 @@ func (t *targets) answered() {
 
 // moveOn leaves a target that failed. The next one is the leader that it named, if that one is in
 // the list and has not failed itself. A target that gave no answer is passed over for the time
-// silent while others answer. There is no effect if another call has moved on already.
-func (t *targets) moveOn(failed, leader string, now time.Time, silent time.Duration) {
+// silent while others answer. There is no effect if another call has moved on already. It returns
+// the longest pause before the next attempt.
+func (t *targets) moveOn(
+	failed, leader string, now time.Time, silent time.Duration,
+) (pause time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if failed != t.current || !t.several() {
-		return
+	if failed == t.current && t.several() {
+		t.choose(failed, leader, now, silent)
 	}
+	if now.Before(t.quickUntil) {
+		return namedPauseMax
+	}
+	return pauseMax
+}
+
+func (t *targets) choose(failed, leader string, now time.Time, silent time.Duration) {
 	t.failed[failed] = true
 	if silent > 0 {
 		t.silentUntil[failed] = now.Add(silent)
@@ -87,51 +98,34 @@ func (t *targets) moveOn(failed, leader string, now time.Time, silent time.Durat
 	for t.all[at] != failed {
 		at++
 	}
-	next := ""
-	isNamed := false
-	for i := range t.all {
-		target := t.all[(at+1+i)%len(t.all)]
+	ring := append(append([]string{}, t.all[at+1:]...), t.all[:at+1]...)
+	t.current = ""
+	for _, target := range ring {
 		if t.silentUntil[target].After(now) {
 			continue
 		}
-		if next == "" {
-			next = target
+		if isLeader := target == leader && !t.failed[leader]; isLeader || t.current == "" {
+			t.current = target
 		}
-		isNamed = isNamed || (target == leader && !t.failed[leader])
 	}
-	switch {
-	case isNamed:
-		t.current = leader
-		if leader != t.named || now.Sub(t.namedSince) >= namedAgain {
-			t.named, t.namedSince, t.quickUntil = leader, now, now.Add(namedFor)
-		}
-	case next != "":
-		t.current = next
-	default:
-		t.current = t.all[(at+1)%len(t.all)]
+	if t.current == "" {
+		t.current = ring[0]
+	}
+	isNews := leader != t.named || now.Sub(t.namedSince) >= namedAgain
+	if t.current == leader && !t.failed[leader] && isNews {
+		t.named, t.namedSince, t.quickUntil = leader, now, now.Add(namedFor)
 	}
 	if len(t.failed) == len(t.all) {
 		t.failed = map[string]bool{}
 	}
 }
 
-// pauseMax returns the longest pause before the next attempt.
-func (t *targets) pauseMax(now time.Time) time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if now.Before(t.quickUntil) {
-		return namedPauseMax
-	}
-	return pauseMax
-}
-
 // fence keeps the highest leadership that this process has seen. The term is compared first. An
 // equal term of another leader, and a lower term, are not obeyed. With several targets an answer
 // without a leadership counts as term 0.
 type fence struct {
-	strict bool
-
 	mu     sync.Mutex
+	strict bool
 	term   uint64
 	leader string
 }
@@ -141,13 +135,13 @@ func (f *fence) obeys(leadership *pb.Leadership) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	term := leadership.GetTerm()
-	if term == 0 && !f.strict {
-		return true
-	}
 	if term > f.term {
 		f.term, f.leader = term, leadership.GetLeader()
 	}
-	return term == f.term && (term == 0 || leadership.GetLeader() == f.leader)
+	if term == 0 {
+		return !f.strict || f.term == 0
+	}
+	return term == f.term && leadership.GetLeader() == f.leader
 }
 
 // latest returns the highest term.
@@ -164,20 +158,19 @@ var fences = struct {
 
 // fenceOf returns this process's fence for the schedulers of a list, in whatever order.
 func fenceOf(all []string) *fence {
-	sorted := append([]string(nil), all...)
+	sorted := append([]string{}, all...)
 	sort.Strings(sorted)
 	key := strings.Join(sorted, ",")
 	fences.Lock()
 	defer fences.Unlock()
-	if f, ok := fences.of[key]; ok {
-		return f
-	}
-	if len(fences.of) >= fencesMax {
+	if fences.of[key] == nil {
 		for some := range fences.of {
+			if len(fences.of) < fencesMax {
+				break
+			}
 			delete(fences.of, some)
-			break
 		}
+		fences.of[key] = &fence{strict: len(all) > 1}
 	}
-	fences.of[key] = &fence{strict: len(all) > 1}
 	return fences.of[key]
 }
