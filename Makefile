@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # How the core is compiled, for all but wheels and measurements (_core/flags.toml).
 DEVELOPMENT := SCHEDSVC_CORE=development
 STUBS := clients/python
+GO_STUBS := $(CURDIR)/clients/go
+GO_MODULE := github.com/schedsvc/schedsvc/clients/go
 REFERENCE := docs/reference/contract.md
 # Their .proto files have messages only.
 NO_RPCS := cluster leader mode pool quota tenants usage
@@ -40,7 +42,7 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help env build build-release proto spec check test test-slow mutants lane-slow \
+.PHONY: help env build build-release proto proto-go spec check test test-slow mutants lane-slow \
 	lane-mutants test-browser test-fronts test-go test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
@@ -84,6 +86,10 @@ proto: $(STAMP) ## Generate the stubs of proto/, and docs/reference/contract.md.
 	mkdir -p $(STUBS)/schedsvc_client/v1
 	cp build/stubs/schedsvc/v1/*.py* $(STUBS)/schedsvc_client/v1/
 	$(BIN)/python -m deploy.reference build/stubs/contract.binpb $(REFERENCE)
+
+proto-go: ## Generate the stubs of the Go client, by protoc and its plug-ins for Go.
+	cd proto && protoc -I. --go_out=$(GO_STUBS) --go_opt=module=$(GO_MODULE) \
+		--go-grpc_out=$(GO_STUBS) --go-grpc_opt=module=$(GO_MODULE) schedsvc/v1/*.proto
 
 spec: $(STAMP) ## Generate what follows from the settings in spec/.
 	$(BIN)/python -m spec.generate

@@ -3,6 +3,7 @@ package schedsvc
 import (
 	"context"
 	"hash/maphash"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -142,7 +143,8 @@ func (s *Scheduler) probe(target string) {
 		}
 		s.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), step)
-		err := s.attempt(ctx, target, progressMethod, &pb.ProgressRequest{}, &pb.ProgressResponse{}, nil)
+		asked, answer := &pb.ProgressRequest{}, &pb.ProgressResponse{}
+		err := s.attempt(ctx, target, progressMethod, asked, answer, nil)
 		cancel()
 		missed++
 		if err == nil || (!err.stale && status.Code(err) != codes.DeadlineExceeded) {
@@ -160,16 +162,24 @@ func (s *Scheduler) conn(target string) (*grpc.ClientConn, error) {
 	}
 	reconnect := backoff.DefaultConfig
 	reconnect.BaseDelay, reconnect.MaxDelay = 100*time.Millisecond, time.Second
-	options := []grpc.DialOption{
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 5 * time.Second}),
-	}
+	params := grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 5 * time.Second}
+	options := []grpc.DialOption{grpc.WithConnectParams(params)}
 	if s.options.Credentials != nil {
 		options = append(options, grpc.WithTransportCredentials(s.options.Credentials))
 	} else {
 		options = append(options, grpc.WithInsecure())
 	}
+	address := target
+	if path := strings.TrimPrefix(target, "unix:"); path != target {
+		// gRPC 1.33 would take the proxy of the environment.
+		address = "passthrough:///localhost"
+		dial := func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
+		}
+		options = append(options, grpc.WithContextDialer(dial))
+	}
 	// Dial and WithInsecure exist in each release of gRPC 1; their successors do not.
-	conn, err := grpc.Dial(target, append(options, s.options.DialOptions...)...)
+	conn, err := grpc.Dial(address, append(options, s.options.DialOptions...)...)
 	if err == nil {
 		s.conns[target] = conn
 	}

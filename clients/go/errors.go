@@ -85,7 +85,8 @@ func (e *CallError) Error() string {
 	for _, field := range e.Fields {
 		text += fmt.Sprintf("%s: %s; ", field.GetField(), field.GetDescription())
 	}
-	return fmt.Sprintf("schedsvc: %s: %v: %s", e.Method, e.status.Code(), strings.TrimSuffix(text, "; "))
+	text = strings.TrimSuffix(text, "; ")
+	return fmt.Sprintf("schedsvc: %s: %v: %s", e.Method, e.status.Code(), text)
 }
 
 // GRPCStatus returns the status of the call.

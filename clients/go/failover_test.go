@@ -164,7 +164,8 @@ func TestTheStateAndTheEndOfALeaseUnderAStaleTermHaveNoEffect(t *testing.T) {
 func TestAnAnswerAboutTheCallerIsFinal(t *testing.T) {
 	a, b, both := two(t)
 	a.Failures["Stats"] = []codes.Code{codes.Unauthenticated}
-	if err := stats(open(t, both, Options{})); status.Code(err) != codes.Unauthenticated || len(b.Calls) != 0 {
+	err := stats(open(t, both, Options{}))
+	if status.Code(err) != codes.Unauthenticated || len(b.Calls) != 0 {
 		t.Error(err, b.Calls)
 	}
 }
@@ -263,7 +264,11 @@ func TestOneTargetIsObeyedWithoutATerm(t *testing.T) {
 	for _, step := range []struct {
 		leadership *pb.Leadership
 		isObeyed   bool
-	}{{&pb.Leadership{Term: 3, Leader: "a/1"}, true}, {nil, true}, {&pb.Leadership{Term: 2, Leader: "a/1"}, false}} {
+	}{
+		{&pb.Leadership{Term: 3, Leader: "a/1"}, true},
+		{nil, true},
+		{&pb.Leadership{Term: 2, Leader: "a/1"}, false},
+	} {
 		if f.obeys(step.leadership) != step.isObeyed {
 			t.Error(step)
 		}

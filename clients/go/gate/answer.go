@@ -17,9 +17,10 @@ type face struct {
 }
 
 const (
-	awayRetry  = time.Second
-	badRequest = "invalid_request_error"
-	rateLimit  = "rate_limit_error"
+	awayRetry   = time.Second
+	badRequest  = "invalid_request_error"
+	rateLimit   = "rate_limit_error"
+	unavailable = "service_unavailable_error"
 )
 
 var (
@@ -29,7 +30,7 @@ var (
 	tooLong     = face{http.StatusBadRequest, badRequest, "context_length_exceeded"}
 	invalidSize = face{http.StatusBadRequest, badRequest, "invalid_size"}
 	unknown     = face{http.StatusForbidden, "permission_error", "unknown_tenant"}
-	overloaded  = face{http.StatusServiceUnavailable, "service_unavailable_error", "server_is_overloaded"}
+	overloaded  = face{http.StatusServiceUnavailable, unavailable, "server_is_overloaded"}
 )
 
 // faces are those of the gate of schedsvc-vllm; an outcome that is missing here is overloaded.

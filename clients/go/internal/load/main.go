@@ -117,7 +117,8 @@ func cancels(scheduler *schedsvc.Scheduler, found *counts, seed int64) {
 	ignore := func() {}
 	began := time.Now()
 	loops(4*atOnce, func(i int) bool {
-		if err := serve(context.Background(), scheduler, time.Duration(10*ms*draw[i]), ignore); err != nil {
+		work := time.Duration(10 * ms * draw[i])
+		if err := serve(context.Background(), scheduler, work, ignore); err != nil {
 			found.fail(err)
 		}
 		return true
