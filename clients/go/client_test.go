@@ -57,16 +57,22 @@ func repeated(code codes.Code, count int) []codes.Code {
 func TestAnEndThatDoesNotArriveIsRepeated(t *testing.T) {
 	f := fake.Start(t, 1)
 	f.Failures["Complete"] = append(repeated(codes.Unavailable, 5), codes.DeadlineExceeded)
-	admission := admit(t, open(t, f.Target, Options{}))
+	s := open(t, f.Target, Options{})
+	admission := admit(t, s)
 	books, err := admission.Complete(background, Totals{OutputTokens: 3})
 	if err != nil || books.OutputTokens != 3 || books.Outcome != pb.Outcome_OUTCOME_COMPLETED {
 		t.Errorf("%v, %v", books, err)
 	}
-	again, err := admission.Cancel(background, Totals{OutputTokens: 50})
-	if err != nil || again != books {
-		t.Errorf("the first end does not win: %v, %v", again, err)
+	for i := 0; i < 100; i++ {
+		again, err := admission.Cancel(background, Totals{OutputTokens: 50})
+		if err != nil || again != books {
+			t.Errorf("the first end does not win: %v, %v", again, err)
+		}
 	}
-	if f.Count("Complete") != 7 || len(f.Leases[1].Ends) != 1 {
+	if err := admit(t, s).Close(); err != nil {
+		t.Error(err)
+	}
+	if f.Count("Complete") != 7+1 || len(f.Leases[1].Ends) != 1 {
 		t.Errorf("%d attempts, ends %v", f.Count("Complete"), f.Leases[1].Ends)
 	}
 }
@@ -244,21 +250,18 @@ func TestALostLeaseEndsTheContext(t *testing.T) {
 	}
 }
 
-func TestARenewalThatFailsIsRepeatedWithinTheTTL(t *testing.T) {
-	f := fake.Start(t, 1)
-	f.TTL = time.Hour
-	s := open(t, f.Target, Options{})
-	admission := admit(t, s)
-	// A TTL that has nearly passed: the next renewal is due now.
-	f.Failures["Progress"] = repeated(codes.Unavailable, 3)
-	hurried := newAdmission(background, s, "hurried", &pb.AdmitResponse{
-		Grant: &pb.Grant{LeaseId: admission.Grant.LeaseId, PoolEpoch: 1, TtlMs: 1_500},
-	})
-	f.Until(t, func() bool { return len(f.Leases[1].Reports) > 0 })
-	if count := f.Count("Progress"); count != 4 {
-		t.Error(count)
+func TestARenewalThatFailsIsRepeatedBeforeTheNextIsDue(t *testing.T) {
+	failing, usual := fake.Start(t, 1), fake.Start(t, 101)
+	failing.Failures["Progress"] = repeated(codes.Unavailable, 3)
+	failing.TTL, usual.TTL = 3*time.Second, 3*time.Second
+	admit(t, open(t, failing.Target, Options{}))
+	admit(t, open(t, usual.Target, Options{}))
+	failing.Until(t, func() bool { return len(failing.Leases[1].Reports) > 0 })
+	usual.Lock()
+	defer usual.Unlock()
+	if meanwhile := len(usual.Leases[101].Reports); failing.Count("Progress") != 4 || meanwhile > 2 {
+		t.Error(failing.Count("Progress"), meanwhile)
 	}
-	hurried.Close()
 }
 
 func TestARefusalSaysWhyAndWhenToRetry(t *testing.T) {

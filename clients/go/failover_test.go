@@ -37,7 +37,7 @@ func TestACallGoesToTheNextTargetIfTheFirstIsAway(t *testing.T) {
 }
 
 func TestAHeldCallMovesOnWithItsRequestID(t *testing.T) {
-	a, b, both := two(t)
+	a, _, both := two(t)
 	a.Hangs = true
 	s := open(t, both, Options{SilentAfter: time.Minute})
 	go func() {
@@ -45,8 +45,10 @@ func TestAHeldCallMovesOnWithItsRequestID(t *testing.T) {
 		a.Stop()
 	}()
 	admission := admit(t, s)
-	if admission.Grant.LeaseId != 101 || a.Admits[0].RequestId != b.Admits[0].RequestId {
-		t.Error(admission.Grant, a.Admits, b.Admits)
+	a.Lock()
+	defer a.Unlock()
+	if admission.Grant.LeaseId != 101 || a.Admits[0].RequestId != admission.RequestID {
+		t.Error(admission.Grant, a.Admits)
 	}
 }
 
@@ -55,13 +57,20 @@ func TestASilentSchedulerIsLeftForTheNext(t *testing.T) {
 	a.Hangs = true
 	s := open(t, both, Options{SilentAfter: 150 * time.Millisecond})
 	admission := admit(t, s)
+	a.Lock()
 	if admission.Grant.LeaseId != 101 || a.Count("Progress") < probesMax || b.Count("Admit") != 1 {
 		t.Error(admission.Grant, a.Calls)
 	}
+	a.Unlock()
 	// The other calls have their own deadlines.
 	s = open(t, both, Options{SilentAfter: 150 * time.Millisecond})
-	if err := stats(s); err != nil || a.Count("Stats") != 1 || b.Count("Stats") != 1 {
+	if err := stats(s); err != nil {
 		t.Error(err)
+	}
+	a.Lock()
+	defer a.Unlock()
+	if a.Count("Stats") != 1 || b.Count("Stats") != 1 {
+		t.Error(a.Calls, b.Calls)
 	}
 }
 
@@ -79,6 +88,22 @@ func TestAHeldCallStaysWithASchedulerThatAnswersProbes(t *testing.T) {
 	}()
 	if admission := admit(t, s); admission.Grant.LeaseId != 1 || len(b.Calls) != 0 {
 		t.Error(admission.Grant, b.Calls)
+	}
+}
+
+func TestASchedulerWhoseTermIsOverIsLeftWhileItHoldsACall(t *testing.T) {
+	a, b, both := two(t)
+	a.Leadership = &pb.Leadership{Term: 6, Leader: "a/1"}
+	s := open(t, both, Options{SilentAfter: 150 * time.Millisecond})
+	if err := admit(t, s).Close(); err != nil {
+		t.Error(err)
+	}
+	a.Lock()
+	a.Decide, a.Leadership = a.Hold, &pb.Leadership{Term: 5, Leader: "a/0"}
+	a.Unlock()
+	b.Leadership = &pb.Leadership{Term: 7, Leader: "b/1"}
+	if admission := admit(t, s); admission.Grant.LeaseId != 101 {
+		t.Error(admission.Grant)
 	}
 }
 

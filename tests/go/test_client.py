@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.box.tools import need
 from tests.cluster.conftest import program, store
 from tests.cluster.store_server import StoreServer, one_store
 from tests.conformance.loads import emptied, no_request_fails, script
@@ -37,7 +38,8 @@ def test_code_is_formatted_and_vetted(go: Go) -> None:
 
 
 def test_client_alone(go: Go) -> None:
-    printed = run(["go", "test", "-count=1", "./..."], go.variables)
+    need("gcc")  # It links the detector of data races.
+    printed = run(["go", "test", "-race", "-count=1", "./..."], go.variables)
     assert printed.count("\nok ") + printed.startswith("ok ") == 2, printed
 
 
