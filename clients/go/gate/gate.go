@@ -58,6 +58,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	request, err := g.sizeOf(r, body)
+	r.Body = io.NopCloser(bytes.NewReader(body)) // For the handler, if sizeOf has read it, too.
 	if err != nil {
 		answer(w, invalidSize, err.Error(), 0)
 		return
@@ -66,7 +67,6 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.next.ServeHTTP(w, r)
 		return
 	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
 	admission, err := g.scheduler.Admit(r.Context(), request)
 	switch {
 	case err == nil:

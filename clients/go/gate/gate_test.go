@@ -21,6 +21,9 @@ import (
 )
 
 func sizeOf(r *http.Request, body []byte) (*pb.AdmitRequest, error) {
+	if _, err := io.Copy(io.Discard, r.Body); err != nil { // The handler can read it all the same.
+		return nil, err
+	}
 	switch tenant := r.Header.Get("x-tenant"); tenant {
 	case "free":
 		return nil, nil
