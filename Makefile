@@ -11,6 +11,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # How the core is compiled, for all but wheels and measurements (_core/flags.toml).
 DEVELOPMENT := SCHEDSVC_CORE=development
 STUBS := clients/python
+GO_STUBS := $(CURDIR)/clients/go
+GO_MODULE := github.com/schedsvc/schedsvc/clients/go
 REFERENCE := docs/reference/contract.md
 # Their .proto files have messages only.
 NO_RPCS := cluster leader mode pool quota tenants usage
@@ -44,8 +46,8 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help install env build build-release proto spec check test test-slow mutants lane-slow \
-	lane-mutants test-browser test-fronts test-faults test-fuzz \
+.PHONY: help install env build build-release proto proto-go spec check test test-slow mutants lane-slow \
+	lane-mutants test-browser test-fronts test-go test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
@@ -97,6 +99,10 @@ proto: $(STAMP) ## Generate the stubs of proto/, and docs/reference/contract.md.
 	cp build/stubs/schedsvc/v1/*.py* $(STUBS)/schedsvc_client/v1/
 	$(BIN)/python -m deploy.reference build/stubs/contract.binpb $(REFERENCE)
 
+proto-go: ## Generate the stubs of the Go client, by protoc and its plug-ins for Go.
+	cd proto && protoc -I. --go_out=$(GO_STUBS) --go_opt=module=$(GO_MODULE) \
+		--go-grpc_out=$(GO_STUBS) --go-grpc_opt=module=$(GO_MODULE) schedsvc/v1/*.proto
+
 spec: $(STAMP) ## Generate what follows from the settings in spec/.
 	$(BIN)/python -m spec.generate
 
@@ -109,7 +115,7 @@ check: build ## Lint, types, contract drift, house rules.
 
 test: build ## All but slow tests and house rules: no GPU, no network. Three at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser \
-		and not fronts',\
+		and not fronts and not go',\
 		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
 	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
@@ -140,6 +146,9 @@ $(FRONTS_VENV)/.installed: tests/fronts/requirements.txt
 	$(PYTHON) -m venv $(FRONTS_VENV)
 	$(FRONTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+
+test-go: build ## The Go client, built from Debian's sources of gRPC.
+	$(call RUN,go,-n $(TESTS_AT_ONCE),tests/go)
 
 test-faults: build ## Each seed that failed once, and 700 fresh ones (docs/understand/faults.md).
 	$(BIN)/schedsvc simtest --regressions

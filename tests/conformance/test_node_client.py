@@ -1,38 +1,23 @@
 """Tests the Node client as it was built here, against a live scheduler, and alone."""
 
-import asyncio
 import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from schedsvc_client.aio import AsyncScheduler
 
 from tests.cluster.conftest import program, store
-from tests.cluster.member_process import MemberProcess, start_set
-from tests.cluster.members import TOKEN, ready_store
 from tests.cluster.store_server import StoreServer, one_store
-from tests.waiting import until
 
 from .conftest import FOLDER, run_node
+from .loads import emptied, no_request_fails, script
 from .server import AUTHORITY, serving
 
 __all__ = ["program", "store"]
 
 TESTS = FOLDER / "test"
-#: It is served before the leader is killed, and then by the next one.
-SERVED = 300
-
-
-def script(**config: Any) -> dict[str, Any]:
-    """Return a configuration with one tenant and one pool."""
-    pool = {"name": "main", "capacity_tokens": 8_192, "max_running": 1}
-    return {"config": {"tenants": [{"name": "red"}], "pools": [pool], **config}}
 
 
 @pytest.mark.parametrize(
@@ -71,41 +56,10 @@ async def test_cancelled_requests_leave_nothing(tmp_path: Path, node: str, seed:
     served = script(pools=[pool], scheduler={"flow_queue_max": 1_000})
     with serving(served, tmp_path) as target:
         said = json.loads(run_node([node, TESTS / "load.mjs", "cancels", target, seed]))
-        async with AsyncScheduler(target) as client:
-
-            async def is_empty() -> bool:
-                totals = (await client.stats()).totals
-                assert totals.expired == 0, totals
-                return not (totals.queued or totals.live_leases or totals.promised_tokens)
-
-            await until(is_empty, "all gauges are 0")
-            totals = (await client.stats()).totals
+        totals = await emptied(target)
     assert said["failed"] == 0
     # Requests left in each state.
     assert min(said["withdrawn"], said["ran"], totals.evicted, totals.cancelled) > 20, said
-
-
-def load(targets: str, halfway: Callable[[], None]) -> Any:
-    """Send requests without a pause, and go on after `halfway`; return their counts."""
-    asking = subprocess.Popen(
-        ["node", str(TESTS / "load.mjs"), "kill", targets],
-        env={**os.environ, "SCHEDSVC_TOKEN": TOKEN},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert asking.stdout is not None
-        for served in (SERVED, 2 * SERVED):
-            while int(asking.stdout.readline()) < served:
-                pass
-            if served == SERVED:
-                halfway()
-        said, _ = asking.communicate("stop\n", timeout=60)
-        return json.loads(said.splitlines()[-1])
-    finally:
-        asking.kill()
-        asking.wait()
 
 
 @one_store
@@ -113,19 +67,7 @@ def load(targets: str, halfway: Callable[[], None]) -> Any:
 async def test_no_request_fails_when_the_leader_is_killed(
     tmp_path: Path, node: str, store: StoreServer
 ) -> None:
-    await ready_store(store)
-    pools = [{"name": "main", "capacity_tokens": 8_192, "max_running": 8}]
-    async with AsyncExitStack() as stack:
-        a, b = (
-            MemberProcess(tmp_path, name, store.url, pools=pools, tenants=[{"name": "red"}])
-            for name in "ab"
-        )
-        for each in (a, b):
-            stack.callback(each.end)
-        await start_set(a, b)
-        counts = await asyncio.to_thread(load, f"{a.target},{b.target}", a.end)  # by SIGKILL
-        assert counts["failed"] == []
-        assert (await b.stats()).totals.completed > 100
+    await no_request_fails([node, str(TESTS / "load.mjs")], tmp_path, store)
 
 
 def test_lock_names_no_registry() -> None:

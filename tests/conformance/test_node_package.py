@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from .conftest import FOLDER, run_node
+from .loads import script
 from .runner import run
 from .server import running, serving
-from .test_node_client import script
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", ["module", "commonjs"])]
 

@@ -29,6 +29,7 @@ _ELSEWHERE = (
     "tests/vllm/",
     "tests/browser/",
     "tests/fronts/",
+    "tests/go/",
     "tests/tidy/",
     "tests/install/",
 )

@@ -88,6 +88,10 @@ def test_a_change_of_what_chooses_selects_everything(path: str) -> None:
         ("clients/vllm/pyproject.toml", "test-dist"),
         ("clients/vllm/schedsvc_vllm/sse.py", "test-vllm"),
         ("tests/vllm/install.sh", "test-vllm"),
+        ("clients/go/targets.go", "test-go"),
+        ("clients/conformance/queue.json", "test-go"),
+        ("proto/schedsvc/v1/pool.proto", "test-go"),
+        ("schedsvc/service/scheduler_servicer.py", "test-go"),
     ],
 )
 def test_a_change_runs_the_lane_of_its_subject(path: str, lane: str) -> None:

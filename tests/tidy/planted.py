@@ -68,6 +68,7 @@ def is_quick(path: str) -> bool:
         "tests/vllm/",
         "tests/browser/",
         "tests/fronts/",
+        "tests/go/",
         "tests/lanes/",
     )
     is_test = name.startswith("test_") and name.endswith(".py") and path.startswith("tests/")

@@ -16,7 +16,7 @@ from pathlib import Path
 from .sources import files, relative
 
 WORDS_MAX = 35
-SUFFIXES = (".py", ".pyi", ".pyx", ".pxi", ".lua", ".mjs", ".ts", ".proto", ".yaml", ".md")
+SUFFIXES = (".py", ".pyi", ".pyx", ".pxi", ".lua", ".mjs", ".ts", ".go", ".proto", ".yaml", ".md")
 # Lists the constructions themselves.
 _ITSELF = frozenset({"tests/tidy/prose.py", "tests/tidy/test_prose.py"})
 _HELP = frozenset({"help", "short_help", "epilog"})
@@ -86,7 +86,9 @@ def _paragraphs(suffix: str, text: str) -> Iterator[tuple[int, str]]:
         )
         yield from _joined(found, "#")
     else:
-        sign = {".mjs": "//", ".ts": "//", ".proto": "//", ".lua": "--"}.get(suffix, "#")
+        sign = {".mjs": "//", ".ts": "//", ".go": "//", ".proto": "//", ".lua": "--"}.get(
+            suffix, "#"
+        )
         found = (
             (at, line[line.index(sign) :], bool(line[: line.index(sign)].strip()))
             for at, line in enumerate(text.splitlines(), 1)

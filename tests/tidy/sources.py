@@ -23,7 +23,7 @@ PACKAGES = (
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
 _GENERATED = re.compile(
-    r"_pb2(_grpc)?\.pyi?$|^_core/.*\.c$|package-lock\.json$|^docs/reference/contract\.md$"
+    r"_pb2(_grpc)?\.pyi?$|\.pb\.go$|^_core/.*\.c$|package-lock\.json$|^docs/reference/contract\.md$"
 )
 
 

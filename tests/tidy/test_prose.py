@@ -61,6 +61,7 @@ def test_clear_sentence_passes(text: str) -> None:
         (".proto", "// A field is {}.\n"),
         (".mjs", "// A call is {}.\n"),
         (".ts", "// A call is {}.\n"),
+        (".go", "// A call is {}.\n"),
         (".yaml", "a: 1  # is {}\n"),
     ],
 )

@@ -17,6 +17,7 @@ CODE = files(
     ".h",
     ".mjs",
     ".ts",
+    ".go",
     ".css",
     ".html",
     ".proto",

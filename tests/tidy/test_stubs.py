@@ -1,8 +1,11 @@
 """Tests that the stubs and the reference in the tree equal the output of proto/."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.box.tools import need
 
 from .sources import ROOT
 
@@ -31,3 +34,22 @@ def test_stubs_and_reference_equal_a_fresh_generation(tmp_path: Path) -> None:
     assert reference.read_text() == (ROOT / REFERENCE).read_text(), (
         f"run `make proto` and commit {REFERENCE}"
     )
+
+
+def stubs_for_go(folder: Path) -> dict[str, str]:
+    """Read stubs, without the line that names the version of protoc."""
+    return {
+        path.name: re.sub(r"^// [ \t-]*protoc +v.*\n", "", path.read_text(), flags=re.MULTILINE)
+        for path in (folder / "schedsvcv1").iterdir()
+    }
+
+
+def test_stubs_for_go_equal_a_fresh_generation(tmp_path: Path) -> None:
+    need("protoc", "protoc-gen-go", "protoc-gen-go-grpc")
+    command = ["make", "-s", "-C", str(ROOT), "proto-go", f"GO_STUBS={tmp_path}"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    fresh, kept = stubs_for_go(tmp_path), stubs_for_go(ROOT / "clients/go")
+    assert len(fresh) == 17
+    differing = sorted(name for name in fresh | kept if fresh.get(name) != kept.get(name))
+    assert not differing, f"run `make proto-go` and commit: {differing}"
