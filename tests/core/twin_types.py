@@ -93,7 +93,7 @@ class Doubts:
     since: Counter[str] = field(default_factory=Counter)
     judged: int = 0
     missed: int = 0
-    parts_ppm: Counter[str] = field(default_factory=Counter)  # of all flows together
+    parts_ppm: Counter[str] = field(default_factory=Counter)  # parts over all flows
 
     def part_ppm(self, kind: str) -> int:
         """Return the part of what is expected that counts."""
@@ -212,13 +212,13 @@ class Pool:
     prefill_tokens: int = 0
     prefill_error_ns: int = 0
     prefills_judged: int = 0
-    prefill_rates: list[int] = field(default_factory=list)  # of the last 64, in millitokens/s
+    prefill_rates: list[int] = field(default_factory=list)  # the last 64, in millitokens/s
     decode: tuple[int, int] = (
         0,
         0,
     )  # averages: ns from first tokens to ends, and thousandths of output
     output_above_limit: int = 0  # tokens that final counts state above what requests can use
-    surplus_micro: int = 0  # of work that worse classes may pass with
+    surplus_micro: int = 0  # work with which worse classes may pass
 
     def holds_replay(self, tokens: int, sequences: int, headroom_min_ppm: int) -> bool:
         """Return whether leases of the replays' sum and number, with this one, can be granted."""
@@ -300,7 +300,7 @@ class Request:
     weight_milli: int = 1
     waited_ns: int = 0
     charged: int = 0
-    discount_ppm: int = 0  # of its work, that is not charged: it passed a head
+    discount_ppm: int = 0  # part of its work that is not charged: it passed a head
     promised_output: int = 0
     predicted_output: int = 0
     evidence: int = 0  # the base of its promise; 0: nothing, or judged
@@ -320,7 +320,7 @@ class Request:
     foretold_wait_us: int = -1
     foretold_first_us: int = -1
     first_us: int = 0
-    fresh_tokens: int = 0  # of its input, that are still to be computed
+    fresh_tokens: int = 0  # input that is still to be computed
     prefill_us: int = 0
     prefill_line: int = 0
     deadline_ns: int | None = None  # for its first token
