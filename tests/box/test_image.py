@@ -98,7 +98,7 @@ def test_service_starts_with_little_cpu(containers: Containers, service: str) ->
         fields = (
             Path(f"/proc/{serving_pid(containers)}/stat").read_text().rpartition(")")[2].split()
         )
-    ticks = int(fields[11]) + int(fields[12])  # of the user and of the system
+    ticks = int(fields[11]) + int(fields[12])  # time of the user and of the system
     assert ticks / os.sysconf("SC_CLK_TCK") < START_CPU_S_MAX
 
 

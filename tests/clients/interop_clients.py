@@ -35,7 +35,7 @@ class Seen:
     status: int = 200
     usage: tuple[int, int] | None = None
     events: int = 0
-    ended: bool = False  # of a stream: with its last event
+    ended: bool = False  # a stream has ended with its last event
     code: str = ""
     after: str = ""
 

@@ -35,7 +35,7 @@ class NameServer:
         self._socket.close()
 
     def _answer(self, query: bytes) -> bytes:
-        end = query.index(b"\0", 12) + 5  # of the question: its name, type, and class
+        end = query.index(b"\0", 12) + 5  # end of the question: its name, type, and class
         kind = struct.unpack("!H", query[end - 4 : end - 2])[0]
         count = int(kind == _A)
         head = query[:2] + struct.pack("!HHHHH", 0x8580, 1, count, 0, 0)

@@ -114,7 +114,7 @@ async def test_inside_vllm_every_step_of_every_beam_counts(
     assert (end.outcome, end.output_tokens) == (
         pb.OUTCOME_CANCELLED, 3_000 if value != "false" else 3,
     )  # fmt: skip
-    assert max(kept) < 512  # of the sequences that have ended, only the sum is kept
+    assert max(kept) < 512  # only the sum is kept for sequences that have ended
 
 
 @pytest.mark.parametrize("value", VALUES)

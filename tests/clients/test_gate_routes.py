@@ -19,7 +19,7 @@ from schedsvc_vllm.usage_forms import RESPONSES as RESPONSES_FORM
 from .asgi import Exchange, owner, start
 
 TEXT = "x" * 100
-TOKENS = 30  # of that text, by the ratio before any lesson
+TOKENS = 30  # tokens of that text, by the ratio before any lesson
 SAID = [{"role": "user", "content": TEXT}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:..."}}
 

@@ -41,7 +41,7 @@ class PacedServer:
     def __init__(self, slots: int) -> None:
         self.now_ns = 0
         self.steps: Counter[str] = Counter()  # that a tenant's sequences had
-        self.halves: dict[str, asyncio.Event] = {}  # by user: a request is to be given up
+        self.halves: dict[str, asyncio.Event] = {}  # for each user: a request is to be given up
         self.slots = slots
         self._running: dict[asyncio.Event, int] = {}  # the steps left for each
 

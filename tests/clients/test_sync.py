@@ -121,7 +121,7 @@ async def test_a_closed_client_leaves_no_thread_and_no_descriptor(fake: FakeSche
         for _ in range(20):
             use()
         assert threads() == []
-        assert descriptors() <= first + 10  # of 80 clients; gRPC keeps some for its own
+        assert descriptors() <= first + 10  # for 80 clients; gRPC keeps some for its own
 
     await asyncio.to_thread(work)
 

@@ -66,7 +66,7 @@ class MemberProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        self._ready.unlink(missing_ok=True)  # of a life that was killed
+        self._ready.unlink(missing_ok=True)  # the file of a life that was killed
         command = [sys.executable, "-m", "schedsvc", "serve", "--config", str(self._config)]
         self._begin([*command, "--ready-file", str(self._ready)])
         await until(self._ready.exists, "the member listens")

@@ -58,7 +58,7 @@ def test_a_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     for number, kind in ((0, "kill"), (1, "term"), (2, "kill")):
         asked.add(row(number, kind=kind))
     with asked.file.open("a") as out:
-        out.write('{"kind": "term", "numb')  # of a run that was killed
+        out.write('{"kind": "term", "numb')  # the rest of a killed run
     assert asked.missing() == [(0, "term"), (1, "kill")]
     assert [each["number"] for each in asked.rows()] == [0, 1]
 

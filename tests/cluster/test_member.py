@@ -20,7 +20,7 @@ from .store_server import StoreServer
 async def test_service_is_charged_at_the_other_member(store: StoreServer) -> None:
     async with cluster(store, "a", "b") as (a, b):
         await rounds(a, b)
-        a.serve("b", 100)  # of weight 2.5
+        a.serve("b", 100)  # its weight is 2.5
         b.serve("b", 100)
         await rounds(a, b, count=3)
         assert a.counter("b") == b.counter("b") == 2 * 102 * TOKEN * 2 // 5

@@ -48,7 +48,7 @@ async def test_a_leader_leads_on_while_its_store_fails_over(tmp_path: Path, prog
         try:
             await begun(store, a, b, load)
             store.cut_off()
-            await grants_more(load, 25 * LOOPS)  # of more than a second, which is lost
+            await grants_more(load, 25 * LOOPS)  # more than a second of them, which is lost
             await fail_over(store)
             await until(lambda: knows_terms(a), "a renews its term at the replica")
             await until(lambda: knows_terms(b), "b asks the replica")

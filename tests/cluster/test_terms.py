@@ -76,7 +76,7 @@ async def test_a_released_term_is_taken_at_once(link: StoreConnection) -> None:
     await led(a, link)
     await a.release(link)
     assert (await led(b, link)).number == 2
-    await a.release(link)  # of a term that is over: that of b stays
+    await a.release(link)  # its term is over: that of b stays
     found = await a.look(link, may_lead=False)
     assert found is not None
     assert found.leader.startswith("b/")

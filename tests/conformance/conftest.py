@@ -37,7 +37,7 @@ def node() -> str:
     if int(version[1:].split(".")[0]) < VERSION_MIN:
         (pytest.fail if IN_CI else pytest.skip)(f"Node {version} is older than {VERSION_MIN}")
     with (FOLDER / "package.json").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of the tests that run at once, one builds
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the tests that run at once builds
         if is_older(FOLDER / "node_modules/.package-lock.json", FOLDER / "package-lock.json"):
             run_node(["npm", "ci", "--silent"])
         sources = [*FOLDER.glob("*.ts"), *FOLDER.glob("*.json"), *CONTRACT.rglob("*.proto")]

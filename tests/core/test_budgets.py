@@ -184,7 +184,7 @@ def test_a_new_period_forgets_what_others_spent() -> None:
     s.set_budget_elsewhere(0, b"tenant:f", DAY, 1, 100)
     assert admit(s, 0, "a") == -core.REJECTED_QUOTA
     s.set_budget_period(HOUR, b"tenant:f", DAY, 2, 2 * HOUR)
-    s.set_budget_elsewhere(HOUR, b"tenant:f", DAY, 1, 100)  # of the period before
+    s.set_budget_elsewhere(HOUR, b"tenant:f", DAY, 1, 100)  # it reports the period before
     use(s, HOUR, "a")
 
 

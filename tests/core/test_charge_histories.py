@@ -48,7 +48,7 @@ class World:
         self.running: list[Run] = []
         self.computed: Counter[int] = Counter()
         self.charged: Counter[int] = Counter()
-        self.gone: list[tuple[int, int, int]] = []  # of leavers: computed, charged, prompt
+        self.gone: list[tuple[int, int, int]] = []  # for each leaver: computed, charged, prompt
 
     def ask(self, flow: int, prompt: int, leaves: Callable[[int], int]) -> None:
         """Ask; `leaves`: how long after its grant the client leaves, by the prompt; 0: never."""

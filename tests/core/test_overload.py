@@ -86,7 +86,7 @@ def test_new_trouble_restarts_the_calm() -> None:
 
 def test_a_preemption_is_overload() -> None:
     s = make(capacity=100)
-    s.telemetry(0, 0, 1, 0, 0, 0, 7)  # of an earlier time
+    s.telemetry(0, 0, 1, 0, 0, 0, 7)  # a report of an earlier time
     s.poll(0)
     assert state(s, 0) == UNDER
     s.telemetry(SECOND, 0, 1, 0, 0, 0, 8)

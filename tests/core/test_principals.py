@@ -55,7 +55,7 @@ def denied(s: core.Scheduler, **fields: Any) -> str:
         ([b"a*e*"], "acme", ""),
         ([b"a*x"], "acme", "tenant"),
         ([b"?cme"], "acme", "tenant"),  # only * is special
-        ([b"new-*"], "new-one", ""),  # of an unknown tenant the name counts, not its flow's
+        ([b"new-*"], "new-one", ""),  # the name of an unknown tenant counts, not its flow's
         ([b"unknown"], "new-one", "tenant"),
         ([b"acme"], "unknown", "tenant"),
         ([], "acme", "tenant"),

@@ -318,7 +318,7 @@ def test_rows_of_what_is_not_configured_are_left_out() -> None:
     s.set_quota(0, b"team", requests=5)
     rows = [(key, value, 0) for key, value in saved(s, 0).items()]
     new = make(("z", 1000))
-    assert new.set_saved(0, rows) == 2  # of all flows, and the pool
+    assert new.set_saved(0, rows) == 2  # a row for all flows, and one for the pool
     new.check()
 
 

@@ -207,13 +207,13 @@ class TreeWalk(RandomWalk):
         for k in range(1, len(self.groups)):
             parent = self.random.choice(self.groups[max(0, k - 3) : k])
             weight = self.random.choice((0, 500, 1_000, 3_000))
-            with contextlib.suppress(core.CallerError):  # of too many levels
+            with contextlib.suppress(core.CallerError):  # there may be too many levels
                 self.core.set_quota(self.now_ns, b"g%d" % (k - 1), parent, weight_milli=weight)
         self.core.set_options(self.now_ns, policy=self.random.choice(self.policies))
         for flow in range(FLOWS):
             if self.random.random() < 0.3:
                 limits = {"requests": 600} if self.random.random() < 0.2 else {}
-                with contextlib.suppress(core.CallerError):  # of too many levels
+                with contextlib.suppress(core.CallerError):  # there may be too many levels
                     self.core.set_flow_quota(
                         self.now_ns, flow, self.random.choice(self.groups), **limits
                     )

@@ -54,7 +54,7 @@ class Place:
     """Says where a node stands in a pool."""
 
     key: int
-    foreign: int = 0  # of that, service in other pools since it stood there
+    foreign: int = 0  # the part of it served in other pools since it stood there
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Node:
     parent: "Node | None" = None
     children: list["Node"] = field(default_factory=list)
     places: dict[int, Place] = field(default_factory=dict)  # by pool
-    levels: Counter[int] = field(default_factory=Counter)  # of its children, by pool
+    levels: Counter[int] = field(default_factory=Counter)  # levels of its children, by pool
     served: list[int] = field(default_factory=lambda: [0] * POOLS)  # by pool
     served_in_all: int = 0
     #: The least that each sibling was served more while this one waits in a pool, by pool.

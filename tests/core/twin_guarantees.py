@@ -58,7 +58,7 @@ class Shares:
         self.root = -1
         self.paid: dict[int, Paid] = {}  # by seq
         self.holds: dict[int, Hold] = {}  # by seq
-        self.lifts: dict[int, int] = {}  # by flow: of the root, when it began to be held
+        self.lifts: dict[int, int] = {}  # the root's lift when the flow began to be held
         self.last_lender: dict[int, int] = {}  # by pool
         self.stale_ns: int | None = None
 

@@ -206,7 +206,7 @@ class Request:
     weight_milli: int = 1
     waited_ns: int = 0
     charged: int = 0
-    discount_ppm: int = 0  # of its work, that is not charged: it passed a head
+    discount_ppm: int = 0  # part of its work that is not charged: it passed a head
     promised_output: int = 0
     predicted_output: int = 0
     evidence: int = 0  # the base of its promise; 0: nothing, or judged

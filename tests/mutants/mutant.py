@@ -14,7 +14,7 @@ class Mutant:
     name: str
     what: str
     insertions: tuple[tuple[str, str, str], ...]
-    seeds: int  # of the fault simulator, among which one at least catches it
+    seeds: int  # seeds of the simulator, among which one at least catches it
     only: frozenset[str] | None = None  # faults that may happen; None: those that a seed draws
     # A seed; those from SECOND on have quotas, from THIRD on state files.
     first: int = 0

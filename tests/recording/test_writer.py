@@ -139,7 +139,7 @@ def test_recording_that_never_begins_touches_nothing(tmp_path):
 
 
 def test_events_before_the_beginning_are_recorded(tmp_path):
-    (tmp_path / "r").touch(0o644)  # of a start that was killed
+    (tmp_path / "r").touch(0o644)  # the file of a start that was killed
     writer = RecordingWriter(tmp_path / "r", HEADER, bytes_max=MB)
     writer.put(pack(polls([1])[0]))
     writer.begin()

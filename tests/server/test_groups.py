@@ -112,7 +112,7 @@ def test_sum_of_other_groups_counts_each_once_and_never_falls() -> None:
     found = [group_row("a", 7), group_row("b", 5), group_row("b2", 2, "b"), group_row("c", 1)]
     rows = series.rows(found)
     assert list(rows) == ["a", "other"]
-    assert (rows["other"]["granted"], rows["other"]["queued"]) == (6, 2)  # of b, with b2, and of c
+    assert (rows["other"]["granted"], rows["other"]["queued"]) == (6, 2)  # b, with b2, and c
     rows = series.rows([found[0], found[3]])  # b has gone
     assert (rows["other"]["granted"], rows["other"]["queued"]) == (6, 1)
     rows = series.rows([found[3]])  # the place of a stays taken

@@ -67,7 +67,7 @@ async def test_socket_of_a_successor_outlives_the_predecessor(tmp_path: Path) ->
     listeners = [{"unix": str(path)}]
     predecessor = Server(config_of(listeners=listeners))
     await predecessor.start()
-    path.unlink()  # by an operator, while it drains
+    path.unlink()  # an operator does that while it drains
     async with serving(listeners=listeners) as server:
         made = path.stat().st_ino
         await predecessor.stop(None)

@@ -20,7 +20,7 @@ class Room:
 
     rooms: frozenset[str]
     packages: frozenset[str]  # outside the standard library
-    never: frozenset[str]  # of the standard library
+    never: frozenset[str]  # modules of the standard library
     clock: str
     seeded: bool  # random numbers come only from generators that were given their seed
     prints: bool  # it talks to a person

@@ -28,7 +28,7 @@ CAPACITY_TOKENS = 160 * BLOCK_TOKENS
 MAX_RUNNING = 64
 QUEUE_TTL_MS = 4_000
 FLOW_QUEUE_MAX = 75
-UNASKED_MAX = 60  # of these, for requests that are no retries
+UNASKED_MAX = 60  # the part for requests that are no retries
 # The tests' own limits: waiting requests are refused soon.
 SETTINGS = {"queue_ttl_ms": QUEUE_TTL_MS, "flow_queue_max": FLOW_QUEUE_MAX}
 GATE = "schedsvc_vllm.gate.Gate"

@@ -45,11 +45,11 @@ class BlockAccounting:
         if config.adapters_max:
             self.adapters = Adapters(config.adapters_max, config.adapter_blocks, self.pool)
         self.running: list[Sequence] = []  # ascending by key
-        self.lockstep = Lockstep(self.pool)  # of these, those that a step treats alike
+        self.lockstep = Lockstep(self.pool)  # those of these that a step treats alike
         self.waiting = WaitingQueue()
         self.swapped = SwappedQueue()
         self.requests: dict[RequestId, list[Sequence]] = {}  # only unfinished sequences
-        self.seats_held = 0  # of group members that run as soon as their prompt is computed
+        self.seats_held = 0  # for group members that run as soon as their prompt is computed
         self.groups_running = 0
         self.preemptions = 0
         self.swapped_blocks = 0  # moved in either direction

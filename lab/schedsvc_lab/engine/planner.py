@@ -38,7 +38,7 @@ class Planner:
         self._delay_factor_ppm = accounting.config.delay_factor_ppm
         self._separate = accounting.config.prefill == "separate"
         self._prompt_step_ns = 0  # duration of the last step with prompts
-        self._transfer_ns = 0  # of the step that is being planned
+        self._transfer_ns = 0  # transfer time of the step that is being planned
         self.cache_query_tokens = 0
         self.cache_hit_tokens = 0
 

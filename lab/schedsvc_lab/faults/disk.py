@@ -97,7 +97,7 @@ class Saver:
         self._backlog = Backlog()
         self._is_first = True
         self._writing: tuple[Changes, Any] | None = None
-        self._offsets: set[int] = set()  # of the wall clock, whenever something was saved
+        self._offsets: set[int] = set()  # offsets of the wall clock at each save
         self.is_calm = False  # it rests while nothing changes
 
     def begin(self) -> None:

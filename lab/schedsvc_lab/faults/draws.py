@@ -35,7 +35,7 @@ class StateOptions:
 class SessionOptions:
     """Describes the sessions of agents that requests name."""
 
-    names: int  # of each tenant
+    names: int  # names for each tenant
     permille: int  # requests that name one
     max_tokens: int  # that the active ones may hold of a pool; 0: no cap
 

@@ -89,7 +89,7 @@ class Hostile:
         self._streams: list[HostileStream] = []
         self._kept: HostileStream | None = None
         self._quick: set[int] = set()  # tags of requests that end as soon as they are granted
-        self._running: dict[int, int] = {}  # by lease: epoch
+        self._running: dict[int, int] = {}  # epoch of each lease
         self._is_calm = False
         self._tags = _TAGS
         acts = [name for name in HOSTILE_FAULTS if name in world.options.faults]

@@ -57,7 +57,7 @@ class HostileOptions:
 
     grants: Grants
     strikes_ns: int  # between two of its acts, on average
-    waiting_max: int  # of its own honest requests
+    waiting_max: int  # for its own honest requests
     closed: frozenset[str] = frozenset()  # pools that take only requests that name them
     duel: bool = False  # the seed runs twice, to compare what others got
     size: tuple[int, int] | None = None  # prompt and output of all requests of a duel

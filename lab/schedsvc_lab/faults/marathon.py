@@ -15,7 +15,7 @@ _S = 1_000_000_000
 _FLOWS = 16
 _CAPACITY_TOKENS = 400_000
 _INTERVAL_NS = 1_000_000  # between two arrivals
-_RUN_NS = 200_000_000  # of a request that is completed
+_RUN_NS = 200_000_000  # running time of a request that is completed
 _TTL_NS, _GRACE_NS = _S, _S
 _WATCH = 50_000
 

@@ -154,9 +154,9 @@ class Options:
     interval_ns: int  # between two arrivals, on average
     prompt_max: int
     output_max: int
-    delay_ns: int  # of the network, on average
+    delay_ns: int  # delay of the network, on average
     gather_ns: int  # time for which a shim gathers events
-    lost_permille: int  # of unary messages
+    lost_permille: int  # lost unary messages
     reports_permille: int  # requests that report progress
     fault_ns: int  # between two faults, on average
     faults: frozenset[str]
@@ -170,7 +170,7 @@ class Options:
     prefixes: int = 0  # families of prompts that begin alike; 0: no hashes
     alike: bool = False  # outputs of a tenant are of one length
     hostile: HostileOptions | None = None
-    tree: Tree = NO_TREE  # of groups with a weight
+    tree: Tree = NO_TREE  # groups with a weight
     sessions: SessionOptions | None = None  # of agents
 
 

@@ -87,7 +87,7 @@ class Shim:
         self.is_calm = False
         self.unreachable_until_ns = 0
         self.conn: Connection | None = None
-        self.jobs: dict[int, Job] = {}  # by tag, without verdict
+        self.jobs: dict[int, Job] = {}  # requests without verdict, by tag
         self.running: dict[int, Job] = {}  # by lease
         self.last_ended = (0, 0)  # lease and epoch
         self._events = events

@@ -26,7 +26,7 @@ class World:
         self.wall_skew_ns = 0
         self.server = Server(self.event_queue, options, self.auditor, self.wall_ns)
         self.maker = JobMaker(self.event_queue, options)
-        self.tags = 0  # of injected requests
+        self.tags = 0  # tags given to injected requests
         self.engines = [Engine(pool, self.wall_ns()) for pool in options.pools]
         self.shims = [
             Shim(self.event_queue, self.server, options, engine, 10 * at + number, at + 1)

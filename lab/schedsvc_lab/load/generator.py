@@ -114,7 +114,7 @@ class LoadRun:
             await self._warm_up(http, first)
             self.recorder.connect_ms.clear()
             # A full collection over a long run's samples would be a pause of the generator's own.
-            is_frozen = gc.get_freeze_count() > 0  # by the caller, and then it stays frozen
+            is_frozen = gc.get_freeze_count() > 0  # the caller froze it, and it stays frozen
             gc.collect()
             gc.freeze()
             try:

@@ -10,7 +10,7 @@ from schedsvc_lab.engine.step import DecodeRun
 from schedsvc_lab.sim.requests import NEVER
 
 _STEPS_MAX = 1 << 40
-_FORMS: dict[int, Struct] = {}  # of as many numbers as sequences run
+_FORMS: dict[int, Struct] = {}  # forms of as many numbers as sequences run
 
 
 class Report:
@@ -67,10 +67,10 @@ class EngineRunner:
         self.cached: dict[int, int] = {}
         self._lockstep = engine.lockstep
         self._size = engine.config.block_size_tokens
-        self._bases = b""  # of the live requests, if all of them were in lockstep
-        self._changes = -1  # of the lockstep, when the bases were taken; -1: never
-        self._indices: tuple[int, ...] | None = ()  # of what is live, if it has not changed
-        self.end_ns = NEVER  # of the step or run under way
+        self._bases = b""  # bases of live requests, if all were in lockstep
+        self._changes = -1  # the lockstep's changes when the bases were taken; -1: never
+        self._indices: tuple[int, ...] | None = ()  # live requests, if unchanged
+        self.end_ns = NEVER  # end of the step or run under way
         self._start_ns = 0
         self._run: DecodeRun | None = None
         self._round_steps = round_steps

@@ -197,7 +197,7 @@ def test_running_sequences_share_cached_blocks():
         ("lru", "b"),  # a was used again after b
         ("fifo", "a"),  # a came first
         ("lfu", "b"),  # a and c were used again, b never
-        ("belady", "c"),  # of a, b, c, the future wants a and then b
+        ("belady", "c"),  # among a, b, c, the future wants a and then b
     ],
 )
 def test_each_policy_evicts_its_own_choice_first(eviction, gone):

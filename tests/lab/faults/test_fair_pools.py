@@ -71,7 +71,7 @@ def test_auto_lead_refund_elsewhere_takes_nothing_back() -> None:
     ledger = Ledger(LEAD_AUTO)
     ledger.charge("b", "q", 500)
     ledger.charge("a", "p", 500 + BOUND)
-    ledger.charge("b", "q", -500)  # of replayed leases that expire without usage
+    ledger.charge("b", "q", -500)  # replayed leases expire without usage
     with pytest.raises(ViolationError, match="lead 500"):
         ledger.charge("a", "p", 1)
 

@@ -24,9 +24,9 @@ from .setups import SETUPS, config_of
 
 #: Service in tokens that an engine does in a second, about.
 PACES = {"a10g-llama2-7b": 1_600, "tiny-cpu": 9_000, "cpu-tiny-llama": 20_000}
-REQUESTS = 2_000  # of all tenants
+REQUESTS = 2_000  # requests of all tenants
 INPUTS, OUTPUTS = (10, 1_200), (5, 600)
-LEAVES = 0.08  # of all requests
+LEAVES = 0.08  # part of all requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Setup:
     policy: str = "vtc"
     engines: int = 1
     drained: int = 0  # further pools, which are idle
-    levels: int = 0  # of groups
+    levels: int = 0  # levels of groups
 
 
 SETUPS = {

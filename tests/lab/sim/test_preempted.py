@@ -37,7 +37,7 @@ class Seen:
     granted: dict[int, int] = field(default_factory=dict)  # the number before it
     out: dict[int, int] = field(default_factory=dict)  # thrown out: its reservation, as last seen
     resumed: int = 0
-    contested: int = 0  # of these, while a request that never ran waited in the engine
+    contested: int = 0  # those resumed while a request that never ran waited in the engine
     overdrawn: int = 0  # times at which the scheduler decides while something is queued
     overtaken: list[str] = field(default_factory=list)
     reversed: list[str] = field(default_factory=list)

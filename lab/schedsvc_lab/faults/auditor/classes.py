@@ -25,7 +25,7 @@ class ClassOrder:
     def restart(self) -> None:
         """Start again with no request waiting."""
         self._since: dict[tuple[str, str], int] = {}  # class, target: in line, or served
-        self._seq = 0  # of the last arrival before this round
+        self._seq = 0  # number of the last arrival before this round
         self._brought = False  # the last grant came before better classes
         self._is_blind = False  # verdicts were left unread: the order of service is unknown
 

@@ -116,7 +116,7 @@ class Meters:
 
     def __init__(self, quotas: Quotas | None, queues: int) -> None:
         self._quotas = quotas
-        self._queues = queues  # of a tenant
+        self._queues = queues  # the number of a tenant's queues
         self._nodes: dict[str, Meter] = {}
 
     def restart(self, now_ns: int) -> None:

@@ -165,8 +165,8 @@ class Terms:
     sessions_max: int = 4_096
     leases_max: int = 65_536
     adapters_max: int = 1_024
-    ids_tell_order: bool = True  # of grants: lease ids are consecutive
-    tree: Tree = NO_TREE  # of groups with a weight
+    ids_tell_order: bool = True  # grants are in the order of lease ids: these are consecutive
+    tree: Tree = NO_TREE  # groups with a weight
     has_sessions: bool = False  # requests may name sessions of agents
     sign_of_life_ns: int = 0  # for streams of a claimed pool; 0: the newcomer gets it at once
 
@@ -211,7 +211,7 @@ class Request:
     has_exact_input: bool = False  # its prompt was counted, not estimated
     audited: bool = False  # granted while its tenant was in audit
     place: tuple[int, int] = (0, 0)  # in its queue, the least first
-    bypassed: int = 0  # by requests that came later, while it was the next
+    bypassed: int = 0  # later requests that passed while it was the next
     lease: "Lease | None" = None
     session: str = ""  # session of an agent; empty: none
 
@@ -286,7 +286,7 @@ class Pool:
     low: int = 0  # sums over them
     high: int = 0
     granted: bool = False  # in this round
-    owned_until_ns: int = 0  # by its principal, after its last stream has ended
+    owned_until_ns: int = 0  # end of its principal's ownership, after its last stream has ended
     replays_until_ns: int = 0  # replays of unknown leases are accepted until then
     owed_low: int = 0  # tokens of leases of an earlier process, not replayed yet
     owed_high: int = 0

@@ -53,7 +53,7 @@ class Auditor:
 
     def __init__(self, terms: Terms) -> None:
         self.books = Books(terms)
-        self.events = 0  # of the contract, in both directions
+        self.events = 0  # events of the contract, in both directions
         self._dues = Dues()
         self._stale: set[int] = set()  # leases that were reported with another epoch
         self._contests = Contests(terms.sign_of_life_ns)

@@ -21,7 +21,7 @@ class SessionFairness:
             and not terms.limits.sessions_max_tokens
         )
         self._served: dict[_Session, int] = {}
-        self._asked: dict[_Session, int] = {}  # of these, for requests that waited in this process
+        self._asked: dict[_Session, int] = {}  # the part for requests that waited in this process
         self._waiting: dict[_Session, int] = {}
         self._least: dict[tuple[_Session, _Session], int] = {}  # since the second one began to wait
 

@@ -13,7 +13,7 @@ class Tree:
     A name is that of a group or a flow. A name without a parent is a child of the root, "".
     """
 
-    weights: Mapping[str, int] = field(default_factory=dict)  # of groups, in thousandths
+    weights: Mapping[str, int] = field(default_factory=dict)  # weights of groups, in thousandths
     parents: Mapping[str, str] = field(default_factory=dict)
 
     def parent(self, name: str) -> str:

@@ -40,7 +40,7 @@ def run_trace(
     pools = tuple(engine_configs(scenario))
     drawn = []
     # Exempt all objects so far from collection: the collector would scan them again and again.
-    is_frozen = gc.get_freeze_count() > 0  # by the caller, and then it stays frozen
+    is_frozen = gc.get_freeze_count() > 0  # the caller froze it, and it stays frozen
     gc.freeze()
     with progress_bar("requests") as progress:
         for policy in policies:

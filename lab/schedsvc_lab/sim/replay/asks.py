@@ -99,7 +99,7 @@ class Collector(Watcher):
         self._principals: dict[int, int] = {}
         self._handles_seen: set[int] = set()
         self._polls_ns: deque[int] = deque(maxlen=_POLLS_KEPT)
-        self._order = 0  # of the latest report or end
+        self._order = 0  # number of the latest report or end
 
     # Callbacks of the replay.
 
