@@ -1,4 +1,4 @@
-"""The first hour: README's lines on an empty Debian, from a checkout to an answered request."""
+"""Tests the first hour: README's lines on an empty Debian, from a checkout to an answered request."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ kill -TERM $!
 
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
-    """A folder with all that an index would offer."""
+    """Return a folder with all that an index would offer."""
     projects = [
         tomllib.loads((folder / "pyproject.toml").read_text()) for folder in PROJECTS.values()
     ]
@@ -53,7 +53,7 @@ def index(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the files that git knows."""
+    """Return a copy of the files that git knows."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
@@ -82,7 +82,7 @@ def test_readme_leads_from_an_empty_debian_to_an_answer(
     )
     command = containers.command("localhost/first", "sh", "-c", SCRIPT, options=options)
     run([word for word in command if word not in ("--network=host", "--read-only")])
-    # Of the shell, and of all that it ran: CPU seconds of user and system.
+    # CPU seconds of user and system that the shell and all its children took.
     print("make install:", (out / "times").read_text())
     assert '"finish_reason"' in (out / "answer").read_text()
     compiled = [line.split() for line in (out / "compiled").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Every refusal of the gate, as a person meets it: through OpenAI's SDK, in front of an engine.
+"""Provokes every refusal of the gate, as a person meets it: through OpenAI's SDK, in front of an engine.
 
 A real scheduler refuses where a request can bring that about. A scripted one sends the rest.
 """
@@ -88,7 +88,7 @@ async def refused(sdk: openai.AsyncOpenAI, **body: Any) -> openai.APIStatusError
 
 
 def said(error: openai.APIStatusError) -> tuple[str, str]:
-    """The reason of a refusal, and its message."""
+    """Return the reason of a refusal, and its message."""
     reason = error.response.headers["x-schedsvc-dropped-reason"]
     return reason, error.body["message"]  # type: ignore[index]
 
@@ -333,7 +333,7 @@ POOL = PoolSettings(capacity_tokens=4_096, block_size_tokens=16)
 
 
 def made(fake: FakeScheduler, **settings: Any) -> Bench:
-    """A gate that knows a tenant by its header, and lets nothing pass without the scheduler."""
+    """Return a gate that knows a tenant by its header, and lets nothing pass without the scheduler."""
     given = {"target": fake.target, "tenant_headers": ("x-tenant-id",), "fail_open": False}
     return Bench(fake, Settings(**given | {"header_set_by": "test"} | settings))
 
@@ -437,7 +437,7 @@ async def test_second_engine_of_a_pool_is_refused(tmp_path: Path) -> None:
 
 
 def rows(section: str) -> dict[str, list[str]]:
-    """The cells of each reason in a section of the page."""
+    """Return the cells of each reason in a section of the page."""
     text = PAGE.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
     cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     return {row[0]: row[1:] for row in cells[2:] if row and re.fullmatch("[a-z_]+", row[0])}

@@ -23,7 +23,7 @@ SERVED = 300
 
 
 def script(**config: Any) -> dict[str, Any]:
-    """A configuration with one tenant and one pool."""
+    """Return a configuration with one tenant and one pool."""
     pool = {"name": "main", "capacity_tokens": 8_192, "max_running": 1}
     return {"config": {"tenants": [{"name": "red"}], "pools": [pool], **config}}
 

@@ -1,7 +1,7 @@
 """Runs histories of tenants with sessions beside a plain model of the tree's last level.
 
-Of each tenant the request that is granted is the first of the session with the least counter, ties
-by arrival; requests without a session are one session together. With one pool that holds whether or
+The granted request of a tenant is the first of its session with the least counter, ties by arrival;
+requests without a session are one session together. With one pool that holds whether or
 not requests name it: in any interval in which a session waits all the time, no other of its tenant
 is served more than the bound of VTC and the credit more. With a cap each request is granted in the
 end, and every invariant holds. A scheduler that is killed goes on with the counters: all is asked

@@ -1,4 +1,4 @@
-"""A call of Admit after a pause: what is due by then comes before any grant."""
+"""Tests a call of Admit after a pause: what is due by then comes before any grant."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def ask(
 
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_a_lease_that_missed_its_ttl_counts_in_full(is_silent: bool) -> None:
-    # By hand: when the new request ends, both hold 25 + 20 of 60; in full, the silent one has 50.
+    # When the new request ends, both hold 25 + 20 of 60; in full, the silent one has 50.
     s = make(ledger="peak", capacity=60, lease_ttl_ns=SECOND, lease_grace_ns=SECOND)
     lease = grant(s, 0, "told", 15, 35, reports_progress=True)
     now_ns = SECOND if is_silent else SECOND - 1

@@ -1,4 +1,4 @@
-"""Forecasts beside what then happens: the wait of a request, and the time to its first token."""
+"""Holds forecasts beside what then happens: the wait of a request, and the time to its first token."""
 
 from heapq import heappop, heappush
 from typing import Any
@@ -13,13 +13,13 @@ from .support import SECOND, admit, grant, make
 
 
 def told(s: core.Scheduler, now_ns: int, request_id: str) -> dict[str, Any]:
-    """The forecast that a request got at its arrival, in seconds."""
+    """Return the forecast that a request got at its arrival, in seconds."""
     (story,) = s.explain(now_ns, request_id.encode())
     return {name: story[f"{name}_told_ms"] / 1_000 for name in ("wait", "ttft")}
 
 
 def wait_of(line: Line, flow: int, **more: Any) -> tuple[float, float]:
-    """The forecast for one more request of a flow, and how long it then waits."""
+    """Return the forecast for one more request of a flow, and how long it then waits."""
     admit(line.s, line.now_ns, "asked", flow=flow, tag=1 << 20, **more)
     forecast = told(line.s, line.now_ns, "asked")["wait"]
     for seconds in range(1, 1_000):
@@ -60,7 +60,7 @@ def test_a_flow_drains_no_faster_than_it_has_drained() -> None:
     assert line.expected_s(0) == pytest.approx(2 * left, rel=0.15)
 
 
-def test_all_of_a_better_class_goes_before() -> None:
+def test_all_requests_of_a_better_class_precede() -> None:
     line = Line(("low", 1000), ("high", 1000))
     line.s.set_class(b"default", 0, 1 << 60)  # no ageing
     line.s.set_flow_class(1, line.s.set_class(b"high", -5, 1 << 60), ())
@@ -117,7 +117,7 @@ def expected_first_s(s: core.Scheduler, now_ns: int, request_id: str) -> float:
     return float(story["ttft_expected_ms"]) / 1_000
 
 
-def test_what_is_cached_of_a_flow_is_not_computed() -> None:
+def test_cached_tokens_of_a_flow_are_not_computed() -> None:
     s = make(("cached", 1000), ("fresh", 1000), capacity=1_000)
     computed(s, cached=50, ms=250)
     now_ns = 100 * SECOND
@@ -178,7 +178,7 @@ def test_a_wait_is_expected_less_its_error() -> None:
     assert not is_let_in(line, wait_s - error_s * 2, "beyond the error")
 
 
-def test_nobody_waits_for_one_that_is_expected_to_give_up() -> None:
+def test_requests_do_not_wait_for_one_that_is_expected_to_give_up() -> None:
     line = Line(("f", 1000), early_refusal=1, refusal_samples_min=3)
     line.ask(count=10)
     line.tick(6)

@@ -222,7 +222,7 @@ def test_with_a_deadline_a_retry_comes_after_what_waits() -> None:
     assert 45 * 11 / 8 <= d.retry_after_ms / 1_000 <= 50 * 11 / 8 * 1.1
 
 
-def test_what_is_left_of_a_queue_is_what_anybody_may_have() -> None:
+def test_places_left_in_a_queue_are_those_that_any_caller_may_have() -> None:
     line = Line(("f", 1000), flow_queue_max=10)
     line.ask(count=2)
     line.ask(count=8)

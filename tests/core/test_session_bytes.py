@@ -1,4 +1,4 @@
-"""Random events, and random bytes where a SessionRequest should be."""
+"""Sends random events, and random bytes where a SessionRequest should be."""
 
 import random
 from typing import Any

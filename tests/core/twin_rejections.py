@@ -1,4 +1,4 @@
-"""Refusals of the twin, and the bounds of their Retry-After."""
+"""Decides refusals of the twin, and the bounds of their Retry-After."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ RETRY_MAX_MS = 109_000
 
 
 def kept_of(most: int) -> int:
-    """The number of places that a queue keeps for retries."""
+    """Return the number of places that a queue keeps for retries."""
     return most // 5
 
 
@@ -34,7 +34,7 @@ def least_retry_ms(outcome: int, quota_ms: int) -> int:
 
 
 def most_retry_ms(outcome: int, least_ms: int) -> int:
-    """The longest Retry-After, given the least."""
+    """Return the longest Retry-After, given the least."""
     return max(RETRY_MAX_MS, least_ms) if least_ms and outcome not in RETRY_LATER else least_ms
 
 
@@ -46,7 +46,7 @@ def _lacks(queue: list[Request], r: Request, places: int, tokens_max: int) -> tu
 
 
 class Refusals(Room):
-    """Reasons to refuse.
+    """Holds reasons to refuse.
 
     Forecasts decide which retries get a place that a queue keeps, and which deadlines are given
     up. There the twin takes the core's word, where the books allow both answers.
@@ -75,7 +75,7 @@ class Refusals(Room):
     def _is_full(
         self, lacks: Callable[[Request, int], bool], r: Request, limit: str, outcome: int
     ) -> bool:
-        """Whether a queue is full to a request: the places that it keeps are the core's to give."""
+        """Return whether a queue is full to a request: the places that it keeps are the core's to give."""
         most = self.limits[limit]
         return lacks(r, most) or (
             lacks(r, most - kept_of(most)) and bool(self.core_says == outcome)
@@ -87,7 +87,7 @@ class Refusals(Room):
         return any(_lacks(alike, r, places, self.limits["queue_tokens_max"]))
 
     def _flow_lacks(self, r: Request, places: int) -> bool:
-        """Whether its flow's queue lacks something, of which its principal has its part."""
+        """Return whether its flow's queue lacks something, of which its principal has its part."""
         queue = self.queued(lambda q: q.flow == r.flow)
         most = self.limits["flow_queue_tokens_max"]
         principals = {q.principal for q in queue} | {r.principal}
@@ -101,7 +101,7 @@ class Refusals(Room):
         )
 
     def _may_give_up(self, r: Request) -> bool:
-        """Whether a request may be refused or evicted because its deadline cannot be met."""
+        """Return whether a request may be refused or evicted because its deadline cannot be met."""
         bound = r.flow not in self.audit.flows and not self.classes.is_exempt(r.flow)
         return bool(self.limits["early_refusal"]) and r.deadline_ns is not None and bound
 
@@ -110,7 +110,7 @@ class Refusals(Room):
         return core.REJECTED_DEADLINE if gives_up else 0
 
     def is_hopeless(self, r: Request) -> bool:
-        """Whether the next verdict of the core gives it up."""
+        """Return whether the next verdict of the core gives it up."""
         next_ = self.core_says[len(self.verdicts) :][:1]
         return next_ == [(r.seq, core.EVICTED_DEADLINE)] and self._may_give_up(r)
 

@@ -24,7 +24,7 @@ class Room(Prefixes):
     """Keeps the load in both forms, adaptive headroom, and what flows below their share need."""
 
     def work_of(self, r: Request) -> int:
-        """The work that a pool's pace counts for a request, in tokens."""
+        """Return the work that a pool's pace counts for a request, in tokens."""
         each = self.flows[r.flow].average_milli // 1000
         if each == 0 or each > r.output_max_tokens:
             each = r.output_max_tokens

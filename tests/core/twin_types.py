@@ -74,7 +74,7 @@ class Rate:
         self.since_ns = None if self.since_ns is None else now_ns
 
     def pace(self) -> int:
-        """Thousandths of tokens a second; 0: unknown."""
+        """Return thousandths of tokens a second; 0: unknown."""
         return self.work * 10**12 // self.time_ns if self.time_ns else 0
 
 

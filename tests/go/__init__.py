@@ -1,1 +1,1 @@
-"""Tests of the Go client, which are a lane of their own: `make test-go`."""
+"""Runs tests of the Go client, which are a lane of their own: `make test-go`."""

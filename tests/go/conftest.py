@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Go:
-    """The programs that were built of the client, and the environment that builds it."""
+    """Holds the programs that were built of the client, and the environment that builds it."""
 
     variables: Mapping[str, str]
     programs: Path

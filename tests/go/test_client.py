@@ -1,4 +1,4 @@
-"""The Go client against a live scheduler, and alone."""
+"""Tests the Go client against a live scheduler, and alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every conformance script that needs no Session, through the Go client, over each transport."""
+"""Runs every conformance script that needs no Session through the Go client, over each transport."""
 
 from __future__ import annotations
 

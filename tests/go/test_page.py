@@ -1,4 +1,4 @@
-"""The programs of the page, in an empty module that replaces the client by this checkout."""
+"""Builds the programs of the page in an empty module that replaces the client by this checkout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMULATOR = ["emulate", "--port", "0", "--profile", "fast"]
 
 @pytest.fixture(scope="module")
 def samples(go: Go, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The programs of the page, built as they stand there."""
+    """Return the programs of the page, built as they stand there."""
     folder = tmp_path_factory.mktemp("elsewhere")
     variables = empty_module(folder)
     blocks = re.findall(r"^```go\n(.*?)^```", (FOLDER / "README.md").read_text(), re.M | re.S)
@@ -41,7 +41,7 @@ def samples(go: Go, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def complete(sample: Path, target: str, engine: str) -> subprocess.CompletedProcess[str]:
-    """One completion through the scheduler."""
+    """Ask for one completion through the scheduler."""
     return subprocess.run(
         [str(sample), target, engine, "Once upon a time there was"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Commands take where things are from the environment, as gates do, and explain themselves."""
+"""Tests that commands take where things are from the environment, as gates do, and explain themselves."""
 
 import asyncio
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def test_command_reads_the_configuration_that_the_environment_names(
 
 @pytest.fixture
 def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place of the usual configuration; nothing is there."""
+    """Return the place of the usual configuration; nothing is there."""
     monkeypatch.delenv("SCHEDSVC_CONFIG", raising=False)
     monkeypatch.setattr(starting, "USUAL_CONFIG", tmp_path / "schedsvc.yaml")
     return tmp_path / "schedsvc.yaml"

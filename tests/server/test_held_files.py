@@ -78,7 +78,7 @@ DOES: dict[str, Callable[[Path], None]] = {
 
 
 def open_paths(pid: int) -> set[str]:
-    """What a process has open; a descriptor may be closed meanwhile."""
+    """Return what a process has open; a descriptor may be closed meanwhile."""
     found = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Wrong lines, over all commands: each gets a sentence, the right status, and no traceback."""
+"""Tests wrong lines over all commands: each gets a sentence, the right status, and no traceback."""
 
 import shlex
 import sys

@@ -74,7 +74,7 @@ def test_files_that_documents_name_exist() -> None:
 
 
 def test_names_that_documents_place_in_a_file_are_there() -> None:
-    """`name()` of `file`: the file has that name."""
+    """Where a document says `name()` of `file`, the file has that name."""
     named = [each for page in PAGES for each in _SYMBOL.findall(page.read_text())]
     placed = [(name, file) for *names, file in named for name in names if name]
     assert len(placed) > 8

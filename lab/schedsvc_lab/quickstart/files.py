@@ -31,7 +31,7 @@ class QuickstartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The configuration, the socket that it names, and the API key of each tenant."""
+    """Holds the configuration, the socket that it names, and the API key of each tenant."""
 
     config: Path
     socket: Path

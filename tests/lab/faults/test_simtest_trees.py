@@ -36,7 +36,7 @@ def test_trees_are_drawn_from_their_seeds_alone() -> None:
 
 
 def with_another_tree(terms: Terms) -> Terms:
-    """Terms whose first group weighs twenty times as much as the scheduler's."""
+    """Return terms whose first group weighs twenty times as much as the scheduler's."""
     tree = terms.tree
     name = min(tree.weights, default="")
     weights = {**tree.weights, name: tree.weights.get(name, 0) * 20}

@@ -1,4 +1,4 @@
-"""`schedsvc quickstart`: what it writes, what it prints, and that this works as printed."""
+"""Tests what `schedsvc quickstart` writes and prints, and that this works as printed."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_wrong_line_is_explained(words: list[str], status: int, problem: str) ->
 
 
 def section(shown: str, title: str) -> str:
-    """The lines below a title of what it prints, without their indent."""
+    """Return the lines below a title of what it prints, without their indent."""
     [found] = re.findall(rf"^{title}.*:\n((?:  .*\n)+)", shown, re.MULTILINE)
     return textwrap.dedent(found)
 
@@ -112,7 +112,7 @@ def printed(log: Path, process: subprocess.Popen[Any]) -> str:
     return log.read_text()
 
 
-def test_what_it_prints_works_until_ctrl_c(tmp_path: Path) -> None:
+def test_printed_lines_work_until_ctrl_c(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = start(tmp_path / "try", ["--yes"], stdout=output, stderr=output)

@@ -1,4 +1,4 @@
-"""Pictures of a simulation say where they have nothing to show."""
+"""Tests that pictures of a simulation say where they have nothing to show."""
 
 from pathlib import Path
 from typing import Any
