@@ -89,13 +89,36 @@ class Estimate(Room):
         pace = self.pace_of(turn.target)
         if pace == 0:
             return -1
-        work = turn.work + self.work_before(turn.flow, turn.target)
+        before = self.work_before(turn.flow, turn.target)
         if self.policy in ("fcfs", "sif"):
             cls = self.flows[turn.flow].cls
             alike = sum(self.backlog(i) for i, f in enumerate(self.flows) if f.cls == cls)
-            return time_for(max(ahead, alike) + work, pace)
-        own = time_for(ahead, self.own_pace(turn.flow, turn.target))
-        return min(WAIT_MAX_NS, own + time_for(work, pace))
+            return time_for(max(ahead, alike) + turn.work + before, pace)
+        wait_ns = time_for(ahead, self.own_pace(turn.flow, turn.target))
+        wait_ns += time_for(turn.work + before, pace)
+        if turn.target < 0:
+            wait_ns += self._named_before_ns(turn.flow, before)
+        return min(WAIT_MAX_NS, wait_ns)
+
+    def _named_before_ns(self, flow: int, before: int) -> int:
+        """How much longer what names the best pool keeps one that names none."""
+        waits = []
+        for p in self.serving(-1):
+            if not self.heads(p):
+                return 0
+            pace = self.pace_of(p)
+            if pace:
+                waits.append(time_for(max(0, self.work_before(flow, p) - before), pace))
+        return min(waits, default=0)
+
+    def wait_of_next(self, flow: int, work: int) -> int:
+        """The wait of one more request for the best pool that its queued ones name, or of all."""
+        named = {r.target for r in self.queued(lambda r: r.flow == flow)}
+        targets = [t for t in named if t < 0 or t in self.serving(t)] if named else self.serving(-1)
+        waits = [
+            self.wait_of_new(Turn(flow, t, work)) if self.has_to_wait(t) else 0 for t in targets
+        ]
+        return min((wait for wait in waits if wait >= 0), default=-1)
 
     def wait_of_new(self, turn: Turn) -> int:
         ahead = self.order.work_ahead(turn.flow, turn.target, turn.deadline_ns)
@@ -126,7 +149,10 @@ class Estimate(Room):
         error_ns = self.now_ns - r.arrival_ns - r.foretold_wait_us * 1000
         in_turn = outcome in (core.GRANTED, core.EVICTED_DEADLINE)
         told = r.foretold_wait_us >= 0 and (in_turn or outcome == core.EVICTED_TTL)
-        if told and (in_turn or error_ns >= 0):
+        if told and r.foretold_wait_us * 1000 > r.due_ns - r.arrival_ns:
+            f.wait_error_ns -= 0 if in_turn else f.wait_error_ns // 8
+            f.waits_judged += not in_turn
+        elif told and (in_turn or error_ns >= 0):
             error_ns = abs(error_ns)
             f.wait_error_ns = averaged(f.wait_error_ns, error_ns) if f.waits_judged else error_ns
             f.waits_judged += 1

@@ -156,6 +156,7 @@ class Serve(Overload):
         r.state, r.pool, r.epoch = LIVE, pool, self.pools[pool].epoch
         self.raise_level(f.cls)
         self.note_left(r, core.GRANTED)
+        self.note_granted(r)
         self.quotas.gone(r)
         self.settle(r.flow)
         self.quotas.shares.pay(r)
@@ -202,7 +203,7 @@ class Serve(Overload):
         self.remember_refused(r, outcome)
         self.requests.remove(r)
         self.quotas.gone(r)
-        self.settle_doubt(r)
+        self.note_gave_up(r, outcome)
         self.note_left(r, outcome)
         retry_ms = self._retry_ms(r, outcome)
         self.quotas.close(r, False)

@@ -40,7 +40,8 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Rate:
-    """Work over time, as averages of windows of a second and four grants at least."""
+    """Work over time, in windows of a second and four grants at least, of which each next one
+    weighs the older ones by 15/16."""
 
     work: int = 0
     time_ns: int = 0
@@ -66,11 +67,9 @@ class Rate:
         self.grants += 1
         open_ns = self.open_ns + now_ns - self.since_ns
         if open_ns >= 10**9 and self.grants >= 4:
-            known = self.time_ns > 0
-            self.work = (4 * self.work + self.open_work) // 5 if known else self.open_work
-            deep = (4 * self.deep_work + self.open_deep) // 5 if known else self.open_deep
-            self.deep_work = deep
-            self.time_ns = (4 * self.time_ns + open_ns) // 5 if known else open_ns
+            self.work += self.open_work - self.work // 16
+            self.deep_work += self.open_deep - self.deep_work // 16
+            self.time_ns += open_ns - self.time_ns // 16
             self.open_work = self.open_deep = self.open_ns = self.grants = 0
             self.since_ns = now_ns
 
@@ -89,8 +88,8 @@ class Rate:
 class Doubts:
     """The trust in forecasts of missed deadlines."""
 
-    score: Counter[str] = field(default_factory=Counter)  # by ground: wait, prefill
-    since: Counter[str] = field(default_factory=Counter)
+    score: int = 0  # of forecasts of prefills
+    since: Counter[str] = field(default_factory=Counter)  # by ground: wait, prefill
     judged: int = 0
     missed: int = 0
     parts_ppm: Counter[str] = field(default_factory=Counter)  # of all flows together
@@ -161,6 +160,7 @@ class Flow:
     first_us: int = 0
     foretold_first_us: int = 0
     first_judged: int = 0
+    gave_up_ns: int | None = None
     doubts: Doubts = field(default_factory=Doubts)
     forgotten: tuple[int, int] = (0, 0)  # of input and of cached tokens
     idle_at_ns: int | None = None  # when it was left last, since anything was learnt
@@ -171,7 +171,7 @@ class Flow:
         self.told_ns, self.wait_error_ns, self.waits_judged = None, 0, 0
         self.due.count = 0
         self.first_us = self.foretold_first_us = self.first_judged = 0
-        self.doubts = Doubts()
+        self.gave_up_ns, self.doubts = None, Doubts()
         self.forgotten = self.input_tokens, self.cached_input_tokens
 
 

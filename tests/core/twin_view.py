@@ -3,7 +3,6 @@
 from typing import Any
 
 from .twin import Twin
-from .twin_estimate import Turn
 from .twin_lengths import Asked, Judged, Lengths
 from .twin_types import SUSPECT
 
@@ -211,10 +210,8 @@ def _quota(twin: Twin, now_ns: int, node: int) -> dict[str, Any]:
 def _wait_ms(twin: Twin, flow: int) -> int:
     """The wait of one more request of its usual size."""
     queued = twin.queued(lambda r: r.flow == flow) or twin.queued()
-    if not twin.has_to_wait(-1):
-        return 0
     size = sum(r.work for r in queued) // max(1, len(queued))
-    wait_ns = twin.wait_of_new(Turn(flow, -1, size))
+    wait_ns = twin.wait_of_next(flow, size)
     return -1 if wait_ns < 0 else wait_ns // 10**6
 
 
