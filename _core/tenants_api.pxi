@@ -18,7 +18,7 @@ cdef class TenantsApi(Core):
         self, int64_t now_ns, bytes pattern, int64_t weight_milli=BORN_WEIGHT_MILLI,
         int32_t default_class=0, named=(), bint dry_run=False, int32_t parent=NONE,
         bint refuse=False, int64_t requests=0, int64_t input_tokens=0, int64_t output_tokens=0,
-        int64_t total_tokens=0, int64_t concurrency=0,
+        int64_t total_tokens=0, int64_t concurrency=0, int64_t max_wait_ns=0,
     ):
         cdef TenantRule rule = any_rule(dry_run)
         enter(self, now_ns)
@@ -26,6 +26,7 @@ cdef class TenantsApi(Core):
             requests, input_tokens, output_tokens, total_tokens, concurrency
         )
         add_share(&rule.limits, 0, NONE, NONE)
+        add_max_wait(&rule.limits, max_wait_ns)
         check_range("weight_milli", weight_milli, 1, WEIGHT_MILLI_MAX)
         rule.pattern, rule.weight_milli = pattern, <int32_t>weight_milli
         rule.default_class, rule.named_classes = default_class, tuple(named)

@@ -18,13 +18,14 @@ cdef class UsageApi(TenantsApi):
         self, int64_t now_ns, int32_t flow, int32_t parent=NONE, bint refuse=False,
         int64_t requests=0, int64_t input_tokens=0, int64_t output_tokens=0,
         int64_t total_tokens=0, int64_t concurrency=0, int64_t share=0, int64_t lends=NONE,
-        int64_t borrows=NONE, int64_t day_tokens=0, int64_t month_tokens=0,
+        int64_t borrows=NONE, int64_t day_tokens=0, int64_t month_tokens=0, int64_t max_wait_ns=0,
     ):
         cdef QuotaLimits limits
         enter(self, now_ns)
         limits = checked_quota(requests, input_tokens, output_tokens, total_tokens, concurrency)
         add_share(&limits, share, lends, borrows)
         add_budgets(&limits, day_tokens, month_tokens)
+        add_max_wait(&limits, max_wait_ns)
         limit_flow(self, flow, parent, refuse, &limits)
 
     def set_budget_period(

@@ -13,7 +13,7 @@ class Settings(TypedDict, total=False):
     queue_max: int  # 10_000: The queues of all tenants together hold at most this number of requests
     flow_queue_tokens_max: int  # 0: The queued requests of one tenant have at most this input; 0: no limit
     queue_tokens_max: int  # 0: The queued requests of all tenants together have at most this input; 0: no limit
-    early_refusal: int  # 0: If on, a request that cannot have its first token by its deadline is refused at once, or at its turn, once such estimates have proved right
+    early_refusal: int  # 1: If on, a request that cannot be served within its longest wait, or have its first token by its deadline, is refused at once; by its deadline also at its turn
     saturation_ppm: int  # 800_000: A pool is nearly overloaded if this part of it is promised, or if a request waits for room
     leases_max: int  # 65_536: At most this number of requests run at once, in all pools together
     headroom_ppm: int  # 20_000: This part of each pool is not promised, at the start; it grows when the engine preempts, and shrinks slowly while its cache stays unfilled

@@ -22,7 +22,7 @@ class TenantsApi:
         self, now_ns: int, pattern: bytes, weight_milli: int = 1_000, default_class: int = 0,
         named: tuple[int, ...] = (), dry_run: bool = False, parent: int = -1, refuse: bool = False,
         requests: int = 0, input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0,
-        concurrency: int = 0,
+        concurrency: int = 0, max_wait_ns: int = 0,
     ) -> None:  # fmt: skip
         """Append a rule for tenants at first sight; * in the pattern is any text.
 

@@ -33,7 +33,7 @@ class UsageApi(TenantsApi):
         self, now_ns: int, flow: int, parent: int = -1, refuse: bool = False, requests: int = 0,
         input_tokens: int = 0, output_tokens: int = 0, total_tokens: int = 0, concurrency: int = 0,
         share: int = 0, lends: int = -1, borrows: int = -1,
-        day_tokens: int = 0, month_tokens: int = 0,
+        day_tokens: int = 0, month_tokens: int = 0, max_wait_ns: int = 0,
     ) -> None:  # fmt: skip
         """Give a flow limits of its own (0: none), below the quota `parent` (-1: none).
 

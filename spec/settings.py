@@ -106,9 +106,9 @@ _SCHEDULER = (
     Setting("queue_tokens_max", TOKENS, 0, 0, 10**12,
             help="The queued requests of all tenants together have at most this input; 0: no"
             " limit."),
-    Setting("early_refusal", COUNT, False, 0, 1, page="understand/queues.md",
-            help="If on, a request that cannot have its first token by its deadline is refused at"
-            " once, or at its turn, once such estimates have proved right."),
+    Setting("early_refusal", COUNT, True, 0, 1, page="understand/queues.md",
+            help="If on, a request that cannot be served within its longest wait, or have its first"
+            " token by its deadline, is refused at once; by its deadline also at its turn."),
     Setting("saturation", PART, 0.8, 0.01, 1, core_least=1,
             help="A pool is nearly overloaded if this part of it is promised, or if a request"
             " waits for room."),

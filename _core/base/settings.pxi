@@ -81,7 +81,7 @@ cdef dict SETTINGS = {
     "queue_max": (10_000, 1, 16_777_216),
     "flow_queue_tokens_max": (0, 0, 1_000_000_000_000),
     "queue_tokens_max": (0, 0, 1_000_000_000_000),
-    "early_refusal": (0, 0, 1),
+    "early_refusal": (1, 0, 1),
     "saturation_ppm": (800_000, 1, 1_000_000),
     "leases_max": (65_536, 1, 16_777_216),
     "headroom_ppm": (20_000, 0, 900_000),

@@ -200,9 +200,15 @@ cdef uint64_t tenant_salt(Core core, int32_t flow, Slice* tenant, Slice* key) no
     return name_salt(core, tenant if tenant.size else key)
 
 
+cdef inline int64_t max_wait_ns(Core core, int32_t flow) noexcept:
+    """Return the longest wait that a tenant states for its requests; 0: none. O(1)."""
+    return core.flows.items[core.flows.items[flow].base].max_wait_ns
+
+
 cdef int32_t record_of(Core core, Ask* ask) except -1:
     """Make a record of an ask, which is in no queue yet. O(1)."""
     cdef int32_t i = core.requests.allocate()
+    cdef int64_t longest_ns
     cdef Request* r = &core.requests.items[i]
     r.flow = ask.flow
     r.target = ask.target
@@ -221,9 +227,8 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
             &ask.adapter_key, &ask.adapter, ask.principal
         )
     r.work = work_of(core, r)
-    r.due_ns = core.now_ns + shortest(
-        left_of(core.settings.queue_ttl_ns, ask.waited_ns), ask.queue_ttl_ns
-    )
+    longest_ns = shortest(core.settings.queue_ttl_ns, max_wait_ns(core, ask.flow))
+    r.due_ns = core.now_ns + shortest(left_of(longest_ns, ask.waited_ns), ask.queue_ttl_ns)
     r.has_deadline = ask.queue_ttl_ns > 0
     if ask.deadline_ns:
         core.requests.own_rare(i).deadline_ns = (
@@ -256,8 +261,8 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
         outcome = quota_refusal(core, i)
     if core.quotas.has_budgets:
         outcome = budget_refusal(core, i, outcome)
-    if outcome == 0 and ask.deadline_ns and core.settings.early_refusal:
-        outcome = deadline_refusal(core, r)
+    if outcome == 0 and ask.waited_ns == 0:
+        outcome = refuse_early(core, i)
     if f.dry_runs:
         outcome = note_dry_run(core, i, outcome)
     if outcome:

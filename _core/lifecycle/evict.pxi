@@ -5,6 +5,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     cdef Request* r = &core.requests.items[i]
     cdef int32_t flow = r.flow
     cdef bint was_capped = core.requests.rare_of(r).hold != NONE
+    cdef bint hopeless = core.requests.rare_of(r).shed_watch == 1 + SHED_WAIT
     cdef int64_t ahead = 0 if was_capped else ahead_of(core.flows, i)
     cdef int64_t quota_ns = quota_wait_ns(core, i)
     cdef Verdict v
@@ -20,8 +21,10 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     if core.requests.rare_of(r).session != NONE:
         leave_session(core, i)
     if core.requests.rare_of(r).shed_watch:
-        settle_shed(core, r)
+        settle_shed(core, r, True)
     if outcome == OUT_EVICTED_TTL or outcome == OUT_EVICTED_DEADLINE:
+        if not hopeless:
+            core.flows.items[flow].gave_up_ns = core.now_ns
         note_waited(core, r, outcome == OUT_EVICTED_DEADLINE)
         core.refused_wait_ns = turn_again_ns(core, r)
     close_bill(core, i, False)
@@ -87,9 +90,10 @@ cdef bint shed_head(Core core, int32_t i, int32_t pool) except -1:
     whether that was done. O(log n), O(1) where not."""
     cdef Request* r = &core.requests.items[i]
     cdef const Pool* p = &core.ledger.pools[pool]
-    if not counts_deadline(core, r):
+    cdef int64_t left_ns = core.requests.rare_of(r).deadline_ns - core.now_ns
+    if not core.settings.early_refusal or not may_shed(core, r):
         return False
-    if not sheds(core, r, SHED_PREFILL, prefill_expected_ns(core, p, fresh_of(core, r))):
+    if not sheds(core, i, SHED_PREFILL, prefill_expected_ns(core, p, fresh_of(core, r)), left_ns):
         return False
     evict(core, i, OUT_EVICTED_DEADLINE)
     return True

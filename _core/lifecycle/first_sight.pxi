@@ -118,6 +118,7 @@ cdef int limit_new_flow(Core core, int32_t flow, TenantRule rule) except -1:
     node = first
     while node != NONE and not has_share(core, node):
         node = core.quotas.nodes[node].parent
+    core.flows.items[flow].max_wait_ns = limits.max_wait_ns
     while flow != NONE:
         f = &core.flows.items[flow]
         f.own_quota, f.refuses, f.group = own, rule.refuses, rule.parent

@@ -59,6 +59,8 @@ cdef int grant(
     rate_add(&core.ledger.pools[pool].drain, core.now_ns, work_done(core, r), f.queued > 1)
     rate_add(&f.served, core.now_ns, work_done(core, r), True)
     note_waited(core, r, True)
+    if core.requests.rare_of(r).shed_watch:
+        settle_granted(core, r)
     core.flows.raise_levels(r.flow)
     if core.flows.local:
         raise_levels_in(core.flows, r.flow, pool)

@@ -235,7 +235,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if r.state == SUSPECT:
         set_suspect(core, i, False)
     if core.requests.rare_of(r).shed_watch:
-        settle_shed(core, r)
+        settle_shed(core, r, False)
     leave_prefill(core, r)
     if not r.lease.is_void:
         core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED

@@ -26,6 +26,12 @@ cdef int add_budgets(QuotaLimits* limits, int64_t day_tokens, int64_t month_toke
     return 0
 
 
+cdef int add_max_wait(QuotaLimits* limits, int64_t max_wait_ns) except -1:
+    check_range("max_wait_ns", max_wait_ns, 0, <int64_t>1 << 60)
+    limits.max_wait_ns = max_wait_ns
+    return 0
+
+
 cdef int64_t height(Core core, int32_t node) noexcept:
     """Return the number of levels from a node to the top, its own included. In a circle:
     QUOTA_DEPTH, which is more than any tree has."""
@@ -132,6 +138,7 @@ cdef int limit_flow(
         core.quotas.nodes[own].parent = parent
         set_limits(core, own, limits)
     core.quotas.is_new = core.quotas.has_work = True
+    core.flows.items[flow].max_wait_ns = limits.max_wait_ns
     while flow != NONE:
         f = &core.flows.items[flow]
         unpark_whole(core.flows, flow)

@@ -52,7 +52,9 @@ ctypedef struct Flow:
     int64_t owed  # what it carries for those of before a restart, see restore
     int64_t next_retry_at_ns  # when the last refused request may retry
     int64_t wait_error_ns, waits_judged  # moving average of the error of estimated waits
+    int64_t gave_up_ns  # when the last that was expected in time left its queue without a grant
     int64_t first_us, forecast_first_us, first_judged  # to the first token: as it was, as forecast
+    int64_t max_wait_ns  # of its requests in the queue, of the base; 0: no limit of its own
     int32_t base, sibling  # the tenant's flow in the default class; another one of it, -1: none
     ShedAccuracy shed_accuracy  # see deadline_shedding.pxi
     int32_t answers  # that are stored

@@ -121,7 +121,8 @@ cdef class Flows:
         cdef Flow* f = &self.items[flow]
         cdef Flow new
         memset(&new, 0, sizeof(Flow))
-        new.granted_at_ns = new.waits_at = new.wait_head = new.first_position = NONE
+        new.granted_at_ns = new.gave_up_ns = NONE
+        new.waits_at = new.wait_head = new.first_position = NONE
         new.next_retry_at_ns = LONG_AGO_NS
         new.weight_milli, new.base, new.sibling, new.cls = f.weight_milli, f.base, f.sibling, f.cls
         new.quota, new.own_quota, new.guarantee = f.quota, f.own_quota, f.guarantee

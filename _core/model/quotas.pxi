@@ -486,3 +486,4 @@ ctypedef struct QuotaLimits:
     int64_t concurrency
     int64_t share, lends, borrows  # see guarantees.pxi
     int64_t budgets[BUDGETS]
+    int64_t max_wait_ns  # of a tenant's requests in the queue; 0: no limit of its own

@@ -1,4 +1,5 @@
-# How fast things go: work over time, as moving averages (alpha = 1/5) of windows.
+# How fast things go: work over time, in windows of which each next one weighs the older ones by
+# 15/16. So a rate looks back on some 16 windows: fewer would vary by more than waits do.
 #
 # Work is counted in tokens as they are charged; outputs are the flow's average at the time when the
 # request is queued. A rate counts only while it runs: a pool's while requests wait for room, a
@@ -6,6 +7,7 @@
 
 cdef enum:
     WINDOW_GRANTS = 4  # a window has at least these grants and this length
+    WINDOWS_KEPT = 16
     WORK_MAX = 1 << 30
 
 cdef int64_t WINDOW_NS = 1_000_000_000
@@ -14,7 +16,7 @@ cdef int64_t WAIT_MAX_NS = <int64_t>1 << 52  # 52 days stand for any longer wait
 cdef int64_t LONG_AGO_NS = -(<int64_t>1 << 60)
 
 ctypedef struct Rate:
-    int64_t work, time_ns  # averages over windows; 0: none has ended yet
+    int64_t work, time_ns  # sums over windows, the older ones weighed; 0: none has ended
     int64_t deep_work  # the part of flows that went on waiting
     int64_t open_work, open_deep, open_ns  # sums of the open window
     int64_t since_ns  # it runs since then, and `open_ns` is what it ran before
@@ -26,10 +28,10 @@ cdef enum:  # why a request is expected to miss its deadline
     SHED_PREFILL = 1  # when its turn has come
     SHED_KINDS = 2
 
-# How far it is believed that requests miss their deadline where that is forecast, see
+# How far it is believed that requests are too late where that is forecast, see
 # deadline_shedding.pxi.
 ctypedef struct ShedAccuracy:
-    int32_t score[SHED_KINDS]  # up for each that did, far down for each that did not
+    int32_t score  # of SHED_PREFILL: up for each that was, far down for each that was not
     int32_t since[SHED_KINDS]  # how many were sent away since one was let in all the same
     int64_t judged, missed  # of those let in: how many showed it, and how many missed
 
@@ -58,9 +60,9 @@ cdef inline void rate_add(Rate* r, int64_t now_ns, int64_t work, bint is_deep) n
     open_ns = r.open_ns + now_ns - r.since_ns
     if open_ns < WINDOW_NS or r.open_grants < WINDOW_GRANTS:
         return
-    r.work = averaged(r.work, r.open_work) if r.time_ns else r.open_work
-    r.deep_work = averaged(r.deep_work, r.open_deep) if r.time_ns else r.open_deep
-    r.time_ns = averaged(r.time_ns, open_ns) if r.time_ns else open_ns
+    r.work += r.open_work - r.work // WINDOWS_KEPT
+    r.deep_work += r.open_deep - r.deep_work // WINDOWS_KEPT
+    r.time_ns += open_ns - r.time_ns // WINDOWS_KEPT
     r.open_work = r.open_deep = r.open_ns = r.open_grants = 0
     r.since_ns = now_ns
 

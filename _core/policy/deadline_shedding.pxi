@@ -1,71 +1,83 @@
-# Early refusal: a request that cannot have its first token before its deadline is refused at once,
-# so that it costs neither the engine nor its caller any time.
+# Early refusal: a request that cannot be served in time is refused at once, so that it costs
+# neither the engine nor its caller any time.
 #
-# It is refused at its arrival if wait and prefill, each less its average error, end beyond the
-# deadline, and at its turn if the prefill does. A wrong estimate would refuse requests that could
-# be served, and the scheduler would never learn of it. So the estimate has to earn trust, for the
-# flow and for all flows. A request that it would refuse is let in and watched until
-# `refusal_samples_min` more of these have missed their deadlines than have met them. From then on
-# every PROBE_EVERY-th is still let in. One that meets its deadline costs the trust that TRUST_LOSS
-# misses bring: if fewer than nine in ten miss it, all are let in again. Requests that are let in
-# also correct the estimates.
+# In time is within its longest wait, and if it has a deadline so early that its prefill ends before
+# that. A request is refused at its arrival if its expected wait, less the average error, is longer;
+# with a deadline also if its prefill alone, less its error, is longer, at its arrival or at its
+# turn. A flow that has nothing queued does not wait as far as this rule is concerned: what others
+# have queued refuses none of its requests.
 #
-# Forecasts are too long if other requests leave before their turn. So only a part of the expected
-# time counts, such that about three in a hundred requests that are let in meet their deadlines.
-# The part falls by an eighth for each that meets it, and grows by a 256th for each that does not.
-# It also grows, slowly, for each request that missed its deadline and that only the whole expected
-# time would have refused.
+# A request that is expected too late but let in is hopeless: its work counts as 1, because it is
+# expected to leave before its turn, and so those behind it need not wait for it.
+#
+# The wait counts once `refusal_samples_min` waits of the flow have shown its error. Every 32nd of
+# those that it would refuse is let in for a probe. It could have been served in time if it is, and
+# no request of its flow has left the queue at the end of its longest wait meanwhile: such a request
+# would have had the turn that the probe took. A prefill has to earn trust: a request that it would
+# refuse is let in until `refusal_samples_min` more of these have missed their deadlines than have
+# met them, and then every eighth. One that meets its deadline costs the trust that TRUST_LOSS
+# misses bring.
+#
+# Only a part of the expected time counts, such that about three in a hundred probes could have been
+# served in time. The part falls by an eighth for each that could, and grows by a 256th for each
+# that could not. It also grows for each request that was too late and that only the whole expected
+# time would have refused: by a 128th if that is a wait.
 
 cdef enum:
-    PROBE_EVERY = 8
     TRUST_LOSS = 9
-    TRUST_MORE = 8  # a score grows this far beyond refusal_samples_min
+    TRUST_MORE = 8  # a score grows this far beyond what is needed
     PART_PPM = 1_000_000
     PART_MIN_PPM = 62_500
-    UNSURE = 3  # RareFields.shed_watch: the whole time is beyond the deadline, its part is not
+    UNSURE = 3  # RareFields.shed_watch: the whole time is too long, its part is not
 
 
-cdef inline bint counts_deadline(Core core, const Request* r) noexcept:
-    """Return whether a request may be refused for its deadline. Not one of an exempt or a dry-run
-    tenant, nor one that was let in and is watched."""
+cdef inline int32_t probe_every(int kind) noexcept nogil:
+    return 32 if kind == SHED_WAIT else 8
+
+
+cdef inline bint may_shed(Core core, const Request* r) noexcept:
+    """Return whether a request may be refused early. Not one of an exempt or a dry-run tenant, nor
+    one that was let in and is watched."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef bint is_watched = 0 < core.requests.rare_of(r).shed_watch < UNSURE
-    return core.settings.early_refusal and not is_watched and not f.exempt and not f.dry_runs
+    return not is_watched and not f.exempt and not f.dry_runs
 
 
-cdef bint sheds(Core core, Request* r, int kind, int64_t first_ns) noexcept:
-    """Return whether a request whose first token is expected in `first_ns` is refused. If only a
-    safeguard lets it in, it is watched. O(1)."""
-    cdef RareFields* rare = &core.requests.rare[r.rare]
-    cdef int64_t left_ns = rare.deadline_ns - core.now_ns
-    cdef ShedAccuracy* own = &core.flows.items[r.flow].shed_accuracy
+cdef bint sheds(Core core, int32_t i, int kind, int64_t wait_ns, int64_t left_ns) except -1:
+    """Return whether a request is refused that is expected to take `wait_ns` and may take
+    `left_ns`. If only a safeguard lets it in, it is watched. O(1)."""
+    cdef ShedAccuracy* own = &core.flows.items[core.requests.items[i].flow].shed_accuracy
     cdef ShedAccuracy* overall = &core.shed_accuracy
-    if first_ns < left_ns:
+    cdef int64_t trust = min(own.score, overall.score)
+    if wait_ns < left_ns:
         return False
-    if <wide>first_ns * (PART_PPM - core.shed_discount_ppm[kind]) // PART_PPM < left_ns:
-        rare.shed_watch = <uint8_t>(kind + UNSURE)
+    if <wide>wait_ns * (PART_PPM - core.shed_discount_ppm[kind]) // PART_PPM < left_ns:
+        core.requests.own_rare(i).shed_watch = <uint8_t>(kind + UNSURE)
         return False
     if (
-        min(own.score[kind], overall.score[kind]) >= core.settings.refusal_samples_min
-        and max(own.since[kind], overall.since[kind]) < PROBE_EVERY - 1
+        core.settings.early_refusal
+        and (kind == SHED_WAIT or trust >= core.settings.refusal_samples_min)
+        and max(own.since[kind], overall.since[kind]) < probe_every(kind) - 1
     ):
         own.since[kind] += 1
         overall.since[kind] += 1
         return True
     own.since[kind] = overall.since[kind] = 0
-    rare.shed_watch = <uint8_t>(kind + 1)
+    core.requests.own_rare(i).shed_watch = <uint8_t>(kind + 1)
     return False
 
 
 cdef void record_shed_outcome(Core core, Request* r, bint missed) noexcept:
-    """Learn whether a request that was let in missed its deadline, as expected. O(1)."""
+    """Learn whether a request that was let in was too late, as expected. O(1)."""
     cdef RareFields* rare = &core.requests.rare[r.rare]
+    cdef Flow* f = &core.flows.items[r.flow]
     cdef int kind = (rare.shed_watch - 1) % SHED_KINDS
     cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm[kind]
+    missed = missed or (kind == SHED_WAIT and f.gave_up_ns >= r.arrival_ns)
     if rare.shed_watch >= UNSURE:
-        part_ppm += part_ppm // 2048 * missed
+        part_ppm += part_ppm // (128 if kind == SHED_WAIT else 2048) * missed
     else:
-        learn_shed_outcome(core, &core.flows.items[r.flow].shed_accuracy, kind, missed)
+        learn_shed_outcome(core, &f.shed_accuracy, kind, missed)
         learn_shed_outcome(core, &core.shed_accuracy, kind, missed)
         part_ppm += part_ppm // 256 if missed else -(part_ppm // 8)
     part_ppm = min(max(part_ppm, <int64_t>PART_MIN_PPM), <int64_t>PART_PPM)
@@ -78,12 +90,18 @@ cdef inline void learn_shed_outcome(
 ) noexcept:
     d.judged += 1
     d.missed += missed
+    if kind == SHED_WAIT:
+        return
     if missed:
-        d.score[kind] = <int32_t>min(
-            d.score[kind] + 1, core.settings.refusal_samples_min + TRUST_MORE
-        )
+        d.score = <int32_t>min(d.score + 1, core.settings.refusal_samples_min + TRUST_MORE)
     else:
-        d.score[kind] = max(d.score[kind] - TRUST_LOSS, 0)
+        d.score = max(d.score - TRUST_LOSS, 0)
+
+
+cdef void settle_granted(Core core, Request* r) noexcept:
+    """Take the grant of a request that is watched and has no deadline. O(1)."""
+    if core.requests.rare_of(r).deadline_ns == 0:
+        record_shed_outcome(core, r, False)
 
 
 cdef void settle_first(Core core, Request* r) noexcept:
@@ -94,11 +112,12 @@ cdef void settle_first(Core core, Request* r) noexcept:
     )
 
 
-cdef void settle_shed(Core core, Request* r) noexcept:
+cdef void settle_shed(Core core, Request* r, bint in_queue) noexcept:
     """Take the end of a request that never reported its first token: the token came before now,
     or not at all. O(1)."""
-    cdef bint late = core.now_ns >= core.requests.rare_of(r).deadline_ns
-    if late != (r.lease.output_tokens > 0):
+    cdef int64_t deadline_ns = core.requests.rare_of(r).deadline_ns
+    cdef bint late = core.now_ns >= (deadline_ns if deadline_ns else r.due_ns)
+    if late if in_queue else late != (r.lease.output_tokens > 0):
         record_shed_outcome(core, r, late)
     core.requests.rare[r.rare].shed_watch = 0
 
@@ -110,49 +129,86 @@ cdef inline int64_t prefill_expected_ns(Core core, const Pool* p, int64_t tokens
     return max(<int64_t>0, prefill_ns(p, tokens) - p.prefill_error_ns)
 
 
-cdef int64_t first_expected_ns(Core core, const Request* r) except -2:
-    """Return the expected time to the first token of a request that arrives now, less the average
-    errors; -1: unknown. A prefill that was never measured takes no time. O(SCAN_MAX + pools +
-    classes)."""
-    cdef const Flow* f = &core.flows.items[r.flow]
-    cdef const Pool* p
-    cdef int64_t wait_ns = 0, each, least = NONE
+cdef int64_t least_prefill_ns(Core core, const Request* r) noexcept:
+    """Return the same in the best pool that a request may go to. A prefill that was never measured
+    takes no time. O(pools)."""
+    cdef int64_t least = NONE, each
     cdef int32_t k, fresh = fresh_of(core, r)
-    if has_to_wait(core, r.target):
-        wait_ns = wait_of_new(
-            core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE
-        )
-        if wait_ns < 0 or f.waits_judged < core.settings.refusal_samples_min:
-            return NONE
-        wait_ns = max(<int64_t>0, wait_ns - f.wait_error_ns)
     for k in range(core.ledger.count):
-        p = &core.ledger.pools[k]
         if core.ledger.serves(k) and core.flows.may_take(k, r.target):
-            each = prefill_expected_ns(core, p, fresh)
+            each = prefill_expected_ns(core, &core.ledger.pools[k], fresh)
             least = each if least < 0 else min(least, each)
-    return wait_ns + max(<int64_t>0, least)
+    return max(<int64_t>0, least)
 
 
-cdef int deadline_refusal(Core core, Request* r) except -1:
-    """Return the outcome that refuses a request with a deadline at its arrival, or 0. O(SCAN_MAX +
-    pools + classes)."""
-    if not counts_deadline(core, r):
+cdef bint may_be_late(Core core, const Request* r, int64_t left_ns) noexcept:
+    """Return whether a request may wait so long at all, even if all that is queued is ahead of it.
+    O(pools + levels)."""
+    cdef Pace pace = pace_of(core, r.target)
+    cdef Flow* f = &core.flows.items[r.flow]
+    cdef int64_t most_ns
+    if pace.whole == 0:
+        return False
+    most_ns = time_for(f.queued_work, own_pace(core, r.flow, &pace))
+    return most_ns + time_for(core.flows.queued_work + r.work, pace.whole) >= left_ns
+
+
+cdef int64_t counted_wait_ns(Core core, const Request* r, int64_t left_ns) except -2:
+    """Return the wait of a request that arrives now, less its average error, as far as it may
+    refuse it; -1: it may not. O(SCAN_MAX + pools + classes)."""
+    cdef const Flow* f = &core.flows.items[r.flow]
+    cdef int64_t wait_ns
+    if f.queued == 0 or f.waits_judged < core.settings.refusal_samples_min:
+        return NONE
+    if not has_to_wait(core, r.target) or not may_be_late(core, r, left_ns):
+        return NONE
+    wait_ns = wait_of_new(core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE)
+    return NONE if wait_ns < 0 else max(<int64_t>0, wait_ns - f.wait_error_ns)
+
+
+cdef int64_t longest_wait_ns(Core core, const Request* r) noexcept:
+    """Return the longest time for which a request may wait, its prefill left out if it has a
+    deadline. O(pools)."""
+    cdef int64_t deadline_ns = core.requests.rare_of(r).deadline_ns
+    cdef int64_t left_ns = r.due_ns - core.now_ns
+    if deadline_ns:
+        left_ns = min(left_ns, deadline_ns - core.now_ns - least_prefill_ns(core, r))
+    return left_ns
+
+
+cdef int refuse_early(Core core, int32_t i) except -1:
+    """Return the outcome that refuses a request at its arrival because it cannot be served in time,
+    or 0. O(SCAN_MAX + pools + classes)."""
+    cdef Request* r = &core.requests.items[i]
+    cdef int64_t left_ns, wait_ns, deadline_ns = core.requests.rare_of(r).deadline_ns
+    if not may_shed(core, r):
         return 0
-    if sheds(core, r, SHED_WAIT, first_expected_ns(core, r)):
+    left_ns = longest_wait_ns(core, r)
+    wait_ns = counted_wait_ns(core, r, left_ns)
+    if wait_ns >= 0 and sheds(core, i, SHED_WAIT, wait_ns, left_ns):
         return OUT_REJECTED_DEADLINE
     if core.requests.rare_of(r).shed_watch == 1 + SHED_WAIT:
-        r.work = 1  # requests behind it need not expect that it is served
+        r.work = 1
+    if core.requests.rare_of(r).shed_watch or deadline_ns == 0 or not core.settings.early_refusal:
+        return 0
+    if sheds(core, i, SHED_PREFILL, least_prefill_ns(core, r), deadline_ns - core.now_ns):
+        return OUT_REJECTED_DEADLINE
     return 0
 
 
 cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
-    """Return when a request that is refused for its deadline could meet it, after the retries of
-    earlier refusals. O(SCAN_MAX + pools + classes)."""
-    cdef int64_t deadline_ns = core.requests.rare_of(r).deadline_ns
-    cdef int64_t late_ns = first_expected_ns(core, r) - (deadline_ns - core.now_ns)
-    return forecast_in_turn(
-        core, &core.flows.items[r.flow].next_retry_at_ns, max(<int64_t>0, late_ns),
-        turn_ns(core, r.flow, r.target, r.work),
+    """Return when a request that is refused early could be served in time, after the retries of
+    earlier refusals: so long before its turn that it waits for half of what it may. O(SCAN_MAX +
+    pools + classes)."""
+    cdef int64_t* next_ns = &core.flows.items[r.flow].next_retry_at_ns
+    cdef int64_t left_ns = max(<int64_t>0, longest_wait_ns(core, r))
+    cdef int64_t step_ns = turn_ns(core, r.flow, r.target, r.work)
+    cdef int64_t wait_ns = counted_wait_ns(core, r, left_ns)
+    if wait_ns < 0:  # its prefill alone takes too long
+        return forecast_in_turn(core, next_ns, 0, step_ns)
+    return before_turn_ns(
+        next_turn_ns(core, next_ns, wait_ns + core.flows.items[r.flow].wait_error_ns, step_ns),
+        left_ns,
     )
 
 

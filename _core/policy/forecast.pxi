@@ -26,6 +26,7 @@ cdef inline void asked_of(Core core, const Request* r, Asked* asked) noexcept:
 
 cdef enum:
     SCAN_MAX = 32  # flows that are read; further ones count as their average
+    ERROR_FADES = 8
     SAMPLED = 128  # with more than SCAN_MAX flows queued, one in this many requests has one
 
 cdef int64_t FORETOLD_MAX_US = (<int64_t>1 << 31) - 1
@@ -197,6 +198,24 @@ cdef int64_t smaller_before(
     return before
 
 
+cdef int64_t named_before_ns(Core core, int32_t flow, int64_t free_before) except -1:
+    """Return how much longer than the work that may go anywhere, `free_before`, what names a pool
+    keeps a request that names none from the best of its pools. O(1) if a pool has no such work,
+    else O(pools * SCAN_MAX)."""
+    cdef int64_t least = NONE, named, pace
+    cdef int32_t p
+    for p in range(core.ledger.count):
+        if not (core.ledger.serves(p) and core.flows.may_take(p, NONE)):
+            continue
+        if (<Line>core.flows.candidates[p + 1]).count == 0:
+            return 0
+        pace = pace_milli(&core.ledger.pools[p].drain, core.ledger.pools[p].drain.work)
+        if pace:
+            named = time_for(max(<int64_t>0, work_before(core, flow, p) - free_before), pace)
+            least = named if least < 0 else min(least, named)
+    return max(<int64_t>0, least)
+
+
 cdef int64_t wait_from(
     Core core, int32_t flow, int32_t target, int64_t own_ahead, int64_t work
 ) except -2:
@@ -205,15 +224,18 @@ cdef int64_t wait_from(
     pools + classes)."""
     cdef Pace pace = pace_of(core, target)
     cdef Flow* f = &core.flows.items[flow]
+    cdef int64_t before, wait_ns
     if pace.whole == 0:
         return NONE
-    work += work_before(core, flow, target)
+    before = work_before(core, flow, target)
     if core.flows.order != ORDER_COUNTER:
-        return time_for(max(own_ahead, core.flows.backlog[f.cls]) + work, pace.whole)
-    return min(
-        WAIT_MAX_NS,
-        time_for(own_ahead, own_pace(core, flow, &pace)) + time_for(work, pace.whole),
-    )
+        work += max(own_ahead, core.flows.backlog[f.cls])
+        return time_for(work + before, pace.whole)
+    wait_ns = time_for(own_ahead, own_pace(core, flow, &pace))
+    wait_ns += time_for(work + before, pace.whole)
+    if target == NONE:
+        wait_ns += named_before_ns(core, flow, before)
+    return min(WAIT_MAX_NS, wait_ns)
 
 
 cdef int64_t wait_of_new(
@@ -226,6 +248,29 @@ cdef int64_t wait_of_new(
     if q != NONE:
         ahead = work_in_queue(core.flows, &core.flows.queues[q], deadline_ns)
     return wait_from(core, flow, target, ahead, work)
+
+
+cdef int64_t wait_of_next(Core core, int32_t flow, int64_t work) except -2:
+    """Return the wait of one more request of a flow for the pool that its queued requests name. If
+    these name several, or it has none queued: for the best of those pools. -1: unknown.
+    O(pools * (SCAN_MAX + pools + classes))."""
+    cdef int64_t best = NONE, each
+    cdef bint queued = core.flows.items[flow].queued > 0
+    cdef int32_t target, q
+    for target in range(NONE, core.ledger.count):
+        if target != NONE and not core.ledger.serves(target):
+            continue
+        q = core.flows.find_queue(flow, target + 1)
+        if queued and (q == NONE or core.flows.queues[q].chain.count == 0):
+            continue
+        if target == NONE and not queued:
+            continue  # a pool that it may go to is no worse
+        each = 0
+        if has_to_wait(core, target):
+            each = wait_of_new(core, flow, target, work, NONE)
+        if each >= 0:
+            best = each if best < 0 else min(best, each)
+    return best
 
 
 cdef int forecast(Core core, int32_t i) except -1:
@@ -248,10 +293,19 @@ cdef int forecast(Core core, int32_t i) except -1:
 
 cdef int note_waited(Core core, const Request* r, bint in_turn) noexcept:
     """Learn the error of the forecast from a request that leaves its queue. One that leaves before
-    its turn counts only if its turn should have come by then."""
+    its turn counts only if its turn should have come by then. If its turn was not expected by then,
+    the forecast was right, and the error that let it in was too large."""
     cdef Flow* f = &core.flows.items[r.flow]
     cdef int64_t error_ns = core.now_ns - r.arrival_ns - <int64_t>r.forecast_wait_us * 1000
-    if r.forecast_wait_us < 0 or (not in_turn and error_ns < 0):
+    cdef bint in_time = <int64_t>r.forecast_wait_us * 1000 <= r.due_ns - r.arrival_ns
+    if r.forecast_wait_us < 0:
+        return 0
+    if not in_time:
+        if not in_turn:
+            f.wait_error_ns -= f.wait_error_ns // ERROR_FADES
+            f.waits_judged += 1
+        return 0
+    if not in_turn and error_ns < 0:
         return 0
     error_ns = max(error_ns, -error_ns)
     f.wait_error_ns = averaged(f.wait_error_ns, error_ns) if f.waits_judged else error_ns

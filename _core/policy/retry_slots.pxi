@@ -88,6 +88,12 @@ cdef int64_t next_turn_ns(
     return next_ns[0] - core.now_ns
 
 
+cdef inline int64_t before_turn_ns(int64_t turn_ns, int64_t patience_ns) noexcept nogil:
+    """Return when to come for a turn: half of the patience before it, or half of the time until it
+    if that is less, so that not all come at once."""
+    return max(turn_ns // 2, turn_ns - patience_ns // 2)
+
+
 cdef int64_t forecast_in_turn(
     Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns
 ) noexcept:

@@ -155,11 +155,9 @@ cdef int64_t wait_now_ms(Core core, int32_t flow) except -2:
     """Return the wait of one more request of a flow, as large as those queued; -1: unknown."""
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t wait_ns, size = core.flows.queued_work // max(1, core.requests.states[QUEUED])
-    if not has_to_wait(core, NONE):
-        return 0
     if f.queued:
         size = f.queued_work // f.queued
-    wait_ns = wait_of_new(core, flow, NONE, size, NONE)
+    wait_ns = wait_of_next(core, flow, size)
     return NONE if wait_ns < 0 else wait_ns // NS_PER_MS
 
 

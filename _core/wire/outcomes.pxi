@@ -76,7 +76,7 @@ OUTCOME_TEXT = {
     OUT_REJECTED_DRAINING: "the scheduler, or the engine asked for, is draining",
     OUT_REJECTED_UNKNOWN_TENANT: "the tenant is unknown and unknown tenants are refused",
     OUT_REJECTED_QUOTA: "a quota of the tenant is spent",
-    OUT_REJECTED_DEADLINE: "its first token is expected after its deadline",
+    OUT_REJECTED_DEADLINE: "its expected wait is longer than it may wait",
     OUT_REJECTED_LIMIT: "a limit of the scheduler itself is reached",
     OUT_REJECTED_QUOTA_SIZE: "larger than a quota of the tenant can ever hold",
     OUT_EVICTED_TTL: "its turn did not come while it could wait",

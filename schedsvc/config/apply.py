@@ -100,6 +100,7 @@ class Configurable(Protocol):
         borrows: int = -1,
         day_tokens: int = 0,
         month_tokens: int = 0,
+        max_wait_ns: int = 0,
     ) -> None:
         """Give a flow limits."""
 
@@ -139,6 +140,7 @@ class Configurable(Protocol):
         output_tokens: int = 0,
         total_tokens: int = 0,
         concurrency: int = 0,
+        max_wait_ns: int = 0,
     ) -> None:
         """Append a rule for tenants at first sight."""
 
@@ -262,6 +264,8 @@ def limit_flow(
     limits = (quota.core_limits() if quota else {}) | (share.core_share() if share else {})
     if isinstance(terms, Tenant) and terms.budget is not None:
         limits |= terms.budget.core_limits()
+    if terms.max_wait_ms is not None:
+        limits["max_wait_ns"] = terms.max_wait_ms * _MS
     core.set_flow_quota(now_ns, flow, parent, refuse, **limits)
 
 
@@ -381,6 +385,7 @@ def _rules(
             dry_run,
             _NO_QUOTA if rule.group is None else groups[rule.group],
             rule.quota is not None and rule.quota.over == "refuse",
+            max_wait_ns=(rule.max_wait_ms or 0) * _MS,
             **(rule.quota.core_limits() if rule.quota else {}),
         )
     if before is not None:

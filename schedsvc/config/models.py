@@ -172,13 +172,14 @@ class Terms(Section):
     group: Name | None = None
     quota: TenantQuota | None = None
     share: Share | None = None
+    max_wait_ms: Annotated[int, Field(ge=1, le=3_600_000)] | None = None
     request_class: Annotated[Name | None, Field(alias="class")] = None
     classes: Annotated[list[Name], Field(min_length=1, max_length=8)] | None = None
 
     @property
     def is_limited(self) -> bool:
-        """Return whether a quota, a share or a group says how much."""
-        return (self.quota, self.share, self.group) != (None, None, None)
+        """Return whether a quota, a share, a group or a longest wait limits it."""
+        return (self.quota, self.share, self.group, self.max_wait_ms) != (None,) * 4
 
     @property
     def names_classes(self) -> bool:

@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 #: The keys of an entry's terms; its mode and the rest of its keys are the file's.
-_TERMS = frozenset({"weight", "group", "quota", "share", "budget", "class", "classes"})
+_TERMS = frozenset(
+    {"weight", "group", "quota", "share", "budget", "max_wait_ms", "class", "classes"}
+)
 #: Keys that only entries of a cluster's members have.
 _SHARED = frozenset({"origin", "gone_ms"})
 _ENTRY_PATH = ("tenants", 0)

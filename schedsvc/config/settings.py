@@ -76,7 +76,7 @@ class Scheduler(Section):
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     flow_queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
     queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
-    early_refusal: bool = False
+    early_refusal: bool = True
     saturation_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0.01", "1")), Field(alias="saturation")] = 800_000
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
     headroom_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom")] = 20_000

@@ -46,7 +46,8 @@ _REFUSED = {
     scheduler_pb2.OUTCOME_REJECTED_DRAINING: "every pool that could run it is being drained",
     scheduler_pb2.OUTCOME_REJECTED_QUOTA: "a quota of its tenant, or of a group above, is used up"
     " (over: refuse)",
-    scheduler_pb2.OUTCOME_REJECTED_DEADLINE: "its deadline would not have been met (early_refusal)",
+    scheduler_pb2.OUTCOME_REJECTED_DEADLINE: "its expected wait was longer"
+    " than it may wait, or than its deadline allows (early_refusal)",
     scheduler_pb2.OUTCOME_REJECTED_LIMIT: "a limit of the scheduler itself is reached",
     scheduler_pb2.OUTCOME_REJECTED_QUOTA_SIZE: "it is larger than a quota of its tenant, or of a"
     " group above, will ever hold",
@@ -204,13 +205,17 @@ def _due(limit: pb.LimitWait, what: str) -> str:
 
 
 def _outlook(story: pb.RequestStory) -> str:
+    gives_up = f"gives up in {_seconds(story.place.evicted_in_ms / 1e3)}"
     if story.wait_left_ms < 0:
-        expected = "How much longer is not known yet"
-    else:
-        expected = f"It is expected to run in {_seconds(story.wait_left_ms / 1e3)}"
-        if story.wait_error_ms:
-            expected += f" (give or take {_seconds(story.wait_error_ms / 1e3)})"
-    return f"{expected}; it gives up in {_seconds(story.place.evicted_in_ms / 1e3)}."
+        return f"How much longer is not known yet; it {gives_up}."
+    turn = _seconds(story.wait_left_ms / 1e3)
+    if story.wait_error_ms:
+        turn += f" (give or take {_seconds(story.wait_error_ms / 1e3)})"
+    late_ms = story.wait_left_ms - story.place.evicted_in_ms
+    if late_ms < 0:
+        return f"It is expected to run in {turn}; it {gives_up}."
+    probably = "probably " if late_ms <= story.wait_error_ms else ""
+    return f"It will {probably}not be served: its turn is expected in {turn}, and it {gives_up}."
 
 
 def _most(story: pb.RequestStory) -> str:

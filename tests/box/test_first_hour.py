@@ -1,4 +1,4 @@
-"""Tests the first hour: README's lines on an empty Debian, from a checkout to an answered request."""
+"""Tests README's first lines on an empty Debian, from a checkout to an answered request."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Provokes every refusal of the gate, as a person meets it: through OpenAI's SDK, in front of an engine.
+"""Tests every refusal of the gate as a person meets it, through OpenAI's SDK.
 
 A real scheduler refuses where a request can bring that about. A scripted one sends the rest.
 """
@@ -333,7 +333,7 @@ POOL = PoolSettings(capacity_tokens=4_096, block_size_tokens=16)
 
 
 def made(fake: FakeScheduler, **settings: Any) -> Bench:
-    """Return a gate that knows a tenant by its header, and lets nothing pass without the scheduler."""
+    """Return a gate that knows a tenant by its header and passes nothing on its own."""
     given = {"target": fake.target, "tenant_headers": ("x-tenant-id",), "fail_open": False}
     return Bench(fake, Settings(**given | {"header_set_by": "test"} | settings))
 

@@ -40,7 +40,7 @@ class Differential:
             whom.set_flow_class(flow, default_class, named)
 
     def both(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Give both one event: the same result, or the same error. Returns it, None for an error."""
+        """Give both one event: they agree. Return the result, None for an error."""
         got, error = self._ask(self.core, method, args, kwargs)
         self.twin.core_says = self._refusal(got) if method == "admit" else got
         want, wanted_error = self._ask(self.twin, method, args, kwargs)
@@ -62,7 +62,7 @@ class Differential:
             return None, (e.code, e.field)
 
     def _refusal(self, got: int | None) -> int:
-        """Return the outcome by which the core refused a request, or would have without the dry run."""
+        """Return why the core refused a request, or would have without the dry run."""
         if not got or got < 0:
             return -(got or 0)
         if not self.twin.audit.flows:

@@ -86,7 +86,7 @@ def test_queued_requests_follow_a_pool_that_closes_and_opens(pools: int) -> None
 
 
 def full(pools: int, *flows: str) -> tuple[core.Scheduler, int]:
-    """Return full pools, of which p0 takes only what names it, and the lease that fills that one."""
+    """Return full pools, p0 for requests that name it alone, and the lease that fills p0."""
     s = scheduler(pools, *flows, credit_max_micro=0)
     if flows[-1] == "grouped":
         s.set_flow_quota(0, 1, s.set_quota(0, b"group:g", -1, weight_milli=1_000))
@@ -108,7 +108,7 @@ def test_a_tenant_is_not_backlogged_in_a_closed_pool_that_it_does_not_name(pools
 
 @pytest.mark.parametrize("pools", [2, 64, 65])
 def test_a_tenant_that_comes_to_a_closed_pool_is_lifted_there(pools: int) -> None:
-    """Its wait for any other pool gives it no early place in that one."""
+    """A request of it that waits for another pool gives it no early place there."""
     s, lease = full(pools, "f", "served", "comes")
     s.complete(0, lease, 1, output_tokens=1)
     for number in range(6):

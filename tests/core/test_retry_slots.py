@@ -15,8 +15,9 @@ def full(**more: int) -> Line:
     line = Line(("f", 1000), **({"flow_queue_max": 10} | more))
     line.ask(count=2)
     line.ask(count=8)
-    line.tick(8)
-    line.ask(count=8)
+    for _ in range(2):  # it goes on waiting
+        line.tick(4)
+        line.ask(count=4)
     return line
 
 

@@ -9,7 +9,7 @@ DEFAULTS = {
     "queue_max": 10_000,
     "flow_queue_tokens_max": 0,
     "queue_tokens_max": 0,
-    "early_refusal": 0,
+    "early_refusal": 1,
     "saturation_ppm": 800_000,
     "leases_max": 65_536,
     "headroom_ppm": 20_000,

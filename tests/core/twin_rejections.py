@@ -75,7 +75,7 @@ class Refusals(Room):
     def _is_full(
         self, lacks: Callable[[Request, int], bool], r: Request, limit: str, outcome: int
     ) -> bool:
-        """Return whether a queue is full to a request: the places that it keeps are the core's to give."""
+        """Return whether a queue is full to a request. The core gives the places that it keeps."""
         most = self.limits[limit]
         return lacks(r, most) or (
             lacks(r, most - kept_of(most)) and bool(self.core_says == outcome)

@@ -40,7 +40,8 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Rate:
-    """Work over time, as averages of windows of a second and four grants at least."""
+    """Work over time, in windows of a second and four grants at least, of which each next one
+    weighs the older ones by 15/16."""
 
     work: int = 0
     time_ns: int = 0
@@ -63,9 +64,8 @@ class Rate:
         self.grants += 1
         open_ns = self.open_ns + now_ns - self.since_ns
         if open_ns >= 10**9 and self.grants >= 4:
-            known = self.time_ns > 0
-            self.work = (4 * self.work + self.open_work) // 5 if known else self.open_work
-            self.time_ns = (4 * self.time_ns + open_ns) // 5 if known else open_ns
+            self.work += self.open_work - self.work // 16
+            self.time_ns += open_ns - self.time_ns // 16
             self.open_work = self.open_ns = self.grants = 0
             self.since_ns = now_ns
 

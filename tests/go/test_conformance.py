@@ -1,4 +1,4 @@
-"""Runs every conformance script that needs no Session through the Go client, over each transport."""
+"""Runs the conformance scripts without a Session through the Go client, over each transport."""
 
 from __future__ import annotations
 

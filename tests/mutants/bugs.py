@@ -455,14 +455,14 @@ MUTANTS = (
         THIRD,
     ),
     Mutant(
-        "deadline-of-nobody",
-        "who has no deadline is refused as if he would miss it",
+        "early-for-others",
+        "a request is refused early for what other tenants have queued",
         (
             (
                 "lifecycle/admit.pxi",
-                "    if outcome == 0 and ask.deadline_ns and core.settings.early_refusal:\n",
+                "    if outcome == 0 and ask.waited_ns == 0:\n",
                 "    if BUG and outcome == 0 and core.settings.early_refusal"
-                " and not ask.deadline_ns:\n"
+                " and f.queued == 0 and not ask.deadline_ns:\n"
                 "        outcome = OUT_REJECTED_DEADLINE if core.seq % 50 == 49 else 0\n",
             ),
         ),

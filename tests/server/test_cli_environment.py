@@ -1,4 +1,4 @@
-"""Tests that commands take where things are from the environment, as gates do, and explain themselves."""
+"""Tests that commands read addresses and tokens from the environment, and explain themselves."""
 
 import asyncio
 from collections.abc import Iterator

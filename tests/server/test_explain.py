@@ -405,7 +405,20 @@ QUEUED: dict[str, Any] = {
             "In pool p group lab (flow x in it), at level 2 of the groups beside group sales, goes"
             " first by 70 tokens of service, and the pool runs as many",
         ),
-        ({"place": {"reason": 4}}, "It is expected to run in 2.0 s (give or take 300 ms)"),
+        (
+            {"place": {"reason": 4, "evicted_in_ms": 2_001}},
+            "It is expected to run in 2.0 s (give or take 300 ms); it gives up in 2.0 s.",
+        ),
+        (
+            {"place": {"reason": 4, "evicted_in_ms": 1_800}},
+            "It will probably not be served: its turn is expected in 2.0 s (give or take 300 ms),"
+            " and it gives up in 1.8 s.",
+        ),
+        (
+            {"place": {"reason": 4, "evicted_in_ms": 1_000}},
+            "It will not be served: its turn is expected in 2.0 s (give or take 300 ms), and it"
+            " gives up in 1.0 s.",
+        ),
     ],
 )
 def test_each_reason_has_its_sentence(fields: dict[str, Any], said: str) -> None:

@@ -110,7 +110,7 @@ def terms_of(options: Options) -> Terms:
         ),
         limits=options.limits or PoolLimits(),
         by_deadline=core.get("flow_order") == "deadline",
-        early_refusal=bool(core.get("early_refusal")),
+        early_refusal=bool(core.get("early_refusal", True)),
         grants=None if options.hostile is None else options.hostile.grants,
         closed=frozenset() if options.hostile is None else options.hostile.closed,
         sessions_max=core.get("sessions_max", 4_096),

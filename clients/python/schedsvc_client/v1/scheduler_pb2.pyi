@@ -63,7 +63,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_REJECTED_QUOTA: _Outcome.ValueType  # 22
     """A quota of the tenant is spent."""
     OUTCOME_REJECTED_DEADLINE: _Outcome.ValueType  # 23
-    """The predicted wait is beyond the request's deadline."""
+    """The expected wait is longer than the request may wait, or ends beyond its deadline."""
     OUTCOME_REJECTED_LIMIT: _Outcome.ValueType  # 24
     """A limit of the scheduler itself (Session; the unary call answers RESOURCE_EXHAUSTED)."""
     OUTCOME_REJECTED_QUOTA_SIZE: _Outcome.ValueType  # 25
@@ -106,7 +106,7 @@ OUTCOME_REJECTED_UNKNOWN_TENANT: Outcome.ValueType  # 21
 OUTCOME_REJECTED_QUOTA: Outcome.ValueType  # 22
 """A quota of the tenant is spent."""
 OUTCOME_REJECTED_DEADLINE: Outcome.ValueType  # 23
-"""The predicted wait is beyond the request's deadline."""
+"""The expected wait is longer than the request may wait, or ends beyond its deadline."""
 OUTCOME_REJECTED_LIMIT: Outcome.ValueType  # 24
 """A limit of the scheduler itself (Session; the unary call answers RESOURCE_EXHAUSTED)."""
 OUTCOME_REJECTED_QUOTA_SIZE: Outcome.ValueType  # 25
@@ -800,7 +800,7 @@ class FlowStats(_message.Message):
     """Reserved at the grant over used output tokens of completed requests."""
     queued_input_tokens: _builtins.int
     wait_expected_ms: _builtins.int
-    """The expected wait of one more request now; -1: unknown."""
+    """The expected wait of one more, in the pool that the queued ones name or the best; -1: unknown."""
     wait_error_ms: _builtins.int
     """Error of waits estimated at arrival: moving average of the absolute error, and their number."""
     waits_judged: _builtins.int
@@ -809,7 +809,7 @@ class FlowStats(_message.Message):
     ttft_ms: _builtins.int
     ttft_judged: _builtins.int
     deadline_probes_judged: _builtins.int
-    """Requests admitted although expected to miss their deadlines, and judged; those that did miss."""
+    """Judged requests that were let in although expected too late; those that were, or took a turn."""
     deadline_probes_missed: _builtins.int
     entitled_ppm: _builtins.int
     """The part of all service that it is due, as in GroupStats."""

@@ -1,13 +1,14 @@
 """Tracks an operator's actions: pools that grant nothing, void leases, flows in audit."""
 
 from schedsvc_lab.faults.auditor.implied_state import ImpliedState
-from schedsvc_lab.faults.auditor.queues import check_full, places
+from schedsvc_lab.faults.auditor.queues import check_early, check_full, places
 from schedsvc_lab.faults.auditor.records import (
     ENDED,
     EVICTED_CANCELLED,
     EVICTED_DRAINING,
     EVICTED_TTL,
     LIVE,
+    REJECTED_DEADLINE,
     REJECTED_DRAINING,
     REJECTED_FLOW_QUEUE_FULL,
     REJECTED_LIMIT,
@@ -126,6 +127,8 @@ class OperatorActions:
             require(stranded, "evicted as drained, but it could go elsewhere", *r.key)
         elif outcome == REJECTED_FLOW_QUEUE_FULL:
             check_full(books, r)
+        elif outcome == REJECTED_DEADLINE:
+            check_early(books, r)
         if r.key[0] in self.audited and self.audited:
             require(outcome in _IN_AUDIT, "refused in audit", outcome, *r.key)
 

@@ -29,6 +29,12 @@ def check_full(books: ImpliedState, r: Request) -> None:
     require(own >= part, "refused within its part of a queue", *r.key, own, part)
 
 
+def check_early(books: ImpliedState, r: Request) -> None:
+    """Hold a refusal for an expected wait to a flow that has something queued. O(queued)."""
+    count = sum(_principals(books, r.flow).values()) - 1  # the request is in the books itself
+    require(r.has_deadline or count > 0, "refused for what others have queued", *r.key)
+
+
 def _principals(books: ImpliedState, flow: str) -> dict[int, int]:
     """Count each principal's queued requests of a flow, with those that left in this round."""
     whose: dict[int, int] = {}

@@ -366,8 +366,8 @@ class Auditor:
         elif outcome == EVICTED_CANCELLED:
             require(r.withdrawn, "evicted as withdrawn, but not withdrawn", *r.key)
         elif outcome in (REJECTED_DEADLINE, EVICTED_DEADLINE):
-            may = books.terms.early_refusal and r.has_deadline
-            require(may, "refused for a deadline that it does not have", *r.key)
+            may = books.terms.early_refusal and (r.has_deadline or outcome == REJECTED_DEADLINE)
+            require(may, "refused early, or for a deadline that it does not have", *r.key)
         elif outcome in (REJECTED_TOO_LARGE, EVICTED_TOO_LARGE, REJECTED_NO_POOL) and not late:
             pools = [p for p in books.pools.values() if r.ask and books.takes(p, r.ask.pool)]
             fits = any(p.can_hold(r) and (p.offers or outcome > REJECTED_LAST) for p in pools)
