@@ -44,7 +44,7 @@ def test_a_pace_follows_the_last_window() -> None:
     line.ask(count=60)
     line.tick(40)
     line.turn_ns = SECOND
-    line.tick(4)  # 4 grants in 4 s, after 10 in each second: 8.8 in 1.6 s
+    line.tick(4)  # 4 grants in 4 s, after 10 in each second
     pace = pool(line.s, line.now_ns)["drain_tokens_per_minute"]
     assert pace == pytest.approx(5.5 * 60 * WORK, rel=0.1)
 
