@@ -106,7 +106,7 @@ class Early(Return):
         return max(0, wait_ns - f.wait_error_ns) if wait_ns >= 0 else -1
 
     def _may_be_late(self, r: Request) -> bool:
-        """Whether it may wait for so long if all that is queued is before it."""
+        """Whether it may be late if all that is queued is before it."""
         pace, queued = self.pace_of(r.target), sum(q.work for q in self.queued())
         if pace == 0:
             return False
