@@ -142,7 +142,7 @@ cdef int64_t least_prefill_ns(Core core, const Request* r) noexcept:
 
 
 cdef bint may_be_late(Core core, const Request* r, int64_t left_ns) noexcept:
-    """Return whether a request may wait so long at all, even if all that is queued is ahead of it.
+    """Return whether a request may wait for `left_ns` if all that is queued is ahead of it.
     O(pools + levels)."""
     cdef Pace pace = pace_of(core, r.target)
     cdef Flow* f = &core.flows.items[r.flow]
@@ -198,8 +198,7 @@ cdef int refuse_early(Core core, int32_t i) except -1:
 
 cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
     """Return when a request that is refused early could be served in time, after the retries of
-    earlier refusals: so long before its turn that it waits for half of what it may. O(SCAN_MAX +
-    pools + classes)."""
+    earlier refusals: half of its longest wait before its turn. O(SCAN_MAX + pools + classes)."""
     cdef int64_t* next_ns = &core.flows.items[r.flow].next_retry_at_ns
     cdef int64_t left_ns = max(<int64_t>0, longest_wait_ns(core, r))
     cdef int64_t step_ns = turn_ns(core, r.flow, r.target, r.work)

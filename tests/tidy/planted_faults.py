@@ -33,8 +33,8 @@ FAULTS = (
     Fault(
         "_core/policy",
         "_core/policy/deadline_shedding.pxi",
-        "    if first_ns < left_ns:\n",
-        "    if first_ns > left_ns:\n",
+        "    if wait_ns < left_ns:\n",
+        "    if wait_ns > left_ns:\n",
         "tests/core/test_deadline_shedding.py",
     ),
     Fault(

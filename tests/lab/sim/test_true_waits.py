@@ -1,4 +1,4 @@
-"""A default flood in virtual time: true waits, early refusals, and nobody loses by them."""
+"""A default flood in virtual time: waits are true, refusals early, and no tenant gets less."""
 
 import pytest
 

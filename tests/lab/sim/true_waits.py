@@ -1,4 +1,4 @@
-"""What a flood is told of its wait, and what early refusal and its clients do to it.
+"""Measures what Stats expects of a flood's waits, and the effects of early refusal and its clients.
 
 Each flood runs three times in virtual time with the defaults: without early refusal, with it, and
 with it and clients that obey Retry-After.
@@ -125,7 +125,7 @@ def longest_below(tokens: Sequence[int], least: float) -> int:
 
 
 def compare(rate: float, seeds: int) -> dict[str, dict[str, float]]:
-    """Play a flood of so many requests a second, and sum up each kind of run over all seeds."""
+    """Play a flood of `rate` requests a second, and sum up each kind of run over all seeds."""
     tenants = (replace(FLOOD[0], per_s=rate), *FLOOD[1:])
     kinds: dict[str, dict[str, Any]] = {
         "without": {"early_refusal": False}, "early": {}, "obedient": {"obeys": 1.0},

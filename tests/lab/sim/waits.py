@@ -66,7 +66,7 @@ FLOOD = (
 
 @dataclass(slots=True)
 class Told:
-    """What was said of a request at its arrival (-1: nothing), and with its refusal."""
+    """Holds the expectations at the arrival of a request (-1: none), and its Retry-After."""
 
     queued: int
     stats_ms: int
