@@ -46,8 +46,8 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 # Seeds from 2^48 on have a caller that acts against all others.
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
-.PHONY: help install env build build-release proto proto-go spec check test test-slow mutants lane-slow \
-	lane-mutants test-browser test-fronts test-go test-faults test-fuzz \
+.PHONY: help install env build build-release proto proto-go spec check test test-slow mutants \
+	lane-slow lane-mutants test-browser test-fronts test-go test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
 	usage-proof advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean

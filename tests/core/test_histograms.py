@@ -184,7 +184,7 @@ def test_unknown_flow_has_no_histograms() -> None:
 def play(seed: int, shown: bool) -> tuple[core.Scheduler, dict[str, list[int]]]:
     """Random load with waits over many orders of magnitude, and the exact times of everything."""
     rng = random.Random(seed)
-    s = make(("a", 1000), ("b", 3000), capacity=4_000, queue_ttl_ns=20_000 * MS)
+    s = make(("a", 1000), ("b", 3000), capacity=4_000, queue_ttl_ns=20_000 * MS, early_refusal=0)
     if shown:
         s.show_histograms(0, True)
     times: dict[str, list[int]] = {"queue_wait": [], "evicted_wait": [], "time_to_first_token": []}

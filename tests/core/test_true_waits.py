@@ -1,4 +1,4 @@
-"""Expected waits of named pools, and whom they refuse, by hand."""
+"""Tests expected waits of named pools, and the requests that they refuse."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ TTL_S = 10
 
 
 class Named(Line):
-    """A line whose requests name the pool, as a gate does."""
+    """Holds a line whose requests name the pool, as a gate does."""
 
     def __init__(self, *flows: tuple[str, int], **more: Any) -> None:
         given = {"queue_ttl_ns": TTL_S * SECOND, "refusal_samples_min": 1} | more

@@ -101,18 +101,21 @@ class Refusals(Room):
         )
 
     def _may_give_up(self, r: Request) -> bool:
-        """Return whether a request may be refused or evicted because its deadline cannot be met."""
+        """Return whether early refusal means a request at all."""
         bound = r.flow not in self.audit.flows and not self.classes.is_exempt(r.flow)
-        return bool(self.limits["early_refusal"]) and r.deadline_ns is not None and bound
+        return bool(self.limits["early_refusal"]) and bound
 
     def _refused_early(self, r: Request) -> int:
-        gives_up = self.core_says == core.REJECTED_DEADLINE and self._may_give_up(r)
-        return core.REJECTED_DEADLINE if gives_up else 0
+        # Requests of other tenants refuse none that has no deadline.
+        waits = r.deadline_ns is not None or self.queued(lambda q: q.flow == r.flow)
+        says = self.core_says == core.REJECTED_DEADLINE
+        return core.REJECTED_DEADLINE if says and waits and self._may_give_up(r) else 0
 
     def is_hopeless(self, r: Request) -> bool:
         """Return whether the next verdict of the core gives it up."""
         next_ = self.core_says[len(self.verdicts) :][:1]
-        return next_ == [(r.seq, core.EVICTED_DEADLINE)] and self._may_give_up(r)
+        given_up = next_ == [(r.seq, core.EVICTED_DEADLINE)] and r.deadline_ns is not None
+        return given_up and self._may_give_up(r)
 
     def _refuse(self, r: Request, outcome: int) -> int:
         self.flows[r.flow].refusals[outcome] += 1

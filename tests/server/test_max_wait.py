@@ -1,4 +1,4 @@
-"""The longest wait that a tenant states in the configuration."""
+"""Tests the longest wait that a tenant states in the configuration."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def config(**more: Any) -> Config:
 
 
 class Full:
-    """A scheduler whose only pool is full."""
+    """Return a scheduler whose only pool is full."""
 
     def __init__(self, given: Config) -> None:
         self.core = core.Scheduler(**given.core_options())

@@ -281,6 +281,7 @@ def test_an_entry_keeps_every_term_of_the_file() -> None:
         "budget": {"tokens_per_day": 100},
         "class": "low",
         "classes": ["low"],
+        "max_wait_ms": 5_000,
     }
     tenant = Tenant.model_validate({"name": "a", **terms})
     assert {field.alias or name for name, field in Tenant.model_fields.items()} == {

@@ -147,7 +147,7 @@ async def test_in_an_operators_audit_the_limits_are_counted() -> None:
         (
             "{weight: 2}",
             "2:26 unknown_tenants_limits.weight: unknown key 'weight';"
-            " known here: group, quota, share, class, classes",
+            " known here: group, quota, share, max_wait_ms, class, classes",
         ),
         (
             "{group: g}",

@@ -55,7 +55,7 @@ const (
 	Outcome_OUTCOME_REJECTED_UNKNOWN_TENANT Outcome = 21
 	// A quota of the tenant is spent.
 	Outcome_OUTCOME_REJECTED_QUOTA Outcome = 22
-	// The predicted wait is beyond the request's deadline.
+	// The expected wait is longer than the request may wait, or ends beyond its deadline.
 	Outcome_OUTCOME_REJECTED_DEADLINE Outcome = 23
 	// A limit of the scheduler itself (Session; the unary call answers RESOURCE_EXHAUSTED).
 	Outcome_OUTCOME_REJECTED_LIMIT Outcome = 24
@@ -1388,7 +1388,7 @@ type FlowStats struct {
 	// Reserved at the grant over used output tokens of completed requests.
 	ReservedToUsedPpm int64 `protobuf:"varint,43,opt,name=reserved_to_used_ppm,json=reservedToUsedPpm,proto3" json:"reserved_to_used_ppm,omitempty"`
 	QueuedInputTokens int64 `protobuf:"varint,60,opt,name=queued_input_tokens,json=queuedInputTokens,proto3" json:"queued_input_tokens,omitempty"`
-	// The expected wait of one more request now; -1: unknown.
+	// The expected wait of one more, in the pool that the queued ones name or the best; -1: unknown.
 	WaitExpectedMs int64 `protobuf:"varint,61,opt,name=wait_expected_ms,json=waitExpectedMs,proto3" json:"wait_expected_ms,omitempty"`
 	// Error of waits estimated at arrival: moving average of the absolute error, and their number.
 	WaitErrorMs int64 `protobuf:"varint,62,opt,name=wait_error_ms,json=waitErrorMs,proto3" json:"wait_error_ms,omitempty"`
@@ -1397,7 +1397,7 @@ type FlowStats struct {
 	TtftExpectedMs int64 `protobuf:"varint,64,opt,name=ttft_expected_ms,json=ttftExpectedMs,proto3" json:"ttft_expected_ms,omitempty"`
 	TtftMs         int64 `protobuf:"varint,65,opt,name=ttft_ms,json=ttftMs,proto3" json:"ttft_ms,omitempty"`
 	TtftJudged     int64 `protobuf:"varint,66,opt,name=ttft_judged,json=ttftJudged,proto3" json:"ttft_judged,omitempty"`
-	// Requests admitted although expected to miss their deadlines, and judged; those that did miss.
+	// Judged requests that were let in although expected too late; those that were, or took a turn.
 	DeadlineProbesJudged int64 `protobuf:"varint,67,opt,name=deadline_probes_judged,json=deadlineProbesJudged,proto3" json:"deadline_probes_judged,omitempty"`
 	DeadlineProbesMissed int64 `protobuf:"varint,68,opt,name=deadline_probes_missed,json=deadlineProbesMissed,proto3" json:"deadline_probes_missed,omitempty"`
 	// The part of all service that it is due, as in GroupStats.

@@ -1,4 +1,4 @@
-"""A default flood in virtual time: waits are true, refusals early, and no tenant gets less."""
+"""Tests a default flood in virtual time: waits are true, refusals early, shares equal."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from .true_waits import broken, compare, is_true, longest_below
 
 
 @pytest.mark.timeout(300)
-def test_a_flood_is_told_its_wait_and_refused_at_once():
+def test_a_flood_reads_its_true_wait_and_is_refused_at_once() -> None:
     found = compare(9.0, 3)
     assert found["early"]["refused"] > 1_000
     assert found["early"]["probes"] > 20

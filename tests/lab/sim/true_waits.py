@@ -25,7 +25,7 @@ END_S = 360
 EARLY_S = 1.0
 _EPILOG = """\b
 Example:
-  python -m tests.lab.sim.true_waits --rate 9 --seeds 3
+  python -m tests.lab.sim.true_waits --rate 6 --seeds 3
 
 What has to hold, over all seeds: the expected wait is within a factor of 1.5 of the real one for
 80 % of the requests, or both are below a second; 90 % of the refusals come within a second; of the
@@ -38,7 +38,7 @@ one does not.
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of one run, from STEADY_S on."""
+    """Holds the figures of one run, from STEADY_S on."""
 
     service: Counter[str]
     kv_tokens: list[int]
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def total(self) -> int:
-        """Service of all tenants."""
+        """Return the service of all tenants."""
         return self.service.total()
 
 
@@ -180,7 +180,7 @@ def broken(found: dict[str, dict[str, float]]) -> list[str]:
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--rate", default=9.0, show_default=True, help="Requests a second of the flood.")
+@click.option("--rate", default=6.0, show_default=True, help="Requests a second of the flood.")
 @click.option("--seeds", default=3, show_default=True, help="Runs of each kind.")
 def main(rate: float, seeds: int) -> None:
     """Measure waits and early refusal under a flood of more than twice what is served."""

@@ -30,7 +30,7 @@ PROFILE = load_profile("a10g-llama2-7b")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One tenant's Poisson arrivals, and the medians and spread of its lognormal lengths."""
+    """States one tenant's Poisson arrivals, and the medians and spread of its lognormal lengths."""
 
     name: str
     per_s: float
@@ -135,7 +135,7 @@ class Clients(CoreAdapter):
 
 
 class Waits(World):
-    """A run of some seconds; `obeys`: the part of the clients that come again at Retry-After."""
+    """Simulates some seconds. `obeys`: the part of clients that come again at Retry-After."""
 
     def __init__(
         self, tenants: Sequence[Tenant], seconds: float, *, seed: int = 1, obeys: float = 0.0,
