@@ -19,7 +19,7 @@ from schedsvc.cli import main
 from schedsvc.config import load
 from schedsvc_lab.quickstart.files import QuickstartError, make, read_tenants
 from tests import forked
-from tests.waiting import wait_for_start
+from tests.waiting import wait_for_start, wait_until
 
 
 def mode(path: Path) -> int:
@@ -112,6 +112,12 @@ def printed(log: Path, process: subprocess.Popen[Any]) -> str:
     return log.read_text()
 
 
+def completed(target: str) -> dict[str, int]:
+    words = ["stats", "--json", "--target", target]
+    stats = json.loads(CliRunner().invoke(main, words).output)
+    return {flow["tenant"]: int(flow["completed"]) for flow in stats["flows"]}
+
+
 def test_printed_lines_work_until_ctrl_c(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as output:
@@ -133,9 +139,7 @@ def test_printed_lines_work_until_ctrl_c(tmp_path: Path) -> None:
     with urllib.request.urlopen(console) as page:
         assert b"<html" in page.read()
     target = top.rpartition(" ")[2]
-    stats = json.loads(CliRunner().invoke(main, ["stats", "--json", "--target", target]).output)
-    served = {flow["tenant"]: int(flow["completed"]) for flow in stats["flows"]}
-    assert served["research"] == 2
+    wait_until(lambda: completed(target).get("research") == 2)  # an end follows its answer
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0
     assert log.read_text().endswith("stays.\n")
