@@ -1,7 +1,7 @@
 # Policy decides which request goes first, where and when, and which is refused; it grants nothing.
 
 include "policy/session_keys.pxi"       # the counters by which sessions of a tenant are ordered
-include "policy/tree_lines.pxi"         # the lines of queues in the tree of shares
+include "policy/tree_lines.pxi"         # the order of queues at each node of the tree
 include "policy/local_position.pxi"     # where flows stand in each of several pools
 include "policy/lead.pxi"               # service in all pools, and how far it may lead
 include "policy/pool_comes.pxi"         # flows get their positions in a pool that comes

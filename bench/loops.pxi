@@ -1,7 +1,7 @@
 # Loops of C around the core's events, so no Python is timed. bench/inside.py compiles them behind
-# the core's own files, and changes none of these. An Admit here is the request that
-# Scheduler.admit_wire() reads, without its bytes: it has the number of its flow, so no name is
-# looked up. poll() handles the deadlines that have passed.
+# the core's own files, and changes none of these. An Admit here begins where
+# Scheduler.admit_wire() has read the bytes: it has the number of its flow, so no name is looked
+# up. poll() handles the deadlines that have passed.
 
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 

@@ -190,7 +190,7 @@ cdef class Prefixes:
 
 
 cdef void read_hashes(Prefixes prefixes, Kept* kept, Cursor c, uint64_t adapter) noexcept:
-    """Read the hashes of a checked AdmitRequest, the first that there is place for. O(bytes)."""
+    """Read as many of the first hashes of a checked AdmitRequest as there is room for. O(bytes)."""
     cdef Cursor packed
     cdef int64_t tag
     cdef int32_t k = 0

@@ -28,8 +28,7 @@ cdef enum:  # why a request is expected to miss its deadline
     SHED_PREFILL = 1  # when its turn has come
     SHED_KINDS = 2
 
-# How far it is believed that requests are too late where that is forecast, see
-# deadline_shedding.pxi.
+# How far forecasts that a request will be too late are believed, see deadline_shedding.pxi.
 ctypedef struct ShedAccuracy:
     int32_t score  # of SHED_PREFILL: up for each that was, far down for each that was not
     int32_t since[SHED_KINDS]  # how many were sent away since one was let in all the same

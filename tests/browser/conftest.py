@@ -15,13 +15,15 @@ from typing import Any, Literal
 
 import grpc
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.server import Server
 from tests.cluster.member_process import MemberProcess
 from tests.server.conftest import ask, calling, serving
+
+expect.set_options(timeout=30_000)  # on a busy machine a page shows what it reads seconds later
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The folder of the screenshots, for a person to look at.

@@ -76,7 +76,8 @@ async def settled(screen: Screen, situation: str) -> None:
         )
     # The charts have a line.
     await expect(page.locator("#charts path").last).to_have_attribute("d", re.compile("L.*L"))
-    await expect(page.locator("#tenants tbody")).to_contain_text("% of")
+    if situation != "drain":  # its last request may have ended long ago
+        await expect(page.locator("#tenants tbody")).to_contain_text("% of")
 
 
 @pytest.mark.parametrize("situation", [quiet, flood, drain])
@@ -100,7 +101,7 @@ async def test_screens_pass_axe_at_both_widths(chromium: str, axe: str, situatio
                 assert screen.problems == []
 
 
-async def test_a_flood_is_shown_within_two_seconds(chromium: str) -> None:
+async def test_a_flood_is_shown(chromium: str) -> None:
     async with scheduling() as (server, stub), browsing(chromium) as browser:
         page = (await opened(browser, server)).page
         await expect(page.locator("#waiting-none")).to_be_visible()

@@ -1,8 +1,8 @@
 """Combines each way to prove a tenant with each place that a client can write.
 
 A cell is one request of the tenant `own`, whose client claims to be `victim` in one place. Its
-outcome is the tenant that the scheduler charges, or a refusal. There is no front: a request is one
-that a front would pass on. It drops the fields of `Evidence.sets` and writes the evidence. In the
+outcome is the tenant that the scheduler charges, or a refusal. No front runs: a request arrives as
+one would pass it on. A front drops the fields of `Evidence.sets` and writes the evidence. In the
 places "copy ..." and "joined ..." it appends the evidence to the client's own field instead.
 
     python -m tests.clients.identity_matrix     prints the table

@@ -136,7 +136,7 @@ async def test_engine_answers_a_request_beyond_its_context(
 async def test_embeddings_of_a_prompt_are_sized_and_reach_the_engine(
     bench: Bench, fields: dict[str, Any], sizes: list[int]
 ) -> None:
-    body = fields | {"max_tokens": 16}  # else prompts that the context cuts count as equally long
+    body = fields | {"max_tokens": 16}  # else all prompts beyond the context would count the same
     assert (await bench.ask(json.dumps(body).encode())).status == 200
     [admit] = bench.fake.admits
     assert (list(admit.input_tokens), admit.input_estimated) == (sizes, True)

@@ -237,7 +237,7 @@ def restarted(given: dict[str, Any], twin: Twin, now_ns: int) -> core.Scheduler:
         else:
             new.set_flow_quota(now_ns, owners[node], **share)
 
-    for node in range(len(quotas.nodes)):  # the same numbers for all
+    for node in range(len(quotas.nodes)):  # nodes keep their numbers
         if node in names:
             assert new.set_quota(now_ns, names[node]) == node
         elif node == quotas.shares.root:  # the first share makes it

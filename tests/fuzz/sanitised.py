@@ -75,7 +75,7 @@ def run_again(arguments: list[str]) -> int:
 
 
 def keep(noted: bytes, said: str) -> None:
-    """Keep the input of a process that a sanitizer ended, and name it after the long report."""
+    """Keep the input at which a sanitizer ended a process, and print its path below the report."""
     name, _, data = noted.partition(b"\n")
     if name:
         path = found(name.decode(), data)

@@ -1,4 +1,4 @@
-"""Finds the files that differ from the base commit, and the number of the tree."""
+"""Finds the files that differ from the base commit, and a number made of the tree's hash."""
 
 from __future__ import annotations
 

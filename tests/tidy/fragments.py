@@ -42,7 +42,7 @@ def _third(verb: str) -> str:
     return f"{verb[:-1]}ies" if re.search(r"[^aeiou]y$", verb) else f"{verb}s"
 
 
-#: Verbs with the class, the module or the command as the subject that the reader sees above.
+#: Verbs whose subject is the class, module or command that the reader sees above.
 THIRD = frozenset(map(_third, IMPERATIVES))
 #: Other verbs that make a clause.
 _OTHERS = (

@@ -74,7 +74,7 @@ def test_an_estimate_that_is_replaced_stays_carried(tmp_path: Path) -> None:
 
 
 def test_a_ledger_knows_its_last_leases_for_good(tmp_path: Path) -> None:
-    """Its process was killed, and the ids of that day are deleted by a later one."""
+    """Its process was killed, and a later process deletes the ids of that day."""
     a = write(tmp_path, "a.db", lease(1))
     b = write(tmp_path, "b.db", carried(1))
     at_s = NOW + 2 * IDS_KEPT_S

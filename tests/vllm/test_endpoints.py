@@ -99,7 +99,7 @@ async def test_usage_is_exact(stack: Stack, name: str, stream: bool) -> None:
 
 
 async def test_cached_tokens_are_in_the_books(stack: Stack) -> None:
-    """vLLM does not report them unless it was started to; its states do."""
+    """vLLM reports them only by an option; its states of requests hold them."""
     async with aiohttp.ClientSession(stack.url, headers={"x-tenant-id": TENANT}) as session:
         for _ in range(2):
             before = stack.flow(TENANT).cached_input_tokens

@@ -122,7 +122,7 @@ class Budgets:
             self._reported[budget] = period
 
     def running(self) -> list[tuple[bytes, int, bytes, int]]:
-        """Return all budgets for other members of a cluster. O(budgets).
+        """Return all budgets, as other members of a cluster get them. O(budgets).
 
         For each budget its name, 0 for the day or 1 for the month, its period in words that mean
         the same everywhere, and the core's number of the period.

@@ -1,4 +1,4 @@
-"""Tests a principal that acts against all others: seeds hold, and each rule can break."""
+"""Tests a principal that acts against all others: its seeds pass, and each check can fail."""
 
 import json
 from collections import Counter

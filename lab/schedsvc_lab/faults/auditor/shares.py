@@ -149,7 +149,7 @@ class Shares:
     ) -> bool:
         """Whether a replay finds no place, or is more than can have been granted; count it. O(1).
 
-        Audit grants without room. If the saved state is not known well enough, the books are lost.
+        Audit grants without room. If the auditor is unsure of the saved state, it drops its books.
         """
         if self.lacks_lease(books, principal):
             return True

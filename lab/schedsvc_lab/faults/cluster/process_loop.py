@@ -156,9 +156,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return False
 
     def is_running(self) -> bool:
-        """Return true: tasks that are destroyed ask for it."""
+        """Return False; tasks that are destroyed ask for it."""
         return False
 
     def is_closed(self) -> bool:
-        """Return false: tasks that are destroyed ask for it."""
+        """Return False; tasks that are destroyed ask for it."""
         return False

@@ -16,7 +16,7 @@ from schedsvc_lab.faults.cluster.options import Tenant
 __all__ = ["QuotaBooks"]
 
 _MINUTE_NS = 60_000_000_000
-#: The store counts whole milliseconds, and members' messages take time.
+#: A grant may seem so early: the store counts whole milliseconds, and messages take time.
 _EARLY_NS = 5_000_000
 
 
