@@ -96,7 +96,7 @@ def test_lower_32_bits_of_a_keys_second_half_count(hi, lo):
 
 
 def test_keyed_table_spreads_keys_that_collide_without_a_key():
-    """All keys hash to one place of a table whose hash has no secret."""
+    """A table whose hash has no secret puts all these keys into one place."""
     keys = meeting_keys(3_500)
     plain, keyed = probe().ProbeTable(), probe().ProbeTable((12, 34))
     for table in (plain, keyed):
