@@ -333,7 +333,7 @@ MUTANTS = (
             ),
         ),
         0,
-        tests=(f"{RESTART}::test_who_was_active_stays_so_for_a_lease_ttl",),
+        tests=(f"{RESTART}::test_active_flow_stays_active_for_a_lease_ttl",),
     ),
     Mutant(
         "replay-charged-twice",

@@ -1,5 +1,6 @@
 """Every known bug is caught, and the same build without a bug is not."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ def test_every_bug_has_its_place_in_the_source() -> None:
 def test_every_bug_is_sought_among_faults_that_exist() -> None:
     for mutant in MUTANTS:
         assert mutant.only is None or mutant.only <= FAULTS.keys(), mutant.name
+
+
+def test_every_test_that_has_to_catch_a_bug_is_there() -> None:
+    for mutant in MUTANTS:
+        for name in mutant.tests:
+            file, _, function = name.partition("[")[0].partition("::")
+            text = (FOLDER.parents[1] / file).read_text()
+            assert not function or re.search(rf"def {function}\b", text), (mutant.name, name)
 
 
 def test_a_place_that_has_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
