@@ -173,6 +173,25 @@ async def loading(stub: SchedulerServiceStub, **clients: int) -> AsyncIterator[N
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@asynccontextmanager
+async def running(stub: SchedulerServiceStub, tenant: str) -> AsyncIterator[None]:
+    """Keep one request running."""
+    grant = (await stub.Admit(ask(100, tenant=tenant, reports_progress=True))).grant
+    lease = {"lease_id": grant.lease_id, "pool_epoch": 1}
+
+    async def renew() -> None:
+        while True:
+            await stub.Progress(pb.ProgressRequest(leases=[lease]))
+            await asyncio.sleep(1)
+
+    task = asyncio.ensure_future(renew())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await stub.Complete(pb.CompleteRequest(**lease, input_tokens=100, output_tokens=1))
+
+
 async def _client(stub: SchedulerServiceStub, tenant: str) -> None:
     while True:
         try:
