@@ -1,6 +1,7 @@
 """Measures the bound of VTC (arXiv 2401.00588, section 4) on what was served."""
 
 from schedsvc_lab.faults.auditor.fair_pools import PoolFairness
+from schedsvc_lab.faults.auditor.overstated import Overstated
 from schedsvc_lab.faults.auditor.records import CREDIT_AUTO, Lease, Request, Terms, require
 from schedsvc_lab.faults.auditor.session_fairness import SessionFairness
 
@@ -24,6 +25,8 @@ class Fairness:
         self.served: dict[str, int] = {}
         self._pools = PoolFairness(self._terms)
         self._sessions = SessionFairness(self._terms)
+        self._overstated = Overstated()
+        self._overstated = Overstated()
         self._waiting: dict[str, int] = {}
         self._lead: dict[tuple[str, str], int] = {}  # the least since the second one began to wait
         self._flows: set[str] = set()
@@ -74,6 +77,23 @@ class Fairness:
             self._count(lease, flow, more)
             self._sessions.charge(lease.request, more)
             lease.served = served
+        if final:
+            self._note_overstated(lease)
+
+    def granted(self, lease: Lease) -> None:
+        """Note that a request was next in its pool."""
+        for name in self._tree.path(lease.request.flow):
+            self._overstated.granted(name, lease.pool.name)
+
+    def _note_overstated(self, lease: Lease) -> None:
+        r = lease.request
+        above = lease.output_tokens - r.max_output_tokens * r.sequences
+        if above <= 0:
+            return
+        more = above * self._terms.output_price * 1000 // lease.weight_milli
+        self._overstated.add(r.flow, lease.pool.name, more)
+        for name in self._tree.above(r.flow):
+            self._overstated.add(name, lease.pool.name, self._reweighed(more, lease, name))
 
     def _reweighed(self, weighted: int, lease: Lease, group: str) -> int:
         """Return weighted service of a lease's flow as that of a group."""
@@ -94,7 +114,7 @@ class Fairness:
         terms = self._terms
         if not terms.fair:
             return
-        slack: dict[str, int] = {}
+        slack = self._overstated.most()
         for lease in live.values():
             r = lease.request
             if not r.reports_progress:  # its output is settled at its end

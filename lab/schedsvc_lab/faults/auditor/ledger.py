@@ -212,6 +212,7 @@ class Books(ImpliedState):
         lease = self._open(now_ns, r, lease_id, pool, reserved_tokens)
         self.shares.note(lease)
         self.fairness.charge(lease, final=False)
+        self.fairness.granted(lease)
         self.meters.grant(now_ns, lease, late=late)
         if not late:
             pool.granted = True
