@@ -60,8 +60,12 @@ install: ## Install the service and its laboratory into PREFIX: no developer too
 	test -x $(PREFIX)/bin/python || $(PYTHON) -m venv $(PREFIX)
 	@# setuptools would put modules into the packages that are no longer in the tree.
 	find build lab/build -path '*/lib*' -name '*.py' -delete 2> /dev/null || true
-	SCHEDSVC_CORE=release $(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt ./clients/python ./clients/vllm . ./lab 'schedsvc[top]'
+	@# All four are built by one pair of tools beside PREFIX, instead of a pair for each.
+	$(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
+		-c constraints.txt --target build/tools 'setuptools>=77' 'cython>=3.1,<4'
+	SCHEDSVC_CORE=release PYTHONPATH=$(CURDIR)/build/tools $(PREFIX)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --no-build-isolation -c constraints.txt \
+		./clients/python ./clients/vllm . ./lab 'schedsvc[top]'
 	@echo 'Installed. Start with: $(PREFIX)/bin/schedsvc quickstart'
 
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.

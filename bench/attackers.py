@@ -4,10 +4,11 @@
 until SIGTERM, and then prints its counts as JSON. It updates the counts in the file during the
 attack. The kinds:
 
-- `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant; -
-`resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487); - `silent`: no byte
-is sent, not even the preface of HTTP/2; - `idle`: only the preface; - `mixed`: every fourth
-connection each of these.
+- `flood`: on each connection one Admit after another, each of 64 KiB and of another tenant;
+- `resets`: calls that are cancelled in the moment they are sent (CVE-2023-44487);
+- `silent`: no byte is sent, not even the preface of HTTP/2;
+- `idle`: only the preface;
+- `mixed`: every fourth connection each of these.
 """
 
 import asyncio

@@ -106,7 +106,7 @@ _SCHEDULER = (
     Setting("queue_tokens_max", TOKENS, 0, 0, 10**12,
             help="The queued requests of all tenants together have at most this input; 0: no"
             " limit."),
-    Setting("early_refusal", COUNT, True, 0, 1, page="understand/queues.md",
+    Setting("early_refusal", COUNT, True, 0, 1, page="operate/operations.md",
             help="If on, a request that cannot be served within its longest wait, or have its first"
             " token by its deadline, is refused at once; by its deadline also at its turn."),
     Setting("saturation", PART, 0.8, 0.01, 1, core_least=1,
