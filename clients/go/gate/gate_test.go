@@ -165,8 +165,8 @@ func readTable(t *testing.T) (read table, quota *pb.QuotaSnapshot, shown map[str
 	return read, quota, shown
 }
 
-// told returns each header that a gate may set.
-func told(header http.Header) map[string]string {
+// gateHeaders returns those headers that a gate sets.
+func gateHeaders(header http.Header) map[string]string {
 	found := map[string]string{}
 	for name := range header {
 		lower := strings.ToLower(name)
@@ -213,7 +213,7 @@ func TestEachRefusalIsAnsweredByTheTableOfAllGates(t *testing.T) {
 						expected[header] = value
 					}
 				}
-				if found := told(response.Header); !reflect.DeepEqual(found, expected) {
+				if found := gateHeaders(response.Header); !reflect.DeepEqual(found, expected) {
 					t.Errorf("%s, %d: %v, not %v", face.Outcome, retry.RetryAfterMs, found, expected)
 				}
 				var found struct {
