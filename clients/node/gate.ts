@@ -57,7 +57,7 @@ export function fastifyGate<R extends { raw: IncomingMessage }>(
   scheduler: Scheduler, sizeOf: SizeOf<R>,
 ) {
   checkGate(scheduler, sizeOf);
-  return async (request: R, reply: FastifyReply): Promise<unknown> => {
+  return async (request: NoInfer<R>, reply: FastifyReply): Promise<unknown> => {
     const answer = await wait(scheduler, () => sizeOf(request), request.raw, reply.raw);
     if (answer === 'runs') return undefined;
     if (answer === 'left') reply.hijack();

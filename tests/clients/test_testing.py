@@ -208,3 +208,12 @@ async def test_a_wrong_total_is_named_and_the_lease_is_cancelled(
 def test_a_target_that_is_no_text_is_named(target: Any) -> None:
     with pytest.raises(TypeError, match=r"target is .*; it has to be a str"):
         Scheduler(target)
+
+
+async def test_a_stopped_fake_leaves_no_task() -> None:
+    tasks = asyncio.all_tasks()
+    async with FakeScheduler() as fake:
+        async with SchedulerSession(fake.target, client_id="c", incarnation=1):
+            await until(lambda: fake.streams)
+            await fake.stop()
+        await until(lambda: asyncio.all_tasks() == tasks)

@@ -362,6 +362,7 @@ class FakeScheduler:
         self.streams.append(stream)
         reader = asyncio.ensure_future(stream.read(requests))
         broken = asyncio.ensure_future(stream.broken.wait())
+        taken = None
         try:
             while True:
                 taken = asyncio.ensure_future(stream.out.get())
@@ -374,12 +375,12 @@ class FakeScheduler:
                         merged.MergeFrom(stream.out.get_nowait())
                     yield merged
                 else:
-                    taken.cancel()
                     return
         finally:
             self.streams.remove(stream)
-            reader.cancel()
-            broken.cancel()
+            for task in (reader, broken, taken):
+                if task is not None:
+                    task.cancel()
             for request_id in stream.tags.values():
                 self.held.pop(request_id, None)
 
