@@ -1,7 +1,7 @@
 // Runs conformance scripts against a live scheduler: node conformance.mjs TARGET SCRIPT...
 // Exit status 0 only if every step of every script holds. With SCHEDSVC_TLS_CA_FILE it uses TLS.
-// The package's Scheduler makes the calls. What it does not offer goes over a connection of gRPC:
-// streams, raw bytes, and another scheme of authorization.
+// The package's Scheduler makes the calls. Streams, raw bytes and other schemes of authorization go
+// over a connection of gRPC.
 
 import { readFile } from 'node:fs/promises';
 import { basename } from 'node:path';
