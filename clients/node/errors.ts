@@ -3,32 +3,50 @@
 import { Metadata, status } from '@grpc/grpc-js';
 import protobuf from 'protobufjs';
 import type { AdmitResponse__Output } from './build/schedsvc/v1/AdmitResponse';
+import type { LimitKind__Output } from './build/schedsvc/v1/LimitKind';
 import type { Outcome__Output } from './build/schedsvc/v1/Outcome';
+import type { QuotaSnapshot__Output } from './build/schedsvc/v1/QuotaSnapshot';
+
+/** One limit of a tenant, e.g. of kind 'LIMIT_KIND_REQUESTS_PER_MINUTE'. */
+export interface Limit {
+  kind: LimitKind__Output;
+  limit: number;
+  remaining: number;
+  resetMs: number;
+}
+
+export function limitsOf(quota?: QuotaSnapshot__Output | null): Limit[] {
+  return (quota?.limits ?? []).map(({ kind, limit, remaining, resetMs }) => ({
+    kind, limit: Number(limit), remaining: Number(remaining), resetMs: Number(resetMs),
+  }));
+}
 
 /** The scheduler's verdict is that the request does not run. */
 export class Refused extends Error {
   override name = 'Refused';
-  /** One of the contract's outcomes, e.g. 'OUTCOME_REJECTED_FLOW_QUEUE_FULL'. */
+  /** By which an operator finds the request. */
+  readonly requestId: string;
+  /** e.g. 'OUTCOME_REJECTED_QUOTA'; 'OUTCOME_UNSPECIFIED' if a later version gave the reason. */
   readonly outcome: Outcome__Output;
   /** When to retry; 0: a retry cannot help. */
   readonly retryAfterMs: number;
   /** Requests that were ahead of it in the tenant's queue. */
   readonly queuePosition: number;
   /** The limits of the tenant. */
-  readonly limits: { kind: string; limit: number; remaining: number; resetMs: number }[];
+  readonly limits: Limit[];
   readonly queueDurationMs: number;
 
-  constructor({ outcome, refusal, queueDurationUs }: AdmitResponse__Output) {
+  constructor(requestId: string, response: AdmitResponse__Output) {
+    const { refusal, queueDurationUs } = response;
+    // One of a later version is a number.
+    const isKnown = typeof response.outcome === 'string';
+    const outcome = isKnown ? response.outcome : 'OUTCOME_UNSPECIFIED';
     super(refusal?.message || outcome);
+    this.requestId = requestId;
     this.outcome = outcome;
     this.retryAfterMs = Number(refusal?.retryAfterMs ?? 0);
     this.queuePosition = Number(refusal?.queuePosition ?? 0);
-    this.limits = (refusal?.quota?.limits ?? []).map((limit) => ({
-      kind: limit.kind,
-      limit: Number(limit.limit),
-      remaining: Number(limit.remaining),
-      resetMs: Number(limit.resetMs),
-    }));
+    this.limits = limitsOf(refusal?.quota);
     this.queueDurationMs = Number(queueDurationUs) / 1_000;
   }
 }

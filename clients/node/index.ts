@@ -6,19 +6,20 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import {
   type ChannelCredentials, Client, type ClientOptions, credentials, Metadata, status,
 } from '@grpc/grpc-js';
+import { Admission, END_DEADLINE_MS, type EndOutcome, NOTHING_USED } from './admission';
 import type { AdmitRequest } from './build/schedsvc/v1/AdmitRequest';
-import type { AdmitResponse__Output } from './build/schedsvc/v1/AdmitResponse';
-import type { LeaseProgress } from './build/schedsvc/v1/LeaseProgress';
 import type { Outcome } from './build/schedsvc/v1/Outcome';
 import type { RequestStory__Output as RequestStory } from './build/schedsvc/v1/RequestStory';
 import type { StatsRequest } from './build/schedsvc/v1/StatsRequest';
 import type { StatsResponse__Output as StatsResponse } from './build/schedsvc/v1/StatsResponse';
 import type { Answer, Asked, Method } from './contract';
-import { checkNames, checkRequest, METHODS } from './contract';
+import { checkOptions, checkRequest, hold, METHODS } from './contract';
 import { CallFailed, Refused } from './errors';
 import { fenceOf, isLocal, Targets } from './targets';
 
-export { CallFailed, credentials, Refused };
+export { Admission, CallFailed, credentials, Refused };
+export type { Books, Totals } from './admission';
+export type { Limit } from './errors';
 export type { AdmitRequest, Answer, Asked, Method, Outcome, RequestStory, StatsResponse };
 
 // Progress carries totals, so a repeat is harmless. Admit is for its caller to repeat; Complete is
@@ -38,15 +39,8 @@ const SERVICE_CONFIG = {
   ],
 };
 
-// These bound one attempt to end a lease.
-const END_DEADLINE_MS = 5_000;
-const END_BACKOFF_MIN_MS = 50;
-const END_BACKOFF_MAX_MS = 2_000;
-// How long the scheduler keeps an expired lease: past it a Complete is no longer repeated.
-const LEASE_GRACE_MS = 20_000;
 // How long withAdmission() holds its result back for an end that has to be repeated.
 const END_WAIT_MS = 1_000;
-const PASSING = [status.UNAVAILABLE, status.DEADLINE_EXCEEDED];
 // Answers about the caller, which every scheduler would give.
 const OF_CALLER = [
   status.INVALID_ARGUMENT,
@@ -61,7 +55,6 @@ const OF_CALLER = [
 const PROBES = 3;
 // Prefix hashes of one request; the scheduler refuses more.
 const PREFIX_HASHES_MAX = 4_096;
-const NOTHING_USED = { inputTokens: 0, cachedInputTokens: 0, outputTokens: 0 };
 
 export interface SchedulerOptions {
   /** Bearer token of this caller. */
@@ -83,17 +76,6 @@ export interface CallOptions {
   deadlineMs?: number;
 }
 
-/** Running totals of a request, never differences. */
-export type Totals = Pick<LeaseProgress, 'inputTokens' | 'cachedInputTokens' | 'outputTokens'>;
-
-/** What was charged. */
-export interface Books {
-  outcome: Outcome;
-  inputTokens: number;
-  cachedInputTokens: number;
-  outputTokens: number;
-}
-
 /** A client of one scheduler, or of several of which one leads. */
 export class Scheduler {
   #targets;
@@ -111,15 +93,22 @@ export class Scheduler {
    *   by commas: the leader and its standbys
    */
   constructor(target: string, options: SchedulerOptions = {}) {
-    const defaults = {
-      token: '',
-      channelCredentials: credentials.createInsecure(),
-      channel: {} as ClientOptions,
-      failoverWaitMs: 5_000,
-      silentAfterMs: 1_500,
+    checkOptions(options, {
+      token: 'string',
+      channelCredentials: 'object',
+      channel: 'object',
+      failoverWaitMs: 'number',
+      silentAfterMs: 'number',
+    });
+    const { token, channelCredentials, channel, failoverWaitMs, silentAfterMs } = options;
+    this.#options = {
+      token,
+      channelCredentials: channelCredentials ?? credentials.createInsecure(),
+      channel,
+      failoverWaitMs: failoverWaitMs ?? 5_000,
+      silentAfterMs: silentAfterMs ?? 1_500,
     };
-    checkNames('option', options, Object.keys(defaults));
-    this.#options = { ...defaults, ...options };
+    hold(typeof target === 'string', 'target', target, 'a string');
     this.#targets = new Targets(target);
     this.#fence = fenceOf(this.#targets.all);
   }
@@ -132,6 +121,7 @@ export class Scheduler {
    * @throws {CallFailed} the call itself failed
    */
   async admit(request: AdmitRequest, options: CallOptions = {}): Promise<Admission> {
+    checkCall('Admit', request, options);
     const hashes = request.prefixBlockHashes?.length ?? 0;
     if (hashes > PREFIX_HASHES_MAX) {
       const text = `has ${hashes} hashes; at most ${PREFIX_HASHES_MAX} are allowed`;
@@ -140,7 +130,7 @@ export class Scheduler {
     }
     if (this.#closed) throw this.#closed;
     options.signal?.throwIfAborted();
-    const asked = { requestId: randomUUID(), ...request };
+    const asked = { ...request, requestId: request.requestId ?? randomUUID() };
     // Not AbortSignal.any(): on Node 20 a signal that lives long keeps what it gives for ever.
     const waiting = new AbortController();
     const { signal } = waiting;
@@ -164,8 +154,10 @@ export class Scheduler {
 
   async #admit(request: AdmitRequest, options: CallOptions): Promise<Admission> {
     const response = await this.call('Admit', request, options);
-    if (response.outcome !== 'OUTCOME_GRANTED') throw new Refused(response);
-    const admission = new Admission(this, response, () => this.#open.delete(admission));
+    const { requestId = '' } = request;
+    if (response.outcome !== 'OUTCOME_GRANTED') throw new Refused(requestId, response);
+    const onEnd = () => this.#open.delete(admission);
+    const admission = new Admission(this, requestId, response, onEnd);
     this.#open.add(admission);
     return admission;
   }
@@ -268,10 +260,9 @@ export class Scheduler {
   async call<M extends Method>(
     method: M, request: Asked<M>, options: CallOptions = {},
   ): Promise<Answer<M>> {
-    checkRequest(method, request);
-    checkNames('option', options, ['signal', 'deadlineMs']);
+    checkCall(method, request, options);
     const { signal, deadlineMs } = options;
-    const endsMs = deadlineMs ? Date.now() + deadlineMs : Infinity;
+    const endsMs = deadlineMs === undefined ? Infinity : Date.now() + deadlineMs;
     let awaySinceMs = performance.now();
     for (;;) {
       const target = this.#targets.current;
@@ -372,122 +363,7 @@ export class Scheduler {
   }
 }
 
-type EndOutcome = 'OUTCOME_COMPLETED' | 'OUTCOME_CANCELLED';
-
-/** A granted request. It is renewed in the background until it ends. */
-export class Admission {
-  readonly leaseId: string;
-  readonly pool: string;
-  readonly reservedTokens: number;
-  /** Lower runs first. */
-  readonly enginePriority: number;
-  readonly queueDurationMs: number;
-  #scheduler;
-  #lease;
-  #ttlMs;
-  #totals: Totals = {};
-  #timer;
-  #lost = new AbortController();
-  #books: Promise<Books> | undefined;
-  #onEnd;
-
-  /** @internal */
-  constructor(
-    scheduler: Scheduler, { grant, queueDurationUs }: AdmitResponse__Output, onEnd: () => void,
-  ) {
-    const { leaseId, pool, poolEpoch, reservedTokens, enginePriority, ttlMs } = grant!;
-    this.#scheduler = scheduler;
-    this.#onEnd = onEnd;
-    this.#lease = { leaseId, poolEpoch };
-    this.leaseId = leaseId;
-    this.pool = pool;
-    this.reservedTokens = Number(reservedTokens);
-    this.enginePriority = enginePriority;
-    this.queueDurationMs = Number(queueDurationUs) / 1_000;
-    this.#ttlMs = Number(ttlMs);
-    // Two renewals may be lost before the lease is.
-    this.#timer = setInterval(() => this.#renew(), this.#ttlMs / 3);
-    this.#timer.unref();
-  }
-
-  /** Aborts when the scheduler no longer knows the lease as live: stop the engine's work then. */
-  get signal(): AbortSignal {
-    return this.#lost.signal;
-  }
-
-  /**
-   * Note running totals. They travel with the next renewal and with the end, so it costs nothing
-   * to call it for every token.
-   */
-  report(totals: Totals = {}): void {
-    checkNames('total', totals, Object.keys(NOTHING_USED));
-    Object.assign(this.#totals, totals);
-  }
-
-  /** End the lease as done. Returns what was charged. */
-  complete(totals?: Totals): Promise<Books> {
-    return this.end('OUTCOME_COMPLETED', totals);
-  }
-
-  /** End the lease before it was done. Returns what was charged. */
-  cancel(totals?: Totals): Promise<Books> {
-    return this.end('OUTCOME_CANCELLED', totals);
-  }
-
-  /**
-   * End the lease, once: a second call returns the charge of the first. If the scheduler is away,
-   * the client retries until the lease has surely expired.
-   */
-  end(outcome: EndOutcome, totals?: Totals): Promise<Books> {
-    if (!this.#books) {
-      this.report(totals);
-      clearInterval(this.#timer);
-      this.#books = this.#end(outcome).finally(this.#onEnd);
-    }
-    return this.#books;
-  }
-
-  /** `await using` cancels a lease that was not completed. */
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.cancel();
-  }
-
-  async #end(outcome: EndOutcome): Promise<Books> {
-    const books = await this.#deliver({ ...this.#lease, outcome, ...this.#totals });
-    return {
-      outcome: books.outcome,
-      inputTokens: Number(books.inputTokens),
-      cachedInputTokens: Number(books.cachedInputTokens),
-      outputTokens: Number(books.outputTokens),
-    };
-  }
-
-  async #deliver(request: Asked<'Complete'>): Promise<Answer<'Complete'>> {
-    const expiredMs = Date.now() + this.#ttlMs + LEASE_GRACE_MS;
-    let ceilingMs = END_BACKOFF_MIN_MS;
-    for (;;) {
-      try {
-        return await this.#scheduler.call('Complete', request, { deadlineMs: END_DEADLINE_MS });
-      } catch (error) {
-        const isPassing = error instanceof CallFailed && PASSING.includes(error.code);
-        if (!isPassing || Date.now() > expiredMs) throw error;
-      }
-      await sleep(ceilingMs * (0.5 + 0.5 * Math.random()));
-      ceilingMs = Math.min(2 * ceilingMs, END_BACKOFF_MAX_MS);
-    }
-  }
-
-  async #renew(): Promise<void> {
-    const request = { leases: [{ ...this.#lease, ...this.#totals }] };
-    try {
-      const { leases } = await this.#scheduler.call('Progress', request);
-      const state = leases[0]?.state;
-      // A state of a later version is no reason to stop.
-      if (/^LEASE_STATE_(UNKNOWN|VOID|ENDED)$/.test(`${state}`) && !this.#books) {
-        this.#lost.abort(new Error(`lease ${this.leaseId} is ${state}`));
-      }
-    } catch {
-      // The next renewal may pass; what counts is the lease's TTL, and that is the scheduler's.
-    }
-  }
+function checkCall<M extends Method>(method: M, request: Asked<M>, options: CallOptions): void {
+  checkRequest(method, request);
+  checkOptions(options, { signal: 'AbortSignal', deadlineMs: 'number' });
 }

@@ -6,7 +6,10 @@ import type { Grant } from './build/schedsvc/v1/Grant';
 import type { Leadership } from './build/schedsvc/v1/Leadership';
 import type { LeaseProgress__Output } from './build/schedsvc/v1/LeaseProgress';
 import type { Refusal } from './build/schedsvc/v1/Refusal';
-import { type Answer, type Asked, METHODS, type Method, SERVICES } from './contract';
+import {
+  type Answer, type Asked, checkMessage, checkNames, checkObject, hold, METHODS, type Method,
+  SERVICES,
+} from './contract';
 import type { Outcome } from './index';
 
 export { status };
@@ -38,6 +41,28 @@ export const failure = (code: status, details = 'as the test asked'): Verdict =>
 /** A verdict that comes after some time; after Infinity: when `release()` is called. */
 export const delayed = (delayMs: number, verdict = grant()): Verdict => ({ ...verdict, delayMs });
 
+// Return a verdict that can be given; throw a TypeError that names what is wrong in it.
+function checked(verdict: Verdict): Verdict {
+  checkObject('the verdict', verdict);
+  const { delayMs = 0, ...given } = verdict;
+  hold(typeof delayMs === 'number' && delayMs >= 0, 'delayMs', delayMs, 'a number, 0 or more');
+  if ('code' in given) checkCode(given.code);
+  else {
+    checkMessage('AdmitResponse', given);
+    const { outcome, grant, refusal } = given;
+    const isGrant = outcome === 'OUTCOME_GRANTED';
+    hold(outcome !== undefined, 'the outcome', outcome, 'one of the contract');
+    hold(!(isGrant && refusal), 'the outcome of a refusal', outcome, 'a refusal or an eviction');
+    hold(isGrant || !grant, 'the outcome of a grant', outcome, 'OUTCOME_GRANTED');
+  }
+  return verdict;
+}
+
+function checkCode(code: unknown): void {
+  const isFailure = typeof code === 'number' && code in status && code !== status.OK;
+  hold(isFailure, 'the code of a failure', code, 'one of `status`, and not OK');
+}
+
 type Admit = Asked<'Admit'> & { requestId: string };
 
 /** What the fake knows of one lease. */
@@ -50,6 +75,23 @@ export interface FakeLease {
   /** What renewals are answered; set it to 'LEASE_STATE_VOID' and the client has to stop. */
   state: Answer<'Progress'>['leases'][number]['state'];
   readonly grant: Grant;
+}
+
+class Lease implements FakeLease {
+  readonly reports: LeaseProgress__Output[] = [];
+  readonly ends: Asked<'Complete'>[] = [];
+  #state: FakeLease['state'] = 'LEASE_STATE_LIVE';
+
+  constructor(readonly request: Admit, readonly grant: Grant) {}
+
+  get state(): FakeLease['state'] {
+    return this.#state;
+  }
+
+  set state(state: FakeLease['state']) {
+    checkMessage('LeaseStatus', { state });
+    this.#state = state;
+  }
 }
 
 type Reply = (error: object | null, answer?: object) => void;
@@ -76,13 +118,21 @@ export class FakeScheduler {
   #held = new Map<string, (verdict: Verdict) => void>();
   #server = new Server();
 
+  constructor() {
+    // Name a property that does not exist instead of taking it in silence.
+    if (new.target === FakeScheduler) Object.preventExtensions(this);
+  }
+
   /** Answer the next Admits so, one after the other. */
   script(...verdicts: Verdict[]): void {
-    this.#script.push(...verdicts);
+    this.#script.push(...verdicts.map(checked));
   }
 
   /** Let the next calls of a method fail, one for each of these codes. */
   fail(method: Method, ...codes: status[]): void {
+    checkNames('method', { [method]: codes }, Object.keys(METHODS));
+    hold(codes.length > 0, 'the list of codes', codes, 'of one code at least');
+    codes.forEach(checkCode);
     this.#failures.set(method, [...(this.#failures.get(method) ?? []), ...codes]);
   }
 
@@ -90,7 +140,7 @@ export class FakeScheduler {
   release(requestId: string, verdict = grant()): void {
     const give = this.#held.get(requestId);
     if (!give) throw new Error(`no Admit of ${requestId} is held back`);
-    give(verdict);
+    give(checked(verdict));
   }
 
   async start(): Promise<void> {
@@ -170,10 +220,18 @@ export class FakeScheduler {
     });
     let timer: NodeJS.Timeout | undefined;
     if (this.hangs) return;
-    const verdict = this.#script.shift() ?? this.decide(request);
+    const verdict = this.#script.shift() ?? this.#decided(request);
     const delayMs = verdict.delayMs ?? 0;
     if (!delayMs) settle(verdict);
     else if (delayMs < Infinity) timer = setTimeout(settle, delayMs, verdict);
+  }
+
+  #decided(request: Admit): Verdict {
+    try {
+      return checked(this.decide(request));
+    } catch (error) {
+      return failure(status.INTERNAL, `FakeScheduler.decide: ${error}`);
+    }
   }
 
   // The lease of a grant; a repeat of its request gets the same one.
@@ -187,8 +245,7 @@ export class FakeScheduler {
     const leaseId = String(verdict.grant?.leaseId ?? this.leases.size + 1);
     const defaults = { pool: 'main', poolEpoch: '1', ttlMs: this.ttlMs, reservedTokens: 64 };
     const given: Grant = { ...defaults, ...verdict.grant, leaseId };
-    const state = 'LEASE_STATE_LIVE';
-    this.leases.set(leaseId, { request, reports: [], ends: [], state, grant: given });
+    this.leases.set(leaseId, new Lease(request, given));
     return { ...verdict, grant: given };
   }
 

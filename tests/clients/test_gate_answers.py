@@ -145,16 +145,6 @@ async def test_an_answer_shows_the_quotas_of_its_tenant(
     await bench.settled()
 
 
-async def test_a_request_that_no_quota_can_hold_is_not_worth_a_retry(bench: Bench) -> None:
-    bench.fake.decide = lambda request: refusal(pb.OUTCOME_REJECTED_QUOTA_SIZE, message="no")
-    refused = await bench.ask(headers=TRUST)
-    assert refused.status == 429
-    assert refused.error["code"] == "request_too_large"
-    assert refused.answer_headers["x-should-retry"] == "false"
-    assert "retry-after" not in refused.answer_headers
-    await bench.settled()
-
-
 @pytest.mark.parametrize(
     ("outcome", "status", "code"),
     [

@@ -332,7 +332,7 @@ async def test_the_local_limit_is_fair_bounded_and_exact() -> None:
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
-        (0, "0ms"),
+        (0, "0s"),
         (120, "120ms"),
         (1_000, "1s"),
         (1_500, "1.5s"),

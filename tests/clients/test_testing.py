@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from typing import Any
 
 import grpc
 import pytest
-from schedsvc_client import LeaseState, Outcome, Refused, SchedulerUnavailable
+from schedsvc_client import CallError, LeaseState, Outcome, Refused, SchedulerUnavailable
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession
 from schedsvc_client.sync import Scheduler
 from schedsvc_client.testing import Delayed, Failure, FakeScheduler, grant, refusal
@@ -116,3 +118,102 @@ async def test_a_fake_keeps_its_port_over_a_stop() -> None:
                 return False
 
         await until(answers)
+
+
+ANY: Any = "UNAVAILABLE"
+WRONG_VERDICTS: list[tuple[Any, str]] = [
+    ([QUOTA, QUOTA], r" is no verdict; it has to be grant\(\), refusal\(\), Failure\(\), "),
+    (refusal, "<function .* is no verdict"),
+    (grpc.StatusCode.UNAVAILABLE, "StatusCode.UNAVAILABLE.* is no verdict"),
+    (Failure(ANY), "a Failure has one of grpc.StatusCode, and not OK; not 'UNAVAILABLE'"),
+    (Failure(grpc.StatusCode.OK), "a Failure has one of grpc.StatusCode, .*; not <StatusCode.OK"),
+    (Delayed(ANY, QUOTA), "Delayed has seconds, 0 or more; not 'UNAVAILABLE'"),
+    (Delayed(math.nan, QUOTA), "Delayed has seconds, 0 or more; not nan"),
+    (Delayed(1, ANY), "Delayed has a grant, a refusal or a Failure; not 'UNAVAILABLE'"),
+    (Delayed(1, Failure(ANY)), "a Failure has one of .*; not 'UNAVAILABLE'"),
+]
+
+
+@pytest.mark.parametrize(("verdict", "message"), WRONG_VERDICTS)
+def test_a_wrong_verdict_is_named(verdict: Any, message: str) -> None:
+    with FakeScheduler() as fake, Scheduler(fake.target) as scheduler:
+        with pytest.raises(TypeError, match=message):
+            fake.script(QUOTA, verdict)
+        fake.decide = lambda request: verdict
+        told = f"(?s)FakeScheduler.decide: TypeError: .*{message}"
+        with pytest.raises(CallError, match=told), scheduler.admission(**SHAPE):
+            pass
+
+
+@pytest.mark.parametrize("outcome", [pb.OUTCOME_GRANTED, 5, "REJECTED_QUOTA"])
+def test_a_refusal_has_the_outcome_of_one(outcome: Any) -> None:
+    with pytest.raises(ValueError, match=f"{outcome!r} is not the outcome of a refusal"):
+        refusal(outcome)
+
+
+def test_a_wrong_use_of_the_fake_is_named() -> None:
+    fake: Any = FakeScheduler()
+    with pytest.raises(AttributeError, match=r"has no decides; did you mean decide"):
+        fake.decides = refusal
+    with pytest.raises(AttributeError, match=r"has no ttl_ms; did you mean lease_ttl_ms"):
+        fake.ttl_ms = 5
+    with pytest.raises(TypeError, match=r"a lease's state is one of .*; not 'VOID'"):
+        fake.statuses[1] = "VOID"
+    with pytest.raises(KeyError, match="no Admit of r waits"):
+        fake.release("r")
+
+
+WRONG_ENDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"input_tokens": "9"}, TypeError, "input_tokens is '9'; it has to be an integer"),
+    ({"cached_input_tokens": 1.5}, TypeError, "cached_input_tokens is 1.5; it has to be"),
+    ({"output_tokens": math.nan}, TypeError, "output_tokens is nan; it has to be an integer"),
+    ({"outcome": Outcome.GRANTED}, ValueError, "a lease ends as COMPLETED or CANCELLED"),
+    ({"outcome": "COMPLETED"}, ValueError, "outcome is 'COMPLETED'; a lease ends as"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "kind", "message"), WRONG_ENDS)
+def test_a_wrong_end_is_named_and_the_lease_is_cancelled(
+    wrong: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    def ask(scheduler: Scheduler, name: str) -> None:
+        with scheduler.admission(**SHAPE) as admission:
+            admission.progress(output_tokens=3)
+            getattr(admission, name)(**wrong)
+
+    with FakeScheduler() as fake, Scheduler(fake.target) as scheduler:
+        for name in ("complete",) if "outcome" in wrong else ("complete", "progress"):
+            with pytest.raises(kind, match=message):
+                ask(scheduler, name)
+        for book in fake.books.values():
+            assert (book.end.outcome, book.end.output_tokens) == (pb.OUTCOME_CANCELLED, 3)
+        assert fake.live == set()
+
+
+@pytest.mark.parametrize("kind", [AsyncScheduler, SchedulerSession])
+async def test_a_wrong_total_is_named_and_the_lease_is_cancelled(
+    kind: type[AsyncScheduler | SchedulerSession],
+) -> None:
+    options = {"client_id": "c", "incarnation": 1} if kind is SchedulerSession else {}
+    wrong: Any = "3"
+    async with FakeScheduler() as fake, kind(fake.target, **options) as client:
+        for name in ("complete", "progress"):
+            with pytest.raises(TypeError, match="output_tokens is '3'; it has to be an integer"):
+                async with client.admission(**SHAPE) as admission:
+                    getattr(admission, name)(output_tokens=wrong)
+        await until(lambda: len(fake.books) == 2 and not fake.live)
+
+
+@pytest.mark.parametrize("target", [None, ["127.0.0.1:7600"]])
+def test_a_target_that_is_no_text_is_named(target: Any) -> None:
+    with pytest.raises(TypeError, match=r"target is .*; it has to be a str"):
+        Scheduler(target)
+
+
+async def test_a_stopped_fake_leaves_no_task() -> None:
+    tasks = asyncio.all_tasks()
+    async with FakeScheduler() as fake:
+        async with SchedulerSession(fake.target, client_id="c", incarnation=1):
+            await until(lambda: fake.streams)
+            await fake.stop()
+        await until(lambda: asyncio.all_tasks() == tasks)

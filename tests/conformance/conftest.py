@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,10 @@ def node() -> str:
 
 @pytest.fixture(scope="session")
 def packed(node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder elsewhere that has the packed client and TypeScript as a user installs them."""
+    """Make a folder elsewhere that has the packed client and TypeScript as a user installs them.
+
+    Beside the client are its tests, for which it then stands in their place.
+    """
     folder = tmp_path_factory.mktemp("elsewhere")
     packages = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
     tools = [
@@ -61,4 +65,5 @@ def packed(node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "package.json").write_text('{"private": true}')
     install = ["npm", "install", "--silent", "--prefer-offline", "--ignore-scripts"]
     run_node([*install, archive, *tools], cwd=folder)
+    shutil.copytree(FOLDER / "test", folder / "node_modules/schedsvc/test")
     return folder

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from .conftest import FOLDER
 from .runner import run
 from .server import AUTHORITY, serving
 
 CLIENTS = Path(__file__).resolve().parents[2] / "clients"
 SCRIPTS = sorted((CLIENTS / "conformance").glob("*.json"))
-RUNNER = CLIENTS / "node/test/conformance.mjs"
+#: In the folder of the Node client.
+RUNNER = "test/conformance.mjs"
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 # Each starts Node, too. Together they have every kind of call.
@@ -42,22 +44,32 @@ def needs_session(path: Path) -> bool:
     return any("open" in step for step in read(path)["steps"])
 
 
+def is_quick(path: Path, transport: str) -> bool:
+    """Return whether Node runs a script often, with the client as it was built here."""
+    return path.stem in QUICK_IN_NODE and transport == "unix"
+
+
 @pytest.mark.parametrize(
     ("path", "transport"),
     [
         pytest.param(
             path, transport, id=f"{path.stem}-{transport}",
-            marks=[] if path.stem in QUICK_IN_NODE and transport == "unix" else [pytest.mark.slow],
+            marks=[] if is_quick(path, transport) else [pytest.mark.slow],
         )
         for path in SCRIPTS
         for transport in (("unix",) if needs_session(path) else ("unix", "tcp", "tls"))
     ],
 )  # fmt: skip
-def test_node(path: Path, transport: str, tmp_path: Path, node: str) -> None:
+def test_node(
+    path: Path, transport: str, tmp_path: Path, node: str, request: pytest.FixtureRequest
+) -> None:
+    client = FOLDER
+    if not needs_session(path) and not is_quick(path, transport):
+        client = request.getfixturevalue("packed") / "node_modules/schedsvc"
     with serving(read(path), tmp_path, transport) as target:
         authority = str(tmp_path / AUTHORITY) if transport == "tls" else ""
         done = subprocess.run(
-            [node, str(RUNNER), target, str(path)],
+            [node, str(client / RUNNER), target, str(path)],
             env={**os.environ, "SCHEDSVC_TLS_CA_FILE": authority},
             capture_output=True,
             text=True,
@@ -79,7 +91,7 @@ def test_node_fails_where_a_step_does_not_hold(tmp_path: Path, node: str) -> Non
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps(script))
     with serving(script, tmp_path) as target:
-        command = [node, str(RUNNER), target, str(path)]
+        command = [node, str(FOLDER / RUNNER), target, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 1
     assert 'policy is "vtc", not "lottery"' in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ PROTO = ROOT / "proto"
 TEMPLATE: dict[str, Any] = yaml.safe_load((PROTO / "buf.gen.yaml").read_text())
 LANGUAGES = sorted({Path(plugin["out"]).name for plugin in TEMPLATE["plugins"]})
 SOURCES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.rglob("*.proto"))
+PACKAGES = {"PATH": f"{FOLDER}/node_modules/.bin:{os.environ['PATH']}"}
 HEADER = Path("/usr/include/google/protobuf/message.h")
 
 
@@ -38,9 +40,13 @@ class Stub:
 
 
 _GO = "github.com/schedsvc/schedsvc/clients/go/schedsvcv1"
+_TYPE = 'type AdmitRequest = Message<"schedsvc.v1.AdmitRequest"> & {'
 STUBS = (
     Stub("cpp", "schedsvc/v1/scheduler.pb.h", "namespace schedsvc {"),
-    Stub("cpp", "schedsvc/v1/scheduler.grpc.pb.h", "class SchedulerService final {", ()),
+    Stub(
+        "cpp", "schedsvc/v1/scheduler.grpc.pb.h", "class SchedulerService final {",
+        ("protoc", "grpc_cpp_plugin"),
+    ),
     Stub("csharp", "Scheduler.cs", "namespace Schedsvc.V1 {"),
     Stub("go", f"{_GO}/scheduler.pb.go", "package schedsvcv1", ("protoc", "protoc-gen-go")),
     Stub(
@@ -49,16 +55,23 @@ STUBS = (
     Stub("java", "io/github/schedsvc/v1/AdmitRequest.java", "package io.github.schedsvc.v1;"),
     Stub(
         "java", "io/github/schedsvc/v1/SchedulerServiceGrpc.java",
-        "package io.github.schedsvc.v1;", (),
+        "package io.github.schedsvc.v1;", ("protoc", "grpc_java_plugin"),
     ),
     Stub("php", "Schedsvc/V1/AdmitRequest.php", "namespace Schedsvc\\V1;"),
-    Stub("php", "Schedsvc/V1/SchedulerServiceClient.php", "namespace Schedsvc\\V1;", ()),
+    Stub(
+        "php", "Schedsvc/V1/SchedulerServiceClient.php", "namespace Schedsvc\\V1;",
+        ("protoc", "grpc_php_plugin"),
+    ),
     Stub("php", "Schedsvc/V1/Metadata/Scheduler.php", "namespace Schedsvc\\V1\\Metadata;"),
     Stub("ruby", "schedsvc/v1/scheduler_pb.rb", "module Schedsvc"),
-    Stub("ruby", "schedsvc/v1/scheduler_services_pb.rb", "module SchedulerService", ()),
     Stub(
-        "typescript", "schedsvc/v1/scheduler_pb.ts",
-        "export type AdmitRequest = Message<\"schedsvc.v1.AdmitRequest\"> & {", (),
+        "ruby", "schedsvc/v1/scheduler_services_pb.rb", "module SchedulerService",
+        ("protoc", "grpc_ruby_plugin"),
+    ),
+    Stub("typescript", "schedsvc/v1/scheduler_pb.ts", f"export {_TYPE}", ()),
+    Stub(
+        "javascript", "schedsvc/v1/scheduler_pb.d.ts", f"export declare {_TYPE}",
+        ("protoc", "protoc-gen-es"),
     ),
 )  # fmt: skip
 
@@ -84,10 +97,10 @@ def names_its_package(stub: Stub, folder: Path) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_buf_generates(language: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     plugins = [p for p in TEMPLATE["plugins"] if Path(p["out"]).name == language]
-    variables = {}
+    variables: dict[str, str] = {}
     if language == "typescript":
         request.getfixturevalue("node")
-        variables["PATH"] = f"{FOLDER}/node_modules/.bin:{os.environ['PATH']}"
+        variables = PACKAGES
     else:
         need(*(p.get("local", "protoc") for p in plugins))
     template = tmp_path / "buf.gen.yaml"
@@ -101,10 +114,21 @@ def test_buf_generates(language: str, tmp_path: Path, request: pytest.FixtureReq
 
 
 @pytest.mark.parametrize("stub", [stub for stub in STUBS if stub.plain], ids=lambda stub: stub.path)
-def test_protoc_generates_without_options(stub: Stub, tmp_path: Path) -> None:
-    need(*stub.plain)
-    plugin = stub.plain[-1].removeprefix("protoc-gen-") if len(stub.plain) > 1 else stub.language
-    run(["protoc", "-I.", f"--{plugin}_out={tmp_path}", *SOURCES])
+def test_protoc_generates_without_options(
+    stub: Stub, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    program, variables = stub.plain[-1], dict[str, str]()
+    if stub.language == "javascript":
+        need("protoc")
+        request.getfixturevalue("node")
+        variables = PACKAGES
+    else:
+        need(*stub.plain)
+    name = program.removeprefix("protoc-gen-") if len(stub.plain) > 1 else stub.language
+    options = [f"--{name}_out={tmp_path}"]
+    if program.startswith("grpc_"):  # protoc does not find it by its name
+        options = [f"--plugin=protoc-gen-grpc={shutil.which(program)}", f"--grpc_out={tmp_path}"]
+    run(["protoc", "-I.", *options, *SOURCES], **variables)
     names_its_package(stub, tmp_path)
 
 

@@ -66,7 +66,8 @@ func reason(outcome pb.Outcome) string {
 func answer(w http.ResponseWriter, f face, message string, retryAfter time.Duration) {
 	header := w.Header()
 	header.Set("content-type", "application/json")
-	if ms := retryAfter.Milliseconds(); ms > 0 {
+	if retryAfter > 0 {
+		ms := int64((retryAfter + time.Millisecond - 1) / time.Millisecond)
 		header.Set("retry-after", strconv.FormatInt((ms+999)/1000, 10))
 		header.Set("retry-after-ms", strconv.FormatInt(ms, 10))
 	} else {

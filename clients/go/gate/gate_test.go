@@ -5,9 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -120,50 +123,110 @@ func TestAnAnswerEndsTheLeaseWithItsReport(t *testing.T) {
 	}
 }
 
-func TestEachRefusalIsAnErrorOfItsOwn(t *testing.T) {
-	quota := &pb.QuotaSnapshot{Limits: []*pb.Limit{
-		{Kind: pb.LimitKind_LIMIT_KIND_QUEUED_REQUESTS, Limit: 9, ResetMs: 1},
-		{Kind: pb.LimitKind_LIMIT_KIND_TOKENS_PER_MINUTE, Limit: 600, Remaining: 20, ResetMs: 90_500},
-	}}
-	for _, expected := range []struct {
-		outcome             pb.Outcome
-		retryMs             int64
-		status              int
-		code, reason, retry string
-	}{
-		{pb.Outcome_OUTCOME_REJECTED_QUOTA, 1_200, 429, "rate_limit_exceeded", "rejected_quota", "2"},
-		{16, 900, 429, "slow_down", "rejected_flow_queue_full", "1"},
-		{18, 0, 400, "context_length_exceeded", "rejected_too_large", ""},
-		{21, 0, 403, "unknown_tenant", "rejected_unknown_tenant", ""},
-		{19, 1, 503, "server_is_overloaded", "rejected_no_pool", "1"},
-		{31, 1, 503, "server_is_overloaded", "unspecified", "1"},
-	} {
-		f, url := serve(t, never(t))
-		f.Decide = func(context.Context, *pb.AdmitRequest) (*pb.AdmitResponse, error) {
-			refusal := &pb.Refusal{Message: "not now", RetryAfterMs: expected.retryMs, Quota: quota}
-			return fake.Refusal(expected.outcome, refusal), nil
+// table says how each gate answers a refusal.
+type table struct {
+	Outcomes []struct {
+		Outcome            json.RawMessage // A name, or the number of a later version.
+		Status             int
+		Type, Code, Reason string
+	}
+	Retries []struct {
+		RetryAfterMs int64 `json:"retry_after_ms"`
+		Headers      map[string]string
+	}
+	Limits []struct {
+		Kind, Name, Reset string
+		Limit             int64
+		ResetMs           int64 `json:"reset_ms"`
+	}
+}
+
+func readTable(t *testing.T) (read table, quota *pb.QuotaSnapshot, shown map[string]string) {
+	t.Helper()
+	data, err := os.ReadFile("../../conformance/gates/refusals.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &read); err != nil {
+		t.Fatal(err)
+	}
+	quota, shown = &pb.QuotaSnapshot{}, map[string]string{}
+	for _, limit := range read.Limits {
+		quota.Limits = append(quota.Limits, &pb.Limit{
+			Kind: pb.LimitKind(pb.LimitKind_value[limit.Kind]), Limit: limit.Limit, Remaining: 1,
+			ResetMs: limit.ResetMs,
+		})
+		if limit.Name != "" {
+			shown["x-ratelimit-limit-"+limit.Name] = fmt.Sprint(limit.Limit)
+			shown["x-ratelimit-remaining-"+limit.Name] = "1"
+			shown["x-ratelimit-reset-"+limit.Name] = limit.Reset
 		}
-		response, body := answerTo(t, url, "red")
-		var found struct {
-			Error struct{ Message, Code string }
+	}
+	return read, quota, shown
+}
+
+// gateHeaders returns those headers that a gate sets.
+func gateHeaders(header http.Header) map[string]string {
+	found := map[string]string{}
+	for name := range header {
+		lower := strings.ToLower(name)
+		for _, prefix := range []string{"retry-after", "x-should-retry", "x-ratelimit", "x-schedsvc"} {
+			if strings.HasPrefix(lower, prefix) {
+				found[lower] = header.Get(name)
+			}
 		}
-		if err := json.Unmarshal([]byte(body), &found); err != nil {
+	}
+	return found
+}
+
+func TestEachRefusalIsAnsweredByTheTableOfAllGates(t *testing.T) {
+	read, quota, shown := readTable(t)
+	f, url := serve(t, never(t))
+	var verdict *pb.AdmitResponse
+	f.Decide = func(context.Context, *pb.AdmitRequest) (*pb.AdmitResponse, error) {
+		return verdict, nil
+	}
+	if len(read.Outcomes) < 16 || len(read.Retries) < 5 || len(shown) < 21 {
+		t.Fatal(read)
+	}
+	for _, face := range read.Outcomes {
+		var name string
+		var outcome pb.Outcome
+		if json.Unmarshal(face.Outcome, &name) == nil {
+			outcome = pb.Outcome(pb.Outcome_value[name])
+		} else if err := json.Unmarshal(face.Outcome, &outcome); err != nil {
 			t.Fatal(err)
 		}
-		header := response.Header
-		if response.StatusCode != expected.status || found.Error.Message != "not now" ||
-			found.Error.Code != expected.code || header.Get("retry-after") != expected.retry ||
-			header.Get("x-schedsvc-dropped-reason") != expected.reason ||
-			(header.Get("x-should-retry") == "false") != (expected.retry == "") {
-			t.Error(expected, response, body)
-		}
-		if header.Get("x-ratelimit-remaining-tokens") != "20" ||
-			header.Get("x-ratelimit-reset-tokens") != "1m30.5s" {
-			t.Error(header)
-		}
-		response, _ = answerTo(t, url, "nobody")
-		if response.Header.Get("x-ratelimit-limit-tokens") != "" {
-			t.Error("a caller without a name sees limits")
+		for _, retry := range read.Retries {
+			for tenant, limits := range map[string]map[string]string{"red": shown, "nobody": nil} {
+				verdict = fake.Refusal(outcome, &pb.Refusal{
+					Message: "not now", RetryAfterMs: retry.RetryAfterMs, Quota: quota,
+				})
+				response, body := answerTo(t, url, tenant)
+				expected := map[string]string{
+					"x-schedsvc-dropped-reason":    face.Reason,
+					"x-schedsvc-queue-duration-ms": "0.000",
+					"x-schedsvc-request-id":        f.Admits[len(f.Admits)-1].RequestId,
+				}
+				for _, headers := range []map[string]string{retry.Headers, limits} {
+					for header, value := range headers {
+						expected[header] = value
+					}
+				}
+				if found := gateHeaders(response.Header); !reflect.DeepEqual(found, expected) {
+					t.Errorf("%s, %d: %v, not %v", face.Outcome, retry.RetryAfterMs, found, expected)
+				}
+				var found struct {
+					Error struct{ Message, Type, Code string }
+				}
+				if err := json.Unmarshal([]byte(body), &found); err != nil {
+					t.Fatal(err)
+				}
+				if response.StatusCode != face.Status || found.Error.Message != "not now" ||
+					found.Error.Type != face.Type || found.Error.Code != face.Code {
+					t.Error(face, response, body)
+				}
+			}
 		}
 	}
 }

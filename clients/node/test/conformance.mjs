@@ -1,10 +1,13 @@
 // Runs conformance scripts against a live scheduler: node conformance.mjs TARGET SCRIPT...
 // Exit status 0 only if every step of every script holds. With SCHEDSVC_TLS_CA_FILE it uses TLS.
+// The package's Scheduler makes the calls. Streams, raw bytes and other schemes of authorization go
+// over a connection of gRPC.
 
 import { readFile } from 'node:fs/promises';
 import { basename } from 'node:path';
 import { loadPackageDefinition, Metadata } from '@grpc/grpc-js';
-import { load } from '../dist/contract.js';
+import { CallFailed, Scheduler } from 'schedsvc';
+import { load, METHODS } from '../dist/contract.js';
 import { fill, lookUp, mismatches } from './matching.mjs';
 import { KINDS, Stream } from './stream.mjs';
 import { channelCredentials, errorOutcome, PATIENCE_MS, sleep } from './wire.mjs';
@@ -13,16 +16,20 @@ const DEADLINE_MS = 30_000;
 const POLL_MS = 20;
 const contract = loadPackageDefinition(load({ keepCase: true })).schedsvc.v1;
 const Client = contract.SchedulerService;
-const METHODS = { ...Client.service, ...contract.ExplainService.service };
+// The methods with fields as the .proto files spell them, which scripts do, too.
+const SPELLED = { ...Client.service, ...contract.ExplainService.service };
 
 /** The state of one script: what was saved, calls under way, open streams. */
 class Runner {
+  #target;
   #client;
+  #schedulers = new Map();
   #saved = {};
   #calls = new Map();
   #streams = new Map();
 
   constructor(target) {
+    this.#target = target;
     this.#client = new Client(target, channelCredentials);
   }
 
@@ -70,7 +77,7 @@ class Runner {
   }
 
   cancel(step) {
-    this.#calls.get(step.cancel).call.cancel();
+    this.#calls.get(step.cancel).cancel();
   }
 
   open(step) {
@@ -132,28 +139,58 @@ class Runner {
     }
   }
 
-  close() {
+  async close() {
     for (const stream of this.#streams.values()) stream.drop();
     this.#client.close();
+    for (const scheduler of this.#schedulers.values()) await scheduler.close();
+  }
+
+  /** The client of the caller that a step names by its token. */
+  #scheduler({ metadata: { authorization = '' } = {} }) {
+    const token = authorization.replace(/^Bearer /, '');
+    const known = this.#schedulers.get(token);
+    const scheduler = known ?? new Scheduler(this.#target, { token, channelCredentials });
+    this.#schedulers.set(token, scheduler);
+    return scheduler;
   }
 
   #unary(name, step) {
-    const { path, requestSerialize, responseDeserialize } = METHODS[name];
-    const raw = step.raw && Buffer.from(fill(step.raw, this.#saved), 'hex');
-    const serialize = raw ? () => raw : requestSerialize;
-    const request = fill(step.request ?? {}, this.#saved);
-    const options = { deadline: Date.now() + (step.deadline_ms ?? DEADLINE_MS) };
+    const spelled = SPELLED[name];
+    const bytes = step.raw
+      ? Buffer.from(fill(step.raw, this.#saved), 'hex')
+      : spelled.requestSerialize(fill(step.request ?? {}, this.#saved));
+    const deadlineMs = step.deadline_ms ?? DEADLINE_MS;
+    const isOffered = !step.raw && /^(Bearer|$)/.test(step.metadata?.authorization ?? '');
+    if (!isOffered) return this.#direct(spelled, step, bytes, deadlineMs);
+    const { requestDeserialize, responseSerialize } = METHODS[name];
+    const asked = requestDeserialize(bytes);
+    const controller = new AbortController();
+    const { signal } = controller;
+    const outcome = this.#scheduler(step).call(name, asked, { signal, deadlineMs }).then(
+      (answer) => ({ answer: spelled.responseDeserialize(responseSerialize(answer)) }),
+      (error) => {
+        if (error instanceof CallFailed) return errorOutcome(error.cause);
+        if (error === signal.reason) return { error: { code: 'CANCELLED' } };
+        throw error;
+      },
+    );
+    return { outcome, cancel: () => controller.abort() };
+  }
+
+  #direct({ path, responseDeserialize }, step, bytes, deadlineMs) {
+    const options = { deadline: Date.now() + deadlineMs };
     const started = {};
     started.outcome = new Promise((resolve) => {
-      started.call = this.#client.makeUnaryRequest(
+      const call = this.#client.makeUnaryRequest(
         path,
-        serialize,
+        () => bytes,
         responseDeserialize,
-        request,
+        bytes,
         metadataOf(step),
         options,
         (error, answer) => resolve(error ? errorOutcome(error) : { answer }),
       );
+      started.cancel = () => call.cancel();
     });
     return started;
   }
@@ -197,7 +234,7 @@ async function runScript(target, path) {
     console.log(`FAIL ${basename(path)} step ${number} ${error.message}`);
     return false;
   } finally {
-    runner.close();
+    await runner.close();
   }
 }
 

@@ -21,7 +21,7 @@ afterEach(async () => {
 });
 
 test('verdicts come as scripted, then as decided', async () => {
-  const quota = { limits: [{ kind: 'LIMIT_KIND_REQUESTS', limit: 5, remaining: 0, resetMs: 700 }] };
+  const quota = { limits: [{ kind: 'LIMIT_KIND_CONCURRENT_REQUESTS', limit: 5, resetMs: 700 }] };
   fake.script(
     grant({ leaseId: '70', pool: 'gpu-2' }),
     refusal('OUTCOME_REJECTED_QUOTA', { retryAfterMs: 700, message: 'a quota is spent', quota }),
@@ -93,6 +93,8 @@ test('it can be away, and is found again', async () => {
   await admission.complete();
 });
 
+const admit = (field) => scheduler.admit({ ...request, ...field });
+
 for (const [use, message] of [
   [() => scheduler.admit({ input_tokens: [1] }), 'field input_tokens; did you mean inputTokens'],
   [() => scheduler.admit({ inputToken: [1] }), 'field inputToken; did you mean inputTokens'],
@@ -105,6 +107,26 @@ for (const [use, message] of [
   [() => scheduler.admit(request, { Signal: 0 }), 'option Signal; did you mean signal'],
   [async () => new Scheduler('a:1', { tokens: 'x' }), 'option tokens; did you mean token'],
   [() => scheduler.call('admit', {}), 'method admit; did you mean Admit'],
+  [() => admit({ inputTokens: 100 }), /^AdmitRequest.inputTokens is 100; it has to be a list$/],
+  [() => admit({ inputTokens: [1, 'ten'] }), /inputTokens\[1\] is 'ten'; .* integer of 64 bits$/],
+  [() => admit({ inputTokens: [2.5] }), /inputTokens\[0\] is 2.5; .* an integer/],
+  [() => admit({ inputTokens: Array(1) }), /inputTokens\[0\] is undefined; .* an integer/],
+  [() => admit({ maxOutputTokens: NaN }), /maxOutputTokens is NaN; .* an integer/],
+  [() => admit({ maxOutputTokens: '9223372036854775808' }), /maxOutputTokens is .* an integer/],
+  [() => admit({ n: 2 ** 31 }), /n is 2147483648; it has to be an integer of 32 bits$/],
+  [() => admit({ prefixBlockHashes: [-1] }), /prefixBlockHashes\[0\] is -1; .* an integer/],
+  [() => admit({ tenant: { name: 'red' } }), /tenant is .*; it has to be text$/],
+  [() => admit({ apiKeySha256: 'é' }), /apiKeySha256 is 'é'; .* bytes, or text in base64$/],
+  [() => admit({ tenantProof: 'TOKEN' }), /'TOKEN'; it has to be one of .*TENANT_PROOF_TOKEN/],
+  [() => admit({ wholeAnswer: 'no' }), /wholeAnswer is 'no'; it has to be true or false$/],
+  [() => scheduler.admit(), /^AdmitRequest is undefined; it has to be an object$/],
+  [() => scheduler.call('Progress', { leases: { leaseId: 1 } }), /leases is .* has to be a list$/],
+  [() => scheduler.explain({ requestId: 'r' }), /requestId is .*; it has to be text$/],
+  [() => scheduler.admit(request, { deadlineMs: 'soon' }), /deadlineMs is 'soon'; .* a number$/],
+  [() => scheduler.admit(request, { signal: {} }), /signal is {}; .* an AbortSignal$/],
+  [async () => new Scheduler(['a:1', 'b:1']), /^target is .*; it has to be a string$/],
+  [async () => new Scheduler('a:1', { silentAfterMs: NaN }), /silentAfterMs is NaN; .* a number$/],
+  [async () => new Scheduler('a:1', { token: 5 }), /^option token is 5; it has to be a string$/],
 ]) {
   test(`wrong use is named: ${message}`, async () => {
     const expected = message instanceof RegExp ? message : `unknown ${message}`;
@@ -113,10 +135,86 @@ for (const [use, message] of [
   });
 }
 
+for (const [use, message] of [
+  [() => grant({ lease_id: '9' }), /^unknown field lease_id; did you mean leaseId$/],
+  [() => refusal('REJECTED_QUOTA'), /outcome is 'REJECTED_QUOTA'; it has to be one of /],
+  [() => refusal(), /^the outcome is undefined; it has to be one of the contract$/],
+  [() => refusal('OUTCOME_GRANTED'), /^the outcome of a refusal is 'OUTCOME_GRANTED'; /],
+  [() => refusal('OUTCOME_EVICTED_TTL', { retry_after_ms: 5 }), /did you mean retryAfterMs$/],
+  [
+    () => refusal('OUTCOME_REJECTED_QUOTA', { quota: { limits: [{ kind: 'REQUESTS' }] } }),
+    /^AdmitResponse.refusal.quota.limits\[0\].kind is 'REQUESTS'; it has to be one of /,
+  ],
+  [() => failure('UNAVAILABLE'), /^the code of a failure is 'UNAVAILABLE'; /],
+  [() => failure(status.OK), /^the code of a failure is 0; /],
+  [() => delayed(grant(), 20), /^delayMs is .*; it has to be a number, 0 or more$/],
+  [() => delayed(5, [grant()]), /^unknown field 0; /],
+  [() => [grant(), grant()], /^the verdict is .*; it has to be an object$/],
+]) {
+  test(`a wrong verdict is named: ${message}`, async () => {
+    assert.throws(() => fake.script(use()), { name: 'TypeError', message });
+    fake.decide = use;
+    const { source } = message;
+    const asked = new RegExp(source.replace('^', '^Admit: FakeScheduler.decide: TypeError: '));
+    await assert.rejects(scheduler.admit(request), { code: status.INTERNAL, message: asked });
+  });
+}
+
+test('a wrong use of the fake is named', async () => {
+  const { leaseId } = await scheduler.admit(request);
+  for (const [use, message] of [
+    [() => fake.fail('admit', status.UNAVAILABLE), /^unknown method admit; did you mean Admit$/],
+    [() => fake.fail('Admit'), /one code at least$/],
+    [() => fake.fail('Admit', 'UNAVAILABLE'), /^the code of a failure is 'UNAVAILABLE'; /],
+    [() => (fake.leases.get(leaseId).state = 'VOID'), /state is 'VOID'; it has to be one of /],
+    [() => (fake.ttl = 5), /Cannot add property ttl/],
+  ]) {
+    assert.throws(use, { name: 'TypeError', message });
+  }
+  fake.decide = async () => grant();
+  const named = /the outcome is undefined; it has to be one of the contract$/;
+  await assert.rejects(scheduler.admit(request), { code: status.INTERNAL, message: named });
+});
+
+test('an outcome of a later version is unspecified', async () => {
+  fake.script(refusal(31, { retryAfterMs: 5 }));
+  const later = { name: 'Refused', outcome: 'OUTCOME_UNSPECIFIED', retryAfterMs: 5 };
+  await assert.rejects(scheduler.admit(request), later);
+});
+
+test('what is undefined counts as absent', async () => {
+  const options = { token: undefined, channelCredentials: undefined, failoverWaitMs: undefined };
+  const client = new Scheduler(fake.target, options);
+  const asked = { ...request, requestId: undefined };
+  const admission = await client.admit(asked, { deadlineMs: undefined });
+  assert.match(admission.requestId, /^[0-9a-f-]{36}$/);
+  assert.equal(fake.requests[0].requestId, admission.requestId);
+  admission.report({ inputTokens: 100, outputTokens: 3 });
+  admission.report({ inputTokens: undefined, outputTokens: 4 });
+  const { inputTokens, outputTokens } = await admission.complete();
+  assert.deepEqual([inputTokens, outputTokens], [100, 4]);
+  await client.close();
+});
+
+test('a call without time left fails at once', async () => {
+  fake.script(delayed(Infinity));
+  const late = { name: 'CallFailed', code: status.DEADLINE_EXCEEDED };
+  await assert.rejects(scheduler.admit(request, { deadlineMs: 0 }), late);
+});
+
 test('a wrong total is named, and ends nothing', async () => {
   const admission = await scheduler.admit(request);
-  const meant = { message: 'unknown total output_tokens; did you mean outputTokens' };
-  assert.throws(() => admission.report({ output_tokens: 3 }), meant);
-  assert.throws(() => admission.complete({ output_tokens: 3 }), meant);
+  for (const [totals, message] of [
+    [{ output_tokens: 3 }, 'unknown total output_tokens; did you mean outputTokens'],
+    [{ leaseId: '7' }, /^unknown total leaseId; /],
+    [{ outputTokens: NaN }, 'totals.outputTokens is NaN; it has to be an integer of 64 bits'],
+    [3, 'totals is 3; it has to be an object'],
+    ['done', "totals is 'done'; it has to be an object"],
+  ]) {
+    assert.throws(() => admission.report(totals), { name: 'TypeError', message });
+    assert.throws(() => admission.complete(totals), { name: 'TypeError', message });
+  }
+  const ends = /^outcome is 'COMPLETED'; it has to be one of OUTCOME_COMPLETED, OUTCOME_CANCELLED$/;
+  assert.throws(() => admission.end('COMPLETED'), { name: 'TypeError', message: ends });
   assert.equal(fake.live.length, 1);
 });

@@ -2,13 +2,34 @@
 
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
 import express from 'express';
 import fastify from 'fastify';
 import { Scheduler } from 'schedsvc';
 import { expressGate, fastifyGate, turnOf } from 'schedsvc/gate';
-import { delayed, failure, FakeScheduler, refusal, status } from 'schedsvc/testing';
+import { delayed, failure, FakeScheduler, grant, refusal, status } from 'schedsvc/testing';
+
+const url = new URL('../../conformance/gates/refusals.json', import.meta.url);
+const table = JSON.parse(await readFile(url, 'utf8'));
+const camel = ({ kind, limit, reset_ms: resetMs }) => ({ kind, limit, remaining: 1, resetMs });
+
+/** The headers of the gate. */
+function told(headers) {
+  const isOfGate = ([name]) => /^(retry-after|x-should-retry|x-ratelimit|x-schedsvc)/.test(name);
+  return Object.fromEntries([...headers].filter(isOfGate));
+}
+
+/** The headers with these limits. */
+function limitHeaders(limits) {
+  const named = limits.filter(({ name }) => name);
+  return Object.fromEntries(named.flatMap(({ name, limit, reset }) => [
+    [`x-ratelimit-limit-${name}`, `${limit}`],
+    [`x-ratelimit-remaining-${name}`, '1'],
+    [`x-ratelimit-reset-${name}`, reset],
+  ]));
+}
 
 let fake;
 let scheduler;
@@ -16,6 +37,7 @@ let handle; // (turn, response) => text or nothing, if it writes the response it
 
 const sizeOf = ({ headers, body }) => {
   if (headers['x-tenant'] === 'free') return undefined;
+  if (headers['x-tenant'] === 'wrong') return 100;
   const { length } = body.text;
   return { tenant: headers['x-tenant'], inputTokens: [length], maxOutputTokens: body.most };
 };
@@ -92,27 +114,51 @@ for (const [name, start] of Object.entries(servers)) {
       assert.deepEqual([outcome, outputTokens], ['OUTCOME_COMPLETED', '7']);
     });
 
-    for (const [outcome, fields, expected] of [
-      ['OUTCOME_REJECTED_QUOTA', { retryAfterMs: 1_200 }, [429, 'rate_limit_exceeded', '2']],
-      ['OUTCOME_REJECTED_FLOW_QUEUE_FULL', { retryAfterMs: 900 }, [429, 'slow_down', '1']],
-      ['OUTCOME_REJECTED_TOO_LARGE', {}, [400, 'context_length_exceeded', null]],
-      ['OUTCOME_REJECTED_NO_POOL', { retryAfterMs: 1 }, [503, 'server_is_overloaded', '1']],
-    ]) {
-      test(`${outcome} is an error of its own`, async () => {
-        handle = () => assert.fail('it ran');
-        fake.script(refusal(outcome, { message: 'not now', ...fields }));
-        const response = await ask();
-        const { error } = await response.json();
-        assert.equal(error.message, 'not now');
-        const retry = response.headers.get('retry-after');
-        assert.deepEqual([response.status, error.code, retry], expected);
-      });
-    }
+    test('each refusal is answered by the table of all gates', async () => {
+      handle = () => assert.fail('it ran');
+      const quota = { limits: table.limits.map(camel) };
+      for (const { outcome, status, type, code, reason } of table.outcomes) {
+        for (const { retry_after_ms: retryAfterMs, headers } of table.retries) {
+          const tenants = [['red', table.limits], ['', []]];
+          for (const [tenant, limits] of tenants) {
+            fake.script(refusal(outcome, { message: 'not now', retryAfterMs, quota }));
+            const response = await ask({ tenant });
+            const { error } = await response.json();
+            assert.deepEqual(error, { message: 'not now', type, code, param: null });
+            assert.equal(response.status, status);
+            const { requestId } = fake.requests.at(-1);
+            assert.deepEqual(told(response.headers), {
+              ...headers,
+              ...limitHeaders(limits),
+              'x-schedsvc-dropped-reason': reason,
+              'x-schedsvc-queue-duration-ms': '0.000',
+              'x-schedsvc-request-id': requestId,
+            });
+          }
+        }
+      }
+    });
+
+    test('an answer tells the request and the quotas of its tenant', async () => {
+      for (const [tenant, limits] of [['red', table.limits], ['', []]]) {
+        fake.script(grant({ quota: { limits: table.limits.map(camel) } }));
+        assert.deepEqual(told((await ask({ tenant })).headers), {
+          ...limitHeaders(limits),
+          'x-schedsvc-queue-duration-ms': '0.000',
+          'x-schedsvc-request-id': fake.requests.at(-1).requestId,
+        });
+      }
+    });
 
     test('a scheduler that is away is a 503 with Retry-After', async () => {
       fake.script(failure(status.UNAVAILABLE));
       const response = await ask();
-      assert.deepEqual([response.status, response.headers.get('retry-after')], [503, '1']);
+      assert.equal(response.status, 503);
+      assert.deepEqual(told(response.headers), {
+        'retry-after': '1',
+        'retry-after-ms': '1000',
+        'x-schedsvc-dropped-reason': 'scheduler_unreachable',
+      });
     });
 
     test('a size that the scheduler refuses is a 400', async () => {
@@ -125,6 +171,13 @@ for (const [name, start] of Object.entries(servers)) {
     test('a mistake of the server is not its client’s', async () => {
       fake.script(failure(status.UNAUTHENTICATED));
       assert.equal((await ask()).status, 500);
+    });
+
+    test('a wrong size is not its client’s mistake', async () => {
+      handle = () => assert.fail('it ran');
+      const response = await ask({ tenant: 'wrong' });
+      assert.equal(response.status, 500);
+      assert.match(await response.text(), /AdmitRequest is 100; it has to be an object/);
     });
 
     test('a request without a size passes', async () => {
@@ -182,4 +235,12 @@ for (const [name, start] of Object.entries(servers)) {
 
 test('a request that was not gated has no turn', () => {
   assert.throws(() => turnOf({}), /was not gated/);
+  assert.throws(() => turnOf(), /^TypeError: request is undefined; it has to be an object$/);
+});
+
+test('a gate without a scheduler or a size is not made', () => {
+  for (const gate of [expressGate, fastifyGate]) {
+    assert.throws(() => gate(sizeOf, scheduler), /^TypeError: scheduler is .* a Scheduler$/s);
+    assert.throws(() => gate({ admit() {} }), /^TypeError: sizeOf is undefined; .* a function$/);
+  }
 });

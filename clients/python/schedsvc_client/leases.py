@@ -21,6 +21,16 @@ TOKENS_MAX = 1 << 27
 
 Totals = tuple[int | None, int | None, int | None]
 """Input, cached input and output tokens; None if a total is not known."""
+_NAMES = ("input_tokens", "cached_input_tokens", "output_tokens")
+
+
+def checked_totals(*totals: int | None) -> Totals:
+    """Return the three totals. Raises TypeError that names the one which is no integer."""
+    for name, total in zip(_NAMES, totals, strict=True):
+        if total is not None and not hasattr(total, "__index__"):
+            raise TypeError(f"{name} is {total!r}; it has to be an integer")
+    input_tokens, cached_input_tokens, output_tokens = totals
+    return input_tokens, cached_input_tokens, output_tokens
 
 
 @dataclass(slots=True)

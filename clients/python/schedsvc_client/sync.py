@@ -12,7 +12,7 @@ import grpc
 
 from schedsvc_client import aio
 from schedsvc_client.channel import ClientOptions, Token
-from schedsvc_client.leases import Lease
+from schedsvc_client.leases import Lease, checked_totals
 from schedsvc_client.loop_thread import LoopThread
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.requests import Asker
@@ -54,7 +54,11 @@ class Admission:
         cached_input_tokens: int | None = None,
         output_tokens: int | None = None,
     ) -> None:
-        """Report running totals (never deltas). Cheap and never blocks: reports are batched."""
+        """Report running totals (never deltas). Cheap and never blocks: reports are batched.
+
+        Raises TypeError for a total that is no integer.
+        """
+        checked_totals(input_tokens, cached_input_tokens, output_tokens)
         if self._is_held and self._inner is not None:
             self._thread.soon(
                 partial(
@@ -76,7 +80,8 @@ class Admission:
         """End the lease with its final totals. The first call counts.
 
         Tries once here; if that fails, the client's thread repeats it. A total that is not given
-        is the last one that was reported.
+        is the last one that was reported. Raises TypeError for one that is no integer, and
+        ValueError for another outcome than COMPLETED or CANCELLED.
         """
         inner, lease = self._inner, self.lease
         if inner is None or lease is None or not self._is_held:

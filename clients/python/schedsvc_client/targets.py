@@ -25,6 +25,8 @@ long as a term lasts."""
 
 def check_targets(text: str) -> tuple[str, ...]:
     """Return the targets of a comma-separated list. Raises ValueError that names the wrong one."""
+    if not isinstance(text, str):
+        raise TypeError(f"target is {text!r}; it has to be a str, such as 127.0.0.1:7600")
     targets = tuple(check_target(part.strip()) for part in text.split(","))
     for index, target in enumerate(targets):
         if target in targets[:index]:

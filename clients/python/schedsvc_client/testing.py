@@ -7,18 +7,32 @@ fairness.
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from schedsvc_client.fake_books import (
+    Answer,
+    Book,
+    Decide,
+    Delayed,
+    Failure,
+    LeaseStates,
+    Verdict,
+    checked,
+    grant,
+    refusal,
+)
 from schedsvc_client.loop_thread import LoopThread
 from schedsvc_client.v1 import explain_pb2, identity_pb2, leader_pb2, pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+
+__all__ = ["Book", "Delayed", "Failure", "FakeScheduler", "Verdict", "grant", "refusal"]
 
 _UNARY: dict[str, Any] = {
     "Admit": pb.AdmitRequest,
@@ -26,59 +40,6 @@ _UNARY: dict[str, Any] = {
     "Complete": pb.CompleteRequest,
     "Stats": pb.StatsRequest,
 }
-
-
-class Failure(NamedTuple):
-    """Lets an Admit fail; on a Session it is a fault."""
-
-    code: grpc.StatusCode
-    details: str = "as the test asked"
-
-
-class Delayed(NamedTuple):
-    """Gives a verdict after some seconds."""
-
-    seconds: float
-    verdict: pb.AdmitResponse | Failure
-
-
-#: The answer to one Admit; None: it waits until the test calls `release()`.
-Verdict = pb.AdmitResponse | Failure | Delayed | None
-Decide = Callable[[pb.AdmitRequest], Verdict]
-Answer = Callable[[pb.AdmitResponse | Failure], None]
-
-
-def grant(lease_id: int, pool: str = "p", epoch: int = 1, ttl_ms: int = 10_000) -> pb.AdmitResponse:
-    """Return a grant of this lease; the grants that `decide` makes count their leases."""
-    given = pb.Grant(
-        lease_id=lease_id, pool=pool, pool_epoch=epoch, ttl_ms=ttl_ms, reserved_tokens=64
-    )
-    return pb.AdmitResponse(outcome=pb.OUTCOME_GRANTED, grant=given, queue_duration_us=1_500)
-
-
-def refusal(
-    outcome: pb.Outcome.ValueType = pb.OUTCOME_REJECTED_FLOW_QUEUE_FULL, **fields: Any
-) -> pb.AdmitResponse:
-    """Return a refusal or eviction, with fields of `Refusal`: `retry_after_ms`, `message`."""
-    return pb.AdmitResponse(
-        outcome=outcome, refusal=pb.Refusal(**fields), queue_duration_us=2_000_000
-    )
-
-
-@dataclass
-class Book:
-    """Records one lease."""
-
-    request_id: str
-    tenant: str
-    progress: list[pb.LeaseProgress] = field(default_factory=list)
-    completes: list[pb.CompleteRequest] = field(default_factory=list)
-
-    @property
-    def end(self) -> pb.CompleteRequest:
-        """Return the Complete that ended it; repeats of it have to be the same."""
-        assert len({c.SerializeToString() for c in self.completes}) == 1, self.completes
-        return self.completes[0]
 
 
 class FakeScheduler:
@@ -124,7 +85,7 @@ class FakeScheduler:
         # It is each pool's, or that of the one named.
         self.pool_fault: pb.SessionFault | None = None
         self.faulty_pool = ""
-        self.statuses: dict[int, pb.LeaseState.ValueType] = {}
+        self.statuses = LeaseStates()
         self.swallow_acks = False
         # Calls of Stats that fail after they were done.
         self.stats_errors = 0
@@ -133,6 +94,14 @@ class FakeScheduler:
         self._script: deque[Verdict] = deque()
         self._server: grpc.aio.Server | None = None
         self._thread: LoopThread[FakeScheduler] | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The thread is the last one that it makes of its own.
+        if hasattr(self, "_thread") and not hasattr(self, name):
+            near = difflib.get_close_matches(name, dir(self), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}" if near else ""
+            raise AttributeError(f"FakeScheduler has no {name}{hint}")
+        super().__setattr__(name, value)
 
     # Running it.
 
@@ -234,8 +203,8 @@ class FakeScheduler:
     # Verdicts and books.
 
     def script(self, *verdicts: Verdict) -> None:
-        """Answer the next Admits so, one after the other."""
-        self._script.extend(verdicts)
+        """Answer the next Admits so, one after the other. Raises TypeError for no verdict."""
+        self._script.extend([checked(verdict) for verdict in verdicts])
 
     @property
     def live(self) -> set[int]:
@@ -250,6 +219,9 @@ class FakeScheduler:
 
     def release(self, request_id: str, verdict: pb.AdmitResponse | Failure | None = None) -> None:
         """Answer an Admit that waits; None: with a grant. Raises KeyError if it does not wait."""
+        checked(verdict)
+        if request_id not in self.held:
+            raise KeyError(f"no Admit of {request_id} waits; {list(self.held)} do")
         settle = self.held.pop(request_id)
         if self._thread is None:
             settle(verdict or self.granted())
@@ -270,7 +242,7 @@ class FakeScheduler:
                 self.books[response.grant.lease_id] = book
             answer(response)
 
-        verdict = self._script.popleft() if self._script else self.decide(request)
+        verdict = self._script.popleft() if self._script else self._decided(request)
         if isinstance(verdict, pb.AdmitResponse | Failure):
             settle(verdict)
             return
@@ -282,6 +254,13 @@ class FakeScheduler:
                     settle(verdict.verdict)
 
             asyncio.get_running_loop().call_later(verdict.seconds, settle_late)
+
+    def _decided(self, request: pb.AdmitRequest) -> Verdict:
+        try:
+            return checked(self.decide(request))
+        except Exception as error:
+            text = f"FakeScheduler.decide: {type(error).__name__}: {error}"
+            return Failure(grpc.StatusCode.INTERNAL, text)
 
     def _cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
@@ -383,6 +362,7 @@ class FakeScheduler:
         self.streams.append(stream)
         reader = asyncio.ensure_future(stream.read(requests))
         broken = asyncio.ensure_future(stream.broken.wait())
+        taken = None
         try:
             while True:
                 taken = asyncio.ensure_future(stream.out.get())
@@ -395,12 +375,12 @@ class FakeScheduler:
                         merged.MergeFrom(stream.out.get_nowait())
                     yield merged
                 else:
-                    taken.cancel()
                     return
         finally:
             self.streams.remove(stream)
-            reader.cancel()
-            broken.cancel()
+            for task in (reader, broken, taken):
+                if task is not None:
+                    task.cancel()
             for request_id in stream.tags.values():
                 self.held.pop(request_id, None)
 

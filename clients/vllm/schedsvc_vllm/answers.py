@@ -13,7 +13,7 @@ from schedsvc_client.aio import Admission
 from schedsvc_vllm.asgi import Headers, Send
 from schedsvc_vllm.refusals import Reason, is_named, reason_of, refusal_text, retry_text
 
-REFUSAL_RETRY_MS = 1_000
+UNAVAILABLE_RETRY_MS = 1_000
 _BAD, _UNPROVED, _FORBIDDEN, _METHOD, _TIMEOUT, _TOO_MANY, _BUSY = 400, 401, 403, 405, 408, 429, 503
 
 
@@ -27,8 +27,7 @@ class HttpError:
 
 
 _RATE_LIMIT = HttpError(_TOO_MANY, "rate_limit_error", "rate_limit_exceeded")
-# A quota that can never hold the request: as a rate limit, but no retry helps.
-_NEVER = HttpError(_TOO_MANY, "rate_limit_error", "request_too_large")
+_REQUEST_TOO_LARGE = HttpError(_TOO_MANY, "rate_limit_error", "request_too_large")
 _SLOW_DOWN = HttpError(_TOO_MANY, "rate_limit_error", "slow_down")
 _TOO_LONG = HttpError(_BAD, "invalid_request_error", "context_length_exceeded")
 OVERLOADED = HttpError(_BUSY, "service_unavailable_error", "server_is_overloaded")
@@ -41,7 +40,7 @@ FACES: dict[Outcome, HttpError] = {
     Outcome.EVICTED_TOO_LARGE: _TOO_LONG,
     Outcome.REJECTED_UNKNOWN_TENANT: _UNKNOWN,
     Outcome.REJECTED_QUOTA: _RATE_LIMIT,
-    Outcome.REJECTED_QUOTA_SIZE: _NEVER,
+    Outcome.REJECTED_QUOTA_SIZE: _REQUEST_TOO_LARGE,
     Outcome.REJECTED_DEADLINE: _RATE_LIMIT,
     Outcome.EVICTED_TTL: _RATE_LIMIT,
     Outcome.EVICTED_DEADLINE: _RATE_LIMIT,
@@ -170,9 +169,8 @@ def refusal(refused: Refused, admission: Admission, request_id: str, param: str)
     face = FACES.get(refused.outcome, OVERLOADED)
     headers = [("x-schedsvc-dropped-reason", reason_of(refused.outcome)), asked_as(admission)]
     headers += limits_of(admission, refused.quota)
-    retry_after_ms = None
-    if face.status in (_TOO_MANY, _BUSY) and face is not _NEVER:
-        retry_after_ms = refused.retry_after_ms or REFUSAL_RETRY_MS
+    retry_after_ms = max(0, refused.retry_after_ms) or None  # 0: a retry cannot help
+    if retry_after_ms is not None:
         headers += _retry_headers(retry_after_ms)
     else:
         headers.append(("x-should-retry", "false"))
@@ -183,7 +181,7 @@ def refusal(refused: Refused, admission: Admission, request_id: str, param: str)
 
 def unavailable(message: str, reason: Reason, request_id: str, retry_after_ms: int = 0) -> Answer:
     """Answer for a scheduler that cannot be asked."""
-    retry_after_ms = retry_after_ms or REFUSAL_RETRY_MS
+    retry_after_ms = retry_after_ms or UNAVAILABLE_RETRY_MS
     headers = [("x-schedsvc-dropped-reason", reason.value), *_retry_headers(retry_after_ms)]
     fields = (
         retry_text(message, request_id, retry_after_ms),
@@ -212,9 +210,10 @@ def queue_duration(duration_us: int) -> tuple[str, str]:
 
 
 def duration_text(duration_ms: int) -> str:
-    """Write a time in OpenAI's format, as in `120ms`, `1s`, `6m0s`, `1h0m2.5s`."""
-    if duration_ms < 1_000:
-        return f"{max(0, duration_ms)}ms"
+    """Write a time in OpenAI's format, as in `0s`, `120ms`, `1s`, `6m0s`, `1h0m2.5s`."""
+    if 0 < duration_ms < 1_000:
+        return f"{duration_ms}ms"
+    duration_ms = max(0, duration_ms)
     minutes, ms = divmod(duration_ms, 60_000)
     hours, minutes = divmod(minutes, 60)
     seconds = f"{ms / 1_000:.3f}".rstrip("0").rstrip(".") + "s"

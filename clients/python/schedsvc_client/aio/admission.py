@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from schedsvc_client.leases import Lease, Totals
+from schedsvc_client.leases import Lease, Totals, checked_totals
 from schedsvc_client.outcomes import LeaseState, Outcome
 from schedsvc_client.requests import Asker
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -79,9 +79,13 @@ class Admission:
         cached_input_tokens: int | None = None,
         output_tokens: int | None = None,
     ) -> None:
-        """Report running totals (never deltas). Cheap and never blocks: reports are batched."""
+        """Report running totals (never deltas). Cheap and never blocks: reports are batched.
+
+        Raises TypeError for a total that is no integer.
+        """
+        totals = checked_totals(input_tokens, cached_input_tokens, output_tokens)
         if self.lease is not None and not self._ended:
-            self._holder.report(self.lease, (input_tokens, cached_input_tokens, output_tokens))
+            self._holder.report(self.lease, totals)
 
     def complete(
         self,
@@ -93,11 +97,14 @@ class Admission:
     ) -> None:
         """End the lease with its final totals; never blocks. The first call counts.
 
-        A total that is not given is the last reported one.
+        A total that is not given is the last reported one. Raises TypeError for one that is no
+        integer, and ValueError for another outcome than COMPLETED or CANCELLED.
         """
+        totals = checked_totals(input_tokens, cached_input_tokens, output_tokens)
+        if outcome not in (Outcome.COMPLETED, Outcome.CANCELLED):
+            raise ValueError(f"outcome is {outcome!r}; a lease ends as COMPLETED or CANCELLED")
         if self.lease is not None and not self._ended:
             self._ended = True
-            totals = (input_tokens, cached_input_tokens, output_tokens)
             self._holder.end(self.lease, outcome, totals)
 
     def give_back(self) -> None:
