@@ -63,8 +63,8 @@ install: ## Install the service and its laboratory into PREFIX: no developer too
 	@# All four are built by one pair of tools beside PREFIX, instead of a pair for each.
 	$(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
 		-c constraints.txt --target build/tools 'setuptools>=77' 'cython>=3.1,<4'
-	SCHEDSVC_CORE=release PYTHONPATH=$(CURDIR)/build/tools $(PREFIX)/bin/python -m pip install --quiet \
-		--disable-pip-version-check --no-build-isolation -c constraints.txt \
+	SCHEDSVC_CORE=release PYTHONPATH=$(CURDIR)/build/tools $(PREFIX)/bin/python -m pip install \
+		--quiet --disable-pip-version-check --no-build-isolation -c constraints.txt \
 		./clients/python ./clients/vllm . ./lab 'schedsvc[top]'
 	@echo 'Installed. Start with: $(PREFIX)/bin/schedsvc quickstart'
 
