@@ -17,6 +17,7 @@ from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar
 from schedsvc_lab.sim.cli.options import SPAN, changed, world, world_options
 from schedsvc_lab.sim.overrides import OverrideError, value_of
+from schedsvc_lab.sim.own_policy import PolicyError
 from schedsvc_lab.sim.report import write_report
 from schedsvc_lab.sim.requests import Requests
 from schedsvc_lab.sim.scenario import Scenario
@@ -123,7 +124,10 @@ def sweep(
         )
     if out is not None:
         make_folder(out)
-    points = _run(tasks, requests, (seeds, goal, span_s, client), jobs)
+    try:
+        points = _run(tasks, requests, (seeds, goal, span_s, client), jobs)
+    except PolicyError as error:
+        raise click.ClickException(str(error)) from error
     report = {
         "engine": scenario.profile.name,
         "seeds": seeds,

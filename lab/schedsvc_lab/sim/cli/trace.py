@@ -15,6 +15,7 @@ from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar, watch
 from schedsvc_lab.sim.cli.show import show
 from schedsvc_lab.sim.details import detail
+from schedsvc_lab.sim.own_policy import PolicyError
 from schedsvc_lab.sim.report import summarise, write_decisions, write_report, write_requests
 from schedsvc_lab.sim.requests import Requests
 from schedsvc_lab.sim.scenario import Run, Scenario, engine_configs, simulate
@@ -47,7 +48,10 @@ def run_trace(
             for seed in range(seeds):
                 task = progress.add_task(f"{policy}, seed {seed}", total=len(requests))
                 before_ns = time.process_time_ns()
-                run = simulate(scenario, requests, policy, seed, partial(watch, progress, task))
+                try:
+                    run = simulate(scenario, requests, policy, seed, partial(watch, progress, task))
+                except PolicyError as error:
+                    raise click.ClickException(str(error)) from error
                 # A clock may stand still over a very short run.
                 cpu_ns = max(time.process_time_ns() - before_ns, 1_000)
                 progress.remove_task(task)
@@ -76,8 +80,9 @@ def run_trace(
 
 
 def _write(out: Path, run: Run, pools: tuple[str, ...]) -> None:
-    write_requests(run, out / f"requests_{run.policy}_{run.seed}.csv")
-    write_decisions(run, out / f"decisions_{run.policy}_{run.seed}.csv", pools)
+    name = f"{run.policy.replace(':', '.')}_{run.seed}"
+    write_requests(run, out / f"requests_{name}.csv")
+    write_decisions(run, out / f"decisions_{name}.csv", pools)
 
 
 def peak_memory_bytes() -> int:
