@@ -147,7 +147,7 @@ ROOMS: dict[str, Room] = {
         "grpc grpc_health structlog uvloop",
     ),
     # The laboratory: what people use around the service, which knows nothing of it.
-    "schedsvc_lab": room(),
+    "schedsvc_lab": room("schedsvc_lab.sim.notebook"),
     "schedsvc_lab.options": room(packages="click", prints=True),
     # Also drives, in virtual time.
     "schedsvc_lab.workload": room(
@@ -176,6 +176,15 @@ ROOMS: dict[str, Room] = {
         "numpy",
         never=IO,
         clock=NO_CLOCK,
+        seeded=True,
+    ),
+    "schedsvc_lab.sim.workers": room(never="threading", clock=NO_CLOCK),
+    # People call it from Python.
+    "schedsvc_lab.sim.notebook": room(
+        "schedsvc.config schedsvc_lab.engine schedsvc_lab.sim schedsvc_lab.sim.figures"
+        " schedsvc_lab.sim.overrides schedsvc_lab.sim.workers",
+        "numpy pandas",
+        never=IO,
         seeded=True,
     ),
     "schedsvc_lab.sim.figures": room(
@@ -343,7 +352,8 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc_lab.sim.cli": room(
         "schedsvc.config schedsvc_lab.sim schedsvc_lab.engine schedsvc_lab.sim.figures"
-        " schedsvc_lab.sim.overrides schedsvc_lab.sim.replay schedsvc_lab.workload"
+        " schedsvc_lab.sim.notebook schedsvc_lab.sim.overrides schedsvc_lab.sim.replay"
+        " schedsvc_lab.sim.workers schedsvc_lab.workload"
         " schedsvc_lab.options schedsvc.text.option_types schedsvc.text.tables",
         "click rich",
         prints=True,

@@ -60,7 +60,10 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Holds the result of one run. `capacity_tokens` is the KV cache of all engines."""
+    """Holds the result of one run.
+
+    `capacity_tokens` is the KV cache of all engines, `pools` are their names.
+    """
 
     policy: str
     seed: int
@@ -70,6 +73,7 @@ class Run:
     capacity_tokens: int
     end_ns: int
     engines: list[EngineGauges]
+    pools: tuple[str, ...]
     expired: int
     digest: str
 
@@ -168,6 +172,7 @@ def simulate(
         capacity_tokens=sum(config.capacity_tokens for config in configs.values()),
         end_ns=world.now_ns,
         engines=world.gauges(),
+        pools=tuple(configs),
         expired=adapter.expired,
         digest=world.digest(),
     )

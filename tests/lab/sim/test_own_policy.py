@@ -119,7 +119,7 @@ def run(requests, policy, config):
 
 @pytest.mark.parametrize("configure", [patient_config, limited])
 def test_a_class_with_the_key_of_a_known_policy_gives_its_run(requests, configure):
-    """Guarantees, quotas and the ledger decide as they do under the core's own policy."""
+    """A class changes the order alone: guarantees, quotas and ledger decide as ever."""
     known, own = (run(requests, policy, configure(requests.clients)) for policy in ("sif", Sif))
     assert own.digest == known.digest
     assert own.outcomes.end_ns == known.outcomes.end_ns
@@ -165,7 +165,7 @@ def test_a_command_takes_a_class_from_its_folder(folder, trace):
     ],
 )
 @pytest.mark.parametrize("command", [(), ("sweep", "--vary", "engine.sequences_max=8,16")])
-def test_what_is_wrong_with_a_class_is_named(folder, trace, name, message, command):
+def test_a_wrong_class_is_named(folder, trace, name, message, command):
     result = CliRunner().invoke(
         main, ["sim", *command, "--trace", str(trace), "--policy", name]
     )  # fmt: skip
@@ -181,6 +181,6 @@ def test_what_is_wrong_with_a_class_is_named(folder, trace, name, message, comma
         (int, "int: has to be a class with a method"),
     ],
 )
-def test_what_is_no_policy_is_named(requests, policy, message):
+def test_a_policy_that_is_none_is_named(requests, policy, message):
     with pytest.raises(PolicyError, match=message):
         run(requests, policy, patient_config(requests.clients))

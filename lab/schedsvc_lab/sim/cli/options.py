@@ -11,10 +11,10 @@ import click
 from schedsvc.config import Config
 from schedsvc.text.option_types import FiniteRange, WholeRange
 from schedsvc_lab.engine import profile_names
-from schedsvc_lab.sim.cli.inputs import TOKENS_MAX, config_of, profile_of, requests_of
+from schedsvc_lab.sim.cli.inputs import config_of, profile_of, requests_of
 from schedsvc_lab.sim.overrides import OverrideError, override, parse
 from schedsvc_lab.sim.own_policy import PolicyError, load_policy
-from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.requests import TOKENS_MAX, Requests
 from schedsvc_lab.sim.scenario import (
     POLICIES,
     Scenario,
@@ -152,6 +152,14 @@ _WORLD = (
         is_flag=True,
         help="Conversations of the trace are sessions of agents, as if clients had named them.",
     ),
+)
+
+JOBS = click.option(
+    "--jobs",
+    type=WholeRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processes that work side by side.",
 )
 
 SPAN = click.option(
