@@ -359,7 +359,8 @@ ROOMS: dict[str, Room] = {
         prints=True,
     ),
     "schedsvc_lab.advise.cli": room(
-        "schedsvc.config schedsvc_lab.advise schedsvc_lab.advise.figure"
+        "schedsvc.cli.connect schedsvc.cli.tenant_entry schedsvc_client"
+        " schedsvc.config schedsvc_lab.advise schedsvc_lab.advise.figure"
         " schedsvc_lab.advise.recorded schedsvc_lab.engine schedsvc_lab.sim schedsvc_lab.sim.cli"
         " schedsvc.text.option_types schedsvc.text.tables",
         "click yaml",
