@@ -234,3 +234,47 @@ def test_places_exclude_another_order_in_a_queue() -> None:
     scheduler = made(key=lambda *_: 0, place=lambda _: 0)
     with pytest.raises(core.CallerError, match="places from outside"):
         scheduler.set_options(1, flow_order="deadline")
+
+
+@pytest.mark.parametrize("seed", fresh(6))
+@pytest.mark.parametrize("has_places", [False, True])
+def test_books_hold_under_any_keys_and_places(seed: int, has_places: bool) -> None:
+    """Sessions, classes, quotas, shares and weighted groups do not mind the order."""
+    rnd = random.Random(seed)
+    place = (lambda tag: tag * 7_919 % 13 - 6) if has_places else None
+    scheduler = core.Scheduler(
+        policy="external", place=place, queue_ttl_ns=20 * SECOND, saturation_ppm=1,
+        key=lambda tag, charged_micro, queued, now_ns: (charged_micro * 31 ^ tag) % 1_000 - 500,
+        flow_order=rnd.choice(("arrival", "deadline")),
+    )  # fmt: skip
+    scheduler.set_class(b"low", 5, 2 * SECOND)
+    for at in range(TENANTS):
+        scheduler.set_flow_class(scheduler.set_flow(b"t%d" % at, 1_000), 0, (0, 1))
+    for at in range(rnd.choice((1, POOLS))):
+        scheduler.set_pool(1, b"p%d" % at, 1, (90, 60, 150)[at], 1)
+    now_ns, live, verdicts = 1, {}, Counter[int]()
+    for tag in range(1, 400):
+        if tag % 50 == 1:
+            weight_milli = rnd.choice((0, 1_000))
+            group = scheduler.set_quota(now_ns, b"g", concurrency=3, weight_milli=weight_milli)
+            for flow in range(TENANTS):
+                share = rnd.choice((0, 60, 1_000))
+                parent = rnd.choice((-1, group))
+                scheduler.set_flow_quota(now_ns, flow, parent, requests=90, share=share)
+        if live and rnd.random() < 0.7:
+            lease, epoch = live.popitem()
+            scheduler.complete(now_ns, lease, epoch, output_tokens=rnd.randrange(1, 11))
+        scheduler.admit(
+            now_ns, rnd.randrange(TENANTS), b"r%d" % tag, rnd.randrange(5, 40), 10, tag=tag,
+            request_class=rnd.choice((b"", b"low")), session=rnd.choice((b"", b"s1", b"s2")),
+            deadline_ns=rnd.choice((0, 5 * SECOND)), reports_progress=True,
+        )  # fmt: skip
+        now_ns += rnd.choice((0, SECOND // 10, SECOND // 2))
+        for d in scheduler.poll(now_ns):
+            verdicts[d.outcome] += 1
+            if d.outcome == core.GRANTED:
+                live[d.lease_id] = d.pool_epoch
+            else:
+                live.pop(d.lease_id, None)
+        scheduler.check()
+    assert verdicts[core.GRANTED] > 50

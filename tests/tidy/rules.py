@@ -147,7 +147,7 @@ ROOMS: dict[str, Room] = {
         "grpc grpc_health structlog uvloop",
     ),
     # The laboratory: what people use around the service, which knows nothing of it.
-    "schedsvc_lab": room("schedsvc_lab.sim.notebook"),
+    "schedsvc_lab": room(),
     "schedsvc_lab.options": room(packages="click", prints=True),
     # Also drives, in virtual time.
     "schedsvc_lab.workload": room(
@@ -262,9 +262,14 @@ ROOMS: dict[str, Room] = {
     ),
     # Commands. Each names the others by text, so it loads only its own code.
     "schedsvc.__main__": room("schedsvc.cli"),
+    # The laboratory asks a running scheduler by these two.
+    "schedsvc.cli.connect": room(
+        "schedsvc.config schedsvc.text.printable schedsvc_client", "click"
+    ),
+    "schedsvc.cli.tenant_entry": room("schedsvc_client"),
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.text.option_types schedsvc.text.printable"
-        " schedsvc.text.request_ids"
+        " schedsvc.text.request_ids schedsvc.cli.connect schedsvc.cli.tenant_entry"
         " schedsvc.text.tables schedsvc.server schedsvc.edge schedsvc.records.usage"
         " schedsvc.records.usage.parquet"
         " schedsvc.records.sqlite_files schedsvc.records.state schedsvc_client",
@@ -283,17 +288,17 @@ ROOMS: dict[str, Room] = {
         prints=True,
     ),
     "schedsvc.cli.top": room(
-        "schedsvc.cli schedsvc.cli.top_app schedsvc.text.option_types", "click"
+        "schedsvc.cli schedsvc.cli.connect schedsvc.cli.top_app schedsvc.text.option_types", "click"
     ),
     # A screen of Textual, which only it needs.
     "schedsvc.cli.top_app": room(
-        "schedsvc.cli schedsvc.text.printable schedsvc.text.request_ids schedsvc_client"
-        " schedsvc_client.v1",
+        "schedsvc.cli schedsvc.cli.connect schedsvc.text.printable schedsvc.text.request_ids"
+        " schedsvc_client schedsvc_client.v1",
         "rich textual",
     ),
     # Asks the standard health service, which is not in the contract and so not in the client.
     "schedsvc.cli.health": room(
-        "schedsvc.cli schedsvc.text.option_types schedsvc_client",
+        "schedsvc.cli schedsvc.cli.connect schedsvc.text.option_types schedsvc_client",
         "click grpc grpc_health",
         prints=True,
     ),

@@ -55,8 +55,8 @@ Example:
       --goal "production p99 first token <= 2 s" --out out/advice
   schedsvc advise --trace trace.csv --profile a10g-llama2-7b \\
       --goal "* p90 wait <= 500 ms" --goal "batch refusals <= 5 %" --json
-  schedsvc advise --recording recording --target 127.0.0.1:7600 --fewest-engines \\
-      --goal "production p99 first token <= 2 s"
+  schedsvc advise --recording recording --target 127.0.0.1:7600 \\
+      --goal "production p99 first token <= 2 s" --fewest-engines
 
 A goal is SUBJECT pNN first token <= X s|ms, SUBJECT pNN wait <= X s|ms, SUBJECT refusals <= X %,
 or SUBJECT share >= X %. SUBJECT is a tenant, a class, or * for all requests. A refused request

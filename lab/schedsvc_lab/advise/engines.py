@@ -23,7 +23,7 @@ class Needed(NamedTuple):
 
 
 def with_engines(scenario: Scenario, count: int) -> Scenario:
-    """Return the scenario with so many engines like those that it has.
+    """Return the scenario with `count` engines like those that it has.
 
     Raises ScenarioError if these are not alike.
     """

@@ -36,7 +36,7 @@ class Running(NamedTuple):
 
 
 def as_today(config: Config, data: Mapping[str, Any], running: Running) -> dict[str, Any]:
-    """Return the data of a file, with the tenants of a running scheduler in place of its own.
+    """Return the data of a file, with the tenants of a running scheduler for its own.
 
     Raises RunningError: a tenant is in a group or a class that the file does not have.
     """

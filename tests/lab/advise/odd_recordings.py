@@ -60,7 +60,7 @@ class OddServer:
         self._running, self._waiting = {}, {}
 
     def run(self, steps):
-        """Let so many things happen, then leave what runs, and close or cut the file."""
+        """Take the steps, then leave what runs, and close or cut the file."""
         rnd = self.random
         reports = rnd.random() < 0.8
         for number in range(steps):

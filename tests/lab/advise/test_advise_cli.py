@@ -166,7 +166,7 @@ def with_strangers(folder):
 
 
 @pytest.mark.parametrize("unknown_tenants", ["own", "share"])
-def test_what_no_file_can_list_is_served_with_the_unknown(tmp_path, unknown_tenants):
+def test_tenants_that_no_file_can_list_are_served_with_the_unknown(tmp_path, unknown_tenants):
     file = config_file(tmp_path, unknown_tenants=unknown_tenants)
     args = ["--trace", with_strangers(tmp_path), "--profile", "a10g-llama2-7b", "--config", file]
     for goal in (GOAL, "unknown p50 wait <= 60 s", "other share >= 0.1 %"):
@@ -180,7 +180,7 @@ def test_what_no_file_can_list_is_served_with_the_unknown(tmp_path, unknown_tena
     assert names == ["batch", "production"]
 
 
-def test_what_the_configuration_refuses_is_left_out(tmp_path):
+def test_requests_that_the_configuration_refuses_are_left_out(tmp_path):
     """The draft lists no stranger, and no goal counts the requests that it refuses."""
     tenants = [{"name": "batch"}, {"name": "production"}]
     file = config_file(tmp_path, unknown_tenants="refuse", tenants=tenants)

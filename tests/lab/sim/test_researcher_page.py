@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from schedsvc.cli import main
+from schedsvc_lab.sim.notebook import Comparison
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +56,7 @@ def page(tmp_path_factory):
 def test_the_code_of_the_page_runs(page):
     _, names, printed = page
     frame = names["frame"]
+    assert isinstance(names["result"], Comparison)
     assert len(frame) == 3 * PART
     assert set(frame["policy"]) == {"fcfs", "vtc", "decayed:Decayed"}
     assert "first token" in printed

@@ -34,7 +34,7 @@ _POSITIVE = FiniteRange(min=0, min_open=True)
 class PolicyName(click.ParamType[str]):
     """Takes the name of a policy, or package.module:Class, also from the working folder."""
 
-    name = "NAME|package.module:Class"
+    name = "policy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check that there is such a policy."""
@@ -72,9 +72,10 @@ _WORLD = (
         "policies",
         multiple=True,
         type=PolicyName(),
+        metavar="POLICY",
         help=f"Policy that decides the grants, whatever the configuration's is: "
-        f"{', '.join(POLICIES)}, or a class of your own (docs/use/researcher.md); repeat it to "
-        "compare several.",
+        f"{', '.join(POLICIES)}, or package.module:Class of your own "
+        "(docs/use/researcher.md); repeat it to compare several.",
     ),
     click.option(
         "--profile",
