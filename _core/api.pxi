@@ -5,12 +5,14 @@ cdef class Scheduler(ClusterApi):
     def __cinit__(
         self, *, bytes hash_key=b"\0" * 16, str policy=DEFAULT_POLICY, str ledger=DEFAULT_LEDGER,
         str dispatch=DEFAULT_DISPATCH, str flow_order=DEFAULT_FLOW_ORDER, str lease_seed="",
-        uint64_t incarnation=1, **settings
+        uint64_t incarnation=1, key=None, place=None, **settings
     ):
         check_name("policy", "policy", policy, POLICIES)
         check_name("ledger", "form", ledger, LEDGER_FORMS)
         check_name("dispatch", "order", dispatch, DISPATCH_ORDERS)
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
+        if (key is not None) != (policy == "external") or (place is not None and key is None):
+            invalid("key", "policy external takes it, and no other")
         if len(hash_key) != 16:
             invalid("hash_key", "must be 16 bytes")
         self.settings = checked(SETTINGS, settings)
@@ -32,7 +34,8 @@ cdef class Scheduler(ClusterApi):
         self.classes = Classes()
         self.quotas = Quotas(self.requests, self.classes, self.fuse)
         self.flows = Flows(order, lifts, self.requests, self.quotas, self.classes)
-        self.flows.by_deadline = FLOW_ORDERS[flow_order]
+        self.flows.key_from, self.flows.place_from = key, place
+        self.flows.by_deadline = place is None and FLOW_ORDERS[flow_order]
         self.flows.treaps.salt = self.k1
         set_grain(self)
         take_fairness(self)

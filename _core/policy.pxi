@@ -6,6 +6,7 @@ include "policy/local_position.pxi"     # where flows stand in each of several p
 include "policy/lead.pxi"               # service in all pools, and how far it may lead
 include "policy/pool_comes.pxi"         # flows get their positions in a pool that comes
 include "policy/parking.pxi"            # flows that wait outside the order, for a quota or a share
+include "policy/external_order.pxi"     # keys from a function outside, in simulations
 include "policy/fair_queue.pxi"         # virtual token counters, and the order of the queues
 include "policy/edf_queue.pxi"          # order inside a queue: arrival, or earliest deadline first
 include "policy/session_order.pxi"      # which session of a tenant goes first

@@ -8,6 +8,7 @@ decisions and an equal `digest()`, on every run and machine.
 All quantities are integers: tokens, blocks, ns, thousandths of weight, micro-tokens of service.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
 from schedsvc._core_cluster import ClusterApi
@@ -129,6 +130,8 @@ class Scheduler(ClusterApi):
         hash_key: bytes = ...,  # 16 bytes; keys every hash of caller-chosen bytes
         lease_seed: str = "",  # 32 hexadecimal digits that lease ids are drawn of; "": they count
         incarnation: int = 1,  # sent to shims, so that they notice a restart
+        key: Callable[[int, int, int, int], int] | None = None,  # external_order.pxi has the terms
+        place: Callable[[int], int] | None = None,
         **settings: Unpack[Settings],
     ) -> None: ...
     def set_flow(self, name: bytes, weight_milli: int) -> int:

@@ -279,6 +279,8 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     r.tag = ask.tag
     r.owner = ask.owner
     r.arrival_ns = core.now_ns
+    if core.flows.place_from is not None:
+        core.requests.own_rare(i).place = asked_place(core.flows, r)
     if r.prompt_tokens > core.prompt_seen_max:
         core.prompt_seen_max = r.prompt_tokens
         core.save_rest = True

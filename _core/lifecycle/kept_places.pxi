@@ -68,7 +68,7 @@ cdef int begin_term(Core core, list rows, bint cold) except -1:
         core.digest_value = mix(mix(core.digest_value, key.hi), <uint64_t>waited_ns)
     core.flows.keeps_places = core.places.former_count > 0
     for q in range(core.flows.queue_count):
-        core.flows.queues[q].in_tree = core.flows.keeps_places or core.flows.queues[q].by_deadline
+        core.flows.queues[q].in_tree = core.flows.needs_tree(&core.flows.queues[q])
     return 0
 
 

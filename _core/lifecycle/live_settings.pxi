@@ -22,8 +22,12 @@ cdef int change_settings(Core core, policy, flow_order, dict limits) except -1:
             invalid(name, f"cannot change while it runs; what can: {', '.join(LIVE_SETTINGS)}")
     if policy is not None:
         check_name("policy", "policy", policy, POLICIES)
+        if (policy == "external") != (core.policy == "external"):
+            invalid("policy", "external is chosen when a core is made, for as long as it lives")
     if flow_order is not None:
         check_name("flow_order", "order", flow_order, FLOW_ORDERS)
+        if core.flows.place_from is not None:
+            invalid("flow_order", "requests have places from outside")
     core.settings = checked(SETTINGS, {**core.settings, **limits})
     take_fairness(core)
     time_turns(core)

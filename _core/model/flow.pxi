@@ -77,4 +77,5 @@ ctypedef struct Queue:
     bint by_deadline
     bint in_tree  # it has a treap: its requests do not come in the order of the queue
     bint throttled  # its head is beyond the share of its flow while that binds
+    int64_t key  # of its head, where a function gives keys
     int32_t position  # its flow's position in its pool, once known; -1: not yet, or for any pool

@@ -37,6 +37,7 @@ cdef class Flows:
     cdef Positions positions
     cdef PoolOrder pool_order
     cdef int order  # ORDER_*
+    cdef object key_from, place_from  # functions from outside, or None; see external_order.pxi
     cdef int64_t grain  # the unit in which counters are ordered, see locality
     cdef bint lifts
     cdef int64_t level[CLASSES_MAX]  # the level to which flows of each class are lifted
@@ -251,9 +252,8 @@ cdef class Flows:
         prefetch_record(f, <const uint8_t*>&f.interval_ns - <const uint8_t*>f)
 
     cdef inline int32_t find_queue(self, int32_t flow, int32_t target) noexcept:
-        # A flow has as many queues as targets it has used: one or two.
         cdef int32_t q = self.items[flow].first_queue
-        while q != NONE and self.queues[q].target != target:
+        while q != NONE and self.queues[q].target != target:  # one or two, as targets it used
             q = self.queues[q].next_queue
         return q
 
@@ -274,11 +274,14 @@ cdef class Flows:
         self.queues[q].chain.head = self.queues[q].chain.tail = self.queues[q].root = NONE
         self.queues[q].head = NONE
         self.queues[q].by_deadline = self.by_deadline
-        self.queues[q].in_tree = self.by_deadline or self.keeps_places
+        self.queues[q].in_tree = self.needs_tree(&self.queues[q])
         self.queues[q].position = NONE
         self.queues[q].next_queue = self.items[flow].first_queue
         self.items[flow].first_queue = q
         return q
+
+    cdef inline bint needs_tree(self, const Queue* queue) noexcept:
+        return queue.by_deadline or self.keeps_places or self.place_from is not None
 
     cdef int64_t key_of(self, int32_t q) noexcept:
         """Return the key by which heads are ordered; ties go by arrival. O(1)."""
@@ -286,7 +289,7 @@ cdef class Flows:
             return self.counter_in(q) // self.grain
         if self.order == ORDER_INPUT and self.queues[q].head != NONE:  # a node has no requests
             return self.requests.items[self.queues[q].head].prompt_tokens
-        return 0
+        return self.queues[q].key if self.order == ORDER_EXTERNAL else 0
 
     cdef inline int64_t counter_in(self, int32_t q) noexcept:
         """Return the counter that orders a queue: with several pools, the one in its own."""

@@ -61,6 +61,7 @@ ctypedef struct HeadState:
 # Fields that only few requests have, while they are queued or run.
 ctypedef struct RareFields:
     int64_t deadline_ns  # for its first token; 0: the caller named none
+    int64_t place  # in its queue, where a function gives places
     int32_t adapter  # index of its LoRA adapter; -1: none
     int32_t session  # record of its session of an agent; -1: none
     int32_t told_output  # as the caller expects it, of each sequence

@@ -30,6 +30,7 @@ cdef enum:  # order of the heads
     ORDER_ARRIVAL = 0
     ORDER_INPUT = 1
     ORDER_COUNTER = 2
+    ORDER_EXTERNAL = 3  # by keys that a function returns, in simulations
 
 cdef enum:
     CREDIT_AUTO = -1  # the credit is what one request is charged, on average
@@ -52,7 +53,7 @@ cdef enum:  # the output that is charged at the grant, before a Progress reports
 # charged ahead, and whether flows are ordered by quanta (longest match first within a quantum).
 # Sources: VTC, its variants with prediction and with an oracle, LCF (least counter first: VTC
 # without lift) and FCFS, arXiv 2401.00588; DLPM, arXiv 2501.14312 (see locality); SIF: shortest
-# input first.
+# input first; external: a policy of the simulator's user, see external_order.pxi.
 POLICIES = {
     "vtc": (ORDER_COUNTER, True, AHEAD_NONE, False),
     "vtc-predict": (ORDER_COUNTER, True, AHEAD_AVERAGE, False),
@@ -61,6 +62,7 @@ POLICIES = {
     "lcf": (ORDER_COUNTER, False, AHEAD_NONE, False),
     "fcfs": (ORDER_ARRIVAL, True, AHEAD_NONE, False),
     "sif": (ORDER_INPUT, True, AHEAD_NONE, False),
+    "external": (ORDER_EXTERNAL, False, AHEAD_NONE, False),
 }
 
 LEDGER_FORMS = ("sum", "peak")

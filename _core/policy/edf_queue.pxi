@@ -4,14 +4,16 @@ cdef inline int64_t deadline_of(const Request* r) noexcept nogil:
     return r.due_ns if r.has_deadline else NEVER
 
 
-cdef inline int64_t order_key(const Queue* queue, const Request* r) noexcept nogil:
+cdef inline int64_t order_key(Flows flows, const Queue* queue, const Request* r) noexcept:
     """Return the key that orders a queue; ties go by arrival."""
+    if flows.place_from is not None:
+        return flows.requests.rare_of(r).place
     return deadline_of(r) if queue.by_deadline else 0
 
 
 cdef int insert_in_treap(Flows flows, Queue* queue, int32_t i) except -1:
     cdef const Request* r = &flows.requests.items[i]
-    cdef int64_t key = order_key(queue, r)
+    cdef int64_t key = order_key(flows, queue, r)
     queue.root = flows.treaps.insert(queue.root, i, key, r.seq, r.work, r.arrival_ns)
     return 0
 

@@ -14,6 +14,8 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
             state.head_ns = flows.now_ns
     if is_node(flows, flow):
         return 0  # it stands by its line
+    if head != NONE and flows.order == ORDER_EXTERNAL:
+        ask_key(flows, q)
     if head == NONE or not flows.is_billed(queue) or throttled:
         leave_line(flows, q)
         if target == 0 and not stands_in_one(flows):
@@ -70,6 +72,8 @@ cdef int charge_flow(
         rekey_waiting(flows, flow)
     if flows.local:
         charge_positions(flows, flow, weighted_micro, pool)
+    if flows.order == ORDER_EXTERNAL:
+        return rank_anew(flows, flow)
     if flows.order != ORDER_COUNTER:
         return 0
     q = f.first_queue
@@ -79,6 +83,20 @@ cdef int charge_flow(
             note_charged(flows, flow, weighted_micro)
         q = flows.queues[q].next_queue
     return bring_back(flows, flow, weighted_micro) if flows.local else 0
+
+
+cdef int rank_anew(Flows flows, int32_t flow) except -1:
+    """Ask for the keys of the heads of a flow that was charged, and give its queues their places;
+    pools that rest hear of it. O(targets * log n), and what the function takes."""
+    cdef int32_t q = flows.items[flow].first_queue
+    while q != NONE:
+        if flows.queues[q].chain.count:
+            rank_queue(flows, q)
+            flows.pool_order.stirred = True
+        q = flows.queues[q].next_queue
+    if flows.items[flow].waits_at != NONE or flows.items[flow].throttled:
+        rekey_waiting(flows, flow)
+    return 0
 
 
 cdef inline void note_charged(Flows flows, int32_t flow, int64_t weighted_micro) noexcept:

@@ -32,6 +32,8 @@ cdef int note_throttled(Flows flows, int32_t flow) except -1:
                 key = f.vtc - f.throttled_lift
             elif flows.order == ORDER_INPUT:
                 key = head.prompt_tokens
+            elif flows.order == ORDER_EXTERNAL:
+                key = flows.queues[q].key
             if f.limited:  # behind all that may
                 key += VTC_REBASE
             (<Line>flows.quotas.guarantees.throttled_for[flows.queues[q].target]).put(
@@ -109,14 +111,28 @@ cdef int note_lifts(Flows flows, int32_t flow) except -1:
     return rekey_waiting(flows, flow)
 
 
+cdef int64_t waiting_key(Flows flows, int32_t flow, int32_t i, int64_t lift) noexcept:
+    """Return the key of a flow among those that wait for a quota with it, by its head i.
+    O(targets)."""
+    cdef const Request* r = &flows.requests.items[i]
+    if flows.order == ORDER_COUNTER:
+        return flows.items[flow].vtc - lift
+    if flows.order == ORDER_INPUT:
+        return r.prompt_tokens
+    if flows.order == ORDER_EXTERNAL:
+        return flows.queues[flows.find_queue(flow, r.target + 1)].key
+    return r.seq
+
+
 cdef int rekey_waiting(Flows flows, int32_t flow) except -1:
-    # Its counter has changed while it may wait.
+    # Its counter, or its key from outside, has changed while it may wait.
     cdef Flow* f = &flows.items[flow]
-    if flows.order != ORDER_COUNTER:
+    if flows.order != ORDER_COUNTER and flows.order != ORDER_EXTERNAL:
         return 0
     if f.waits_at != NONE:
         (<Line>flows.quotas.waiting[f.waits_at]).put(
-            f.cls, f.wait_slot, f.vtc - f.wait_lift, flow, flows.now_ns
+            f.cls, f.wait_slot, waiting_key(flows, flow, f.wait_head, f.wait_lift), flow,
+            flows.now_ns,
         )
         flows.quotas.mark_ready(f.waits_at)
     return note_throttled(flows, flow) if f.throttled else 0

@@ -170,10 +170,10 @@ cdef int sort_queue(Core core, int32_t q) except -1:
     if queue.by_deadline == flows.by_deadline:
         return 0
     queue.by_deadline = flows.by_deadline
-    queue.in_tree = flows.by_deadline or flows.keeps_places
+    queue.in_tree = flows.needs_tree(queue)
     while i != NONE:
         found.append((
-            order_key(queue, &flows.requests.items[i]), flows.requests.items[i].seq, i,
+            order_key(flows, queue, &flows.requests.items[i]), flows.requests.items[i].seq, i,
         ))
         i = flows.requests.items[i].next
     found.sort()
@@ -205,7 +205,7 @@ cdef int sort_strands(Flows flows, int32_t q) except -1:
     for i, t in found:
         r = &flows.requests.items[i]
         agents.strands[t].root = agents.treaps.insert(
-            agents.strands[t].root, i, order_key(&flows.queues[q], r), r.seq, r.work,
+            agents.strands[t].root, i, order_key(flows, &flows.queues[q], r), r.seq, r.work,
             r.arrival_ns,
         )
     for _, t in found:
@@ -218,10 +218,10 @@ cdef int check_order(Core core, int32_t q) except -1:
     cdef Queue* queue = &core.flows.queues[q]
     cdef Request* r
     cdef int32_t i = queue.chain.head, count = 0
-    cdef int64_t key, before_key = 0, before_seq = -NEVER
+    cdef int64_t key, before_key = -NEVER, before_seq = -NEVER
     while i != NONE:
         r = &core.requests.items[i]
-        key = order_key(queue, r)
+        key = order_key(core.flows, queue, r)
         check_invariant(
             core,
             (
@@ -229,7 +229,7 @@ cdef int check_order(Core core, int32_t q) except -1:
                 or (queue.line and not queue.in_tree)  # what waited for a cap comes late
             )
             and r.state == QUEUED,
-            "a queue is served by arrival, or by deadline",
+            "a queue is served by arrival, by deadline or by place",
         )
         if queue.in_tree:
             check_invariant(core, core.flows.treaps.place(i) == count, "the treap knows its place")

@@ -103,7 +103,7 @@ cdef int dequeue(Flows flows, int32_t i) except -1:
     if flows.queues[q].in_tree:
         flows.queues[q].root = flows.treaps.remove(flows.queues[q].root, i)
         if flows.queues[q].chain.count == 0:
-            flows.queues[q].in_tree = flows.queues[q].by_deadline or flows.keeps_places
+            flows.queues[q].in_tree = flows.needs_tree(&flows.queues[q])
     if flows.queues[q].line:
         leave_strand(flows, q, i)
     vouch(flows, r, -1)

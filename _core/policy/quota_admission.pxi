@@ -153,14 +153,6 @@ cdef int32_t head_without_bill(Flows flows, int32_t flow) noexcept:
     return oldest
 
 
-cdef int64_t waiting_key(Core core, int32_t flow, int32_t i, int64_t lift) noexcept:
-    if core.flows.order == ORDER_COUNTER:
-        return core.flows.items[flow].vtc - lift
-    if core.flows.order == ORDER_INPUT:
-        return core.requests.items[i].prompt_tokens
-    return core.requests.items[i].seq
-
-
 cdef bint comes_behind(Core core, int32_t flow, int32_t i, int32_t node):
     # Whether a flow that precedes this one waits at the node.
     cdef int32_t cls = core.flows.items[flow].cls
@@ -175,7 +167,7 @@ cdef bint comes_behind(Core core, int32_t flow, int32_t i, int32_t node):
     if line.first(core.now_ns) != cls:
         return True
     first = line.heap(cls).nodes
-    key = waiting_key(core, flow, i, core.quotas.nodes[node].lift[cls])
+    key = waiting_key(core.flows, flow, i, core.quotas.nodes[node].lift[cls])
     return first.key < key or (first.key == key and first.tie < flow)
 
 
@@ -202,7 +194,7 @@ cdef int park(Core core, int32_t flow, int32_t i, int32_t node) except -1:
     f.wait_lift = core.quotas.nodes[node].lift[f.cls]
     # Number the places in a node's heap from the start, so that it is no larger than needed.
     f.wait_slot = heap.count
-    line.put(f.cls, f.wait_slot, waiting_key(core, flow, i, f.wait_lift), flow, core.now_ns)
+    line.put(f.cls, f.wait_slot, waiting_key(core.flows, flow, i, f.wait_lift), flow, core.now_ns)
     note_out(core.flows, flow)
     if heap.count == 1 or heap.nodes[0].tie == flow:
         set_wake(core, node)

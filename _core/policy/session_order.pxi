@@ -72,7 +72,7 @@ cdef int join_strand(Flows flows, int32_t q, int32_t i) except -1:
     cdef const Request* r = &flows.requests.items[i]
     cdef SessionLine line = agents.line(flows.queues[q].line)
     cdef int32_t s = counted_session(flows, r), t = agents.find_strand(s, q), depth
-    cdef int64_t key = order_key(&flows.queues[q], r)
+    cdef int64_t key = order_key(flows, &flows.queues[q], r)
     if t == NONE:
         depth = flows.items[r.flow].depth
         if flows.lifts:

@@ -20,7 +20,8 @@ cdef int check_rare_fields(Core core) except -1:
     )
     return check_invariant(
         core, none.deadline_ns == 0 and none.adapter == NONE and none.session == NONE
-        and none.told_output == 0 and none.hold == NONE and none.shed_watch == 0,
+        and none.told_output == 0 and none.place == 0 and none.hold == NONE
+        and none.shed_watch == 0,
         "what most requests have of the rare fields is nothing",
     )
 

@@ -3,7 +3,8 @@
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from schedsvc_client.targets import check_targets
 
 from schedsvc.text.printable import printable
 
-__all__ = ["Connection", "connection_of", "connects", "explained"]
+__all__ = ["Connection", "connection_of", "connects", "explained", "explaining", "may_connect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +155,59 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        own = {name: given.pop(name) for name in _NAMES}
-        try:
-            check_targets(own["target"])
-        except ValueError as error:
-            raise click.BadParameter(
-                printable(str(error)), param_hint="--target or SCHEDSVC_TARGET"
-            ) from None
-        try:
+        own = _checked(given)
+        with explaining(own["target"]):
             command(connection_of(own), **given)
-        except (SchedulerError, ValueError) as error:
-            raise click.ClickException(explained(own["target"], error)) from None
 
     for option in reversed(_OPTIONS):
         run = option(run)
     return run
+
+
+def may_connect(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a Connection as its first argument, or None without --target.
+
+    `text` is the help of --target. The command calls the scheduler under `explaining()`.
+    """
+
+    def added(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            if given["target"] is None:
+                command(None, **{k: v for k, v in given.items() if k not in _NAMES})
+                return
+            own = _checked(given)
+            with explaining(own["target"]):
+                connection = connection_of(own)
+            command(connection, **given)
+
+        target = click.option("--target", metavar="ADDRESS", help=text)
+        for option in reversed((target, *_OPTIONS[1:])):
+            run = option(run)
+        return run
+
+    return added
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a connection out of all that are given."""
+    own = {name: given.pop(name) for name in _NAMES}
+    try:
+        check_targets(own["target"])
+    except ValueError as error:
+        raise click.BadParameter(
+            printable(str(error)), param_hint="--target or SCHEDSVC_TARGET"
+        ) from None
+    return own
+
+
+@contextmanager
+def explaining(target: str) -> Iterator[None]:
+    """End in one line where the scheduler at a target refuses or does not answer."""
+    try:
+        yield
+    except (SchedulerError, ValueError) as error:
+        raise click.ClickException(explained(target, error)) from None
 
 
 def explained(target: str, error: SchedulerError | ValueError) -> str:

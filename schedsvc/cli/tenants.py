@@ -11,6 +11,7 @@ from schedsvc_client.operator import ORIGINS, Operator
 
 from schedsvc.cli.complete import complete_tenants
 from schedsvc.cli.connect import Connection, connects
+from schedsvc.cli.tenant_entry import LIMITS, listed_tenants, origin_of, tenant_entry, weight_of
 from schedsvc.cli.tenant_keys import keys
 from schedsvc.config import tenants_yaml
 from schedsvc.text.option_types import WholeRange
@@ -70,13 +71,6 @@ this the tenant's own quota owes nothing, and the tenant is served again. Quotas
 as they are.
 """
 
-_LIMITS = (
-    "requests_per_minute",
-    "input_tokens_per_minute",
-    "output_tokens_per_minute",
-    "tokens_per_minute",
-    "concurrency",
-)
 _COLUMNS = ("tenant", "origin", "version", "weight", "group", "class", "limits")
 _PAGE = 500
 
@@ -145,7 +139,7 @@ def _changes(command: Callable[..., None]) -> Callable[..., None]:
                 type=WholeRange(0),
                 help=f"Limit its {limit.replace('_', ' ')}; 0: no limit.",
             )
-            for limit in _LIMITS
+            for limit in LIMITS
         ),
         click.option(
             "--over",
@@ -239,7 +233,7 @@ def delete(connection: Connection, name: str, if_version: int | None, as_json: b
 def export(connection: Connection) -> None:
     """Print all listed tenants as the section `tenants` of a configuration."""
     with Operator(connection.target, **connection.proof) as operator:
-        found = [_entry(row) for row in operator.tenants() if _origin(row) != "rule"]
+        found = listed_tenants(operator)
     click.echo(tenants_yaml(found), nl=False)
 
 
@@ -261,44 +255,11 @@ def forgive(connection: Connection, name: str, as_json: bool) -> None:
         click.echo(f"{printable(name)} owed nothing")
 
 
-def _origin(tenant: Any) -> str:
-    return next(name for name, number in ORIGINS.items() if number == tenant.origin)
-
-
-def _weight(tenant: Any) -> int | float:
-    milli = int(tenant.weight_milli)
-    return milli / 1_000 if milli % 1_000 else milli // 1_000
-
-
-def _entry(tenant: Any) -> dict[str, Any]:
-    """Return a tenant in the form of the file."""
-    quota = {limit: getattr(tenant, limit) for limit in _LIMITS if getattr(tenant, limit)}
-    if (quota and tenant.over) or tenant.over == "refuse":
-        quota["over"] = tenant.over
-    share = {}
-    if tenant.HasField("share"):
-        share = {field.name: value for field, value in tenant.share.ListFields()}
-    budget = {field.name: value for field, value in tenant.budget.ListFields()}
-    entry = {
-        "name": tenant.name,
-        "weight": _weight(tenant),
-        "group": tenant.group,
-        "quota": quota,
-        "share": share,
-        "budget": budget,
-        "class": tenant.request_class,
-        "classes": list(tenant.classes),
-        "mode": tenant.mode,
-        "api_keys_sha256": [key.hex() for key in tenant.api_keys_sha256],
-    }
-    return {key: value for key, value in entry.items() if value}
-
-
 def _plain(tenant: Any) -> dict[str, Any]:
     """Return a tenant as JSON shows it: hashes of keys only as a number."""
     keys = len(tenant.api_keys_sha256)
-    entry = {key: value for key, value in _entry(tenant).items() if key != "api_keys_sha256"}
-    return {**entry, "origin": _origin(tenant), "version": tenant.version, "api_keys": keys}
+    entry = {key: value for key, value in tenant_entry(tenant).items() if key != "api_keys_sha256"}
+    return {**entry, "origin": origin_of(tenant), "version": tenant.version, "api_keys": keys}
 
 
 def _show(tenant: Any, as_json: bool) -> None:
@@ -311,13 +272,13 @@ def _show(tenant: Any, as_json: bool) -> None:
 def _rows(tenants: Iterable[Any]) -> Iterator[tuple[str, ...]]:
     for tenant in tenants:
         limits = [
-            f"{getattr(tenant, limit):,} {limit}" for limit in _LIMITS if getattr(tenant, limit)
+            f"{getattr(tenant, limit):,} {limit}" for limit in LIMITS if getattr(tenant, limit)
         ]
         yield (
             printable(tenant.name),
-            _origin(tenant),
+            origin_of(tenant),
             str(tenant.version) if tenant.version else "-",
-            f"{_weight(tenant):g}",
+            f"{weight_of(tenant):g}",
             printable(tenant.group) or "-",
             printable(tenant.request_class) or "-",
             ", ".join(limits) or "-",

@@ -81,6 +81,9 @@ RULES = (
     ),
     Rule(r"deploy/(release|man|image|__init__)\.py$", "builds packages", lanes=_PACKAGES),
     Rule(r"docs/use/install\.md$", "is followed to the letter", lanes=_PACKAGES),
+    Rule(
+        r"docs/use/researcher\.md$", "its code is run", ("tests/lab/sim/test_researcher_page.py",)
+    ),
     Rule(r"deploy/systemd/|deploy/alerts/|deploy/grafana/", "is installed", lanes=_PACKAGES),
     Rule(r"deploy/(Containerfile$|container/|compose)", "is in the images", lanes=("test-image",)),
     Rule(r"deploy/(chart|kustomize|compose|alerts)", "is deployed", lanes=("test-chart",)),

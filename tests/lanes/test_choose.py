@@ -43,6 +43,8 @@ def select(*paths: str, tree: int = 0) -> Selection:
         ("tests/processes/programs.py", ("processes/test_kills.py",)),
         ("deploy/grafana/schedsvc.json", ("server/test_dashboard.py",)),
         ("bench/loops.pxi", ("ladder/test_inside.py",)),
+        ("docs/use/researcher.md", ("lab/sim/test_researcher_page.py",)),
+        ("lab/schedsvc_lab/sim/notebook.py", ("lab/sim/test_researcher_page.py",)),
     ],
 )
 def test_a_change_selects_the_tests_of_its_subject(path: str, tests: tuple[str, ...]) -> None:

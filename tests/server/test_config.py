@@ -216,6 +216,14 @@ def test_a_policy_of_the_simulator_configures_no_service(policy: str, tmp_path: 
     ]
 
 
+@pytest.mark.parametrize("policy", ["external", "my_policies:Decayed"])
+def test_an_order_from_outside_configures_no_service(policy: str, tmp_path: Path) -> None:
+    assert found(tmp_path, MINIMAL + f"scheduler: {{policy: '{policy}'}}") == [
+        "2:21 scheduler.policy: has to be 'vtc', 'dlpm' or 'fcfs'; other policies are the"
+        " simulator's: schedsvc sim --policy"
+    ]
+
+
 def test_all_errors_are_named_at_once(tmp_path: Path) -> None:
     text = (
         "listeners:\n  - {tcp: '127.0.0.1:70000', mode: '999'}\n"

@@ -178,6 +178,15 @@ ROOMS: dict[str, Room] = {
         clock=NO_CLOCK,
         seeded=True,
     ),
+    "schedsvc_lab.sim.workers": room(never="threading", clock=NO_CLOCK),
+    # People call it from Python.
+    "schedsvc_lab.sim.notebook": room(
+        "schedsvc.config schedsvc_lab.engine schedsvc_lab.sim schedsvc_lab.sim.figures"
+        " schedsvc_lab.sim.overrides schedsvc_lab.sim.workers",
+        "numpy pandas",
+        never=IO,
+        seeded=True,
+    ),
     "schedsvc_lab.sim.figures": room(
         "schedsvc._core schedsvc_lab.sim", "matplotlib numpy", never=IO, clock=NO_CLOCK, seeded=True
     ),
@@ -253,9 +262,14 @@ ROOMS: dict[str, Room] = {
     ),
     # Commands. Each names the others by text, so it loads only its own code.
     "schedsvc.__main__": room("schedsvc.cli"),
+    # The laboratory asks a running scheduler by these two.
+    "schedsvc.cli.connect": room(
+        "schedsvc.config schedsvc.text.printable schedsvc_client", "click"
+    ),
+    "schedsvc.cli.tenant_entry": room("schedsvc_client"),
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.text.option_types schedsvc.text.printable"
-        " schedsvc.text.request_ids"
+        " schedsvc.text.request_ids schedsvc.cli.connect schedsvc.cli.tenant_entry"
         " schedsvc.text.tables schedsvc.server schedsvc.edge schedsvc.records.usage"
         " schedsvc.records.usage.parquet"
         " schedsvc.records.sqlite_files schedsvc.records.state schedsvc_client",
@@ -274,17 +288,17 @@ ROOMS: dict[str, Room] = {
         prints=True,
     ),
     "schedsvc.cli.top": room(
-        "schedsvc.cli schedsvc.cli.top_app schedsvc.text.option_types", "click"
+        "schedsvc.cli schedsvc.cli.connect schedsvc.cli.top_app schedsvc.text.option_types", "click"
     ),
     # A screen of Textual, which only it needs.
     "schedsvc.cli.top_app": room(
-        "schedsvc.cli schedsvc.text.printable schedsvc.text.request_ids schedsvc_client"
-        " schedsvc_client.v1",
+        "schedsvc.cli schedsvc.cli.connect schedsvc.text.printable schedsvc.text.request_ids"
+        " schedsvc_client schedsvc_client.v1",
         "rich textual",
     ),
     # Asks the standard health service, which is not in the contract and so not in the client.
     "schedsvc.cli.health": room(
-        "schedsvc.cli schedsvc.text.option_types schedsvc_client",
+        "schedsvc.cli schedsvc.cli.connect schedsvc.text.option_types schedsvc_client",
         "click grpc grpc_health",
         prints=True,
     ),
@@ -343,13 +357,15 @@ ROOMS: dict[str, Room] = {
     ),
     "schedsvc_lab.sim.cli": room(
         "schedsvc.config schedsvc_lab.sim schedsvc_lab.engine schedsvc_lab.sim.figures"
-        " schedsvc_lab.sim.overrides schedsvc_lab.sim.replay schedsvc_lab.workload"
+        " schedsvc_lab.sim.notebook schedsvc_lab.sim.overrides schedsvc_lab.sim.replay"
+        " schedsvc_lab.sim.workers schedsvc_lab.workload"
         " schedsvc_lab.options schedsvc.text.option_types schedsvc.text.tables",
         "click rich",
         prints=True,
     ),
     "schedsvc_lab.advise.cli": room(
-        "schedsvc.config schedsvc_lab.advise schedsvc_lab.advise.figure"
+        "schedsvc.cli.connect schedsvc.cli.tenant_entry schedsvc_client"
+        " schedsvc.config schedsvc_lab.advise schedsvc_lab.advise.figure"
         " schedsvc_lab.advise.recorded schedsvc_lab.engine schedsvc_lab.sim schedsvc_lab.sim.cli"
         " schedsvc.text.option_types schedsvc.text.tables",
         "click yaml",

@@ -23,6 +23,7 @@ PROJECTS = {
 
 # Modules whose packages an extra names.
 EXTRAS = {
+    "schedsvc_lab.sim.notebook": ("frames",),
     "schedsvc.cli.top_app": ("top",),
     "schedsvc.cluster": ("cluster",),
     "schedsvc_lab.faults.cluster": ("cluster",),

@@ -10,12 +10,16 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import yaml
+from schedsvc_client.operator import Operator
 
+from schedsvc.cli.connect import Connection, explaining, may_connect
+from schedsvc.cli.tenant_entry import listed_tenants
 from schedsvc.config import Config, problem_text, read
+from schedsvc.config.models import Tenant
 from schedsvc.text.option_types import WholeRange, make_folder
 from schedsvc.text.tables import table_console
 from schedsvc_lab.advise.draft import (
@@ -27,10 +31,12 @@ from schedsvc_lab.advise.draft import (
     draft_yaml,
     listed,
 )
+from schedsvc_lab.advise.engines import ENGINES_MAX, Needed, fewest, with_engines
 from schedsvc_lab.advise.goals import Goal, GoalError, Subject, parse_goal, subject_of
 from schedsvc_lab.advise.measure import Table, tenant_rows
 from schedsvc_lab.advise.recorded import RecordedError, recorded_traffic
-from schedsvc_lab.advise.report import report_of, show
+from schedsvc_lab.advise.report import report_of, show, unlisted_notes
+from schedsvc_lab.advise.running import Running, as_today
 from schedsvc_lab.advise.search import STRESS, Load, Trial, budget_of, judge_run, load_of, search
 from schedsvc_lab.engine import profile_names
 from schedsvc_lab.sim.cli.bars import progress_bar
@@ -49,6 +55,8 @@ Example:
       --goal "production p99 first token <= 2 s" --out out/advice
   schedsvc advise --trace trace.csv --profile a10g-llama2-7b \\
       --goal "* p90 wait <= 500 ms" --goal "batch refusals <= 5 %" --json
+  schedsvc advise --recording recording --target 127.0.0.1:7600 \\
+      --goal "production p99 first token <= 2 s" --fewest-engines
 
 A goal is SUBJECT pNN first token <= X s|ms, SUBJECT pNN wait <= X s|ms, SUBJECT refusals <= X %,
 or SUBJECT share >= X %. SUBJECT is a tenant, a class, or * for all requests. A refused request
@@ -63,6 +71,10 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Any], Any]:
 
 
 @click.command("advise", epilog=EPILOG)
+@may_connect(
+    "Take tenants and engines of this running scheduler (HOST:PORT or unix:PATH) as those of "
+    "today, with what operators set."
+)
 @_file("--recording", "recording", "A server's recording (`record` in its configuration).")
 @_file("--trace", "trace_file", "A trace with times and lengths instead; it needs --profile.")
 @_file("--config", "config_file", "Today's configuration file; without it the defaults.")
@@ -88,6 +100,12 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Any], Any]:
     " recording, or 1.",
 )
 @click.option(
+    "--fewest-engines",
+    is_flag=True,
+    help=f"Find the least number of engines that meets the goals, at most {ENGINES_MAX}, and draft "
+    "for that.",
+)
+@click.option(
     "--tenant",
     default="default",
     show_default=True,
@@ -107,12 +125,14 @@ def _file(name: str, parameter: str, text: str) -> Callable[[Any], Any]:
     help="Folder for draft.yaml, advice.json, and advice.png.",
 )
 def advise(
+    connection: Connection | None,
     recording: Path | None,
     trace_file: Path | None,
     config_file: Path | None,
     goals: tuple[str, ...],
     profile_name: str | None,
     engines: int | None,
+    fewest_engines: bool,
     tenant: str,
     jobs: int,
     as_json: bool,
@@ -125,13 +145,19 @@ def advise(
         raise click.BadParameter(str(error), param_hint="--goal") from None
     if out is not None:
         make_folder(out)
-    today = config_of(config_file)
-    scenario, requests = _traffic(recording, trace_file, today, profile_name, engines, tenant)
+    if fewest_engines and engines is not None:
+        raise click.UsageError("--fewest-engines counts engines itself; give no --engines")
+    today = _today(config_file, connection)
+    scenario, requests = _traffic(
+        recording, trace_file, today.simulated, profile_name, engines, tenant
+    )
     advice = Advice(scenario, requests, wanted)
+    for note in advice.notes:
+        click.echo(note, err=True)
     if out is not None:
         # Checked before the long search, because afterwards it would be too late.
         _write_draft(out, today, advice.config, config_file)
-    report, drafted = advice.run(jobs)
+    report, drafted = advice.fewest(jobs) if fewest_engines else advice.run(jobs)
     if out is not None:
         _write_report(out, report)
         _write_draft(out, today, drafted, config_file)
@@ -145,10 +171,36 @@ def advise(
         raise SystemExit(1)
 
 
+class _Today(NamedTuple):
+    """Holds the configuration of today: the data of its file, and what that says."""
+
+    data: dict[str, Any]
+    config: Config
+    simulated: Config  # with the pools of the running scheduler, if one was named
+
+
+def _today(file: Path | None, connection: Connection | None) -> _Today:
+    """Read the file, and ask the running scheduler for its tenants and pools."""
+    config, data = config_of(file), dict(_NEW_FILE)
+    if file is not None:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    config = Config.model_validate(_NEW_FILE) if config is None else config
+    if connection is None:
+        return _Today(data, config, config)
+    with explaining(connection.target), Operator(connection.target, **connection.proof) as operator:
+        running = Running.of(listed_tenants(operator), operator.stats())
+        data = as_today(config, data, running)
+        tenants = [Tenant.model_validate(entry) for entry in running.tenants]
+    config = config.model_copy(update={"tenants": tenants})
+    sized = any(pool.capacity_tokens for pool in config.pools)
+    pools = config.pools if sized or not running.pools else running.pools
+    return _Today(data, config, config.model_copy(update={"pools": pools}))
+
+
 def _traffic(
     recording: Path | None,
     trace_file: Path | None,
-    config: Config | None,
+    config: Config,
     profile_name: str | None,
     engines: int | None,
     tenant: str,
@@ -156,7 +208,6 @@ def _traffic(
     """Read the requests, and the engines that served them."""
     if (recording is None) == (trace_file is None):
         raise click.UsageError("give either --recording FILE or --trace FILE")
-    config = Config.model_validate(_NEW_FILE) if config is None else config
     if trace_file is not None:
         if profile_name is None:
             raise click.UsageError(
@@ -187,6 +238,7 @@ class Advice:
         if scenario.config is None:
             raise ValueError("an advice needs a configuration")
         self.requests = requests
+        self._given = scenario
         self._dense = requests.denser(STRESS)
         self.goals = tuple(goals)
         self.config = listed(scenario.config, requests.clients)
@@ -195,10 +247,16 @@ class Advice:
         self.today = self.config if owns else all_enforced(scenario.config)
         self.scenario = replace(scenario, config=self.config)
         by_name = {t.name: t.request_class or "default" for t in self.config.tenants}
-        self.tenant_class = tuple(by_name[client] for client in requests.clients)
+        others = self.config.unknown_limits.request_class or "default"
+        self.tenant_class = tuple(by_name.get(client, others) for client in requests.clients)
         classes = sorted({*self.tenant_class, *(each for each in requests.classes or () if each)})
+        unlisted = [client for client in requests.clients if client not in by_name]
+        self.notes = unlisted_notes(requests, unlisted, self.config)
+        refused = unlisted if self.config.unknown_tenants == "refuse" else ()
         try:
-            self.subjects = tuple(subject_of(goal, requests.clients, classes) for goal in goals)
+            self.subjects = tuple(
+                subject_of(goal, requests.clients, classes, refused) for goal in goals
+            )
             engine_configs(self.scenario)
         except GoalError as error:
             raise click.BadParameter(str(error), param_hint="--goal") from None
@@ -212,6 +270,11 @@ class Advice:
         today_run = self._simulate(self.today)
         today = self._trial(draft_of(self.config), self.today)
         table = Table.of(today_run, self.tenant_class)
+        if not len(table.client):
+            raise click.ClickException(
+                "no configuration can serve any of the requests: "
+                + "; ".join([*self.notes, "all others are too large for the engines"])
+            )
         budget = budget_of(len(self.requests))
         found = self.find(jobs, budget, table)
         drafted = apply(self.config, found.best.draft)
@@ -227,8 +290,37 @@ class Advice:
             rows,
             engine=self.scenario.profile.name,
             simulations=found.trials,
+            notes=self.notes,
         )
         return report, drafted
+
+    def fewest(self, jobs: int) -> tuple[dict[str, Any], Config]:
+        """Find the least numbers of engines that meet the goals, and draft for the lesser one."""
+        advices: dict[int, Advice] = {}
+        results: dict[int, tuple[dict[str, Any], Config]] = {}
+
+        def advice(count: int) -> Advice:
+            if count not in advices:
+                scenario = with_engines(self._given, count)
+                advices[count] = Advice(scenario, self.requests, self.goals)
+            return advices[count]
+
+        def drafted(count: int) -> bool:
+            results[count] = advice(count).run(jobs)
+            return all(goal["draft"]["met"] for goal in results[count][0]["goals"])
+
+        try:
+            today = fewest(lambda count: advice(count).meets_today())
+            draft = fewest(drafted, ENGINES_MAX if today is None else today)
+        except ScenarioError as error:
+            raise click.ClickException(str(error)) from None
+        report, config = results[draft or max(results)]
+        return {**report, "engines_needed": Needed(today, draft).plain()}, config
+
+    def meets_today(self) -> bool:
+        """Return whether the settings of today meet all goals. O(a simulation)."""
+        run = self._simulate(self.today)
+        return judge_run(run, draft_of(self.config), *self._judged_by).is_met
 
     def find(self, jobs: int, budget: int, table: Table) -> Any:
         """Search with at most `budget` simulations; `table` is today's run."""
@@ -308,14 +400,10 @@ def _write_report(out: Path, report: dict[str, Any]) -> None:
     draw_advice(report, out / "advice.png")
 
 
-def _write_draft(
-    out: Path, today: Config | None, drafted: Config, config_file: Path | None
-) -> None:
+def _write_draft(out: Path, today: _Today, drafted: Config, config_file: Path | None) -> None:
     """Write the drafted file, and check it as `schedsvc check` does."""
-    data = _NEW_FILE if config_file is None else _file_data(config_file)
-    before = Config.model_validate(_NEW_FILE) if today is None else today
     path = out / "draft.yaml"
-    path.write_text(draft_yaml(data, before, drafted), encoding="utf-8")
+    path.write_text(draft_yaml(today.data, today.config, drafted), encoding="utf-8")
     reading = read(path)
     if reading.problems:
         found = "\n".join(problem_text(path, problem) for problem in reading.problems)
@@ -323,9 +411,3 @@ def _write_draft(
             f"{found}\nrelative paths start in the folder of the file: give --out "
             f"{(config_file or path).absolute().parent}"
         )
-
-
-def _file_data(path: Path) -> dict[str, Any]:
-    """Return the plain data of a configuration file that `config_of` has loaded."""
-    data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return data

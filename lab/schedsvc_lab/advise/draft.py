@@ -12,6 +12,8 @@ import yaml
 
 from schedsvc.config import Config, rule_tenant
 from schedsvc.config.models import Share, Tenant, TenantQuota
+from schedsvc.config.rule_helpers import name_findings
+from schedsvc.config.rules import RESERVED_TENANTS
 from schedsvc_lab.sim.named_entries import EntryError, check_rules, entry_form
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Draft",
     "all_enforced",
     "apply",
+    "can_be_listed",
     "changes",
     "draft_of",
     "draft_yaml",
@@ -26,6 +29,7 @@ __all__ = [
 ]
 
 WEIGHT_MILLI_MAX = 1_000_000_000
+NAME_BYTES_MAX = 256
 _HEAD = """\
 # Drafted by schedsvc advise from recorded traffic. Keys that it does not draft are those of the
 # configuration that it began with; comments are lost.
@@ -51,15 +55,33 @@ class Change(NamedTuple):
     draft: float | int | None
 
 
+def can_be_listed(name: str) -> bool:
+    """Return whether a configuration can list a tenant of this name. O(length).
+
+    It cannot list `unknown`, for which requests with a wrong key stand, nor a name that the rules
+    of the file forbid.
+    """
+    if name in RESERVED_TENANTS or any(name_findings(name, (), NAME_BYTES_MAX)):
+        return False
+    try:
+        Tenant.model_validate({"name": name})
+    except ValueError:
+        return False
+    return True
+
+
 def listed(config: Config, clients: Sequence[str]) -> Config:
-    """Return the configuration with all clients as tenants, and every mode `enforce`.
+    """Return the configuration with the clients as tenants, and every mode `enforce`.
 
     A draft can only set what is listed. With `unknown_tenants: own`, an unlisted client has the
-    terms that it gets at first sight. O(clients * rules + tenants).
+    terms that it gets at first sight; with `refuse` it stays unlisted. O(clients * rules +
+    tenants).
     """
     enforced = all_enforced(config)
     known = {tenant.name for tenant in config.tenants}
-    fresh = [client for client in clients if client not in known]
+    fresh = [client for client in clients if client not in known and can_be_listed(client)]
+    if config.unknown_tenants == "refuse":
+        return enforced
     if config.unknown_tenants == "own":
         tenants = [rule_tenant(client, config) for client in fresh]
     else:

@@ -16,6 +16,13 @@ __all__ = ["draw_advice"]
 _SIDES = (("today", "#9aa1ad", -0.17), ("draft", COLORS[1], 0.17))
 _ROW_HEIGHT = 0.3
 _SHORTEST_S = 1e-2
+#: Letters of a tenant's name.
+NAME_SHOWN = 40
+
+
+def _short(name: str) -> str:
+    """Cut a name that would leave no room for the picture."""
+    return name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
 
 
 def draw_advice(report: Mapping[str, Any], path: Path) -> Path:
@@ -31,7 +38,7 @@ def draw_advice(report: Mapping[str, Any], path: Path) -> Path:
     _first_tokens(axes[0], rows)
     _bars(axes[1], rows, "refused", "refused (% of requests)")
     _bars(axes[2], rows, "share", "share of service (%)")
-    axes[0].set_yticks(range(len(names)), names)
+    axes[0].set_yticks(range(len(names)), [_short(name) for name in names])
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     for each in axes:
         clean(each, grid="x")

@@ -90,8 +90,19 @@ def parse_goal(text: str) -> Goal:
     return Goal(text, left["subject"], kind, number * _SECONDS[unit], percent)
 
 
-def subject_of(goal: Goal, tenants: Sequence[str], classes: Sequence[str]) -> Subject:
-    """Find what a goal is about. Raises GoalError: unknown, or two things have that name."""
+def subject_of(
+    goal: Goal, tenants: Sequence[str], classes: Sequence[str], refused: Sequence[str] = ()
+) -> Subject:
+    """Find what a goal is about. `refused`: tenants that the configuration refuses as unknown.
+
+    Raises GoalError: unknown, refused, or two things have that name.
+    """
+    name = goal.subject.removeprefix("tenant:")
+    if name in refused and goal.subject not in classes:
+        raise GoalError(
+            f"{goal.text!r}: the configuration refuses {name!r}, a tenant that it does not list; "
+            "list it"
+        )
     if goal.subject == EVERYONE:
         return "all", ""
     kind, colon, rest = goal.subject.partition(":")

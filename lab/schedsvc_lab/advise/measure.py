@@ -1,8 +1,8 @@
 """Holds a simulated run to goals: each goal's figure, and how far it is from its bound.
 
 A request that is refused counts as one that waits for ever. So no configuration meets a goal by
-refusing the requests that the goal is about. Requests that no engine can hold are left out: no
-configuration changes them.
+refusing the requests that the goal is about. Two kinds of requests are left out, which no draft
+changes: those that no engine can hold, and those whose tenant is refused as unknown.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from schedsvc._core import GRANTED, REJECTED_TOO_LARGE
+from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, REJECTED_UNKNOWN_TENANT
 from schedsvc_lab.advise.goals import Goal, Subject
 from schedsvc_lab.sim.details import Floats, waits_s
 from schedsvc_lab.sim.scenario import Run
@@ -55,7 +55,7 @@ class Table:
         """Take a run's columns; `tenant_class`: the class of each client's requests by default."""
         requests = run.requests
         outcome = np.array(run.outcomes.outcome)
-        kept = outcome != REJECTED_TOO_LARGE
+        kept = (outcome != REJECTED_TOO_LARGE) & (outcome != REJECTED_UNKNOWN_TENANT)
         first, wait = (np.nan_to_num(values, nan=inf)[kept] for values in waits_s(run))
         client = np.array(requests.client, dtype=np.int64)[kept]
         refused = outcome[kept] != GRANTED

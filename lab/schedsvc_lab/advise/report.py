@@ -6,16 +6,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from schedsvc.config import UNKNOWN_TENANT, Config
 from schedsvc_lab.advise.draft import Change
 from schedsvc_lab.advise.goals import Goal
 from schedsvc_lab.advise.measure import Judged
+from schedsvc_lab.sim.requests import Requests
 
-__all__ = ["report_of", "show"]
+__all__ = ["report_of", "show", "unlisted_notes"]
 
 Rows = Mapping[str, Mapping[str, float | None]]
 
 #: The table shows at most this many tenants and changes; the JSON has all.
 ROWS_MAX = 40
+#: A sentence names at most this many tenants.
+NAMES_SHOWN = 5
 _COLUMNS = (
     ("refused", "refused", ".1%"),
     ("share of service", "share", ".1%"),
@@ -32,11 +36,13 @@ def report_of(
     *,
     engine: str,
     simulations: int,
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     """Return all figures as plain data; each pair is today's and the draft's."""
     return {
         "engine": engine,
         "simulations": simulations,
+        "notes": list(notes),
         "goals": [
             {
                 "goal": goal.text,
@@ -54,6 +60,27 @@ def report_of(
     }
 
 
+def unlisted_notes(requests: Requests, unlisted: Sequence[str], config: Config) -> list[str]:
+    """Say what becomes of requests whose tenant no draft lists. O(requests)."""
+    if not unlisted:
+        return []
+    numbers = {requests.clients.index(name) for name in unlisted}
+    count = sum(client in numbers for client in requests.client)
+    names = ", ".join(repr(name) for name in unlisted[:NAMES_SHOWN])
+    if len(unlisted) > NAMES_SHOWN:
+        names += f" and {len(unlisted) - NAMES_SHOWN:,} more"
+    what = f"{count:,} request{'s'[: count != 1]} of {names}"
+    if config.unknown_tenants == "refuse":
+        return [
+            f"{what}: refused and left out of the goals, because the configuration refuses tenants "
+            "that it does not list"
+        ]
+    return [
+        f"{what}: served with the unknown tenants, because no configuration can list that name; "
+        f"requests with a wrong key are those of {UNKNOWN_TENANT!r}"
+    ]
+
+
 def _side(judged: Judged) -> dict[str, Any]:
     """Return a figure and whether it is within the bound; None stands for a wait for ever."""
     figure = None if judged.figure == float("inf") else judged.figure
@@ -69,6 +96,8 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     for goal in report["goals"]:
         table.add_row(goal["goal"], *(goal_cell(goal, side) for side in ("today", "draft")))
     console.print(table)
+    if needed := report.get("engines_needed"):
+        console.print(f"engines that the goals need: {_needed(needed)}", highlight=False)
     changes = report["changes"]
     table = RichTable(title="settings that change", title_justify="left")
     table.add_column("setting", overflow="fold")
@@ -85,6 +114,15 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         console.print("no setting changes: no candidate was better than today's configuration")
     _left_out(changes, "settings", console)
     _show_tenants(report["tenants"], console)
+
+
+def _needed(needed: Mapping[str, Any]) -> str:
+    """Write the least numbers of engines."""
+    today, draft = (
+        f"more than {needed['most']}" if needed[side] is None else f"{needed[side]}"
+        for side in ("today", "draft")
+    )
+    return f"{today} with the settings of today, {draft} with the draft"
 
 
 def goal_cell(goal: Mapping[str, Any], side: str) -> str:

@@ -152,16 +152,17 @@ def load_of(
     """Sum up the trace for the levers; `table` is today's run. O(requests)."""
     names = tuple(tenant.name for tenant in config.tenants)
     place = {name: at for at, name in enumerate(names)}
-    places = np.array([place[client] for client in requests.clients])
+    # Clients that nothing lists have a place behind all tenants, which is left out.
+    places = np.array([place.get(client, len(names)) for client in requests.clients])
     tokens = np.array(requests.prompt_tokens) + np.array(requests.output_tokens)
     owner = places[np.array(requests.client)]
-    sums = np.bincount(owner, tokens, len(names))
-    counts = np.bincount(owner, minlength=len(names))
+    sums = np.bincount(owner, tokens, len(names) + 1)[:-1]
+    counts = np.bincount(owner, minlength=len(names) + 1)[:-1]
     favoured: set[int] = set()
     for subject in subjects:
         if subject[0] != "all":
             mine = np.unique(table.client[table.mask(subject)])
-            favoured.update(int(each) for each in places[mine])
+            favoured.update(int(each) for each in places[mine] if each < len(names))
     served = float((table.service * ~table.refused).sum())
     whole = float(table.service.sum())
     return Load(
@@ -237,7 +238,7 @@ def _shared(load: Load, draft: Draft) -> Draft | None:
     wanted = {
         load.tenants.index(subject[1]): goal.limit
         for goal, subject in zip(load.goals, load.subjects, strict=True)
-        if goal.kind == "share" and subject[0] == "tenant"
+        if goal.kind == "share" and subject[0] == "tenant" and subject[1] in load.tenants
     }
     rest = 1.0 - sum(wanted.values())
     others = sum(w for at, w in enumerate(draft.weights_milli) if at not in wanted)
@@ -253,7 +254,7 @@ def _shared(load: Load, draft: Draft) -> Draft | None:
 def _one_by_one(load: Load, draft: Draft) -> Iterator[Draft]:
     """Move the weight of one goal's tenants against the weights of the others."""
     for subject in load.subjects:
-        if subject[0] == "tenant":
+        if subject[0] == "tenant" and subject[1] in load.tenants:
             at = load.tenants.index(subject[1])
             for factor in (4, 0.25):
                 yield _raised(draft, (at,), factor)

@@ -3,25 +3,21 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schedsvc._core import GRANTED
+from schedsvc_lab.sim.details import waits_s
 from schedsvc_lab.sim.metrics import Service, cumulative_gap, service_difference
 from schedsvc_lab.sim.requests import NEVER
 from schedsvc_lab.sim.scenario import Run
 from schedsvc_lab.sim.scheduler_adapter import outcome_name
 
-_COLUMNS = (
-    "arrival_s",
-    "client",
-    "prompt_tokens",
-    "output_tokens",
-    "first_token_latency_s",
-    "request_latency_s",
-)
 _NS = 1e9
+
+Column = NDArray[Any]
 
 
 def service_of(run: Run) -> Service:
@@ -100,41 +96,70 @@ def _kv_mean(run: Run, part: str) -> float | None:
     return float(np.average(values, weights=lasting)) / run.capacity_tokens
 
 
-def write_requests(run: Run, path: Path) -> None:
-    """Write one row for each request; refused ones have empty latencies. O(requests)."""
+def columns_of(run: Run) -> dict[str, Column]:
+    """Put a run into the columns of the tidy table, one row for each request. O(requests).
+
+    `request` is the place in the trace, by which runs are compared in pairs. Times are in seconds,
+    NaN for what did not happen; `queued_s` ends with the grant.
+    """
     requests, outcomes = run.requests, run.outcomes
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for at, arrival_ns in enumerate(requests.arrival_ns):
-            times = (outcomes.first_ns[at], outcomes.end_ns[at])
-            served = outcomes.end_ns[at] != NEVER
-            writer.writerow(
-                [
-                    f"{arrival_ns / _NS:.6f}",
-                    requests.clients[requests.client[at]],
-                    requests.prompt_tokens[at],
-                    requests.output_tokens[at],
-                    *(f"{(time - arrival_ns) / _NS:.6f}" if served else "" for time in times),
-                ]
-            )
+    count = len(requests)
+    classes = requests.classes
+    end_s = service_of(run).end_s
+    arrival_s = np.array(requests.arrival_ns, dtype=np.float64) / _NS
+    first_s, queued_s = waits_s(run)
+    engines = np.array((*run.pools, ""), dtype=object)
+    return {
+        "policy": np.full(count, run.policy, dtype=object),
+        "seed": np.full(count, run.seed),
+        "request": np.array(requests.place),
+        "tenant": np.array(requests.clients, dtype=object)[np.array(requests.client)],
+        "request_class": np.array(
+            [""] * count if classes is None else [classes[place] for place in requests.place],
+            dtype=object,
+        ),
+        "arrival_s": arrival_s,
+        "prompt_tokens": np.array(requests.prompt_tokens),
+        "output_tokens": np.array(requests.output_tokens),
+        "verdict": np.array([outcome_name(each) for each in outcomes.outcome], dtype=object),
+        "engine": engines[np.array(outcomes.pool)],  # NEVER is the last
+        "queued_s": queued_s,
+        "first_token_s": first_s,
+        "latency_s": end_s - arrival_s,
+    }
 
 
-def write_decisions(run: Run, path: Path, pools: tuple[str, ...]) -> None:
+def write_requests(run: Run, file: TextIO, *, header: bool) -> None:
+    """Write the tidy table of a run; what did not happen is empty. O(requests)."""
+    columns = columns_of(run)
+    writer = csv.writer(file, lineterminator="\n")
+    if header:
+        writer.writerow(columns)
+    cells = [_cells(column) for column in columns.values()]
+    writer.writerows(zip(*cells, strict=True))
+
+
+def _cells(column: Column) -> list[Any]:
+    if column.dtype != np.float64:
+        return list(column.tolist())
+    return ["" if np.isnan(value) else f"{value:.6f}" for value in column]
+
+
+def write_decisions(run: Run, path: Path) -> None:
     """Write the decision log: every verdict in the order in which they fell. O(requests)."""
     requests, outcomes = run.requests, run.outcomes
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("decided_s", "request", "client", "outcome", "pool"))
+        writer.writerow(("decided_s", "request", "tenant", "verdict", "engine"))
         for at in outcomes.order:
             pool = outcomes.pool[at]
             writer.writerow(
                 [
                     f"{outcomes.decided_ns[at] / _NS:.9f}",
-                    at,
+                    requests.place[at],
                     requests.clients[requests.client[at]],
                     outcome_name(outcomes.outcome[at]),
-                    pools[pool] if pool != NEVER else "",
+                    run.pools[pool] if pool != NEVER else "",
                 ]
             )
 

@@ -2,15 +2,23 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 
 from schedsvc_lab.sim.contents import Contents
-from schedsvc_lab.workload import TraceRequest
+from schedsvc_lab.workload import TraceRequest, read_trace
 
 NEVER = -1
 """The time of what has not happened."""
 
+TOKENS_MAX = 1 << 27
+"""The core's own bound on the tokens of one request."""
+
 _NS_PER_S = 1_000_000_000
+
+
+class RequestsError(ValueError):
+    """Says that a trace has a request that no core can take."""
 
 
 class Requests:
@@ -58,6 +66,22 @@ class Requests:
             self.prompt_tokens.append(prompt_tokens)
             self.output_tokens.append(output_tokens)
         self.place = range(len(self.arrival_ns)) if place is None else place
+
+    @classmethod
+    def read(cls, path: Path, tenant: str = "default") -> "Requests":
+        """Read a trace; `tenant` labels what names none. O(requests).
+
+        Raises TraceError, RequestsError and OSError.
+        """
+        requests = cls.from_trace(read_trace(path, tenant=tenant, keep_records=True))
+        for at, prompt in enumerate(requests.prompt_tokens):
+            if prompt + requests.output_tokens[at] > TOKENS_MAX:
+                raise RequestsError(
+                    f"{path}: request {at + 1} of client "
+                    f"{requests.clients[requests.client[at]]!r} has {prompt} input and "
+                    f"{requests.output_tokens[at]} output tokens; at most {TOKENS_MAX} in all"
+                )
+        return requests
 
     @classmethod
     def from_trace(cls, trace: Iterable[TraceRequest]) -> "Requests":

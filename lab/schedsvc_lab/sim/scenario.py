@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from schedsvc._core import Scheduler
+from schedsvc._core import CallerError, Scheduler
 from schedsvc.config import UNKNOWN_TENANT, Config, configure
 from schedsvc_lab.engine import Engine, EngineConfig, EngineGauges, Future, Profile
+from schedsvc_lab.sim.own_policy import OwnKeys, Policy, PolicyError, policy_name
 from schedsvc_lab.sim.requests import Outcomes, Requests
 from schedsvc_lab.sim.runner import EngineRunner
 from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, DirectAdapter, SchedulerAdapter
@@ -59,7 +60,10 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Holds the result of one run. `capacity_tokens` is the KV cache of all engines."""
+    """Holds the result of one run.
+
+    `capacity_tokens` is the KV cache of all engines, `pools` are their names.
+    """
 
     policy: str
     seed: int
@@ -69,6 +73,7 @@ class Run:
     capacity_tokens: int
     end_ns: int
     engines: list[EngineGauges]
+    pools: tuple[str, ...]
     expired: int
     digest: str
 
@@ -116,13 +121,15 @@ def engine_configs(scenario: Scenario) -> dict[str, EngineConfig]:
 def simulate(
     scenario: Scenario,
     requests: Requests,
-    policy: str,
+    policy: Policy,
     seed: int = 0,
     watch: Callable[[int], None] | None = None,
 ) -> Run:
     """Serve all requests under a policy. `watch` hears how many have ended.
 
-    Policies are those of POLICIES; the configuration's own does not count.
+    Policies are those of POLICIES, and classes of the user's own, also named as
+    package.module:Class; the configuration's own does not count. Raises PolicyError for what is
+    wrong with such a class.
 
     The seed draws the jitter of the arrivals; the same seed gives the same run.
     """
@@ -150,9 +157,14 @@ def simulate(
         told = _foretold(jittered, seed, scenario.oracle_error_ppm) if policy == _ORACLE else None
         adapter = _core_adapter(scenario, jittered, policy, configs, told)
     world = World(jittered, adapter, runners, scenario.settings)
-    world.run(watch)
+    try:
+        world.run(watch)
+    except CallerError as error:
+        if error.field not in ("key", "place"):
+            raise
+        raise PolicyError(f"{policy_name(policy)}.{error}") from error
     return Run(
-        policy=policy,
+        policy=policy_name(policy),
         seed=seed,
         requests=jittered,
         outcomes=world.outcomes,
@@ -160,6 +172,7 @@ def simulate(
         capacity_tokens=sum(config.capacity_tokens for config in configs.values()),
         end_ns=world.now_ns,
         engines=world.gauges(),
+        pools=tuple(configs),
         expired=adapter.expired,
         digest=world.digest(),
     )
@@ -206,15 +219,27 @@ def _foretold(requests: Requests, seed: int, error_ppm: int) -> "array[int]":
     )
 
 
+def _make_core(
+    config: Config, policy: Policy, requests: Requests, output_tokens_max: int
+) -> Scheduler:
+    """Make the core under a policy of its own, or under one of the user's."""
+    options = config.core_options()
+    if isinstance(policy, str) and ":" not in policy:
+        return Scheduler(**{**options, "policy": policy})
+    keys = OwnKeys(policy, requests, output_tokens_max)
+    options["policy"] = "external"
+    return Scheduler(**options, key=keys.key, place=keys.place if keys.has_places else None)
+
+
 def _core_adapter(
     scenario: Scenario,
     requests: Requests,
-    policy: str,
+    policy: Policy,
     configs: dict[str, EngineConfig],
     told: "array[int] | None",
 ) -> CoreAdapter:
     config = scenario.config or patient_config(requests.clients)
-    core = Scheduler(**{**config.core_options(), "policy": policy})
+    core = _make_core(config, policy, requests, scenario.output_tokens_max)
     configure(core, config, 0)
     unknown = core.flow_index(UNKNOWN_TENANT.encode())
     known = [core.flow_index(client.encode()) for client in requests.clients]

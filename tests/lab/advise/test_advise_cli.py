@@ -157,6 +157,54 @@ def test_a_recording_needs_no_profile(tmp_path):
     assert report["tenants"]["production"]["today"]["requests"] == 40.0
 
 
+def with_strangers(folder):
+    """Write a trace of which some requests came with a wrong key, and some of a reserved name."""
+    path = trace_file(folder)
+    rows = "".join(f"{41 + at},{name},60,30\n" for at in range(8) for name in ("unknown", "other"))
+    path.write_text(path.read_text() + rows)
+    return path
+
+
+@pytest.mark.parametrize("unknown_tenants", ["own", "share"])
+def test_tenants_that_no_file_can_list_are_served_with_the_unknown(tmp_path, unknown_tenants):
+    file = config_file(tmp_path, unknown_tenants=unknown_tenants)
+    args = ["--trace", with_strangers(tmp_path), "--profile", "a10g-llama2-7b", "--config", file]
+    for goal in (GOAL, "unknown p50 wait <= 60 s", "other share >= 0.1 %"):
+        args += ["--goal", goal]
+    result = advise(*args, "--json", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    [note] = json.loads(result.stdout)["notes"]
+    assert note.startswith("16 requests of 'other', 'unknown': served with the unknown tenants")
+    assert note in result.stderr
+    names = [tenant.name for tenant in load(tmp_path / "out" / "draft.yaml").tenants]
+    assert names == ["batch", "production"]
+
+
+def test_requests_that_the_configuration_refuses_are_left_out(tmp_path):
+    """The draft lists no stranger, and no goal counts the requests that it refuses."""
+    tenants = [{"name": "batch"}, {"name": "production"}]
+    file = config_file(tmp_path, unknown_tenants="refuse", tenants=tenants)
+    args = ["--trace", with_strangers(tmp_path), "--profile", "a10g-llama2-7b", "--config", file]
+    result = advise(*args, "--goal", "* refusals <= 0 %", "--json", "--out", tmp_path / "out")
+    report = json.loads(result.stdout)
+    [note] = report["notes"]
+    assert note.startswith("16 requests of 'other', 'unknown': refused and left out of the goals")
+    assert report["tenants"]["unknown"]["today"]["requests"] == 0.0
+    drafted = load(tmp_path / "out" / "draft.yaml")
+    assert [tenant.name for tenant in drafted.tenants] == ["batch", "production"]
+    result = advise(*args, "--goal", "unknown p50 wait <= 1 s")
+    assert result.exit_code == 2
+    assert "the configuration refuses 'unknown', a tenant that it does not list" in result.output
+
+
+def test_a_trace_of_which_nothing_is_served_says_so(tmp_path):
+    file = config_file(tmp_path, unknown_tenants="refuse", tenants=[])
+    result = advise("--trace", trace_file(tmp_path), "--profile", "a10g-llama2-7b",
+                    "--config", file, "--goal", "* p50 wait <= 1 s")  # fmt: skip
+    assert result.exit_code == 1
+    assert "no configuration can serve any of the requests: 160 requests of" in result.output
+
+
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [

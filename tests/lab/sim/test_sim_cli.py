@@ -19,8 +19,9 @@ from schedsvc_lab.sim.scenario import Scenario, simulate
 
 CALLS_A_REQUEST = 560  # 480, and 660 before decodes went in lockstep
 TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
-REFERENCE_COLUMNS = (
-    "arrival_s,client,prompt_tokens,output_tokens,first_token_latency_s,request_latency_s"
+COLUMNS = (
+    "policy,seed,request,tenant,request_class,arrival_s,prompt_tokens,output_tokens,verdict,engine,"
+    "queued_s,first_token_s,latency_s"
 )
 PICTURES = {
     "service",
@@ -85,7 +86,6 @@ def test_report_files_and_figures(compared):
             assert set(entry["first_token_s"]) == {"a", "b"}
             assert (entry["kv_reserved_mean"] is None) == (policy == "engine")
             assert 0 < entry["kv_used_mean"] <= 1
-        assert (out / f"requests_{policy}_1.csv").exists()
         decisions = list(csv.DictReader((out / f"decisions_{policy}_1.csv").open()))
         times = [float(decision["decided_s"]) for decision in decisions]
         assert times == sorted(times)
@@ -97,6 +97,7 @@ def test_report_files_and_figures(compared):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_objects_stay_frozen_only_for_a_caller_that_froze(trace, frozen):
+    assert sim("--help").exit_code == 0  # the first use of a command freezes its modules
     gc.freeze() if frozen else gc.unfreeze()
     try:
         assert sim("--trace", trace, "--policy", "fcfs", "--json").exit_code == 0
@@ -119,29 +120,34 @@ def test_requests_bear_out_the_report(compared):
     """The CSV holds the figures of report.json."""
     out, printed = compared
     entry = json.loads(printed)["policies"]["vtc"][0]
-    text = (out / "requests_vtc_0.csv").read_text()
-    assert text.splitlines()[0] == REFERENCE_COLUMNS
-    rows = list(csv.DictReader(text.splitlines()))
+    text = (out / "requests.csv").read_text()
+    assert text.splitlines()[0] == COLUMNS
+    table = list(csv.DictReader(text.splitlines()))
+    assert [(row["policy"], row["seed"]) for row in table[::900]] == [
+        ("engine", "0"), ("engine", "1"), ("vtc", "0"), ("vtc", "1"),
+    ]  # fmt: skip
+    rows = [row for row in table if (row["policy"], row["seed"]) == ("vtc", "0")]
+    assert sorted(int(row["request"]) for row in rows) == list(range(900))
     import numpy as np
 
     def column(name):
         return np.array([float(row[name]) for row in rows])
 
     arrival = column("arrival_s")
-    end = arrival + column("request_latency_s")
+    end = arrival + column("latency_s")
     tokens = column("prompt_tokens") + column("output_tokens")
     assert tokens.sum() / end.max() == pytest.approx(entry["throughput_tokens_per_s"], rel=1e-4)
     service = Service(
         arrival,
-        arrival + column("first_token_latency_s"),
+        arrival + column("first_token_s"),
         end,
-        np.array(["ab".index(row["client"]) for row in rows]),
+        np.array(["ab".index(row["tenant"]) for row in rows]),
         tokens + column("output_tokens"),
         2,
     )
     difference = service_difference(service, arrival[-1])
     assert difference.mean == pytest.approx(entry["service_difference"]["mean"], rel=1e-3)
-    latencies = [float(r["first_token_latency_s"]) for r in rows if r["client"] == "b"]
+    latencies = [float(r["first_token_s"]) for r in rows if r["tenant"] == "b"]
     assert np.mean(latencies) == pytest.approx(entry["first_token_s"]["b"], rel=1e-4)
 
 
@@ -151,7 +157,7 @@ def test_refused_requests_have_empty_latencies(trace, tmp_path):
     result = sim("--trace", trace, "--policy", "fcfs", "--config", config, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     entry = json.loads((tmp_path / "report.json").read_text())["policies"]["fcfs"][0]
-    rows = list(csv.DictReader((tmp_path / "requests_fcfs_0.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "requests.csv").open()))
     assert "2 of 2 clients are no tenants of the configuration ('a' is one)" in result.stderr
     details = json.loads((tmp_path / "details.json").read_text())
     [detail] = details["policies"]["fcfs"]
@@ -159,14 +165,14 @@ def test_refused_requests_have_empty_latencies(trace, tmp_path):
     assert details["peak_memory_bytes"] > 10**7
     assert not list(tmp_path.glob("*.png"))
     for name, client in detail["clients"].items():
-        mine = [row for row in rows if row["client"] == name]
-        waits = [float(r["first_token_latency_s"]) for r in mine if r["first_token_latency_s"]]
+        mine = [row for row in rows if row["tenant"] == name]
+        waits = [float(r["first_token_s"]) for r in mine if r["first_token_s"]]
         assert (client["requests"], client["refused"]) == (len(mine), len(mine) - len(waits))
         assert client["first_token_s"]["p50"] == pytest.approx(median(waits), rel=1e-4)
         assert client["queued_s"]["p50"] < client["first_token_s"]["p50"]
-    empty = [row for row in rows if not row["request_latency_s"]]
+    empty = [row for row in rows if not row["latency_s"]]
     assert len(empty) == entry["refused"] > 0
-    assert not any(row["first_token_latency_s"] for row in empty)
+    assert not any(row["first_token_s"] for row in empty)
     assert f"{entry['refused']:,}" in result.output
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from schedsvc.text.option_types import WholeRange, make_folder
-from schedsvc_lab.sim.cli.options import SPAN, world, world_options
+from schedsvc_lab.sim.cli.options import JOBS, SPAN, world, world_options
 
 __all__ = ["sim"]
 
@@ -58,6 +58,7 @@ class _Sim(click.Group):
     "--seeds", type=WholeRange(1, 1_000), help="Number of seeds; default: 1, or 5 with --suite."
 )
 @SPAN
+@JOBS
 @click.option(
     "--suite",
     type=click.Choice(["vtc-paper"]),
@@ -86,6 +87,7 @@ def sim(
     policies: tuple[str, ...],
     seeds: int | None,
     span_s: float | None,
+    jobs: int,
     suite: str | None,
     recording: Path | None,
     as_json: bool,
@@ -129,6 +131,7 @@ def sim(
         tuple(dict.fromkeys(policies)),
         seeds or 1,
         span_s=span_s,
+        jobs=jobs,
         out=out,
         figures=figures,
         as_json=as_json,

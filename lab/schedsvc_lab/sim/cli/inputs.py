@@ -6,27 +6,16 @@ import click
 
 from schedsvc.config import Config, ConfigError, load
 from schedsvc_lab.engine import Profile, ProfileError, load_profile
-from schedsvc_lab.sim.requests import Requests
-from schedsvc_lab.workload import TraceError, read_trace
-
-#: The core's own bound on the tokens of one request.
-TOKENS_MAX = 1 << 27
+from schedsvc_lab.sim.requests import Requests, RequestsError
+from schedsvc_lab.workload import TraceError
 
 
 def requests_of(path: Path, tenant: str) -> Requests:
     """Read the whole trace first, so that an error in its last line shows up before the run."""
     try:
-        requests = Requests.from_trace(read_trace(path, tenant=tenant, keep_records=True))
-    except (TraceError, OSError) as error:
+        return Requests.read(path, tenant)
+    except (TraceError, RequestsError, OSError) as error:
         raise click.ClickException(str(error)) from None
-    for at, prompt in enumerate(requests.prompt_tokens):
-        if prompt + requests.output_tokens[at] > TOKENS_MAX:
-            raise click.ClickException(
-                f"{path}: request {at + 1} of client "
-                f"{requests.clients[requests.client[at]]!r} has {prompt} input and "
-                f"{requests.output_tokens[at]} output tokens; at most {TOKENS_MAX} in all"
-            )
-    return requests
 
 
 def profile_of(name: str) -> Profile:

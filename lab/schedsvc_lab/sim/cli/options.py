@@ -1,5 +1,6 @@
 """Reads the options that the commands of `schedsvc sim` share, and makes their scenario."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import click
 from schedsvc.config import Config
 from schedsvc.text.option_types import FiniteRange, WholeRange
 from schedsvc_lab.engine import profile_names
-from schedsvc_lab.sim.cli.inputs import TOKENS_MAX, config_of, profile_of, requests_of
+from schedsvc_lab.sim.cli.inputs import config_of, profile_of, requests_of
 from schedsvc_lab.sim.overrides import OverrideError, override, parse
-from schedsvc_lab.sim.requests import Requests
+from schedsvc_lab.sim.own_policy import PolicyError, load_policy
+from schedsvc_lab.sim.requests import TOKENS_MAX, Requests
 from schedsvc_lab.sim.scenario import (
     POLICIES,
     Scenario,
@@ -27,6 +29,29 @@ R = TypeVar("R")
 
 _NS_PER_MS = 1_000_000
 _POSITIVE = FiniteRange(min=0, min_open=True)
+
+
+class PolicyName(click.ParamType[str]):
+    """Takes the name of a policy, or package.module:Class, also from the working folder."""
+
+    name = "policy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check that there is such a policy."""
+        text = str(value)
+        if text in POLICIES:
+            return text
+        if ":" not in text:
+            known = ", ".join(POLICIES)
+            self.fail(f"{text!r} is none of {known}, nor package.module:Class", param, ctx)
+        if (folder := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            load_policy(text)
+        except PolicyError as error:
+            self.fail(str(error), param, ctx)
+        return text
+
 
 _WORLD = (
     click.option(
@@ -46,9 +71,11 @@ _WORLD = (
         "--policy",
         "policies",
         multiple=True,
-        type=click.Choice(list(POLICIES)),
-        help="Policy that decides the grants, whatever the configuration's is; repeat it to "
-        "compare several.",
+        type=PolicyName(),
+        metavar="POLICY",
+        help=f"Policy that decides the grants, whatever the configuration's is: "
+        f"{', '.join(POLICIES)}, or package.module:Class of your own "
+        "(docs/use/researcher.md); repeat it to compare several.",
     ),
     click.option(
         "--profile",
@@ -126,6 +153,14 @@ _WORLD = (
         is_flag=True,
         help="Conversations of the trace are sessions of agents, as if clients had named them.",
     ),
+)
+
+JOBS = click.option(
+    "--jobs",
+    type=WholeRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Processes that work side by side.",
 )
 
 SPAN = click.option(

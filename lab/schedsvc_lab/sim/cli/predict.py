@@ -12,9 +12,9 @@ from rich.table import Table
 from schedsvc.text.option_types import FiniteRange, WholeRange, make_folder
 from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar, watch
-from schedsvc_lab.sim.cli.inputs import TOKENS_MAX
 from schedsvc_lab.sim.predict.measure import COMMON_MAX_TOKENS, report
 from schedsvc_lab.sim.predict.play import Columns, Played, columns, play
+from schedsvc_lab.sim.requests import TOKENS_MAX
 from schedsvc_lab.workload import TraceError, read_trace
 
 __all__ = ["predict"]

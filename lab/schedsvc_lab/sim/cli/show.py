@@ -37,7 +37,7 @@ def show(report: dict[str, Any], details: dict[str, Any], console: Console) -> N
         digests = ", ".join(entry["digest"] for entry in entries)
         console.print(f"{policy}: digest {digests}", highlight=False)
     console.print(
-        f"peak memory of this process: {details['peak_memory_bytes'] / 1e6:,.0f} MB",
+        f"peak memory of a process: {details['peak_memory_bytes'] / 1e6:,.0f} MB",
         highlight=False,
     )
 

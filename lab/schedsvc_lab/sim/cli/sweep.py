@@ -1,10 +1,6 @@
 """`schedsvc sim sweep` varies settings, and shows the figures of each run."""
 
 import json
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +11,14 @@ from rich.table import Table
 from schedsvc.text.option_types import WholeRange, make_folder
 from schedsvc.text.tables import table_console
 from schedsvc_lab.sim.cli.bars import progress_bar
-from schedsvc_lab.sim.cli.options import SPAN, changed, world, world_options
+from schedsvc_lab.sim.cli.options import JOBS, SPAN, changed, world, world_options
 from schedsvc_lab.sim.overrides import OverrideError, value_of
+from schedsvc_lab.sim.own_policy import PolicyError
 from schedsvc_lab.sim.report import write_report
 from schedsvc_lab.sim.requests import Requests
 from schedsvc_lab.sim.scenario import Scenario
 from schedsvc_lab.sim.sweep import Goals, Point, combinations, measure, write_points
+from schedsvc_lab.sim.workers import WorkerError, work_all
 
 # The columns that fit into the table; the files and the JSON have all figures.
 _HEADINGS = {
@@ -54,9 +52,8 @@ Example:
 
 
 class Task(NamedTuple):
-    """Holds one combination under one policy: its place in the result."""
+    """Holds one combination under one policy."""
 
-    place: int
     settings: dict[str, Any]
     scenario: Scenario
     policy: str
@@ -85,8 +82,7 @@ class Task(NamedTuple):
 @click.option("--seeds", type=WholeRange(1, 1_000), default=1, show_default=True,
               help="Average figures over this many seeds.")  # fmt: skip
 @SPAN
-@click.option("--jobs", type=WholeRange(1, 256), default=1, show_default=True,
-              help="Processes that work side by side.")  # fmt: skip
+@JOBS
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSON.")
 @click.option(
     "--out",
@@ -123,7 +119,10 @@ def sweep(
         )
     if out is not None:
         make_folder(out)
-    points = _run(tasks, requests, (seeds, goal, span_s, client), jobs)
+    try:
+        points = _run(tasks, requests, (seeds, goal, span_s, client), jobs)
+    except (PolicyError, WorkerError) as error:
+        raise click.ClickException(str(error)) from error
     report = {
         "engine": scenario.profile.name,
         "seeds": seeds,
@@ -177,54 +176,27 @@ def _tasks(
 ) -> list[Task]:
     """Make every scenario, so that a wrong value is reported before anything starts."""
     made = [(each, changed(base, requests, each, "--vary")) for each in settings]
-    pairs = [(each, scenario, policy) for each, scenario in made for policy in policies]
-    return [Task(place, *pair) for place, pair in enumerate(pairs)]
+    return [Task(each, scenario, policy) for each, scenario in made for policy in policies]
 
 
 # Seeds, goals, span, client.
 Arguments = tuple[int, Goals, float | None, str | None]
 
-# Values that all runs of a worker process share; each process receives them once.
-_common: list[Any] = []
 
-
-def _begin(requests: Requests, arguments: Arguments) -> None:
-    _common[:] = [requests, arguments]
-
-
-def _work(task: Task) -> tuple[int, Point]:
-    requests, arguments = _common
+def _work(common: tuple[Requests, Arguments], task: Task) -> Point:
+    requests, arguments = common
     figures = measure(task.scenario, requests, task.policy, *arguments)
-    return task.place, Point(task.settings, task.policy, figures)
+    return Point(task.settings, task.policy, figures)
 
 
 def _run(tasks: list[Task], requests: Requests, arguments: Arguments, jobs: int) -> list[Point]:
-    points: dict[int, Point] = {}
+    points = []
     with progress_bar("points") as progress:
         bar = progress.add_task("sweep", total=len(tasks))
-        for place, point in _results(tasks, requests, arguments, min(jobs, len(tasks))):
-            points[place] = point
+        for point in work_all(_work, tasks, (requests, arguments), jobs):
+            points.append(point)
             progress.advance(bar)
-    return [points[place] for place in range(len(tasks))]
-
-
-def _results(
-    tasks: list[Task], requests: Requests, arguments: Arguments, jobs: int
-) -> Iterator[tuple[int, Point]]:
-    if jobs == 1:
-        _begin(requests, arguments)
-        yield from map(_work, tasks)
-        return
-    # Not forked: this process has threads.
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(jobs, context, _begin, (requests, arguments)) as pool:
-            for future in as_completed([pool.submit(_work, task) for task in tasks]):
-                yield future.result()
-    except BrokenProcessPool:
-        raise click.ClickException(
-            "a worker process died, perhaps for lack of memory; try fewer --jobs"
-        ) from None
+    return points
 
 
 def _show(points: list[Point], console: Console) -> None:

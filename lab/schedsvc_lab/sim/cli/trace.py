@@ -4,20 +4,23 @@ import gc
 import json
 import resource
 import sys
-import time
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from schedsvc.text.tables import table_console
-from schedsvc_lab.sim.cli.bars import progress_bar, watch
+from schedsvc_lab.sim.cli.bars import progress_bar
 from schedsvc_lab.sim.cli.show import show
 from schedsvc_lab.sim.details import detail
+from schedsvc_lab.sim.notebook import Measured, each_run
+from schedsvc_lab.sim.own_policy import PolicyError
 from schedsvc_lab.sim.report import summarise, write_decisions, write_report, write_requests
 from schedsvc_lab.sim.requests import Requests
-from schedsvc_lab.sim.scenario import Run, Scenario, engine_configs, simulate
+from schedsvc_lab.sim.scenario import Run, Scenario
+from schedsvc_lab.sim.workers import WorkerError
 
 
 def run_trace(
@@ -27,6 +30,7 @@ def run_trace(
     seeds: int,
     *,
     span_s: float | None,
+    jobs: int,
     out: Path | None,
     figures: bool,
     as_json: bool,
@@ -37,29 +41,16 @@ def run_trace(
         "policies": {policy: [] for policy in policies},
     }
     details: dict[str, Any] = {"policies": {policy: [] for policy in policies}}
-    pools = tuple(engine_configs(scenario))
     drawn = []
-    # Exempt all objects so far from collection: the collector would scan them again and again.
-    is_frozen = gc.get_freeze_count() > 0  # the caller froze it, and it stays frozen
-    gc.freeze()
-    with progress_bar("requests") as progress:
-        for policy in policies:
-            for seed in range(seeds):
-                task = progress.add_task(f"{policy}, seed {seed}", total=len(requests))
-                before_ns = time.process_time_ns()
-                run = simulate(scenario, requests, policy, seed, partial(watch, progress, task))
-                # A clock may stand still over a very short run.
-                cpu_ns = max(time.process_time_ns() - before_ns, 1_000)
-                progress.remove_task(task)
-                report["policies"][policy].append(summarise(run, cpu_ns / 1e9, span_s))
-                details["policies"][policy].append(detail(run))
-                if out is not None:
-                    _write(out, run, pools)
-                # Other runs are not drawn, and their requests need not be kept.
-                if seed == 0 and figures:
-                    drawn.append(run)
-    if not is_frozen:
-        gc.unfreeze()
+    with _frozen(), _table(out) as table:
+        for run, cpu_s in _watched(scenario, requests, policies, seeds, jobs):
+            if out is not None and table is not None:
+                _write(out, table, run)
+            report["policies"][run.policy].append(summarise(run, cpu_s, span_s))
+            details["policies"][run.policy].append(detail(run))
+            # Other runs are not drawn, and their requests need not be kept.
+            if run.seed == 0 and figures:
+                drawn.append(run)
     details["peak_memory_bytes"] = peak_memory_bytes()
     if out is not None:
         write_report(report, out / "report.json")
@@ -75,12 +66,53 @@ def run_trace(
         draw_all(drawn, out, span_s)
 
 
-def _write(out: Path, run: Run, pools: tuple[str, ...]) -> None:
-    write_requests(run, out / f"requests_{run.policy}_{run.seed}.csv")
-    write_decisions(run, out / f"decisions_{run.policy}_{run.seed}.csv", pools)
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Take all objects so far from the collector, which would scan them again and again."""
+    is_frozen = gc.get_freeze_count() > 0  # the caller froze it, and it stays frozen
+    gc.freeze()
+    yield
+    if not is_frozen:
+        gc.unfreeze()
+
+
+@contextmanager
+def _table(out: Path | None) -> Iterator[TextIO | None]:
+    """Open the tidy table of all runs, if files are written."""
+    if out is None:
+        yield None
+        return
+    with (out / "requests.csv").open("w", newline="") as file:
+        yield file
+
+
+def _watched(
+    scenario: Scenario, requests: Requests, policies: tuple[str, ...], seeds: int, jobs: int
+) -> Iterator[Measured]:
+    """Yield the runs, with a bar of their requests."""
+    with progress_bar("requests") as progress:
+        bar = progress.add_task("", total=len(requests) * len(policies) * seeds)
+        done = 0
+
+        def watch(policy: str, seed: int, ended: int) -> None:
+            progress.update(bar, completed=done + ended, description=f"{policy}, seed {seed}")
+
+        try:
+            for measured in each_run(scenario, requests, policies, seeds, jobs, watch):
+                done += len(requests)
+                progress.update(bar, completed=done)
+                yield measured
+        except (PolicyError, WorkerError) as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _write(out: Path, table: TextIO, run: Run) -> None:
+    write_requests(run, table, header=table.tell() == 0)
+    write_decisions(run, out / f"decisions_{run.policy.replace(':', '.')}_{run.seed}.csv")
 
 
 def peak_memory_bytes() -> int:
-    """Return the most memory that this process has ever held."""
+    """Return the most memory that this process, or one that worked for it, has ever held."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * unit
