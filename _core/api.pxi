@@ -32,6 +32,7 @@ cdef class Scheduler(ClusterApi):
         self.classes = Classes()
         self.quotas = Quotas(self.requests, self.classes, self.fuse)
         self.flows = Flows(order, lifts, self.requests, self.quotas, self.classes)
+        self.time_bounds = TimeBounds(s.queue_ttl_ns)
         self.flows.by_deadline = FLOW_ORDERS[flow_order]
         self.flows.treaps.salt = self.k1
         set_grain(self)
@@ -460,6 +461,10 @@ cdef class Scheduler(ClusterApi):
     def show_histograms(self, int32_t flow, bint shown):
         known_tenant(self, flow)
         self.flows.show_times(flow, shown)
+
+    @property
+    def histogram_bounds_ms(self):
+        return self.time_bounds.ms
 
     def histograms(self, int32_t flow=NONE):
         if flow != NONE:

@@ -77,6 +77,11 @@ class Views(Records):
         """Sum up the tenants that the configuration does not list. O(flows)."""
         return self._core.unlisted_stats()
 
+    @property
+    def histogram_bounds_ms(self) -> tuple[int, ...]:
+        """Return the bounds of all histograms; see the core's. O(1)."""
+        return self._core.histogram_bounds_ms
+
     @guarded
     def histograms(self, tenant: bytes | None) -> list[dict[str, Any]]:
         """Return a tenant's histograms (None: of all others); see the core's. O(classes)."""

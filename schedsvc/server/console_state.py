@@ -15,7 +15,7 @@ from schedsvc.config import Config
 from schedsvc.driver import Broken, Driver
 from schedsvc.driver.clock import wall_ms
 from schedsvc.driver.slices import most_served, pool_rows
-from schedsvc.metrics import HISTOGRAM_BOUNDS_MS, Metrics
+from schedsvc.metrics import Metrics
 from schedsvc.service import pool_needs
 from schedsvc.service.status import LIMIT_KINDS, OUTCOMES
 from schedsvc.text.printable import printable
@@ -130,14 +130,16 @@ class ConsoleState:
         Raises Broken. O(tenants with histograms), in slices.
         """
         while True:
-            of_all: dict[str, list[int]] = {key: _no_counts() for key in _HISTOGRAM_KEYS}
+            bounds_ms = self._driver.histogram_bounds_ms
+            none = [0] * (len(bounds_ms) + 1)
+            of_all: dict[str, list[int]] = dict.fromkeys(_HISTOGRAM_KEYS, none)
             shown: dict[str, dict[str, list[int]]] = {}
             tenants = self._metrics.histogram_tenants
             for at, tenant in enumerate([*tenants, None]):
                 # Rows are summed up at once: kept, they would let Python's garbage collector go
                 # through the whole process.
                 rows = self._driver.histograms(None if tenant is None else tenant.encode())
-                own = {key: _sums(rows, key) for key in _HISTOGRAM_KEYS}
+                own = {key: _sums(rows, key, none) for key in _HISTOGRAM_KEYS}
                 for key, counts in own.items():
                     of_all[key] = list(map(add, of_all[key], counts))
                 if tenant is not None and at < _HISTOGRAMS_MAX:
@@ -147,7 +149,7 @@ class ConsoleState:
                     if self._metrics.histogram_tenants is not tenants:
                         break
             else:
-                return {"bounds_ms": HISTOGRAM_BOUNDS_MS, "all": of_all, "tenants": shown}
+                return {"bounds_ms": bounds_ms, "all": of_all, "tenants": shown}
 
     def _settings(self) -> dict[str, Any]:
         """Return what the configuration, operators and the state file say."""
@@ -247,13 +249,9 @@ def _reasons(counts: Mapping[int, int]) -> dict[str, int]:
     return {OUTCOMES[outcome].name: count for outcome, count in counts.items()}
 
 
-def _no_counts() -> list[int]:
-    return [0] * (len(HISTOGRAM_BOUNDS_MS) + 1)
-
-
-def _sums(rows: list[dict[str, Any]], key: str) -> list[int]:
+def _sums(rows: list[dict[str, Any]], key: str, none: list[int]) -> list[int]:
     """Sum up a tenant's histograms over its classes."""
-    found = _no_counts()
+    found = none
     for row in rows:
         found = list(map(add, found, row[key][0]))
     return found

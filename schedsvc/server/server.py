@@ -22,7 +22,6 @@ from schedsvc.config import (
 )
 from schedsvc.driver import WORK_MAX, Broken, Driver, Leading, new_core
 from schedsvc.driver.clock import HEARTBEAT_NS, SteadyClock, wall_ms
-from schedsvc.metrics import Metrics
 from schedsvc.records.state import StateWriter, Store, restore
 from schedsvc.records.usage import Budgets, Ledger, UsageWriter
 from schedsvc.server.cluster import member_of, set_fingerprint
@@ -32,8 +31,8 @@ from schedsvc.server.health import Health
 from schedsvc.server.listed_tenants import ListedTenants, shown_tenants
 from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs
+from schedsvc.server.metered import metrics_of, models_of
 from schedsvc.server.operator import OperatorActions
-from schedsvc.server.process_counts import PROCESS_COUNTS
 from schedsvc.server.recorded import begin_recording, recording_of
 from schedsvc.server.reflection import add_reflection
 from schedsvc.server.shared_settings import share_settings
@@ -42,7 +41,6 @@ from schedsvc.server.tasks import end_tasks
 from schedsvc.server.tenant_keys import TenantKeys
 from schedsvc.server.tenants import TenantActions
 from schedsvc.service import (
-    METHODS,
     Authenticator,
     ExplainService,
     FollowService,
@@ -126,7 +124,7 @@ class Server:
         self._member = None if stands_by else member_of(self.driver, config, self._incarnation)
         if self._member is not None and self._budgets is not None:
             self._member.escrow.share_budgets(self._budgets)
-        self.metrics = _metrics(self.driver, whole)
+        self.metrics = metrics_of(self.driver, whole)
         self._health = Health(stands_by=stands_by)
         self._strangers = Strangers(config.limits.connections_max)
         self._handles = OperatorActions(
@@ -134,7 +132,7 @@ class Server:
             config,
             listed,
             self._health,
-            show=lambda now: self.metrics.show(shown_tenants(now)),
+            show=lambda now: self.metrics.show(shown_tenants(now), models_of(now)),
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         saved = self._keeper.saved if self._keeper else _nothing_to_save
@@ -439,20 +437,6 @@ def _log_note(event: str, pool: bytes, count: int, reason: str) -> None:
     # As of a peer, so that no pool fills the log.
     name = pool.decode()
     _log.warning(event, peer=f"pool {name}", pool=name, **what, reason=reason)
-
-
-def _metrics(driver: Driver, config: Config) -> Metrics:
-    caps = (0, 0)
-    if config.metrics is not None:
-        caps = (config.metrics.tenants_max, config.metrics.histogram_tenants_max)
-    metrics = Metrics(driver, shown_tenants(config), *caps, PROCESS_COUNTS)
-    metrics.expect_failures(
-        (method.rpartition("/")[2], code.name)
-        for method in sorted(METHODS)
-        for code in grpc.StatusCode
-        if code is not grpc.StatusCode.OK
-    )
-    return metrics
 
 
 def _core_options(config: Config, incarnation: int) -> dict[str, Any]:
