@@ -15,7 +15,7 @@ GO_STUBS := $(CURDIR)/clients/go
 GO_MODULE := github.com/schedsvc/schedsvc/clients/go
 REFERENCE := docs/reference/contract.md
 # Their .proto files have messages only.
-NO_RPCS := cluster leader mode pool quota tenants usage
+NO_RPCS := cluster judgement leader mode pool quota tenants usage
 VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop

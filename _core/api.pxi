@@ -438,6 +438,7 @@ cdef class Scheduler(ClusterApi):
             "quotas": quota_stats(self, now_ns) if sees_all else [],
             "groups": group_rows(self) if sees_all else [],
             "totals": totals_of(self) if sees_all else None,
+            "prices": price_row(self),
             "policy": self.policy,
             "flow_order": "deadline" if self.flows.by_deadline else "arrival",
             "digest": self.digest_value,

@@ -78,23 +78,14 @@ def draw(panels: Sequence[tuple[Panel, list[Line]]], path: Path) -> None:
     stats = [found for found in panels if found[0].is_stat]
     charts = [found for found in panels if not found[0].is_stat]
     rows = math.ceil(len(charts) / 3)
-    figure = Figure(
-        figsize=(16, 1.2 * bool(stats) + 2.4 * rows),
-        dpi=80,
-        facecolor="white",
-        layout="constrained",
-    )
-    heights = [1.2] * bool(stats) + [2.4] * rows
-    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    heights = (1.0, 2.4 * rows)
+    figure = Figure(figsize=(16, sum(heights)), dpi=80, facecolor="white", layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
+    for at, (panel, lines) in enumerate(stats):
+        _stat(above.add_subplot(1, len(stats), at + 1), panel, lines)
     begin_s = min((line.times[0] for _, lines in charts for line in lines), default=0.0)
-    if stats:
-        places = grid[0].subgridspec(1, len(stats))
-        for at, (panel, lines) in enumerate(stats):
-            _stat(figure.add_subplot(places[0, at]), panel, lines)
     for at, (panel, lines) in enumerate(charts):
-        row, column = divmod(at, 3)
-        places = grid[row + bool(stats)].subgridspec(1, 3)
-        _panel(figure.add_subplot(places[0, column]), panel, lines, begin_s)
+        _panel(below.add_subplot(rows, 3, at + 1), panel, lines, begin_s)
     figure.savefig(path)
 
 

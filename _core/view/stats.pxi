@@ -75,6 +75,15 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
     }
 
 
+cdef dict price_row(Core core):
+    cdef Settings* s = &core.settings
+    return {
+        "input_micro": s.input_price_micro,
+        "cached_micro": s.input_price_micro * s.cached_price_ppm // 1_000_000,
+        "output_micro": s.output_price_micro,
+    }
+
+
 cdef dict prefix_row(Core core, int32_t pool):
     cdef PrefixIndex index = core.prefixes.index(pool)
     return {
