@@ -21,9 +21,11 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from schedsvc.cli.connect import Connection
 from schedsvc.cli.stats import LIMIT_UNITS, LOADS, is_abandoned, modes_in_force
+from schedsvc.cli.stats_judgement import judgement_line
 from schedsvc.cli.top_figures import COLUMNS, FLOWS_MAX, Column, Figures, Row, duration, short
 from schedsvc.cli.why import story_view
 from schedsvc.text.printable import printable, printable_message
+from schedsvc.text.reason_words import OUTCOME_WORDS, WAIT_WORDS
 from schedsvc.text.request_ids import known_ids
 
 __all__ = ["Top"]
@@ -371,7 +373,8 @@ def head(figures: Figures, target: str) -> Text:
     snapshot = figures.snapshot
     state = "draining" if snapshot.draining else "serving"
     line = f"{target}  {state}  policy {snapshot.policy}{modes_in_force(snapshot)}"
-    parts = [Text(line, "bold yellow" if snapshot.draining else "bold")]
+    judged = judgement_line(snapshot)
+    parts = [judged, Text(line, "bold yellow" if snapshot.draining else "bold")]
     if snapshot.config.problem:
         parts.append(Text(f"the last reload changed nothing: {snapshot.config.problem}", "red"))
     if not snapshot.HasField("totals"):
@@ -400,7 +403,8 @@ def pool_line(pool: Any, width: int = _POOL_WIDTH) -> Text:
     if not pool.attached:
         state = "detached"
     bad = not pool.attached or pool.draining or pool.overload_state == _OVERLOADED
-    wait = f", waits for {pool.wait_reason}" if pool.wait_reason not in ("", "NONE") else ""
+    needs = WAIT_WORDS.get(pool.wait_reason, pool.wait_reason)
+    wait = f", waits for {needs}" if needs else ""
     return Text.assemble(
         f"{pool.name[:width]:<{width}}  ",
         ("━" * filled, _ACCENT),
@@ -443,7 +447,7 @@ def flow_lines(flow: Any) -> Iterable[Text]:
     for entry in flow.refusals:
         names = entry.DESCRIPTOR.fields_by_name["outcome"].enum_type.values_by_number
         name = str(names[entry.outcome].name).removeprefix("OUTCOME_").lower()
-        yield line("refused", f"{entry.count:,} {name.replace('_', ' ')}")
+        yield line("refused", f"{entry.count:,}: {OUTCOME_WORDS.get(name, name)}")
     for limit in flow.quotas:
         unit = LIMIT_UNITS.get(limit.kind, "")
         yield line("quota left", f"{limit.remaining:,} of {limit.limit:,} {unit}")

@@ -45,6 +45,7 @@ from schedsvc.service import (
     ExplainService,
     FollowService,
     IdentityService,
+    Judge,
     Known,
     OperatorService,
     Paces,
@@ -141,6 +142,7 @@ class Server:
         share_settings(self._member, self.driver, config, actions, self._handles)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
+        self._judge = Judge(self.driver)
         self.metrics.counts.throttled = self._paces.counts
         self._limited = 0  # leases of which a report was limited, at the last look
         self._have_nothing_open()
@@ -212,9 +214,7 @@ class Server:
             # Imported here: a scheduler without metrics starts without an HTTP library.
             from schedsvc.server.metrics_http import MetricsPage
 
-            self._page = MetricsPage(
-                self.driver, self.metrics, lambda: self._config, self._incarnation
-            )
+            self._page = MetricsPage(self.driver, self.metrics, self._incarnation, self._judge)
             self.metrics_url = await self._page.start(config.metrics.listen, config.metrics.hosts)
             _log.info("listening", metrics=self.metrics_url)
         if self._recording is not None:
@@ -233,6 +233,7 @@ class Server:
         if self._member is not None:
             self._keep(self._member.run())
         self._keep(self._beat())
+        self._keep(self._judge.run())
         self._keep(self._strangers.run())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
@@ -246,6 +247,7 @@ class Server:
             write_stall_s=self._config.limits.write_stall_ms / 1_000,
             on_failure=on_failure,
             paces=self._paces,
+            judge=self._judge,
         )
         operator = OperatorService(
             self.driver, self._handles, TenantCalls(self._keys.tenants, self._keys),

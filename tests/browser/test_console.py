@@ -68,17 +68,21 @@ async def settled(screen: Screen, situation: str) -> None:
         await expect(page.locator("#tenants")).to_contain_text("production")
     elif situation == "flood":
         await expect(page.locator("#waiting")).to_contain_text("research")
-        await expect(page.locator("#recent")).to_contain_text("rejected too large")
+        await expect(page.locator("#recent")).to_contain_text("too large for any pool")
     else:
         await expect(page.locator("#notices")).to_contain_text("The scheduler drains")
-        await expect(page.locator("#reasons")).to_contain_text("draining")
+        await expect(page.locator("#reasons")).to_contain_text("drain")
     if situation != "drain":
         await expect(page.locator("#charts figcaption").nth(2)).to_contain_text(
             re.compile("p99 [0-9]")
         )
     # The charts have a line.
     await expect(page.locator("#charts path").last).to_have_attribute("d", re.compile("L.*L"))
-    await expect(page.locator("#tenants tbody")).to_contain_text("% of")
+    await expect(page.locator("#tenants tbody")).to_contain_text("× its share")
+    said = {"quiet": "production is well", "flood": "research", "drain": "drain"}
+    await expect(page.locator("#judgement span")).to_contain_text(said[situation])
+    level = "ok" if situation == "quiet" else re.compile("notice|trouble|ok")
+    await expect(page.locator("#judgement")).to_have_class(level)
 
 
 @pytest.mark.parametrize("situation", [quiet, flood, drain])
@@ -131,7 +135,7 @@ async def test_names_are_text(chromium: str) -> None:
         await expect(page.locator("#why-answer")).to_contain_text(IMAGE)
         await page.select_option("#chart-tenant", label=SCRIPT)
         assert await page.title() == "schedsvc console"
-        assert await page.locator("body script, img, body b:not(figcaption b)").count() == 0
+        assert await page.locator("body script, img, body b:not(figcaption b, #judgement b)").count() == 0
         assert screen.problems == []
         waiting.cancel()
 

@@ -61,6 +61,11 @@ ROOMS: dict[str, Room] = {
     "schedsvc.text.request_ids": room(never=IO, clock=NO_CLOCK),
     "schedsvc.server.malloc": room(clock=NO_CLOCK),
     "schedsvc.service.gcra": room(never=IO, clock=NO_CLOCK),
+    # Pure functions of Stats: no clock, no core.
+    "schedsvc.service.judged_tenants": room("schedsvc_client.v1", never=IO, clock=NO_CLOCK),
+    "schedsvc.service.judgement": room(
+        "schedsvc.service.judged_tenants schedsvc_client.v1", never=IO, clock=NO_CLOCK
+    ),
     # Types of options, for every command.
     "schedsvc.text.option_types": room(
         "schedsvc.text.numerals", "click", clock=NO_CLOCK, prints=True
@@ -103,7 +108,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.records.recording": room("schedsvc._core schedsvc.config schedsvc.records.held_file"),
     "schedsvc.service": room(
         "schedsvc._core schedsvc.driver.clock schedsvc.driver schedsvc.service.gcra"
-        " schedsvc.driver.slices"
+        " schedsvc.driver.slices schedsvc.service.judgement"
         " schedsvc.service.status schedsvc_client.v1",
         "grpc google structlog",
     ),
