@@ -31,7 +31,7 @@ FRESH_S = 1.0
 #: Flows (a tenant in a class) that have rows of their own: first those that wait, then by service.
 FLOWS_MAX = 100
 _QUOTAS_MAX = 100
-#: Documents of the last minute are kept, one in so many points of the history.
+#: Documents of the last minute that are kept: one for each five points of the history.
 _KEPT, _POINTS_EACH = 7, 5
 #: Where a person reads on; the page links to sections of it.
 _DOCS = "https://github.com/schedsvc/schedsvc/blob/main/docs/"

@@ -58,6 +58,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.driver.clock": room(clock=WALL),
     "schedsvc.text.printable": room(packages="google", never=IO, clock=NO_CLOCK),
     "schedsvc.text.numerals": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.text.reason_words": room(never=IO, clock=NO_CLOCK),
     "schedsvc.text.request_ids": room(never=IO, clock=NO_CLOCK),
     "schedsvc.server.malloc": room(clock=NO_CLOCK),
     "schedsvc.service.gcra": room(never=IO, clock=NO_CLOCK),
@@ -134,6 +135,7 @@ ROOMS: dict[str, Room] = {
         " schedsvc.metrics.page schedsvc.metrics"
         " schedsvc.driver.clock schedsvc.service.gcra schedsvc.server.malloc"
         " schedsvc.text.printable schedsvc.records.recording"
+        " schedsvc.text.reason_words"
         " schedsvc.text.request_ids schedsvc.driver.slices schedsvc.records.state"
         " schedsvc.records.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection structlog uvloop",
@@ -260,7 +262,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.__main__": room("schedsvc.cli"),
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.text.option_types schedsvc.text.printable"
-        " schedsvc.text.request_ids"
+        " schedsvc.text.reason_words schedsvc.text.request_ids"
         " schedsvc.text.tables schedsvc.server schedsvc.edge schedsvc.records.usage"
         " schedsvc.records.usage.parquet"
         " schedsvc.records.sqlite_files schedsvc.records.state schedsvc_client",
@@ -283,8 +285,8 @@ ROOMS: dict[str, Room] = {
     ),
     # A screen of Textual, which only it needs.
     "schedsvc.cli.top_app": room(
-        "schedsvc.cli schedsvc.text.printable schedsvc.text.request_ids schedsvc_client"
-        " schedsvc_client.v1",
+        "schedsvc.cli schedsvc.text.printable schedsvc.text.reason_words"
+        " schedsvc.text.request_ids schedsvc_client schedsvc_client.v1",
         "rich textual",
     ),
     # Asks the standard health service, which is not in the contract and so not in the client.

@@ -1164,28 +1164,25 @@ type StatsResponse struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// In the order of registration, and by service, descending.
-	Pools  []*PoolStats `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"`
-	Flows  []*FlowStats `protobuf:"bytes,2,rep,name=flows,proto3" json:"flows,omitempty"`
-	Totals *Totals      `protobuf:"bytes,3,opt,name=totals,proto3" json:"totals,omitempty"`
-	// In force, such as vtc; order of the requests of one flow, arrival or deadline.
-	Policy      string `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
-	FlowOrder   string `protobuf:"bytes,9,opt,name=flow_order,json=flowOrder,proto3" json:"flow_order,omitempty"`
-	Digest      uint64 `protobuf:"fixed64,5,opt,name=digest,proto3" json:"digest,omitempty"`           // Digest of the decision log so far.
-	Incarnation uint64 `protobuf:"fixed64,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // Changes when the scheduler restarts.
-	Draining    bool   `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`
-	// How counters, quotas and predictions are kept for a restart; absent without a state file.
-	State     *StateStats   `protobuf:"bytes,30,opt,name=state,proto3" json:"state,omitempty"`
-	Classes   []*ClassStats `protobuf:"bytes,8,rep,name=classes,proto3" json:"classes,omitempty"` // Priority classes, best first.
-	Mode      *ModeStats    `protobuf:"bytes,40,opt,name=mode,proto3" json:"mode,omitempty"`
-	Quotas    []*QuotaStats `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`
-	Groups    []*GroupStats `protobuf:"bytes,45,rep,name=groups,proto3" json:"groups,omitempty"`
-	Config    *ConfigStats  `protobuf:"bytes,42,opt,name=config,proto3" json:"config,omitempty"`
-	Tenants   *TenantsStats `protobuf:"bytes,43,opt,name=tenants,proto3" json:"tenants,omitempty"`
-	Usage     *UsageStats   `protobuf:"bytes,44,opt,name=usage,proto3" json:"usage,omitempty"`
-	Cluster   *ClusterStats `protobuf:"bytes,50,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Judgement *Judgement    `protobuf:"bytes,51,opt,name=judgement,proto3" json:"judgement,omitempty"`
-	Prices    *Prices       `protobuf:"bytes,52,opt,name=prices,proto3" json:"prices,omitempty"`
+	Pools       []*PoolStats  `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"` // In the order of registration.
+	Flows       []*FlowStats  `protobuf:"bytes,2,rep,name=flows,proto3" json:"flows,omitempty"` // In the order of service, descending.
+	Totals      *Totals       `protobuf:"bytes,3,opt,name=totals,proto3" json:"totals,omitempty"`
+	Policy      string        `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`                        // In force, such as vtc.
+	FlowOrder   string        `protobuf:"bytes,9,opt,name=flow_order,json=flowOrder,proto3" json:"flow_order,omitempty"` // Order of the requests of one flow: arrival or deadline.
+	Digest      uint64        `protobuf:"fixed64,5,opt,name=digest,proto3" json:"digest,omitempty"`                      // Digest of the decision log so far.
+	Incarnation uint64        `protobuf:"fixed64,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`            // Changes when the scheduler restarts.
+	Draining    bool          `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`
+	State       *StateStats   `protobuf:"bytes,30,opt,name=state,proto3" json:"state,omitempty"`    // Absent without a state file.
+	Classes     []*ClassStats `protobuf:"bytes,8,rep,name=classes,proto3" json:"classes,omitempty"` // Priority classes, best first.
+	Mode        *ModeStats    `protobuf:"bytes,40,opt,name=mode,proto3" json:"mode,omitempty"`
+	Quotas      []*QuotaStats `protobuf:"bytes,41,rep,name=quotas,proto3" json:"quotas,omitempty"`
+	Groups      []*GroupStats `protobuf:"bytes,45,rep,name=groups,proto3" json:"groups,omitempty"`
+	Config      *ConfigStats  `protobuf:"bytes,42,opt,name=config,proto3" json:"config,omitempty"`
+	Tenants     *TenantsStats `protobuf:"bytes,43,opt,name=tenants,proto3" json:"tenants,omitempty"`
+	Usage       *UsageStats   `protobuf:"bytes,44,opt,name=usage,proto3" json:"usage,omitempty"`
+	Cluster     *ClusterStats `protobuf:"bytes,50,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Judgement   *Judgement    `protobuf:"bytes,51,opt,name=judgement,proto3" json:"judgement,omitempty"`
+	Prices      *Prices       `protobuf:"bytes,52,opt,name=prices,proto3" json:"prices,omitempty"`
 }
 
 func (x *StatsResponse) Reset() {

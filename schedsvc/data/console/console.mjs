@@ -87,7 +87,8 @@ const pools = new Table(at('pools'), [
 ], (row) => row.name);
 
 const quotas = new Table(at('quotas'), [
-  { title: 'tenant or group', cell: (row) => row.owner },
+  { title: 'tenant or group', cell: (row) => (row.tenant
+    ? { text: row.owner, href: linkTo(row.tenant) } : row.owner) },
   { title: 'used', sort: (row) => row.part, cell: (row) => ({
     text: `${percent(row.part)}${row.waits ? ', requests wait' : ''}`,
     state: row.waits ? 'warn' : '', meter: [row.part],
@@ -175,7 +176,8 @@ function show(found) {
   judge(found.judgement);
   if (is_first) link();
   header();
-  notices(problems());
+  // The sentence at the top holds the worst of them already.
+  notices(problems().filter(([, text]) => !found.judgement.text.includes(text)));
   figures();
   chooseTenants();
   draw();
@@ -356,7 +358,8 @@ function draw() {
 function showWaiting() {
   const full = state.pools.filter((pool) => pool.needs);
   const rows = state.flows.filter((flow) => flow.queued).map((flow) => ({
-    key: keyOf(flow), name: nameOf(flow), tenant: flow.tenant, queued: flow.queued, oldest: flow.oldest_queued_ms,
+    key: keyOf(flow), name: nameOf(flow), tenant: flow.tenant, queued: flow.queued,
+    oldest: flow.oldest_queued_ms,
     expected: flow.wait_expected_ms, input: flow.queued_input_tokens, why: whyOf(flow, full),
   }));
   at('waiting-none').hidden = rows.length > 0;
@@ -420,14 +423,13 @@ function showTenants() {
 
 function rowOf(flow, { share, entitled }) {
   const key = keyOf(flow);
-  const seconds = Math.min(history.span_ms, 60_000) / 1_000;
   const own = state.point.of[flow.tenant] ?? [];
-  const each_s = (read) => (seconds ? history.growth(key, read) / seconds : null);
   return {
-    key, name: nameOf(flow), tenant: flow.tenant, share, entitled, weight: flow.weight_milli / 1_000,
+    key, name: nameOf(flow), tenant: flow.tenant, share, entitled,
+    weight: flow.weight_milli / 1_000,
     queued: flow.queued, live_leases: flow.live_leases,
-    tokens_s: each_s((row) => row.input_tokens + row.output_tokens),
-    grants_s: each_s((row) => row.granted),
+    tokens_s: history.each_s(key, (row) => row.input_tokens + row.output_tokens),
+    grants_s: history.each_s(key, (row) => row.granted),
     refused: history.growth(key, (row) => sum(row.refusals)),
     wait_p50: own[WAIT_P50] ?? null, wait_p99: own[WAIT_P99] ?? null,
     ttft_p99: own[FIRST_P99] ?? null,
@@ -436,17 +438,18 @@ function rowOf(flow, { share, entitled }) {
 
 function showQuotas() {
   const rows = [];
-  const add = (owner, limit, waits) => rows.push({
-    ...limit, owner, waits, part: (limit.limit - limit.remaining) / Math.max(1, limit.limit),
+  const add = (owner, tenant, limit, waits) => rows.push({
+    ...limit, owner, tenant, waits,
+    part: (limit.limit - limit.remaining) / Math.max(1, limit.limit),
   });
   for (const entry of state.quotas) {
     const owner = entry.name.replace(':', ' ');
-    for (const limit of entry.limits) add(owner, limit, entry.waiting > 0);
+    for (const limit of entry.limits) add(owner, '', limit, entry.waiting > 0);
   }
   for (const flow of state.flows) {
     for (const limit of flow.quotas) {
       const spent = limit.remaining <= Math.min(...flow.quotas.map((other) => other.remaining));
-      add(nameOf(flow), limit, flow.waits_for_quota && spent);
+      add(nameOf(flow), flow.tenant, limit, flow.waits_for_quota && spent);
     }
   }
   at('quotas-none').hidden = rows.length > 0;

@@ -26,14 +26,10 @@ export class History {
     return this.samples.at(-1);
   }
 
-  /** The oldest sample that is at most `ms` old. */
+  /** The latest sample that is at least `ms` old, else the oldest. */
   since(ms = RATE_MS) {
-    return this.samples.find((sample) => sample.now_ms >= this.now.now_ms - ms) ?? this.now;
-  }
-
-  /** Milliseconds between the oldest sample and the newest. */
-  get span_ms() {
-    return this.now.now_ms - this.samples[0].now_ms;
+    const end_ms = this.now.now_ms - ms;
+    return this.samples.findLast((sample) => sample.now_ms <= end_ms) ?? this.samples[0];
   }
 
   /** How much `read(sample)` grew in the last `ms`, for each second; null: not known yet. */
@@ -47,6 +43,12 @@ export class History {
   growth(key, read) {
     const [now, before] = [this.now.flows.get(key), this.since().flows.get(key)];
     return now && before ? Math.max(0, read(now) - read(before)) : 0;
+  }
+
+  /** How much a counter of a flow grew in a second of the last minute; null: not known yet. */
+  each_s(key, read) {
+    const seconds = (this.now.now_ms - this.since().now_ms) / 1_000;
+    return seconds > 0 ? this.growth(key, read) / seconds : null;
   }
 
   /** Tokens that a flow was served in the last minute, as the policy charges them. */

@@ -639,8 +639,9 @@ class StatsResponse(_message.Message):
     JUDGEMENT_FIELD_NUMBER: _builtins.int
     PRICES_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    """In force, such as vtc; order of the requests of one flow, arrival or deadline."""
+    """In force, such as vtc."""
     flow_order: _builtins.str
+    """Order of the requests of one flow: arrival or deadline."""
     digest: _builtins.int
     """Digest of the decision log so far."""
     incarnation: _builtins.int
@@ -648,15 +649,17 @@ class StatsResponse(_message.Message):
     draining: _builtins.bool
     @_builtins.property
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.PoolStats]:
-        """In the order of registration, and by service, descending."""
+        """In the order of registration."""
 
     @_builtins.property
-    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowStats]: ...
+    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowStats]:
+        """In the order of service, descending."""
+
     @_builtins.property
     def totals(self) -> Global___Totals: ...
     @_builtins.property
     def state(self) -> _mode_pb2.StateStats:
-        """How counters, quotas and predictions are kept for a restart; absent without a state file."""
+        """Absent without a state file."""
 
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.ClassStats]:
