@@ -83,8 +83,8 @@ func (JudgementLevel) EnumDescriptor() ([]byte, []int) {
 	return file_schedsvc_v1_judgement_proto_rawDescGZIP(), []int{0}
 }
 
-// Names who is hurt, by whom, and what to do. It holds only tenants and pools that the caller's Stats
-// show, and changes at most once in 10 s.
+// Names who is hurt, by whom, and what to do. It holds only tenants and pools that the caller's
+// Stats show, and changes at most once in 10 s.
 type Judgement struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache

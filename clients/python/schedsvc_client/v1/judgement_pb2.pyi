@@ -51,8 +51,8 @@ Global___JudgementLevel: _TypeAlias = JudgementLevel  # noqa: Y015
 
 @_typing.final
 class Judgement(_message.Message):
-    """Names who is hurt, by whom, and what to do. It holds only tenants and pools that the caller's Stats
-    show, and changes at most once in 10 s.
+    """Names who is hurt, by whom, and what to do. It holds only tenants and pools that the caller's
+    Stats show, and changes at most once in 10 s.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
