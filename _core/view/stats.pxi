@@ -26,6 +26,7 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         "promised_tokens": p.promised_blocks * p.block_size,
         "posted_tokens": p.posted_blocks * p.block_size,
         "live_leases": p.live,
+        "running_sequences": p.running_sequences,
         "suspect_leases": p.suspect,
         "queued": core.flows.queued_for[pool + 1],
         "overdrawn": core.ledger.load(pool, NULL) > core.ledger.allowance(pool),

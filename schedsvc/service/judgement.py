@@ -26,7 +26,7 @@ __all__ = ["AGE_MAX_MS", "judge"]
 AGE_MAX_MS = 5_000
 #: A pool of which nothing is left was taken away on purpose, if it has been away for this time.
 _GONE_MS = 3_600_000
-#: Requests that an engine runs beyond those that were granted; reports are late by as many.
+#: Sequences that an engine runs beyond those that were granted; reports are late by as many.
 _STRANGERS_MIN, _STRANGERS_PART = 3, 0.1
 #: Findings that one text holds: each further one says less.
 _FINDINGS_MAX = 2
@@ -95,7 +95,7 @@ def _engines(then: Any | None, now: Any, traffic: "Traffic") -> Iterator[Finding
     for pool in now.pools:
         earlier = before.get(pool.name)
         if earlier is not None and (count := min(strangers(earlier), strangers(pool))):
-            text = f"{named(pool.name)} runs {count:,} requests that were not granted here:"
+            text = f"{named(pool.name)} runs {count:,} sequences that were not granted here:"
             text += " a gate lets requests pass (fail-open), or clients reach the engine directly."
             yield Finding(JUDGEMENT_LEVEL_TROUBLE, text)
 
@@ -109,10 +109,10 @@ def is_away(pool: Any) -> bool:
 
 
 def strangers(pool: Any) -> int:
-    """Return how many requests an engine runs that were not granted here; 0: few, or not known."""
-    count = int(pool.engine_running + pool.engine_waiting - pool.live_leases)
+    """Return how many sequences an engine runs that were not granted; 0: few, or not known."""
+    count = int(pool.engine_running + pool.engine_waiting - pool.running_sequences)
     is_fresh = 0 <= pool.telemetry_age_ms <= AGE_MAX_MS and pool.engine_running
-    if not is_fresh or count <= max(_STRANGERS_MIN, _STRANGERS_PART * pool.live_leases):
+    if not is_fresh or count <= max(_STRANGERS_MIN, _STRANGERS_PART * pool.running_sequences):
         return 0
     return count
 

@@ -31,6 +31,33 @@ def test_57_of_60_situations_are_judged_right() -> None:
     assert len(wrong) <= (1 - RIGHT) * len(labels()), wrong
 
 
+def test_many_sequences_of_a_request_are_no_strangers() -> None:
+    pair = recorded("fail_open")
+    assert pair.then is not None
+    for each in (pair.then, pair.now):
+        each.pools[0].running_sequences = each.pools[0].engine_running
+    found = judge(pair.then, pair.now, 0, WINDOW_S)
+    assert found.level == judgement_pb2.JUDGEMENT_LEVEL_OK, found.text
+
+
+def test_a_pool_that_was_taken_away_for_good_is_no_trouble() -> None:
+    pair = recorded("one_engine_down")
+    gone = pair.now.pools[1]
+    gone.owned_ms = 0
+    assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_TROUBLE
+    gone.detached_ms = 3_600_000
+    assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_OK
+
+
+def test_a_tenant_left_out_of_the_earlier_snapshot_has_no_rate() -> None:
+    pair = recorded("quota_spent_refuses")
+    assert pair.then is not None
+    batch = [flow for flow in pair.then.flows if flow.tenant == "batch"]
+    pair.then.flows.remove(batch[0])
+    found = judge(pair.then, pair.now, 0, WINDOW_S)
+    assert "batch" not in found.text, "its counts are of all the time"
+
+
 @pytest.mark.parametrize("label", labels(), ids=lambda label: label.name)
 def test_sentences_are_short_and_whole(label: Label) -> None:
     _, text = judged(label.name)
