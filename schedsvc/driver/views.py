@@ -21,6 +21,8 @@ class Views(Records):
         """Read this core."""
         super().__init__(clock)
         self._core = core
+        #: The bounds of all histograms, from the start on; see the core's.
+        self.histogram_bounds_ms = core.histogram_bounds_ms
 
     @guarded
     def stats(self, flow_limit: int, principal: int = -1, *, pools: bool = True) -> dict[str, Any]:
@@ -76,11 +78,6 @@ class Views(Records):
     def unlisted_stats(self) -> dict[str, Any]:
         """Sum up the tenants that the configuration does not list. O(flows)."""
         return self._core.unlisted_stats()
-
-    @property
-    def histogram_bounds_ms(self) -> tuple[int, ...]:
-        """Return the bounds of all histograms; see the core's. O(1)."""
-        return self._core.histogram_bounds_ms
 
     @guarded
     def histograms(self, tenant: bytes | None) -> list[dict[str, Any]]:
