@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from schedsvc_client import SchedulerError
 from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.v1 import judgement_pb2
 from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -37,6 +38,7 @@ _BAR_WIDTH = 16
 _ACCENT = "#4c9be8"
 #: schedsvc.v1.OverloadState
 _OVERLOADED = 3
+OLD = judgement_pb2.Judgement(text="The figures are old: nothing is known of the time since.")
 
 
 class Top(App[None]):
@@ -111,6 +113,7 @@ class Asking(Screen[None]):
             problem = ""
         except SchedulerError as error:
             problem = f"no answer: {printable(str(error))}; what is below is old"
+            self.show_old()
         except NoMatches:
             # The screen was closed while the answer was on its way: its parts are gone.
             if self.query("#problem"):
@@ -122,6 +125,9 @@ class Asking(Screen[None]):
     async def ask(self) -> None:
         """Ask and show. Raises SchedulerError."""
         raise NotImplementedError
+
+    def show_old(self) -> None:
+        """Show that the judged figures are old."""
 
     def say(self, problem: str) -> None:
         """Show a problem, or none."""
@@ -197,6 +203,13 @@ class Tenants(Asking):
         snapshot = await self.top.client.stats(flow_limit=FLOWS_MAX, max_age_ms=max_age_ms)
         self.top.figures.add(printable_message(snapshot))
         self.show_all()
+
+    def show_old(self) -> None:
+        """Take the judgement of the last snapshot back: nothing is known of the time since."""
+        snapshot = self.top.figures.snapshot
+        if snapshot is not None:
+            snapshot.judgement.CopyFrom(OLD)
+            self.query_one("#head", Static).update(head(self.top.figures, self.top.target))
 
     def show_all(self) -> None:
         """Show the last snapshot."""
