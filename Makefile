@@ -15,7 +15,7 @@ GO_STUBS := $(CURDIR)/clients/go
 GO_MODULE := github.com/schedsvc/schedsvc/clients/go
 REFERENCE := docs/reference/contract.md
 # Their .proto files have messages only.
-NO_RPCS := cluster leader mode pool quota tenants usage
+NO_RPCS := cluster judgement leader mode pool quota tenants usage
 VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop
@@ -49,7 +49,7 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 .PHONY: help install env build build-release proto proto-go spec check test test-slow mutants \
 	lane-slow lane-mutants test-browser test-fronts test-go test-faults test-fuzz \
 	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
-	usage-proof advise-bars tree-proof \
+	usage-proof judgement-runs advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
 
 help: ## Show the targets.
@@ -177,6 +177,9 @@ failovers: build ## 400 failovers under load, of four kinds; an hour as root, go
 
 usage-proof: build ## A million requests, 20 kills, the ledger taken 20 times; goes on where it was.
 	nice -n 19 $(BIN)/python -m tests.usage.proof --attacks 20 --out out/usage-proof
+
+judgement-runs: build ## 2,000 random runs whose "ok" is compared with each request: two minutes.
+	nice -n 19 $(BIN)/python -m tests.judgement.random_runs --count 2000
 
 advise-bars: build ## Drafts of `advise` beside 200 random configurations: half an hour, goes on.
 	nice -n 19 $(BIN)/python -m tests.lab.advise.bars --traces ../shared/data/traces \

@@ -34,6 +34,7 @@ cdef class Scheduler(ClusterApi):
         self.classes = Classes()
         self.quotas = Quotas(self.requests, self.classes, self.fuse)
         self.flows = Flows(order, lifts, self.requests, self.quotas, self.classes)
+        self.time_bounds = TimeBounds(s.queue_ttl_ns)
         self.flows.key_from, self.flows.place_from = key, place
         self.flows.by_deadline = place is None and FLOW_ORDERS[flow_order]
         self.flows.treaps.salt = self.k1
@@ -440,6 +441,7 @@ cdef class Scheduler(ClusterApi):
             "quotas": quota_stats(self, now_ns) if sees_all else [],
             "groups": group_rows(self) if sees_all else [],
             "totals": totals_of(self) if sees_all else None,
+            "prices": price_row(self),
             "policy": self.policy,
             "flow_order": "deadline" if self.flows.by_deadline else "arrival",
             "digest": self.digest_value,
@@ -463,6 +465,10 @@ cdef class Scheduler(ClusterApi):
     def show_histograms(self, int32_t flow, bint shown):
         known_tenant(self, flow)
         self.flows.show_times(flow, shown)
+
+    @property
+    def histogram_bounds_ms(self):
+        return self.time_bounds.ms
 
     def histograms(self, int32_t flow=NONE):
         if flow != NONE:

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from deploy.dashboard import PANELS, Panel
+from deploy.dashboard import PANELS, Panel, steps_of
 from schedsvc.text.option_types import check_file
 
 __all__ = ["Line", "draw", "lines_of"]
@@ -27,6 +27,7 @@ __all__ = ["Line", "draw", "lines_of"]
 _POINTS_MAX = 400
 _INK, _GRID = "#2b2d42", "#e6e8ec"
 _COLORS = ("#00798c", "#d1495b", "#edae49", "#66a182", "#2e4057", "#8d96a3")
+_LEVELS = {"green": "#2e7d32", "orange": "#b26a00", "red": "#b3261e"}
 _STYLES = ("-", "--", ":")
 _LEGEND_MAX = 9
 
@@ -74,12 +75,32 @@ def ask(url: str, query: str, begin_s: float, end_s: float) -> Any:
 
 def draw(panels: Sequence[tuple[Panel, list[Line]]], path: Path) -> None:
     """Draw panels beside and below each other into a PNG, times in minutes since the first."""
-    rows = math.ceil(len(panels) / 3)
-    figure = Figure(figsize=(16, 2.4 * rows), dpi=80, facecolor="white", layout="constrained")
-    begin_s = min((line.times[0] for _, lines in panels for line in lines), default=0.0)
-    for at, (panel, lines) in enumerate(panels):
-        _panel(figure.add_subplot(rows, 3, at + 1), panel, lines, begin_s)
+    stats = [found for found in panels if found[0].is_stat]
+    charts = [found for found in panels if not found[0].is_stat]
+    rows = math.ceil(len(charts) / 3)
+    heights = (1.0, 2.4 * rows)
+    figure = Figure(figsize=(16, sum(heights)), dpi=80, facecolor="white", layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
+    for at, (panel, lines) in enumerate(stats):
+        _stat(above.add_subplot(1, len(stats), at + 1), panel, lines)
+    begin_s = min((line.times[0] for _, lines in charts for line in lines), default=0.0)
+    for at, (panel, lines) in enumerate(charts):
+        _panel(below.add_subplot(rows, 3, at + 1), panel, lines, begin_s)
     figure.savefig(path)
+
+
+def _stat(axes: Axes, panel: Panel, lines: list[Line]) -> None:
+    """Draw the last value of a panel, in the colour of its thresholds."""
+    axes.set_title(panel.title, loc="left", fontsize=10, color=_INK)
+    axes.set_axis_off()
+    color, shown = _INK, "no data"
+    if lines:
+        value = lines[0].values[-1]
+        shown = _value(float(f"{value:.3g}"), panel.unit)
+        for step in steps_of(panel) if panel.thresholds else ():
+            if step["value"] is None or value >= step["value"]:
+                color = _LEVELS[step["color"]]
+    axes.text(0.0, 0.4, shown, fontsize=22, color=color, transform=axes.transAxes, va="center")
 
 
 def _panel(axes: Axes, panel: Panel, lines: list[Line], begin_s: float) -> None:
@@ -103,6 +124,11 @@ def _panel(axes: Axes, panel: Panel, lines: list[Line], begin_s: float) -> None:
             lw=1.3,
             label=line.legend if at < _LEGEND_MAX else None,
         )
+    top = max((max(line.values) for line in shown), default=0.0)
+    for step in steps_of(panel) if panel.thresholds else ():
+        # One far above all values would flatten them.
+        if step["value"] is not None and step["value"] <= 2 * top:
+            axes.axhline(step["value"], color=_LEVELS[step["color"]], lw=1, ls=(0, (4, 3)))
     axes.set_ylim(bottom=0)
     if shown:
         axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))

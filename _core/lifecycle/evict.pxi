@@ -30,7 +30,9 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     close_bill(core, i, False)
     count_refusal(core, flow, outcome)
     core.evicted += 1
-    observe(&core.flows.items[flow].times.evicted, core.now_ns - r.arrival_ns)
+    observe(
+        core.time_bounds, &core.flows.items[flow].times.evicted, core.now_ns - r.arrival_ns,
+    )
     log_decision(core, flow, outcome, core.now_ns - r.arrival_ns, 0, r.target, r.tag)
     if r.owner >= 0:
         fill_refusal(core, &v, flow, r.target, outcome, r.key_lo, r.principal)

@@ -85,7 +85,7 @@ cdef int grant(
     r.lease.epoch = core.ledger.pools[pool].epoch
     r.lease.weight_milli = f.weight_milli
     r.lease.waited_ns = core.now_ns - r.arrival_ns
-    observe(&f.times.waited, r.lease.waited_ns)
+    observe(core.time_bounds, &f.times.waited, r.lease.waited_ns)
     r.lease.predicted_output = r.lease.promised_output = <int32_t>output_tokens
     r.lease.lease_id = next_lease_id(core)
     core.leases.put(<uint64_t>r.lease.lease_id, 0, i)

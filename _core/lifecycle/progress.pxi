@@ -15,7 +15,7 @@ cdef int note_first(Core core, Request* r) noexcept:
     cdef int64_t took_ns = core.now_ns - r.arrival_ns - r.lease.waited_ns, error_ns
     r.lease.first_us = <int32_t>min((core.now_ns - r.arrival_ns) // 1000 + 1, FORETOLD_MAX_US)
     if r.payload:  # else it was restored, and when it arrived is not known
-        observe(&f.times.first_output, core.now_ns - r.arrival_ns)
+        observe(core.time_bounds, &f.times.first_output, core.now_ns - r.arrival_ns)
     if r.lease.fresh_tokens:
         leave_prefill(core, r)
         error_ns = took_ns - <int64_t>r.lease.prefill_us * 1000

@@ -35,6 +35,7 @@ cdef class Core:
     cdef Principals principals
     cdef Requests requests
     cdef Flows flows
+    cdef TimeBounds time_bounds  # of all histograms
     cdef Ledger ledger
     cdef Quotas quotas
     cdef Classes classes

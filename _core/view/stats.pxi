@@ -26,6 +26,7 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         "promised_tokens": p.promised_blocks * p.block_size,
         "posted_tokens": p.posted_blocks * p.block_size,
         "live_leases": p.live,
+        "running_sequences": p.running_sequences,
         "suspect_leases": p.suspect,
         "queued": core.flows.queued_for[pool + 1],
         "overdrawn": core.ledger.load(pool, NULL) > core.ledger.allowance(pool),
@@ -72,6 +73,15 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         "telemetry_age_ms": (
             NONE if p.telemetry_at_ns < 0 else (now_ns - p.telemetry_at_ns) // NS_PER_MS
         ),
+    }
+
+
+cdef dict price_row(Core core):
+    cdef Settings* s = &core.settings
+    return {
+        "input_micro": s.input_price_micro,
+        "cached_micro": s.input_price_micro * s.cached_price_ppm // 1_000_000,
+        "output_micro": s.output_price_micro,
     }
 
 

@@ -18,8 +18,10 @@ from schedsvc.cli.mode import mode_text
 from schedsvc.cli.stats_cluster import cluster_line, cluster_lines
 from schedsvc.cli.stats_files import file_lines
 from schedsvc.cli.stats_groups import GROUP_COLUMNS, group_rows
+from schedsvc.cli.stats_judgement import judgement_line
 from schedsvc.text.option_types import FiniteRange, WholeRange
 from schedsvc.text.printable import printable_message
+from schedsvc.text.reason_words import WAIT_WORDS
 from schedsvc.text.tables import table_console
 
 #: Kinds of schedsvc.v1.LimitKind, short.
@@ -177,8 +179,9 @@ def plain(message: Any) -> dict[str, Any]:
 def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     shared = [cluster_line(snapshot.cluster)] if snapshot.HasField("cluster") else []
     notes = *shared, *_config(snapshot.config), *file_lines(snapshot)
+    judged = judgement_line(snapshot)
     if shared and not snapshot.cluster.cluster:
-        return Group(*notes)  # a standby serves nothing
+        return Group(judged, *notes)  # a standby serves nothing
     pools = _table(
         "pool", "promised", "posted", "capacity", "leases", "queued", "load", "waits for"
     )
@@ -195,7 +198,7 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
             f"{pool.live_leases:,}",
             f"{pool.queued:,}",
             LOADS[pool.overload_state],
-            pool.wait_reason,
+            WAIT_WORDS.get(pool.wait_reason, pool.wait_reason),
         )
     flows = _table(
         "tenant", "weight", "queued", "leases", "input", "cached", "output", "refused", "quota left"
@@ -227,7 +230,9 @@ def _view(snapshot: Any, everything: bool, named: bool) -> RenderableType:
     )
     tables = [pools, *([classes] if len(snapshot.classes) > 1 else []), flows]
     left_out = _left_out(snapshot, len(shown), named)
-    return Group(line, *notes, *tables, *_groups(snapshot.groups), *_quotas(snapshot), *left_out)
+    return Group(
+        judged, line, *notes, *tables, *_groups(snapshot.groups), *_quotas(snapshot), *left_out
+    )
 
 
 def _sums(snapshot: Any) -> str:

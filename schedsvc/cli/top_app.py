@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from schedsvc_client import SchedulerError
 from schedsvc_client.aio import AsyncScheduler
+from schedsvc_client.v1 import judgement_pb2
 from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -21,9 +22,11 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from schedsvc.cli.connect import Connection
 from schedsvc.cli.stats import LIMIT_UNITS, LOADS, is_abandoned, modes_in_force
+from schedsvc.cli.stats_judgement import judgement_line
 from schedsvc.cli.top_figures import COLUMNS, FLOWS_MAX, Column, Figures, Row, duration, short
 from schedsvc.cli.why import story_view
 from schedsvc.text.printable import printable, printable_message
+from schedsvc.text.reason_words import OUTCOME_WORDS, WAIT_WORDS
 from schedsvc.text.request_ids import known_ids
 
 __all__ = ["Top"]
@@ -35,6 +38,7 @@ _BAR_WIDTH = 16
 _ACCENT = "#4c9be8"
 #: schedsvc.v1.OverloadState
 _OVERLOADED = 3
+OLD = judgement_pb2.Judgement(text="The figures are old: nothing is known of the time since.")
 
 
 class Top(App[None]):
@@ -109,6 +113,7 @@ class Asking(Screen[None]):
             problem = ""
         except SchedulerError as error:
             problem = f"no answer: {printable(str(error))}; what is below is old"
+            self.show_old()
         except NoMatches:
             # The screen was closed while the answer was on its way: its parts are gone.
             if self.query("#problem"):
@@ -120,6 +125,9 @@ class Asking(Screen[None]):
     async def ask(self) -> None:
         """Ask and show. Raises SchedulerError."""
         raise NotImplementedError
+
+    def show_old(self) -> None:
+        """Show that the judged figures are old."""
 
     def say(self, problem: str) -> None:
         """Show a problem, or none."""
@@ -195,6 +203,13 @@ class Tenants(Asking):
         snapshot = await self.top.client.stats(flow_limit=FLOWS_MAX, max_age_ms=max_age_ms)
         self.top.figures.add(printable_message(snapshot))
         self.show_all()
+
+    def show_old(self) -> None:
+        """Take the judgement of the last snapshot back: nothing is known of the time since."""
+        snapshot = self.top.figures.snapshot
+        if snapshot is not None:
+            snapshot.judgement.CopyFrom(OLD)
+            self.query_one("#head", Static).update(head(self.top.figures, self.top.target))
 
     def show_all(self) -> None:
         """Show the last snapshot."""
@@ -371,7 +386,8 @@ def head(figures: Figures, target: str) -> Text:
     snapshot = figures.snapshot
     state = "draining" if snapshot.draining else "serving"
     line = f"{target}  {state}  policy {snapshot.policy}{modes_in_force(snapshot)}"
-    parts = [Text(line, "bold yellow" if snapshot.draining else "bold")]
+    judged = judgement_line(snapshot)
+    parts = [judged, Text(line, "bold yellow" if snapshot.draining else "bold")]
     if snapshot.config.problem:
         parts.append(Text(f"the last reload changed nothing: {snapshot.config.problem}", "red"))
     if not snapshot.HasField("totals"):
@@ -400,7 +416,8 @@ def pool_line(pool: Any, width: int = _POOL_WIDTH) -> Text:
     if not pool.attached:
         state = "detached"
     bad = not pool.attached or pool.draining or pool.overload_state == _OVERLOADED
-    wait = f", waits for {pool.wait_reason}" if pool.wait_reason not in ("", "NONE") else ""
+    needs = WAIT_WORDS.get(pool.wait_reason, pool.wait_reason)
+    wait = f", waits for {needs}" if needs else ""
     return Text.assemble(
         f"{pool.name[:width]:<{width}}  ",
         ("━" * filled, _ACCENT),
@@ -443,7 +460,7 @@ def flow_lines(flow: Any) -> Iterable[Text]:
     for entry in flow.refusals:
         names = entry.DESCRIPTOR.fields_by_name["outcome"].enum_type.values_by_number
         name = str(names[entry.outcome].name).removeprefix("OUTCOME_").lower()
-        yield line("refused", f"{entry.count:,} {name.replace('_', ' ')}")
+        yield line("refused", f"{entry.count:,}: {OUTCOME_WORDS.get(name, name)}")
     for limit in flow.quotas:
         unit = LIMIT_UNITS.get(limit.kind, "")
         yield line("quota left", f"{limit.remaining:,} of {limit.limit:,} {unit}")

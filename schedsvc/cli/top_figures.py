@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedsvc.cli.stats import flow_name
+from schedsvc.text.reason_words import WAIT_WORDS
 
 __all__ = ["COLUMNS", "FLOWS_MAX", "Column", "Figures", "Row", "duration", "short"]
 
@@ -63,28 +64,31 @@ class Figures:
         """Return the flows whose names hold `wanted`, in any case. O(flows)."""
         if not self._taken:
             return []
-        served = {key: self._growth(key, _tokens) for key in self._taken[-1][2]}
+        prices = self.snapshot.prices
+        served = {
+            key: self._growth(key, lambda flow: _priced(flow, prices)) for key in self._taken[-1][2]
+        }
         sums: dict[str, list[float]] = {}
         for key, flow in self._taken[-1][2].items():
             found = sums.setdefault(flow.request_class, [0.0, 0.0])
             found[0] += served[key] or 0
             found[1] += flow.entitled_ppm
-        needs = sorted({p.wait_reason for p in self.snapshot.pools} - {"", "NONE"})
+        needs = sorted({WAIT_WORDS.get(p.wait_reason, "") for p in self.snapshot.pools} - {""})
         rows = []
         for key, flow in self._taken[-1][2].items():
             name = flow_name(flow)
             if wanted.lower() not in name.lower():
                 continue
-            (tokens, due), own = sums[flow.request_class], served[key]
+            (whole, due), own = sums[flow.request_class], served[key]
             rows.append(
                 Row(
                     flow,
                     name,
                     _why(flow, needs),
-                    self._each_s(own),
+                    self._each_s(self._growth(key, _tokens)),
                     self._each_s(self._growth(key, lambda flow: flow.granted)),
                     sum(entry.count for entry in flow.refusals),
-                    own / tokens if own is not None and tokens else None,
+                    own / whole if own is not None and whole else None,
                     flow.entitled_ppm / due if flow.entitled_ppm else None,
                 )
             )
@@ -106,6 +110,13 @@ def _key(flow: Any) -> tuple[str, str]:
 
 def _tokens(flow: Any) -> float:
     return float(flow.input_tokens + flow.output_tokens)
+
+
+def _priced(flow: Any, prices: Any) -> float:
+    """Return the service of a flow as the policy charges it."""
+    fresh = flow.input_tokens - flow.cached_input_tokens
+    micro = fresh * prices.input_micro + flow.cached_input_tokens * prices.cached_micro
+    return float(micro + flow.output_tokens * prices.output_micro) / 1e6
 
 
 def _why(flow: Any, needs: list[str]) -> str:
@@ -139,12 +150,10 @@ def short(value: float | None) -> str:
     return f"{value:,.1f}" if 0 < abs(value) < 10 else f"{value:,.0f}"
 
 
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{part:.0%}"
-
-
 def _share(row: Row) -> str:
-    return "-" if row.entitled is None else f"{_percent(row.share)} of {row.entitled:.0%}"
+    if row.entitled is None or row.share is None:
+        return "-"
+    return f"{row.share / row.entitled:.1f}x"
 
 
 def _oldest(row: Row) -> str:
@@ -170,7 +179,7 @@ COLUMNS = (
     Column("wait", 5, lambda row: f"{row.flow.queued:,}", lambda row: row.flow.queued),
     Column("oldest", 7, _oldest, lambda row: row.flow.oldest_queued_ms),
     Column("run", 5, lambda row: f"{row.flow.live_leases:,}", lambda row: row.flow.live_leases),
-    Column("share", 12, _share, lambda row: row.share or 0.0),
+    Column("share", 7, _share, lambda row: row.share or 0.0),
     Column("tok/s", 6, lambda row: short(row.tokens_s), lambda row: row.tokens_s or 0.0),
     Column(
         "weight", 6, lambda row: f"{row.flow.weight_milli / 1_000:g}",

@@ -26,6 +26,8 @@ class Metrics(Section):
     hosts: Annotated[list[HostName], Field(max_length=64)] = []
     tenants_max: Annotated[int, Field(ge=0, le=100_000)] = 1_000
     histogram_tenants_max: Annotated[int, Field(ge=0, le=1_000)] = 50
+    #: Shows some histograms under the names of OpenTelemetry's conventions too.
+    gen_ai: bool = False
 
 
 class State(Section):

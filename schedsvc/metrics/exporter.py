@@ -6,14 +6,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from schedsvc._core import HISTOGRAM_BOUNDS_MS
 from schedsvc.driver import Broken, Driver
 from schedsvc.driver.slices import pool_rows
 from schedsvc.metrics.groups import GroupSeries
 from schedsvc.metrics.rows import FLOW_ROWS
 from schedsvc.metrics.snapshot import OTHER, Counts, Flows, Snapshot
 
-__all__ = ["HISTOGRAM_BOUNDS_MS", "Metrics"]
+__all__ = ["Metrics"]
 
 #: Flows read before the event loop gets its turn: well under a millisecond's work.
 _FLOWS_AT_ONCE = 64
@@ -48,12 +47,16 @@ class Metrics:
         tenants_max: int,
         histogram_tenants_max: int,
         process_counts: Mapping[str, tuple[str, Callable[[], int]]] | None = None,
+        *,
+        models: Mapping[str, str] | None = None,
+        gen_ai: bool = False,
     ) -> None:
         """Show these tenants; those beyond `tenants_max` are summed up as `other`; groups, too.
 
         Only the first `histogram_tenants_max` of them have histograms of their own.
 
-        `process_counts`: help text and count of further counters, by name.
+        `process_counts`: help text and count of further counters, by name. `models`: the model of
+        each pool that has one. `gen_ai`: show some histograms under OpenTelemetry's names too.
         """
         self.counts = Counts(process_counts or {})
         self._driver = driver
@@ -65,15 +68,20 @@ class Metrics:
         self._with_histograms: Sequence[str] = ()
         #: Counters of `other` beside those of its tenants; gauges are 0.
         self._carried = _nothing()
-        self.show(tenants)
+        self._gen_ai = gen_ai
+        self.show(tenants, models)
 
     def expect_failures(self, kinds: Iterable[tuple[str, str]]) -> None:
         """Show these methods and codes with 0 from the start."""
         for kind in kinds:
             self.counts.failures.setdefault(kind, 0)
 
-    def show(self, tenants: Sequence[str]) -> None:
-        """Show these tenants from now on. O(those that begin or cease to count as `other`)."""
+    def show(self, tenants: Sequence[str], models: Mapping[str, str] | None = None) -> None:
+        """Show these tenants and models from now on.
+
+        O(tenants that begin or cease to count as `other`).
+        """
+        self._models = models or {}
         rest = dict.fromkeys(tenants[self._tenants_max :])
         before, after = set(self._rest), set(rest)
         with suppress(Broken):  # then there is no page any more
@@ -171,6 +179,9 @@ class Metrics:
                 stats["quotas"],
                 groups=self._groups.rows(stats["groups"]),
                 loading=replace(self._driver.loading),
+                bounds_ms=self._driver.histogram_bounds_ms,
+                models=self._models,
+                gen_ai=self._gen_ai,
                 draining=stats["draining"],
             )
             if self._driver.sharing is not None:

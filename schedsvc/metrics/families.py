@@ -4,7 +4,9 @@ A family with many series comes as several parts of the same name, one after the
 part takes long to build or to write.
 """
 
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from itertools import accumulate
 from typing import Any
 
@@ -15,11 +17,11 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from schedsvc._core import HISTOGRAM_BOUNDS_MS
 from schedsvc.driver import Leading, Ledgering, Loading, Saving, SettingsShared, Sharing
 from schedsvc.metrics.rows import (
     CLASS_ROWS,
     FLOW_ROWS,
+    GEN_AI_ROWS,
     GROUP_ROWS,
     HISTOGRAM_ROWS,
     POOL_ROWS,
@@ -35,7 +37,9 @@ __all__ = ["families", "in_parts"]
 
 #: Series of one part of a family: 10 us each.
 _SERIES_AT_ONCE = 64
-_LE = [*(str(bound / 1e3) for bound in HISTOGRAM_BOUNDS_MS), "+Inf"]
+_VERSION = metadata.version("schedsvc")
+#: The names of some labels, or their values.
+Names = tuple[str, ...]
 _REASONS = [
     (outcome, row.name)
     for outcome, row in OUTCOMES.items()
@@ -50,6 +54,11 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
     )
     up.add_metric((), 0 if taken is None else 1)
     yield up
+    build = GaugeMetricFamily(
+        "schedsvc_build_info", "1, with the version as a label.", labels=("version", "python")
+    )
+    build.add_metric((_VERSION, platform.python_version()), 1)
+    yield build
     if taken is None:
         return
     draining = GaugeMetricFamily("schedsvc_draining", "1 while nothing new is admitted.")
@@ -79,19 +88,30 @@ def families(taken: Snapshot | None) -> Iterator[Metric]:
         )
         evicts.add_metric((), int(taken.sharing.may_evict))
         yield evicts
-    yield from _columns(FLOW_ROWS, "tenant", taken.flows.tenants, taken.flows.columns)
-    yield from _rows(POOL_ROWS, "pool", {pool["name"]: pool for pool in taken.pools})
-    yield from _rows(TOTAL_ROWS, "", {"": taken.totals})
-    yield from _rows(TENANT_ROWS, "", {"": taken.tenants})
+    yield from _columns(FLOW_ROWS, ("tenant",), taken.flows.tenants, taken.flows.columns)
+    yield from _pools(taken)
+    yield from _rows(TOTAL_ROWS, (), [((), taken.totals)])
+    yield from _rows(TENANT_ROWS, (), [((), taken.tenants)])
     if len(taken.classes) > 1:
-        yield from _rows(CLASS_ROWS, "class", {row["name"]: row for row in taken.classes})
+        yield from _rows(CLASS_ROWS, ("class",), [((row["name"],), row) for row in taken.classes])
     yield from _refusals(taken)
     yield from _histograms(taken)
     yield from _quotas(taken)
     if taken.quotas:
-        yield from _rows(QUOTA_ROWS, "quota", {row["name"]: row for row in taken.quotas})
+        yield from _rows(QUOTA_ROWS, ("quota",), [((row["name"],), row) for row in taken.quotas])
     if taken.groups:
-        yield from _rows(GROUP_ROWS, "group", taken.groups)
+        groups = [((name,), row) for name, row in taken.groups.items()]
+        yield from _rows(GROUP_ROWS, ("group",), groups)
+
+
+def _pools(taken: Snapshot) -> Iterator[Metric]:
+    """Yield the figures of pools; a model has the label that vLLM gives its own metrics."""
+    if not taken.models:
+        yield from _rows(POOL_ROWS, ("pool",), [((pool["name"],), pool) for pool in taken.pools])
+        return
+    # To Prometheus an empty label is none.
+    rows = [((row["name"], taken.models.get(row["name"], "")), row) for row in taken.pools]
+    yield from _rows(POOL_ROWS, ("pool", "model_name"), rows)
 
 
 def _saving(saving: Saving, unsaved_ns: int) -> Iterator[Metric]:
@@ -302,19 +322,21 @@ def _reasons(
 
 
 def _histogram(row: Row) -> HistogramMetricFamily:
-    return HistogramMetricFamily(f"schedsvc_{row.name}", row.help, labels=("tenant", "class"))
+    name = row.name if row in GEN_AI_ROWS else f"schedsvc_{row.name}"
+    return HistogramMetricFamily(name, row.help, labels=("tenant", "class"))
 
 
 def _histograms(taken: Snapshot) -> Iterator[Metric]:
     """Yield histograms in Prometheus's classic form: cumulative buckets, sum and count."""
-    for row in HISTOGRAM_ROWS:
+    le = [*(str(bound / 1e3) for bound in taken.bounds_ms), "+Inf"]
+    for row in (*HISTOGRAM_ROWS, *(GEN_AI_ROWS if taken.gen_ai else ())):
         family = _histogram(row)
         for tenant, of_classes in taken.histograms.items():
             for figures in of_classes:
                 counts, sum_us = figures[row.key]
                 family.add_metric(
                     (tenant, figures["request_class"]),
-                    buckets=list(zip(_LE, accumulate(counts), strict=True)),
+                    buckets=list(zip(le, accumulate(counts), strict=True)),
                     sum_value=sum_us / row.divisor,
                 )
                 if len(family.samples) >= _SERIES_AT_ONCE:
@@ -336,31 +358,33 @@ def _limits(which: str, label: str, about: str, limits: Limits) -> Iterator[Metr
 
 
 def _rows(
-    rows: Iterable[Row], label: str, entries: Mapping[str, Mapping[str, Any]]
+    rows: Iterable[Row], labels: Names, entries: Iterable[tuple[Names, Mapping[str, Any]]]
 ) -> Iterator[Metric]:
-    names = list(entries)
+    kept = list(entries)
+    names = [name for name, _ in kept]
     for row in rows:
         # One column in each turn of the event loop: all those of 1,024 pools take milliseconds.
-        column = [values[row.key] for values in entries.values()]
-        yield from _column(row, label, names, column)
+        column = [values[row.key] for _, values in kept]
+        yield from _column(row, labels, names, column)
 
 
 def _columns(
-    rows: Iterable[Row], label: str, names: Sequence[str], columns: Mapping[str, Sequence[int]]
+    rows: Iterable[Row], labels: Names, names: Sequence[str], columns: Mapping[str, Sequence[int]]
 ) -> Iterator[Metric]:
+    values = [(name,) for name in names]
     for row in rows:
-        yield from _column(row, label, names, columns[row.key])
+        yield from _column(row, labels, values, columns[row.key])
 
 
-def _column(row: Row, label: str, names: Sequence[str], column: Sequence[int]) -> Iterator[Metric]:
+def _column(
+    row: Row, labels: Names, names: Sequence[Names], column: Sequence[int]
+) -> Iterator[Metric]:
     kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
     # Below 0 stands for "there is none".
     series = (
-        ((name,) if label else (), value / row.divisor)
-        for name, value in zip(names, column, strict=True)
-        if value >= 0
+        (name, value / row.divisor) for name, value in zip(names, column, strict=True) if value >= 0
     )
-    yield from in_parts(kind, row.name, row.help, (label,) if label else (), series)
+    yield from in_parts(kind, row.name, row.help, labels, series)
 
 
 def in_parts(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 __all__ = [
     "CLASS_ROWS",
     "FLOW_ROWS",
+    "GEN_AI_ROWS",
     "GROUP_ROWS",
     "HISTOGRAM_ROWS",
     "POOL_ROWS",
@@ -57,20 +58,6 @@ FLOW_ROWS = (
         False,
         "wait_error_ms",
         "Average error of the predicted waits, in seconds.",
-        1_000,
-    ),
-    Row(
-        "ttft_seconds",
-        False,
-        "ttft_ms",
-        "Average time to the first output of requests that waited, in seconds.",
-        1_000,
-    ),
-    Row(
-        "ttft_expected_seconds",
-        False,
-        "ttft_expected_ms",
-        "Average predicted time to the first output, in seconds.",
         1_000,
     ),
     Row(
@@ -441,6 +428,17 @@ HISTOGRAM_ROWS = (
     ),
     Row(
         "time_to_first_token_seconds",
+        False,
+        "time_to_first_token",
+        "Time from the admission to the first report of output before the end, in seconds.",
+        1_000_000,
+    ),
+)
+# Written beside the others if `metrics.gen_ai` is on, by the names that OpenTelemetry's exporter
+# for Prometheus gives to the metrics of its conventions.
+GEN_AI_ROWS = (
+    Row(
+        "gen_ai_server_time_to_first_token_seconds",
         False,
         "time_to_first_token",
         "Time from the admission to the first report of output before the end, in seconds.",

@@ -75,6 +75,10 @@ class Snapshot:
     flows: Flows = field(default_factory=Flows)
     #: Histograms of the tenants that have their own, and of `other`: a row for each class.
     histograms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    bounds_ms: tuple[int, ...] = ()
+    #: The model of each pool that one is configured for.
+    models: Mapping[str, str] = field(default_factory=dict)
+    gen_ai: bool = False  # some histograms have OpenTelemetry's names too
     loading: Loading = field(default_factory=Loading)
     draining: bool = False
     saving: Saving | None = None  # None: no state is kept

@@ -16,6 +16,7 @@ from schedsvc.driver import Broken, Driver
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.service import stories
 from schedsvc.text.printable import printable, printable_message
+from schedsvc.text.reason_words import WAIT_WORDS
 from schedsvc.text.request_ids import known_ids
 
 __all__ = ["CONSOLE_PATH", "Console"]
@@ -62,6 +63,7 @@ class Console:
         app.router.add_get(CONSOLE_PATH.rstrip("/"), self._lead)
         app.router.add_get(CONSOLE_PATH, self._page)
         app.router.add_get(f"{CONSOLE_PATH}state.json", self._get_state)
+        app.router.add_get(f"{CONSOLE_PATH}history.json", self._get_history)
         app.router.add_get(f"{CONSOLE_PATH}why.json", self._why)
         app.router.add_get(f"{CONSOLE_PATH}{{name}}", self._file)
 
@@ -86,6 +88,10 @@ class Console:
         # The page asks again when the next document can be had, and not before.
         headers = {"Content-Type": "application/json", "X-Fresh-Ms": str(fresh_ms)}
         return web.Response(body=text, headers={**_HEADERS, **headers})
+
+    async def _get_history(self, _: web.Request) -> web.Response:
+        headers = {**_HEADERS, "Content-Type": "application/json"}
+        return web.Response(body=self._state.past(), headers=headers)
 
     async def _why(self, request: web.Request) -> web.Response:
         """Answer what is known of the request `id`, of `tenant` if it is named. O(tenants)."""
@@ -142,4 +148,4 @@ def _plain(story: explain_pb2.RequestStory) -> dict[str, Any]:
 
 def _reason(number: int) -> str:
     name = explain_pb2.WaitReason.Name(explain_pb2.WaitReason.ValueType(number))
-    return name.removeprefix("WAIT_REASON_") if number else ""
+    return WAIT_WORDS[name.removeprefix("WAIT_REASON_")] if number else ""

@@ -6,19 +6,23 @@ loop has its turn. It is kept for `FRESH_S`, so several watchers cost what one c
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from importlib import metadata
-from operator import add
+from itertools import count
 from typing import Any
 
-from schedsvc.config import Config
+from schedsvc_client.v1.judgement_pb2 import JudgementLevel
+
 from schedsvc.driver import Broken, Driver
 from schedsvc.driver.clock import wall_ms
 from schedsvc.driver.slices import most_served, pool_rows
-from schedsvc.metrics import HISTOGRAM_BOUNDS_MS, Metrics
-from schedsvc.service import pool_needs
+from schedsvc.metrics import Metrics
+from schedsvc.server.console_history import SAMPLE_S, ConsoleHistory
+from schedsvc.service import Judge, pool_needs
 from schedsvc.service.status import LIMIT_KINDS, OUTCOMES
 from schedsvc.text.printable import printable
+from schedsvc.text.reason_words import OUTCOME_WORDS
 
 __all__ = ["FLOWS_MAX", "FRESH_S", "ConsoleState"]
 
@@ -27,10 +31,10 @@ FRESH_S = 1.0
 #: Flows (a tenant in a class) that have rows of their own: first those that wait, then by service.
 FLOWS_MAX = 100
 _QUOTAS_MAX = 100
-#: Tenants with histograms of their own that the document holds; the others are in the sums alone.
-_HISTOGRAMS_MAX = 50
-#: Tenants whose histograms are read before the event loop has its turn.
-_HISTOGRAMS_AT_ONCE = 16
+#: Documents of the last minute that are kept: one for each five points of the history.
+_KEPT, _POINTS_EACH = 7, 5
+#: Where a person reads on; the page links to sections of it.
+_DOCS = "https://github.com/schedsvc/schedsvc/blob/main/docs/"
 
 _SIGNS_OF_USE = ("attached", "owned_ms", "live_leases", "queued", "draining")
 _POOL_KEYS = (
@@ -53,19 +57,17 @@ _TOTAL_KEYS = (
 _REST_KEYS = ("received", "granted", "queued", "queued_input_tokens", "live_leases", "completed")
 _CLASS_KEYS = ("name", "rank", "exempt", "queued", "live_leases", "granted")
 _QUOTA_KEYS = ("name", "parent", "open_requests", "waiting", "held_flows")
-_HISTOGRAM_KEYS = ("queue_wait", "time_to_first_token")
 
 
 class ConsoleState:
     """Keeps the document of one server."""
 
-    def __init__(
-        self, driver: Driver, metrics: Metrics, config: Callable[[], Config], incarnation: int
-    ) -> None:
-        """Show a driver and the tenants of `metrics`; `config` returns what is in force."""
+    def __init__(self, driver: Driver, metrics: Metrics, incarnation: int, judge: Judge) -> None:
+        """Show a driver and the tenants of `metrics`."""
         self._driver = driver
-        self._metrics = metrics
-        self._config = config
+        self._judge = judge
+        self._history = ConsoleHistory(driver, metrics)
+        self._kept: deque[bytes] = deque(maxlen=_KEPT)
         #: Changes when the scheduler restarts, so that the page begins its rates again.
         self._incarnation = f"{incarnation:x}"
         self._version = metadata.version("schedsvc")
@@ -86,6 +88,25 @@ class ConsoleState:
         text = await asyncio.shield(building)
         return text, max(0, round((self._built_s + FRESH_S - loop.time()) * 1_000))
 
+    async def run(self) -> None:
+        """Keep the last five minutes, until cancelled."""
+        for number in count():
+            try:
+                await self._history.sample()
+            except Broken:
+                return  # the document reports it
+            if number % _POINTS_EACH == 0:
+                self._kept.append(await self._build())
+            await asyncio.sleep(SAMPLE_S)
+
+    def past(self) -> bytes:
+        """Return the points of the last five minutes, and the document of a minute ago, as JSON.
+
+        O(points).
+        """
+        before = self._kept[0] if self._kept else b"null"
+        return b'{"points":%b,"before":%b}' % (self._history.points, before)
+
     async def _build(self) -> bytes:
         try:
             best = await most_served(self._driver, FLOWS_MAX)
@@ -97,7 +118,8 @@ class ConsoleState:
                 _written([_pool(pool) for pool in rows if not _is_abandoned(pool)])[1:-1]
                 async for rows in pool_rows(self._driver)
             ]
-            histograms = await self._histograms()
+            point = await self._history.point()
+            judged = await self._judge.of()
         except Broken:
             return _written({"problem": self._driver.broken or "an unexpected error"})
         await asyncio.sleep(0)
@@ -107,10 +129,20 @@ class ConsoleState:
             "incarnation": self._incarnation,
             "unix_ms": wall_ms(),
             "now_ms": self._driver.clock.now_ns() // 1_000_000,
+            "docs": _DOCS,
+            "words": OUTCOME_WORDS,
+            "judgement": {
+                "level": JudgementLevel.Name(judged.level).removeprefix("JUDGEMENT_LEVEL_").lower(),
+                "text": printable(judged.text),
+            },
             "policy": stats["policy"],
             "draining": stats["draining"],
             **self._settings(),
             "set": _set(self._driver),
+            # The policy's prices of a token, so that the page counts service as the policy does.
+            "prices": {
+                key.removesuffix("_micro"): value / 1e6 for key, value in stats["prices"].items()
+            },
             "totals": {
                 **_only(stats["totals"], _TOTAL_KEYS),
                 "refusals": _reasons(stats["totals"]["refusals"]),
@@ -121,38 +153,12 @@ class ConsoleState:
             **_quotas(stats["quotas"]),
         }
         await asyncio.sleep(0)
-        text = _written({**found, "histograms": histograms})
-        return b'%b,"pools":[%b]}' % (text[:-1], b",".join(filter(None, pools)))
-
-    async def _histograms(self) -> dict[str, Any]:
-        """Return the counts of each bucket: of all tenants together, and of each of the first.
-
-        Raises Broken. O(tenants with histograms), in slices.
-        """
-        while True:
-            of_all: dict[str, list[int]] = {key: _no_counts() for key in _HISTOGRAM_KEYS}
-            shown: dict[str, dict[str, list[int]]] = {}
-            tenants = self._metrics.histogram_tenants
-            for at, tenant in enumerate([*tenants, None]):
-                # Rows are summed up at once: kept, they would let Python's garbage collector go
-                # through the whole process.
-                rows = self._driver.histograms(None if tenant is None else tenant.encode())
-                own = {key: _sums(rows, key) for key in _HISTOGRAM_KEYS}
-                for key, counts in own.items():
-                    of_all[key] = list(map(add, of_all[key], counts))
-                if tenant is not None and at < _HISTOGRAMS_MAX:
-                    shown[printable(tenant)] = own
-                if at % _HISTOGRAMS_AT_ONCE == _HISTOGRAMS_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-                    if self._metrics.histogram_tenants is not tenants:
-                        break
-            else:
-                return {"bounds_ms": HISTOGRAM_BOUNDS_MS, "all": of_all, "tenants": shown}
+        parts = _written(found)[:-1], point, b",".join(filter(None, pools))
+        return b'%b,"point":%b,"pools":[%b]}' % parts
 
     def _settings(self) -> dict[str, Any]:
-        """Return what the configuration, operators and the state file say."""
-        driver, config, overlay = self._driver, self._config(), self._driver.mode_overlay
-        prices = config.scheduler.prices
+        """Return what operators, reloads and the state file say."""
+        driver, overlay = self._driver, self._driver.mode_overlay
         saving = driver.saving
         return {
             "mode": {
@@ -165,12 +171,6 @@ class ConsoleState:
                 "needs_restart": list(driver.loading.waiting),
             },
             "state_problem": "" if saving is None else printable(saving.problem),
-            # The policy's prices of a token, so that the page counts service as the policy does.
-            "prices": {
-                "input": prices.input_micro / 1e6,
-                "cached": prices.input_micro * prices.cached_ppm / 1e12,
-                "output": prices.output_micro / 1e6,
-            },
         }
 
 
@@ -245,18 +245,6 @@ def _limits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _reasons(counts: Mapping[int, int]) -> dict[str, int]:
     return {OUTCOMES[outcome].name: count for outcome, count in counts.items()}
-
-
-def _no_counts() -> list[int]:
-    return [0] * (len(HISTOGRAM_BOUNDS_MS) + 1)
-
-
-def _sums(rows: list[dict[str, Any]], key: str) -> list[int]:
-    """Sum up a tenant's histograms over its classes."""
-    found = _no_counts()
-    for row in rows:
-        found = list(map(add, found, row[key][0]))
-    return found
 
 
 def _written(document: Mapping[str, Any] | list[dict[str, Any]]) -> bytes:

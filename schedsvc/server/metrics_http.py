@@ -2,13 +2,12 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from aiohttp import web
 
 import schedsvc.metrics.page  # noqa: F401 - now, because the first scrape shall not wait for it
-from schedsvc.config import Config
 from schedsvc.config.network import is_wildcard
 from schedsvc.driver import Driver
 from schedsvc.metrics import Metrics
@@ -17,6 +16,8 @@ from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.http_limits import KEPT_S, HttpLimits
 from schedsvc.server.listeners import ListenError, refuse_taken, wildcard_socket
 from schedsvc.server.negotiation import accepts_gzip, prefers_openmetrics
+from schedsvc.server.tasks import end_tasks
+from schedsvc.service import Judge
 
 __all__ = ["MetricsPage"]
 
@@ -29,12 +30,12 @@ _GZIP_BITS = zlib.MAX_WBITS | 16
 class MetricsPage:
     """Serves `/metrics`, and the console beside it."""
 
-    def __init__(
-        self, driver: Driver, metrics: Metrics, config: Callable[[], Config], incarnation: int
-    ) -> None:
-        """Show a driver; `config` returns the configuration in force."""
+    def __init__(self, driver: Driver, metrics: Metrics, incarnation: int, judge: Judge) -> None:
+        """Show a driver."""
         self._metrics = metrics
-        self._console = Console(driver, ConsoleState(driver, metrics, config, incarnation))
+        self._state = ConsoleState(driver, metrics, incarnation, judge)
+        self._console = Console(driver, self._state)
+        self._keeping: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
 
@@ -65,10 +66,13 @@ class MetricsPage:
         except OSError as error:
             what = (error.strerror or str(error)).lower()
             raise ListenError(f"metrics.listen: cannot listen on {address}: {what}") from None
+        self._keeping = loop.create_task(self._state.run())
         return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}/metrics"
 
     async def stop(self) -> None:
         """Stop listening."""
+        if self._keeping is not None:
+            await end_tasks([self._keeping])
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:

@@ -22,7 +22,6 @@ from schedsvc.config import (
 )
 from schedsvc.driver import WORK_MAX, Broken, Driver, Leading, new_core
 from schedsvc.driver.clock import HEARTBEAT_NS, SteadyClock, wall_ms
-from schedsvc.metrics import Metrics
 from schedsvc.records.state import StateWriter, Store, restore
 from schedsvc.records.usage import Budgets, Ledger, UsageWriter
 from schedsvc.server.cluster import member_of, set_fingerprint
@@ -32,8 +31,8 @@ from schedsvc.server.health import Health
 from schedsvc.server.listed_tenants import ListedTenants, shown_tenants
 from schedsvc.server.listeners import Address, bind, server_options
 from schedsvc.server.logs import configure_logs
+from schedsvc.server.metered import metrics_of, models_of
 from schedsvc.server.operator import OperatorActions
-from schedsvc.server.process_counts import PROCESS_COUNTS
 from schedsvc.server.recorded import begin_recording, recording_of
 from schedsvc.server.reflection import add_reflection
 from schedsvc.server.shared_settings import share_settings
@@ -42,11 +41,11 @@ from schedsvc.server.tasks import end_tasks
 from schedsvc.server.tenant_keys import TenantKeys
 from schedsvc.server.tenants import TenantActions
 from schedsvc.service import (
-    METHODS,
     Authenticator,
     ExplainService,
     FollowService,
     IdentityService,
+    Judge,
     Known,
     OperatorService,
     Paces,
@@ -126,7 +125,7 @@ class Server:
         self._member = None if stands_by else member_of(self.driver, config, self._incarnation)
         if self._member is not None and self._budgets is not None:
             self._member.escrow.share_budgets(self._budgets)
-        self.metrics = _metrics(self.driver, whole)
+        self.metrics = metrics_of(self.driver, whole)
         self._health = Health(stands_by=stands_by)
         self._strangers = Strangers(config.limits.connections_max)
         self._handles = OperatorActions(
@@ -134,7 +133,7 @@ class Server:
             config,
             listed,
             self._health,
-            show=lambda now: self.metrics.show(shown_tenants(now)),
+            show=lambda now: self.metrics.show(shown_tenants(now), models_of(now)),
             save=self._keeper.hurry if self._keeper else lambda: None,
         )
         saved = self._keeper.saved if self._keeper else _nothing_to_save
@@ -143,6 +142,7 @@ class Server:
         share_settings(self._member, self.driver, config, actions, self._handles)
         self._callers = Callers(self.driver, config)
         self._paces = Paces(self._callers.credentials)
+        self._judge = Judge(self.driver)
         self.metrics.counts.throttled = self._paces.counts
         self._limited = 0  # leases of which a report was limited, at the last look
         self._have_nothing_open()
@@ -214,9 +214,7 @@ class Server:
             # Imported here: a scheduler without metrics starts without an HTTP library.
             from schedsvc.server.metrics_http import MetricsPage
 
-            self._page = MetricsPage(
-                self.driver, self.metrics, lambda: self._config, self._incarnation
-            )
+            self._page = MetricsPage(self.driver, self.metrics, self._incarnation, self._judge)
             self.metrics_url = await self._page.start(config.metrics.listen, config.metrics.hosts)
             _log.info("listening", metrics=self.metrics_url)
         if self._recording is not None:
@@ -235,6 +233,7 @@ class Server:
         if self._member is not None:
             self._keep(self._member.run())
         self._keep(self._beat())
+        self._keep(self._judge.run())
         self._keep(self._strangers.run())
 
     def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
@@ -248,6 +247,7 @@ class Server:
             write_stall_s=self._config.limits.write_stall_ms / 1_000,
             on_failure=on_failure,
             paces=self._paces,
+            judge=self._judge,
         )
         operator = OperatorService(
             self.driver, self._handles, TenantCalls(self._keys.tenants, self._keys),
@@ -439,20 +439,6 @@ def _log_note(event: str, pool: bytes, count: int, reason: str) -> None:
     # As of a peer, so that no pool fills the log.
     name = pool.decode()
     _log.warning(event, peer=f"pool {name}", pool=name, **what, reason=reason)
-
-
-def _metrics(driver: Driver, config: Config) -> Metrics:
-    caps = (0, 0)
-    if config.metrics is not None:
-        caps = (config.metrics.tenants_max, config.metrics.histogram_tenants_max)
-    metrics = Metrics(driver, shown_tenants(config), *caps, PROCESS_COUNTS)
-    metrics.expect_failures(
-        (method.rpartition("/")[2], code.name)
-        for method in sorted(METHODS)
-        for code in grpc.StatusCode
-        if code is not grpc.StatusCode.OK
-    )
-    return metrics
 
 
 def _core_options(config: Config, incarnation: int) -> dict[str, Any]:

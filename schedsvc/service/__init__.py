@@ -5,6 +5,7 @@ from schedsvc.service.explain import EXPLAIN_SERVICE_NAME, ExplainService, stori
 from schedsvc.service.explanation_text import pool_needs
 from schedsvc.service.follow import FollowService
 from schedsvc.service.identity import IdentityService
+from schedsvc.service.judging import Judge
 from schedsvc.service.methods import METHODS
 from schedsvc.service.operator import OPERATOR_SERVICE_NAME, Actions, OperatorService
 from schedsvc.service.pace import Paces
@@ -22,6 +23,7 @@ __all__ = [
     "ExplainService",
     "FollowService",
     "IdentityService",
+    "Judge",
     "Known",
     "OperatorService",
     "Paces",

@@ -14,6 +14,7 @@ from schedsvc._core import COMPLETED, TOTAL_TOKENS_MAX, CallerError
 from schedsvc.driver import Broken, Driver
 from schedsvc.driver.slices import EVERYBODY
 from schedsvc.service.auth import Authenticator, Unauthenticated
+from schedsvc.service.judging import Judge
 from schedsvc.service.pace import Paces
 from schedsvc.service.servicer_base import ServicerBase, invalid, parse
 from schedsvc.service.session import Stream
@@ -47,15 +48,17 @@ class Service(ServicerBase):
         write_stall_s: float = 10.0,
         on_failure: Callable[[str, grpc.StatusCode], None] | None = None,
         paces: Paces | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Serve a driver to the callers that the authenticator knows.
 
         `on_failure` gets the method and code of each call that ends in a gRPC error. `paces`: the
-        callers' budgets over all listeners.
+        callers' budgets over all listeners. `judge` writes the sentence of Stats.
         """
         super().__init__(authenticator, on_failure)
         self._driver = driver
         self._paces = paces or Paces(authenticator.credentials)
+        self._judge = judge or Judge(driver)
         self._incarnation = incarnation
         self._write_stall_s = write_stall_s
         #: Held while Stats is read, by principal: there are as many as callers with a name.
@@ -199,6 +202,8 @@ class Service(ServicerBase):
                 return copy.written
             rest, taken_ns = self._turns.rests(principal), time.monotonic_ns()
             written = await snapshot(self._driver, request, self._incarnation, viewer, rest)
+            judged = await self._judge.of(viewer)
+            written += pb.StatsResponse(judgement=judged).SerializeToString()
             if viewer == EVERYBODY and request.max_age_ms and not request.tenants:
                 self._copy = Copy(taken_ns, request.flow_limit, written)
             return written

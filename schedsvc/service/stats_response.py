@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from schedsvc_client.v1 import (
     cluster_pb2,
+    judgement_pb2,
     leader_pb2,
     mode_pb2,
     pool_pb2,
@@ -17,7 +18,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc.driver import Driver, SettingsShared
 from schedsvc.driver.slices import EVERYBODY, Rest, most_served, one_turn, pool_rows
 
-__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "Copy", "modes", "snapshot"]
+__all__ = ["FLOW_LIMIT_DEFAULT", "FLOW_LIMIT_MAX", "Copy", "modes", "of_core", "snapshot"]
 
 FLOW_LIMIT_DEFAULT = 1_000
 #: Flows that fit into gRPC's default limit of 4 MiB a message.
@@ -68,8 +69,7 @@ async def snapshot(
     stats = driver.stats(0, principal, pools=False)
     parts = [_whole(driver, stats, incarnation).SerializeToString()]
     async for pools in pool_rows(driver, principal, rest):
-        found = [pool_pb2.PoolStats(**_only(pool, _POOL_FIELDS)) for pool in pools]
-        parts.append(pb.StatsResponse(pools=found).SerializeToString())
+        parts.append(pb.StatsResponse(pools=map(_pool, pools)).SerializeToString())
     limit = min(request.flow_limit or FLOW_LIMIT_DEFAULT, FLOW_LIMIT_MAX)
     if request.tenants:
         rows = _of_tenants(driver, request.tenants, principal, rest)
@@ -91,8 +91,15 @@ async def snapshot(
 
 
 def _serialised(flows: list[dict[str, Any]]) -> bytes:
-    found = [pb.FlowStats(**_counted(flow, _FLOW_FIELDS)) for flow in flows]
-    return pb.StatsResponse(flows=found).SerializeToString()
+    return pb.StatsResponse(flows=map(_flow, flows)).SerializeToString()
+
+
+def _pool(row: dict[str, Any]) -> pool_pb2.PoolStats:
+    return pool_pb2.PoolStats(**_only(row, _POOL_FIELDS))
+
+
+def _flow(row: dict[str, Any]) -> pb.FlowStats:
+    return pb.FlowStats(**_counted(row, _FLOW_FIELDS))
 
 
 async def _of_tenants(
@@ -115,28 +122,41 @@ async def _of_most_served(
         yield driver.flow_stats(flow)
 
 
-def _whole(driver: Driver, stats: dict[str, Any], incarnation: int) -> pb.StatsResponse:
-    """Return all but the pools and the flows."""
+def of_core(stats: dict[str, Any]) -> pb.StatsResponse:
+    """Return what the core's snapshot alone says, with the flows and pools that are in it. O(n)."""
     totals = stats["totals"]
     return pb.StatsResponse(
+        pools=map(_pool, stats["pools"]),
+        flows=map(_flow, stats["flows"]),
         tenants=None if totals is None else tenants_pb2.TenantsStats(**stats["tenants"]),
         totals=None if totals is None else pb.Totals(**_counted(totals, _TOTALS_FIELDS)),
+        prices=judgement_pb2.Prices(**stats["prices"]),
         policy=stats["policy"],
         flow_order=stats["flow_order"],
         digest=stats["digest"],
-        incarnation=incarnation,
         draining=stats["draining"],
-        state=_state(driver),
-        config=_config(driver),
-        usage=_usage(driver),
-        cluster=None if totals is None else _cluster(driver),
-        mode=modes(driver),
         classes=[quota_pb2.ClassStats(**_only(entry, _CLASS_FIELDS)) for entry in stats["classes"]],
         groups=[quota_pb2.GroupStats(**entry) for entry in stats["groups"]],
         quotas=[
             quota_pb2.QuotaStats(**_counted(entry, _QUOTA_FIELDS)) for entry in stats["quotas"]
         ],
     )
+
+
+def _whole(driver: Driver, stats: dict[str, Any], incarnation: int) -> pb.StatsResponse:
+    """Return all but the pools and the flows."""
+    found = of_core(stats)
+    found.MergeFrom(
+        pb.StatsResponse(
+            incarnation=incarnation,
+            state=_state(driver),
+            config=_config(driver),
+            usage=_usage(driver),
+            cluster=_cluster(driver) if found.HasField("totals") else None,
+            mode=modes(driver),
+        )
+    )
+    return found
 
 
 def modes(driver: Driver) -> mode_pb2.ModeStats:

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
@@ -68,17 +69,21 @@ async def settled(screen: Screen, situation: str) -> None:
         await expect(page.locator("#tenants")).to_contain_text("production")
     elif situation == "flood":
         await expect(page.locator("#waiting")).to_contain_text("research")
-        await expect(page.locator("#recent")).to_contain_text("rejected too large")
+        await expect(page.locator("#recent")).to_contain_text("too large for any pool")
     else:
-        await expect(page.locator("#notices")).to_contain_text("The scheduler drains")
-        await expect(page.locator("#reasons")).to_contain_text("draining")
+        await expect(page.locator("main")).to_contain_text("The scheduler drains")
+        await expect(page.locator("#reasons")).to_contain_text("drain")
     if situation != "drain":
         await expect(page.locator("#charts figcaption").nth(2)).to_contain_text(
             re.compile("p99 [0-9]")
         )
     # The charts have a line.
     await expect(page.locator("#charts path").last).to_have_attribute("d", re.compile("L.*L"))
-    await expect(page.locator("#tenants tbody")).to_contain_text("% of")
+    await expect(page.locator("#tenants tbody")).to_contain_text("its share")
+    said = {"quiet": "production is well", "flood": "research", "drain": "drain"}
+    await expect(page.locator("#judgement span")).to_contain_text(said[situation])
+    level = "ok" if situation == "quiet" else re.compile("notice|trouble|ok")
+    await expect(page.locator("#judgement")).to_have_class(level)
 
 
 @pytest.mark.parametrize("situation", [quiet, flood, drain])
@@ -112,6 +117,74 @@ async def test_a_flood_is_shown(chromium: str) -> None:
             await expect(page.locator("#waiting tbody th").first).to_have_text("research")
 
 
+async def test_a_page_opens_with_what_happened_before(chromium: str) -> None:
+    async with scheduling() as (server, stub), browsing(chromium) as browser:
+        async with loading(stub, research=2):
+            page = (await opened(browser, server)).page
+            line = page.locator("#charts path").last
+            await expect(line).to_have_attribute("d", re.compile("L.*L.*L"))
+        # A second page has the same points as soon as it shows anything.
+        second = (await opened(browser, server)).page
+        await expect(second.locator("#state")).to_contain_text("serving")
+        drawn = await second.locator("#charts path").last.get_attribute("d")
+        assert drawn is not None
+        assert drawn.count("L") >= 3
+        await expect(second.locator("#tenants tbody")).to_contain_text("its share")
+
+
+async def test_rates_count_the_time_since_the_sample_that_they_compare(chromium: str) -> None:
+    compared = """async () => {
+        const { History, keyOf } = await import('./figures.mjs');
+        const flow = (granted) => ({ tenant: 't', request_class: 'default', granted });
+        const history = new History();
+        // A document of a minute ago, and the first two of an open page: ten grants a second.
+        for (const now_ms of [0, 66_000, 67_000]) {
+            history.add({ incarnation: 'a', now_ms, totals: {}, prices: {},
+                flows: [flow(now_ms / 100)] });
+        }
+        return history.each_s(keyOf(flow(0)), (row) => row.granted);
+    }"""
+    async with scheduling() as (server, _), browsing(chromium) as browser:
+        page = (await opened(browser, server)).page
+        assert await page.evaluate(compared) == 10
+
+
+async def test_a_row_leads_to_its_tenant_and_to_the_documents(chromium: str) -> None:
+    async with scheduling() as (server, stub), browsing(chromium) as browser:
+        screen = await opened(browser, server, 390)
+        page = screen.page
+        await stub.Admit(ask(1_500, tenant="research"))
+        waiting = asyncio.ensure_future(stub.Admit(ask(1_000, tenant="production")))
+        await page.locator("#waiting tbody a", has_text="production").click()
+        await expect(page.locator("#tenants tbody tr")).to_have_count(1)
+        assert await page.input_value("#filter") == "production"
+        assert await page.input_value("#chart-tenant") == "production"
+        assert await page.locator("#tenants tbody td[data-label=waiting]").text_content() == "1"
+        links = page.locator("a[data-docs]")
+        root = Path(__file__).parents[2] / "docs"
+        for number in range(await links.count()):
+            href = str(await links.nth(number).get_attribute("href"))
+            name, _, anchor = href.partition("/docs/")[2].partition("#")
+            text = (root / name).read_text()
+            headings = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-")
+                        for line in text.splitlines() if line.startswith("#")]  # fmt: skip
+            assert not anchor or anchor in headings, href
+        assert screen.problems == []
+        waiting.cancel()
+
+
+async def test_a_promise_above_the_cache_has_a_reason(chromium: str) -> None:
+    async with scheduling() as (server, stub), browsing(chromium) as browser:
+        page = (await opened(browser, server)).page
+        # The short one has ended when the long one is at its longest.
+        for number, (prompt, output) in enumerate([(16, 1_400), (700, 16)]):
+            request = ask(prompt, tenant="research", max_output_tokens=output,
+                          reports_progress=True, request_id=f"r{number}")  # fmt: skip
+            assert (await stub.Admit(request)).HasField("grant")
+        cell = page.locator("#pools tbody td[data-label='KV promised']")
+        await expect(cell).to_contain_text(re.compile(r"1[0-9]{2} % \(outputs end early\)"))
+
+
 async def test_names_are_text(chromium: str) -> None:
     names = [SCRIPT, IMAGE, "a\u202eb", "<b>", "&lt;"]
     tenants = [{"name": name} for name in names]
@@ -131,7 +204,10 @@ async def test_names_are_text(chromium: str) -> None:
         await expect(page.locator("#why-answer")).to_contain_text(IMAGE)
         await page.select_option("#chart-tenant", label=SCRIPT)
         assert await page.title() == "schedsvc console"
-        assert await page.locator("body script, img, body b:not(figcaption b)").count() == 0
+        assert (
+            await page.locator("body script, img, body b:not(figcaption b, #judgement b)").count()
+            == 0
+        )
         assert screen.problems == []
         waiting.cancel()
 

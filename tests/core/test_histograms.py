@@ -2,6 +2,7 @@
 
 import random
 from bisect import bisect_left
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from .stream import Stream, completing, reporting
 from .support import admit, grant, make
 
 MS = 10**6
-BOUNDS_NS = [bound * MS for bound in core.HISTOGRAM_BOUNDS_MS]
+NEVER_NS = 1 << 62
+#: Bounds that follow from the default queue TTL.
+BOUNDS_NS = [bound * MS for bound in core.Scheduler().histogram_bounds_ms]
 
 
 def row(s: core.Scheduler, flow: int = -1, name: str = "default") -> dict[str, Any]:
@@ -26,31 +29,47 @@ def count(s: core.Scheduler, kind: str, flow: int = -1, name: str = "default") -
     return sum(row(s, flow, name)[kind][0])
 
 
-def histogram_of(times_ns: list[int]) -> tuple[list[int], int]:
+def bounds_ns_of(s: core.Scheduler) -> list[int]:
+    return [bound * MS for bound in s.histogram_bounds_ms]
+
+
+def histogram_of(times_ns: list[int], bounds_ns: list[int] = BOUNDS_NS) -> tuple[list[int], int]:
     """Return the histogram of these times, worked out independently."""
-    counts = [0] * (len(BOUNDS_NS) + 1)
+    counts = [0] * (len(bounds_ns) + 1)
     for ns in times_ns:
-        counts[bisect_left(BOUNDS_NS, ns)] += 1
+        counts[bisect_left(bounds_ns, ns)] += 1
     return counts, sum(ns // 1_000 for ns in times_ns)
 
 
-def quantile_ns(counts: list[int], q: float) -> float:
+def quantile_ns(counts: list[int], q: float, bounds_ns: list[int]) -> float:
     """Compute what Prometheus's `histogram_quantile()` does."""
     rank, seen = q * sum(counts), 0
     for k, here in enumerate(counts[:-1]):
         if seen + here >= rank:
-            low = BOUNDS_NS[k - 1] if k else 0
-            return low + (BOUNDS_NS[k] - low) * (rank - seen) / here
+            low = bounds_ns[k - 1] if k else 0
+            return low + (bounds_ns[k] - low) * (rank - seen) / here
         seen += here
-    return BOUNDS_NS[-1]
+    return bounds_ns[-1]
 
 
-@pytest.mark.parametrize("bucket", range(14))
+@pytest.mark.parametrize("ttl_ms", [1, 7, 100, 5_000, 30_000, 600_000, 3_600_000, 1 << 40])
+def test_bounds_rise_and_are_fine_around_the_queue_ttl(ttl_ms: int) -> None:
+    bounds = make(queue_ttl_ns=ttl_ms * MS).histogram_bounds_ms
+    assert len(bounds) == 31
+    assert list(bounds) == sorted(set(bounds))
+    assert ttl_ms in bounds
+    near = [bound for bound in bounds if ttl_ms / 2 <= bound <= 2 * ttl_ms]
+    if ttl_ms >= 100:
+        assert all(high <= 1.11 * low for low, high in pairwise(near))
+
+
+@pytest.mark.parametrize("bucket", range(32))
 def test_histogram_bounds_belong_to_the_lower_bucket(bucket: int) -> None:
     low = BOUNDS_NS[bucket - 1] + 1 if bucket else 0
-    high = BOUNDS_NS[bucket] if bucket < 13 else 10**15
+    high = BOUNDS_NS[bucket] if bucket < 31 else 10**15
     for ns in (low, high):
-        s = make(queue_ttl_ns=1 << 58)
+        s = make()
+        s.set_options(0, queue_ttl_ns=1 << 58)
         first = grant(s, 0, "first", 500, 500)
         admit(s, 0, "second", 500, 500)
         s.complete(ns, first.lease_id, 1)
@@ -69,9 +88,10 @@ def test_eviction_counts_no_queue_wait() -> None:
     withdrawn = admit(s, 200 * MS, "leaves", 500, 500)
     s.cancel(220 * MS, withdrawn)
     s.poll(400 * MS)
-    assert row(s)["queue_wait"] == histogram_of([0])
-    assert row(s)["evicted_wait"] == histogram_of([20 * MS, 300 * MS])
-    assert row(s)["time_to_first_token"] == histogram_of([])
+    bounds_ns = bounds_ns_of(s)
+    assert row(s)["queue_wait"] == histogram_of([0], bounds_ns)
+    assert row(s)["evicted_wait"] == histogram_of([20 * MS, 300 * MS], bounds_ns)
+    assert row(s)["time_to_first_token"] == histogram_of([], bounds_ns)
 
 
 def test_rejection_counts_in_no_histogram() -> None:
@@ -223,13 +243,58 @@ def test_quantiles_are_within_one_bucket_of_the_exact_value(seed: int) -> None:
     s, times = play(seed, shown=False)
     for kind, exact in times.items():
         assert len(exact) > 100, kind
-        assert row(s)[kind] == histogram_of(exact), kind
+        bounds_ns = bounds_ns_of(s)
+        assert row(s)[kind] == histogram_of(exact, bounds_ns), kind
         exact.sort()
         for q in (0.5, 0.9, 0.99):
             value_ns = exact[min(len(exact) - 1, int(q * len(exact)))]
-            estimate_ns = quantile_ns(row(s)[kind][0], q)
-            places = [bisect_left(BOUNDS_NS, ns) for ns in (value_ns, estimate_ns)]
+            estimate_ns = quantile_ns(row(s)[kind][0], q, bounds_ns)
+            places = [bisect_left(bounds_ns, ns) for ns in (value_ns, estimate_ns)]
             assert abs(places[0] - places[1]) <= 1, (kind, q, value_ns, estimate_ns)
+
+
+def first_tokens(ttl_ms: int, load: float, seed: int) -> tuple[core.Scheduler, list[int]]:
+    """Serve one request at a time under an open load, and return the time to each first token."""
+    rng = random.Random(seed)
+    ttl_ns = ttl_ms * MS
+    s = make(capacity=100, queue_ttl_ns=ttl_ns, early_refusal=0)
+    service_ns = ttl_ns // 40
+    arrived: dict[int, int] = {}
+    first: list[int] = []
+    arrival_ns, end_ns, lease_id, serial = 0, NEVER_NS, 0, 0
+    while len(first) < 1_500:
+        now_ns = min(arrival_ns, end_ns)
+        if arrival_ns <= end_ns:
+            arrived[admit(s, now_ns, f"r{serial}", 50, 10)] = now_ns
+            serial += 1
+            arrival_ns += int(rng.expovariate(load / service_ns))
+        else:
+            s.complete(now_ns, lease_id, 1, output_tokens=10)
+            end_ns = NEVER_NS
+        for decision in s.poll(now_ns):
+            at_ns = arrived.pop(decision.handle)
+            if decision.outcome != core.GRANTED:
+                continue
+            prefill_ns = int(service_ns * rng.uniform(0.2, 0.5))
+            s.progress(now_ns + prefill_ns, decision.lease_id, 1, output_tokens=1)
+            first.append(now_ns + prefill_ns - at_ns)
+            lease_id, end_ns = decision.lease_id, now_ns + service_ns
+            arrival_ns = max(arrival_ns, now_ns + prefill_ns)
+    return s, first
+
+
+@pytest.mark.parametrize("ttl_ms", [2_000, 5_000, 30_000, 120_000])
+@pytest.mark.parametrize("load", [0.95, 1.0, 1.2, 4.0])
+def test_p99_near_the_queue_ttl_is_within_a_tenth_of_the_clients(ttl_ms: int, load: float) -> None:
+    for seed in fresh(3):
+        s, exact = first_tokens(ttl_ms, load, seed)
+        exact.sort()
+        p99_ns = exact[int(0.99 * len(exact))]
+        shown_ns = quantile_ns(row(s)["time_to_first_token"][0], 0.99, bounds_ns_of(s))
+        if p99_ns >= ttl_ms * MS / 2:
+            assert abs(shown_ns - p99_ns) <= p99_ns / 10, (seed, p99_ns, shown_ns)
+        else:
+            assert load < 1.2
 
 
 def test_shown_histograms_change_no_decision() -> None:

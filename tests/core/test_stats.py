@@ -14,7 +14,7 @@ def names(message: type) -> set[str]:
     return set(message.DESCRIPTOR.fields_by_name)  # type: ignore[attr-defined]
 
 
-OF_THE_SERVER = {"incarnation", "state", "mode", "config", "usage", "cluster"}
+OF_THE_SERVER = {"judgement", "incarnation", "state", "mode", "config", "usage", "cluster"}
 
 
 def test_keys_are_the_fields_of_the_contract() -> None:

@@ -95,6 +95,7 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "promised_tokens": twin.promised(pool) * p.block_size,
         "posted_tokens": sum(r.posted_blocks for r in held) * p.block_size,
         "live_leases": len(held),
+        "running_sequences": sum(r.sequences for r in held),
         "suspect_leases": sum(r.state == SUSPECT for r in held),
         "queued": len(twin.queued(lambda r: r.target == pool)),
         "overdrawn": twin.load(pool) > twin.allowance(pool),

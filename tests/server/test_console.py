@@ -18,6 +18,7 @@ from schedsvc.cli import main
 from schedsvc.driver import Broken
 from schedsvc.server import Server
 from schedsvc.server.console_state import FLOWS_MAX, FRESH_S, ConsoleState
+from schedsvc.service import Judge
 from tests.waiting import until
 
 from .conftest import (
@@ -182,10 +183,8 @@ async def test_state_shows_waiting_requests_and_promises() -> None:
         assert state["problem"] == ""
         assert state["mode"] == {"configured": "enforce", "overlay": "", "tenants": 0}
         assert state["prices"] == {"input": 1, "cached": 0.1, "output": 2}
-        histograms = state["histograms"]
-        assert sum(histograms["all"]["queue_wait"]) == 2
-        assert sum(histograms["tenants"]["a"]["queue_wait"]) == 2
-        assert len(histograms["bounds_ms"]) + 1 == len(histograms["all"]["queue_wait"])
+        assert state["judgement"]["level"] in ("ok", "notice")
+        assert set(state["point"]["of"]) == {"", "a", SCRIPT, "unknown"}
         waiting.cancel()
 
 
@@ -206,8 +205,7 @@ async def test_flows_beyond_the_cap_are_summed_up_as_other() -> None:
     shown = sum(flow["completed"] for flow in state["flows"])
     assert state["other"]["flows"] + FLOWS_MAX == state["totals"]["flows"]
     assert state["other"]["completed"] + shown == 250
-    assert len(state["histograms"]["tenants"]) <= 50
-    assert sum(state["histograms"]["all"]["queue_wait"]) == 251
+    assert len(state["point"]["of"]) == 51
 
 
 async def test_ten_thousand_tenants_give_a_bounded_document() -> None:
@@ -223,7 +221,7 @@ async def test_document_is_made_in_slices_without_garbage() -> None:
     tenants = [{"name": f"t{number}"} for number in range(1_000)]
     metrics = METRICS | {"histogram_tenants_max": 1_000}
     async with serving(tenants=tenants, metrics=metrics, classes=classes) as server:
-        state = ConsoleState(server.driver, server.metrics, lambda: server._config, 1)
+        state = ConsoleState(server.driver, server.metrics, 1, Judge(server.driver))
         collections: list[int] = []
 
         def note(phase: str, about: dict[str, int]) -> None:
@@ -249,26 +247,31 @@ async def test_document_is_made_in_slices_without_garbage() -> None:
 async def test_a_reload_begins_the_histograms_again() -> None:
     tenants = [{"name": f"t{number}"} for number in range(40)]
     async with serving(tenants=tenants, metrics=METRICS) as server:
-        state = ConsoleState(server.driver, server.metrics, lambda: server._config, 1)
+        state = ConsoleState(server.driver, server.metrics, 1, Judge(server.driver))
         making = asyncio.ensure_future(state.document())
         for _ in range(3):
             await asyncio.sleep(0)  # it has read the first histograms
         server.reconfigure(config_of(tenants=[{"name": "new"}], metrics=METRICS))
-        found = json.loads((await making)[0])["histograms"]["tenants"]
-    assert list(found) == ["new", "unknown"]
+        found = json.loads((await making)[0])["point"]["of"]
+    assert list(found) == ["", "new", "unknown"]
 
 
 async def test_watchers_share_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     async with consoling() as (server, http):
         reads = 0
-        stats = server.driver.stats
+        build = ConsoleState._build
 
-        def counted(*given: Any, **more: Any) -> dict[str, Any]:
+        async def counted(state: ConsoleState) -> bytes:
             nonlocal reads
             reads += 1
-            return stats(*given, **more)
+            return await build(state)
 
-        monkeypatch.setattr(server.driver, "stats", counted)
+        # A document is kept for later pages too: the first one at the start, the next 10 s later.
+        async def is_kept() -> bool:
+            return '"before":null' not in (await read(http, "console/history.json"))[0]
+
+        await until(is_kept, "the first document is kept")
+        monkeypatch.setattr(ConsoleState, "_build", counted)
         answers = await asyncio.gather(*(read(http, "console/state.json") for _ in range(20)))
         assert len({text for text, _ in answers}) == 1
         assert reads == 1
@@ -286,7 +289,7 @@ async def test_watchers_share_one_document(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_watcher_that_leaves_takes_nothing_from_others() -> None:
     async with serving(metrics=METRICS) as server:
-        state = ConsoleState(server.driver, server.metrics, lambda: server._config, 1)
+        state = ConsoleState(server.driver, server.metrics, 1, Judge(server.driver))
         leaving = asyncio.ensure_future(state.document())
         staying = asyncio.ensure_future(state.document())
         await asyncio.sleep(0)  # both wait for the same document
@@ -304,7 +307,7 @@ async def test_why_finds_a_request_by_its_id_and_its_body_id() -> None:
             [story] = (await why(http, **asked))["requests"]
             assert (story["tenant"], story["state"]) == ("b", "queued")
             assert "needs KV cache" in story["message"]
-            assert story["pools"][0]["reason"] == "KV"
+            assert story["pools"][0]["reason"] == "KV cache"
             assert story["pools"][0]["next"] == "this request"
         for asked in ({"id": "w2"}, {"id": "w1", "tenant": "a"}):
             assert (await why(http, **asked))["requests"] == []

@@ -48,6 +48,32 @@ async def test_panels_name_metrics_that_exist() -> None:
         assert "or vector(" not in query
 
 
+def test_every_panel_explains_itself_and_stats_fill_the_first_row() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    for panel in panels:
+        assert panel["description"].endswith((".", ").")), panel["title"]
+        assert len(panel["description"]) > 25
+    stats = [panel for panel in panels if panel["type"] == "stat"]
+    assert len(stats) >= 6
+    assert sum(panel["gridPos"]["w"] for panel in stats) == 24
+    assert {panel["gridPos"]["y"] for panel in stats} == {0}
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }  # fmt: skip
+        assert not taken & cells, panel["title"]
+        taken |= cells
+        steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        values = [step["value"] for step in steps[1:]]
+        assert values == sorted(values)
+        assert [step["color"] for step in steps] in (
+            [], ["green", "orange", "red"], ["red", "orange", "green"]
+        )  # fmt: skip
+
+
 def test_series_have_the_legend_of_their_labels_and_no_nan() -> None:
     rows = [
         {"metric": {"tenant": "b"}, "values": [[1, "NaN"], [2, "0.5"], [3, "+Inf"]]},

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
-from schedsvc._core import HISTOGRAM_BOUNDS_MS
+from schedsvc._core import Scheduler
 from schedsvc.metrics.page import written
 from schedsvc.metrics.rows import HISTOGRAM_ROWS
 from schedsvc.server import Server
@@ -25,7 +25,7 @@ from .conftest import ask, calling, config_of, serving, totals
 from .test_metrics import Samples, of, scrape, use
 
 KINDS = [row.name for row in HISTOGRAM_ROWS]
-LE = [str(bound / 1e3) for bound in HISTOGRAM_BOUNDS_MS] + ["+Inf"]
+LE = [str(bound / 1e3) for bound in Scheduler().histogram_bounds_ms] + ["+Inf"]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -54,7 +54,7 @@ async def test_every_histogram_exists_with_0_from_the_start() -> None:
                     assert of(samples, f"{kind}_bucket", le=le, **labels) == 0
                 assert of(samples, f"{kind}_count", **labels) == 0
                 assert of(samples, f"{kind}_sum", **labels) == 0
-    assert len(LE) == 14
+    assert len(LE) == 32
     for tenant in ("t0", "t1", ""):
         assert of(samples, "refusals_total", tenant=tenant, reason="evicted_ttl") == 0
     for method in ("Admit", "Explain", "ListLeases"):
@@ -222,7 +222,7 @@ async def test_parts_of_a_family_have_one_heading(accept: str) -> None:
         assert families["schedsvc_queue_wait_seconds"].type == "histogram"
     else:
         assert page.count("\nschedsvc_output_tokens_total{") == 601
-        assert page.count("\nschedsvc_queue_wait_seconds_bucket{") == 41 * 14
+        assert page.count("\nschedsvc_queue_wait_seconds_bucket{") == 41 * 32
 
 
 async def page_lines(server: Server, start: str) -> list[str]:

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.server.console_state import ConsoleState
-from schedsvc.service import scheduler_servicer
+from schedsvc.service import Judge, scheduler_servicer
 from schedsvc.service.stats_response import Copy, snapshot
 
 from .conftest import calling, serving
@@ -86,7 +86,7 @@ async def test_pages_with_many_pools_give_others_their_turn() -> None:
         assert pools == [pool["name"] for pool in POOLS]
         # A part of a page has at most 64 series, and there are at least 30 families of pools.
         assert others.turns >= 30 * len(POOLS) / 64
-        console = ConsoleState(server.driver, server.metrics, lambda: server._config, 1)
+        console = ConsoleState(server.driver, server.metrics, 1, Judge(server.driver))
         async with others.counted():
             text, _ = await console.document()
         assert [pool["name"] for pool in json.loads(text)["pools"]] == pools

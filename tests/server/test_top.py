@@ -184,6 +184,7 @@ async def test_a_scheduler_that_ends_is_said_and_keys_work() -> None:
     async with topping() as (server, _, pilot):
         await server.stop(None)
         await becomes(pilot, lambda: "no answer" in shown(pilot, "#problem"), "it is said")
+        assert shown(pilot, "#head").startswith("unknown: The figures are old")
         await pilot.press("s")
         assert "oldest▼" in titles(pilot)
 

@@ -58,9 +58,15 @@ ROOMS: dict[str, Room] = {
     "schedsvc.driver.clock": room(clock=WALL),
     "schedsvc.text.printable": room(packages="google", never=IO, clock=NO_CLOCK),
     "schedsvc.text.numerals": room(never=IO, clock=NO_CLOCK),
+    "schedsvc.text.reason_words": room(never=IO, clock=NO_CLOCK),
     "schedsvc.text.request_ids": room(never=IO, clock=NO_CLOCK),
     "schedsvc.server.malloc": room(clock=NO_CLOCK),
     "schedsvc.service.gcra": room(never=IO, clock=NO_CLOCK),
+    # Pure functions of Stats: no clock, no core.
+    "schedsvc.service.judged_tenants": room("schedsvc_client.v1", never=IO, clock=NO_CLOCK),
+    "schedsvc.service.judgement": room(
+        "schedsvc.service.judged_tenants schedsvc_client.v1", never=IO, clock=NO_CLOCK
+    ),
     # Types of options, for every command.
     "schedsvc.text.option_types": room(
         "schedsvc.text.numerals", "click", clock=NO_CLOCK, prints=True
@@ -103,7 +109,7 @@ ROOMS: dict[str, Room] = {
     "schedsvc.records.recording": room("schedsvc._core schedsvc.config schedsvc.records.held_file"),
     "schedsvc.service": room(
         "schedsvc._core schedsvc.driver.clock schedsvc.driver schedsvc.service.gcra"
-        " schedsvc.driver.slices"
+        " schedsvc.driver.slices schedsvc.service.judgement"
         " schedsvc.service.status schedsvc_client.v1",
         "grpc google structlog",
     ),
@@ -129,6 +135,7 @@ ROOMS: dict[str, Room] = {
         " schedsvc.metrics.page schedsvc.metrics"
         " schedsvc.driver.clock schedsvc.service.gcra schedsvc.server.malloc"
         " schedsvc.text.printable schedsvc.records.recording"
+        " schedsvc.text.reason_words"
         " schedsvc.text.request_ids schedsvc.driver.slices schedsvc.records.state"
         " schedsvc.records.usage schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection structlog uvloop",
@@ -269,7 +276,8 @@ ROOMS: dict[str, Room] = {
     "schedsvc.cli.tenant_entry": room("schedsvc_client"),
     "schedsvc.cli": room(
         "schedsvc schedsvc.config schedsvc.text.option_types schedsvc.text.printable"
-        " schedsvc.text.request_ids schedsvc.cli.connect schedsvc.cli.tenant_entry"
+        " schedsvc.text.reason_words schedsvc.text.request_ids"
+        " schedsvc.cli.connect schedsvc.cli.tenant_entry"
         " schedsvc.text.tables schedsvc.server schedsvc.edge schedsvc.records.usage"
         " schedsvc.records.usage.parquet"
         " schedsvc.records.sqlite_files schedsvc.records.state schedsvc_client",
@@ -292,8 +300,8 @@ ROOMS: dict[str, Room] = {
     ),
     # A screen of Textual, which only it needs.
     "schedsvc.cli.top_app": room(
-        "schedsvc.cli schedsvc.cli.connect schedsvc.text.printable schedsvc.text.request_ids"
-        " schedsvc_client schedsvc_client.v1",
+        "schedsvc.cli schedsvc.cli.connect schedsvc.text.printable schedsvc.text.reason_words"
+        " schedsvc.text.request_ids schedsvc_client schedsvc_client.v1",
         "rich textual",
     ),
     # Asks the standard health service, which is not in the contract and so not in the client.

@@ -38,17 +38,13 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.area);
   }
 
-  /** Forget all points. */
-  clear() {
-    this.points = [];
-  }
-
-  /** Add the values of both series at a time; null is a gap. */
-  add(at_ms, values) {
-    this.points.push([at_ms, values]);
-    while (this.points[0][0] < at_ms - SPAN_MAX_MS) this.points.shift();
+  /** Show points: a time and the values of both series; null is a gap. */
+  show(points) {
+    const end = points.at(-1)?.[0] ?? 0;
+    this.points = points.filter(([at]) => at >= end - SPAN_MAX_MS);
+    const last = this.points.at(-1)?.[1] ?? [null, null];
     for (const [i, { key, name }] of this.keys.entries()) {
-      key.textContent = `${name} ${this.write(values[i])}`;
+      key.textContent = `${name} ${this.write(last[i])}`;
     }
     this.draw();
   }

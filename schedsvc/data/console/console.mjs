@@ -2,7 +2,7 @@
 
 import { Chart } from './chart.mjs';
 import {
-  History, count, duration, keyOf, percent, rate, shares, short, sum,
+  History, count, duration, keyOf, percent, rate, shares, short, sum, times,
 } from './figures.mjs';
 import { listen } from './search.mjs';
 import { Table } from './table.mjs';
@@ -22,7 +22,8 @@ const UNITS = {
 
 const at = (id) => document.getElementById(id);
 const clock = (unix_ms) => new Date(unix_ms).toLocaleTimeString('en-GB');
-const words = (name) => name.replaceAll('_', ' ');
+const words = (name) => state?.words[name] ?? name.replaceAll('_', ' ');
+const linkTo = (tenant) => `#tenant=${encodeURIComponent(tenant)}`;
 const nameOf = (flow) => flow.tenant
   + (flow.request_class === 'default' ? '' : `, ${flow.request_class}`)
   + (flow.audit ? ' (dry run)' : '');
@@ -30,16 +31,23 @@ const number = (title, read, write = count) => ({
   title, number: true, cell: (row) => write(read(row)), sort: (row) => read(row) ?? -1,
 });
 
+let state;
 const history = new History();
+// The scheduler's points of the last five minutes.
+let points = [];
+const POINTS_MAX = 200;
+// Places of the values in a point; see console_history.py.
+const [QUEUED, RUNNING, WAIT_P99, WAIT_P50, FIRST_P99, FIRST_P50] = [0, 1, 2, 3, 4, 5];
 // Sorted by tenant and reason, the last one at the end.
 const recent = new Map();
 let answered_ms = 0;
 
 // The cells of a row of the table of tenants; see rowsOf().
 const tenants = new Table(at('tenants'), [
-  { title: 'tenant', cell: (row) => row.name, sort: (row) => row.name },
-  { title: 'share, entitled', sort: (row) => row.share ?? -1, cell: (row) => ({
-    text: row.entitled === null ? '–' : `${percent(row.share)} of ${percent(row.entitled)}`,
+  { title: 'tenant', sort: (row) => row.name,
+    cell: (row) => (row.tenant ? { text: row.name, href: linkTo(row.tenant) } : row.name) },
+  { title: 'share', sort: (row) => (row.share ?? -1) / (row.entitled || 1), cell: (row) => ({
+    text: times(row.share, row.entitled),
     meter: [row.entitled === null ? null : row.share, null, row.entitled],
   }) },
   number('waiting', (row) => row.queued),
@@ -54,7 +62,7 @@ const tenants = new Table(at('tenants'), [
 ], (row) => row.key, 'waiting');
 
 const waiting = new Table(at('waiting'), [
-  { title: 'tenant', cell: (row) => row.name },
+  { title: 'tenant', cell: (row) => ({ text: row.name, href: linkTo(row.tenant) }) },
   number('waiting', (row) => row.queued),
   number('oldest', (row) => row.oldest, duration),
   { title: 'why', text: true, cell: (row) => row.why },
@@ -66,7 +74,7 @@ const pools = new Table(at('pools'), [
   { title: 'pool', cell: (row) => row.name },
   { title: 'state', cell: (row) => ({ text: row.state, state: row.tone }) },
   { title: 'KV promised', cell: (row) => ({
-    text: `${percent(row.promised_tokens / Math.max(1, row.capacity_tokens))}`
+    text: promised(row.promised_tokens / Math.max(1, row.capacity_tokens))
       + `, used ${percent(row.used / Math.max(1, row.capacity_tokens))}`,
     meter: [row.promised_tokens, row.used].map((n) => n / Math.max(1, row.capacity_tokens)),
   }) },
@@ -79,7 +87,8 @@ const pools = new Table(at('pools'), [
 ], (row) => row.name);
 
 const quotas = new Table(at('quotas'), [
-  { title: 'tenant or group', cell: (row) => row.owner },
+  { title: 'tenant or group', cell: (row) => (row.tenant
+    ? { text: row.owner, href: linkTo(row.tenant) } : row.owner) },
   { title: 'used', sort: (row) => row.part, cell: (row) => ({
     text: `${percent(row.part)}${row.waits ? ', requests wait' : ''}`,
     state: row.waits ? 'warn' : '', meter: [row.part],
@@ -97,7 +106,8 @@ const reasons = new Table(at('reasons'), [
 ], (row) => row.reason, '1 min');
 
 const refused = new Table(at('recent'), [
-  { title: 'tenant', cell: (row) => row.name },
+  { title: 'tenant', cell: (row) => (row.tenant
+    ? { text: row.name, href: linkTo(row.tenant) } : row.name) },
   { title: 'reason', cell: (row) => words(row.reason) },
   number('requests', (row) => row.count),
   number('last', (row) => row.unix_ms, clock),
@@ -109,15 +119,14 @@ const charts = {
   ttft: new Chart('Time to first token, last 15 s', ['p99', 'p50'], 'time', duration),
 };
 at('charts').append(...Object.values(charts).map((chart) => chart.figure));
-at('chart-tenant').addEventListener('change', () => {
-  for (const chart of Object.values(charts)) chart.clear();
-  if (history.now) draw();
-});
+at('chart-tenant').addEventListener('change', () => draw());
+window.addEventListener('hashchange', showLinked);
 at('filter').addEventListener('input', () => showTenants());
 listen(at('why'), at('why-answer'));
 
 /** Ask, show, and ask again when there is something new to be had. A hidden page asks nothing. */
 async function watch() {
+  await recall();
   for (;;) {
     if (document.hidden) {
       await new Promise((wake) => {
@@ -138,24 +147,37 @@ async function watch() {
       const since = answered_ms ? ` since ${clock(answered_ms)}` : '';
       notices([['bad', `No answer from the scheduler${since} (${error.message}). What is below is`
         + ' as it was then.']]);
+      judge({ level: 'unknown', text: 'The figures are old: nothing is known of the time since.' });
     }
     await new Promise((wake) => { setTimeout(wake, wait_ms); });
   }
 }
 
-let state;
+/** Take over what the scheduler knows of the last five minutes. */
+async function recall() {
+  try {
+    const found = await (await fetch('history.json', { cache: 'no-store' })).json();
+    points = found.points;
+    if (found.before && !found.before.problem) history.add(found.before);
+  } catch {
+    points = [];  // the page begins with the present
+  }
+}
 
 function show(found) {
   const before = history.now;
   history.add(found);
+  const is_first = !state;
   state = found;
-  if (before && before.incarnation !== found.incarnation) {
-    for (const chart of Object.values(charts)) chart.clear();
-  } else if (before && before !== history.now) {
-    remember(before, history.now);
-  }
+  if (before && before.incarnation !== found.incarnation) points = [];
+  else if (before && before !== history.now && !is_first) remember(before, history.now);
+  if (points.at(-1)?.at_ms !== found.point.at_ms) points.push(found.point);
+  points = points.slice(-POINTS_MAX);
+  judge(found.judgement);
+  if (is_first) link();
   header();
-  notices(problems());
+  // The sentence at the top holds the worst of them already.
+  notices(problems().filter(([, text]) => !found.judgement.text.includes(text)));
   figures();
   chooseTenants();
   draw();
@@ -164,6 +186,42 @@ function show(found) {
   showTenants();
   showQuotas();
   showRefusals();
+}
+
+/** Show the sentence of the scheduler. Its word repeats what the colour says. */
+function judge({ level, text }) {
+  const [word, sentence] = at('judgement').children;
+  if (sentence.textContent === text && word.textContent === `${level}:`) return;
+  at('judgement').className = level;
+  word.textContent = `${level}:`;
+  sentence.textContent = text;
+}
+
+/** Let the links to documents lead there, and show the tenant that the address names. */
+function link() {
+  for (const found of document.querySelectorAll('a[data-docs]')) {
+    found.href = state.docs + found.dataset.docs;
+    found.rel = 'noreferrer';
+  }
+  chooseTenants();
+  showLinked();
+}
+
+/** Show one tenant: in the charts, and as the only row of the table. */
+function showLinked() {
+  const found = /^#tenant=(.*)$/.exec(location.hash);
+  if (!found || !state) return;
+  const tenant = decodeURIComponent(found[1]);
+  at('filter').value = tenant;
+  at('chart-tenant').value = tenant in points.at(-1).of ? tenant : '';
+  draw();
+  showTenants();
+  at('h-tenants').scrollIntoView({ block: 'start' });
+}
+
+/** Write how much of the cache is promised, and why it may be more than there is. */
+function promised(part) {
+  return part > 1 ? `${percent(part)} (outputs end early)` : percent(part);
 }
 
 function header() {
@@ -280,7 +338,7 @@ function refusalsOf(sample) {
 
 function chooseTenants() {
   const select = at('chart-tenant');
-  const names = Object.keys(state.histograms.tenants);
+  const names = Object.keys(state.point.of).filter(Boolean);
   const shown = [...select.options].slice(1).map((option) => option.value);
   if (names.length === shown.length && names.every((name, i) => name === shown[i])) return;
   const chosen = select.value;
@@ -290,18 +348,18 @@ function chooseTenants() {
 
 function draw() {
   const tenant = at('chart-tenant').value;
-  const own = state.flows.filter((flow) => flow.tenant === tenant);
-  const now = (key) => (tenant ? own.reduce((n, flow) => n + flow[key], 0) : state.totals[key]);
-  charts.requests.add(state.now_ms, [now('queued'), now('live_leases')]);
-  for (const [name, chart] of [['queue_wait', charts.wait], ['time_to_first_token', charts.ttft]]) {
-    chart.add(state.now_ms, [0.99, 0.5].map((q) => history.quantile(q, name, tenant)));
-  }
+  const pick = (...places) => points.map(({ at_ms, of }) => (
+    [at_ms, places.map((place) => of[tenant]?.[place] ?? null)]));
+  charts.requests.show(pick(QUEUED, RUNNING));
+  charts.wait.show(pick(WAIT_P99, WAIT_P50));
+  charts.ttft.show(pick(FIRST_P99, FIRST_P50));
 }
 
 function showWaiting() {
   const full = state.pools.filter((pool) => pool.needs);
   const rows = state.flows.filter((flow) => flow.queued).map((flow) => ({
-    key: keyOf(flow), name: nameOf(flow), queued: flow.queued, oldest: flow.oldest_queued_ms,
+    key: keyOf(flow), name: nameOf(flow), tenant: flow.tenant, queued: flow.queued,
+    oldest: flow.oldest_queued_ms,
     expected: flow.wait_expected_ms, input: flow.queued_input_tokens, why: whyOf(flow, full),
   }));
   at('waiting-none').hidden = rows.length > 0;
@@ -365,33 +423,33 @@ function showTenants() {
 
 function rowOf(flow, { share, entitled }) {
   const key = keyOf(flow);
-  const seconds = Math.min(history.span_ms, 60_000) / 1_000;
-  const each_s = (read) => (seconds ? history.growth(key, read) / seconds : null);
+  const own = state.point.of[flow.tenant] ?? [];
   return {
-    key, name: nameOf(flow), share, entitled, weight: flow.weight_milli / 1_000,
+    key, name: nameOf(flow), tenant: flow.tenant, share, entitled,
+    weight: flow.weight_milli / 1_000,
     queued: flow.queued, live_leases: flow.live_leases,
-    tokens_s: each_s((row) => row.input_tokens + row.output_tokens),
-    grants_s: each_s((row) => row.granted),
+    tokens_s: history.each_s(key, (row) => row.input_tokens + row.output_tokens),
+    grants_s: history.each_s(key, (row) => row.granted),
     refused: history.growth(key, (row) => sum(row.refusals)),
-    wait_p50: history.quantile(0.5, 'queue_wait', flow.tenant),
-    wait_p99: history.quantile(0.99, 'queue_wait', flow.tenant),
-    ttft_p99: history.quantile(0.99, 'time_to_first_token', flow.tenant),
+    wait_p50: own[WAIT_P50] ?? null, wait_p99: own[WAIT_P99] ?? null,
+    ttft_p99: own[FIRST_P99] ?? null,
   };
 }
 
 function showQuotas() {
   const rows = [];
-  const add = (owner, limit, waits) => rows.push({
-    ...limit, owner, waits, part: (limit.limit - limit.remaining) / Math.max(1, limit.limit),
+  const add = (owner, tenant, limit, waits) => rows.push({
+    ...limit, owner, tenant, waits,
+    part: (limit.limit - limit.remaining) / Math.max(1, limit.limit),
   });
   for (const entry of state.quotas) {
     const owner = entry.name.replace(':', ' ');
-    for (const limit of entry.limits) add(owner, limit, entry.waiting > 0);
+    for (const limit of entry.limits) add(owner, '', limit, entry.waiting > 0);
   }
   for (const flow of state.flows) {
     for (const limit of flow.quotas) {
       const spent = limit.remaining <= Math.min(...flow.quotas.map((other) => other.remaining));
-      add(nameOf(flow), limit, flow.waits_for_quota && spent);
+      add(nameOf(flow), flow.tenant, limit, flow.waits_for_quota && spent);
     }
   }
   at('quotas-none').hidden = rows.length > 0;
@@ -411,21 +469,21 @@ function showRefusals() {
 
 /** Keep which tenant was refused how many requests, why, and when last. */
 function remember(before, now) {
-  const note = (name, after, was) => {
+  const note = (name, tenant, after, was) => {
     for (const [reason, total] of Object.entries(after)) {
       const more = total - (was[reason] ?? 0);
       if (more <= 0) continue;
       const key = JSON.stringify([name, reason]);
-      const row = recent.get(key) ?? { key, name, reason, count: 0 };
+      const row = recent.get(key) ?? { key, name, tenant, reason, count: 0 };
       recent.delete(key);
       recent.set(key, { ...row, count: row.count + more, unix_ms: state.unix_ms });
     }
   };
   for (const [key, flow] of now.flows) {
     const was = before.flows.get(key);
-    if (was) note(nameOf(flow), flow.refusals, was.refusals);
+    if (was) note(nameOf(flow), flow.tenant, flow.refusals, was.refusals);
   }
-  note('(no tenant)', now.totals.refusals, before.totals.refusals);
+  note('(no tenant)', '', now.totals.refusals, before.totals.refusals);
   while (recent.size > RECENT_MAX) recent.delete(recent.keys().next().value);
 }
 

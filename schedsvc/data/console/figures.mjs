@@ -1,8 +1,7 @@
-// Numbers of the console: rates and quantiles from counters, and how numbers are written.
+// Numbers of the console: rates from counters, and how numbers are written.
 // Nothing here touches the page.
 
 const RATE_MS = 60_000;
-const QUANTILE_MS = 15_000;
 
 /** Samples of the last minute, and what can be said of the time between two of them. */
 export class History {
@@ -18,8 +17,8 @@ export class History {
     }
     if (last && last.now_ms === state.now_ms) return;
     const flows = new Map(state.flows.map((flow) => [keyOf(flow), flow]));
-    const { incarnation, now_ms, totals, histograms, prices } = state;
-    this.samples.push({ incarnation, now_ms, totals, histograms, prices, flows });
+    const { incarnation, now_ms, totals, prices } = state;
+    this.samples.push({ incarnation, now_ms, totals, prices, flows });
     while (this.samples[1]?.now_ms <= now_ms - RATE_MS) this.samples.shift();
   }
 
@@ -27,14 +26,10 @@ export class History {
     return this.samples.at(-1);
   }
 
-  /** The oldest sample that is at most `ms` old. */
+  /** The latest sample that is at least `ms` old, else the oldest. */
   since(ms = RATE_MS) {
-    return this.samples.find((sample) => sample.now_ms >= this.now.now_ms - ms) ?? this.now;
-  }
-
-  /** Milliseconds between the oldest sample and the newest. */
-  get span_ms() {
-    return this.now.now_ms - this.samples[0].now_ms;
+    const end_ms = this.now.now_ms - ms;
+    return this.samples.findLast((sample) => sample.now_ms <= end_ms) ?? this.samples[0];
   }
 
   /** How much `read(sample)` grew in the last `ms`, for each second; null: not known yet. */
@@ -50,6 +45,12 @@ export class History {
     return now && before ? Math.max(0, read(now) - read(before)) : 0;
   }
 
+  /** How much a counter of a flow grew in a second of the last minute; null: not known yet. */
+  each_s(key, read) {
+    const seconds = (this.now.now_ms - this.since().now_ms) / 1_000;
+    return seconds > 0 ? this.growth(key, read) / seconds : null;
+  }
+
   /** Tokens that a flow was served in the last minute, as the policy charges them. */
   served(key) {
     const price = this.now.prices;
@@ -57,34 +58,11 @@ export class History {
       (flow.input_tokens - flow.cached_input_tokens) * price.input
       + flow.cached_input_tokens * price.cached + flow.output_tokens * price.output);
   }
-
-  /** Quantile in ms of a histogram in the last 15 s, of a tenant ("": all); null: no request. */
-  quantile(q, name, tenant = '') {
-    const read = ({ histograms }) => (tenant ? histograms.tenants[tenant] : histograms.all)?.[name];
-    const [now, before] = [read(this.now), read(this.since(QUANTILE_MS))];
-    if (!now || !before) return null;
-    return quantile(q, now.map((count, i) => count - before[i]), this.now.histograms.bounds_ms);
-  }
 }
 
 /** Names a flow: a tenant in a class. */
 export function keyOf(flow) {
   return JSON.stringify([flow.tenant, flow.request_class]);
-}
-
-/** Quantile of counts in buckets, with linear interpolation; beyond the last bound: Infinity. */
-export function quantile(q, counts, bounds) {
-  const total = counts.reduce((sum, count) => sum + count, 0);
-  if (total <= 0) return null;
-  let rank = q * total;
-  for (let i = 0; i < bounds.length; i++) {
-    if (rank <= counts[i]) {
-      const low = i ? bounds[i - 1] : 0;
-      return low + (bounds[i] - low) * (rank / counts[i]);
-    }
-    rank -= counts[i];
-  }
-  return Infinity;
 }
 
 /** Each flow's part of what its class was served, and the part of that which it is due. */
@@ -131,10 +109,14 @@ export function percent(part) {
   return part === null ? '–' : `${whole.format(part * 100)} %`;
 }
 
+/** Write a part of a share as a multiple of it: 4.0 × its share; `null` is a dash. */
+export function times(share, entitled) {
+  return share === null || !entitled ? '–' : `${tenths.format(share / entitled)} × its share`;
+}
+
 /** Write a duration with its unit; null is a dash. */
 export function duration(ms) {
   if (ms === null || ms < 0) return '–';
-  if (ms === Infinity) return '> 60 s';
   if (ms < 1_000) return `${whole.format(ms)} ms`;
   if (ms < 120_000) return `${tenths.format(ms / 1_000)} s`;
   return ms < 7_200_000 ? `${whole.format(ms / 60_000)} min` : `${whole.format(ms / 3_600_000)} h`;

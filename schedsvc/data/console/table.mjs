@@ -13,8 +13,14 @@ export class Table {
     this.heads = columns.map((column) => this.head(column));
     const head = document.createElement('thead');
     head.append(document.createElement('tr'));
+    // Cards on a narrow screen are no table to a browser: roles keep it one for a screen reader.
+    element.classList.add('cards');
+    element.setAttribute('role', 'table');
+    for (const part of [head, this.body = document.createElement('tbody')]) {
+      part.setAttribute('role', 'rowgroup');
+    }
+    head.firstChild.setAttribute('role', 'row');
     head.firstChild.append(...this.heads);
-    this.body = document.createElement('tbody');
     element.append(head, this.body);
     this.element = element;
     this.markSort();
@@ -23,6 +29,7 @@ export class Table {
   head(column) {
     const made = document.createElement('th');
     made.scope = 'col';
+    made.setAttribute('role', 'columnheader');
     if (column.number) made.className = 'number';
     if (!column.sort) {
       made.textContent = column.title;
@@ -76,9 +83,12 @@ export class Table {
 
   row() {
     const made = document.createElement('tr');
+    made.setAttribute('role', 'row');
     this.columns.forEach((column, i) => {
       const cell = document.createElement(i ? 'td' : 'th');
       if (!i) cell.scope = 'row';
+      cell.setAttribute('role', i ? 'cell' : 'rowheader');
+      cell.dataset.label = column.title;
       if (column.number) cell.className = 'number';
       if (column.text) cell.className = 'text';
       made.append(cell);
@@ -87,14 +97,16 @@ export class Table {
   }
 }
 
-/** Put text into a cell, or {text, state} or {text, meter: [part, inner, tick]} with parts of 1. */
+/** Put text into a cell, or {text, state, href}, or with a meter: [part, inner, tick] of 1. */
 function put(cell, value) {
   const given = typeof value === 'object' && value !== null ? value : { text: `${value}` };
   if (!cell.firstChild) {
     if (given.meter) cell.append(meter());
-    cell.append(document.createElement('span'));
+    cell.append(document.createElement(given.href ? 'a' : 'span'));
   }
   const span = cell.lastChild;
+  if (given.href && span.getAttribute('href') !== given.href) span.href = given.href;
+  if (given.href && !given.href.startsWith('#')) span.rel = 'noreferrer';
   if (span.textContent !== given.text) span.textContent = given.text;
   const state = given.state ?? '';
   if (span.className !== state) span.className = state;

@@ -6,7 +6,7 @@ may obey Retry-After: then a refused request comes again at that time, as a new 
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -39,6 +39,7 @@ class Tenant:
     from_s: float = 0.0
     sigma: float = 0.6
     max_wait_ms: int = 0
+    until_s: float = math.inf
 
     def rows(self, tenant: int, seconds: float, seed: int) -> Iterator[tuple[int, int, int, int]]:
         """Draw its requests."""
@@ -50,7 +51,7 @@ class Tenant:
 
         while True:
             at_s += rnd.expovariate(self.per_s)
-            if at_s >= seconds:
+            if at_s >= min(seconds, self.until_s):
                 return
             lengths = length(self.prompt_median), length(self.output_median)
             yield round(at_s * SECOND), tenant, *lengths
@@ -77,8 +78,9 @@ class Told:
 class Clients(CoreAdapter):
     """Drives the core as a gate does: each request names the pool, and answers are on the wire."""
 
-    def __init__(self, of: core.Scheduler, requests: Requests) -> None:
+    def __init__(self, of: core.Scheduler, requests: Requests, pools: Sequence[str]) -> None:
         super().__init__(of, requests, [], OUTPUT_MAX)
+        self._pools = pools
         self.told: dict[int, Told] = {}
         self.fallen: list[Verdict] = []
         self._handles: dict[int, int] = {}
@@ -90,7 +92,8 @@ class Clients(CoreAdapter):
         row = self.core.flow_stats(now_ns, self._flow[tenant])
         self.told[index] = Told(int(row["queued"]), int(row["wait_expected_ms"]))
         message = pb.AdmitRequest(
-            request_id=f"r{index}", tenant=requests.clients[tenant], pool="engine",
+            request_id=f"r{index}", tenant=requests.clients[tenant],
+            pool=self._pools[index % len(self._pools)],
             input_tokens=[requests.prompt_tokens[index]], max_output_tokens=OUTPUT_MAX,
             reports_progress=True,
         )  # fmt: skip
@@ -104,7 +107,6 @@ class Clients(CoreAdapter):
         verdict = pb.AdmitResponse.FromString(answer)
         if verdict.outcome == pb.OUTCOME_GRANTED:
             self._grant(index, verdict.grant.lease_id)
-            self.fallen.append(Verdict(index, core.GRANTED, 0))
         else:
             self._refuse(index, verdict.outcome, verdict.refusal.retry_after_ms)
 
@@ -120,7 +122,6 @@ class Clients(CoreAdapter):
             index = self._handles.pop(decision.handle)
             if decision.outcome == core.GRANTED:
                 self._grant(index, decision.lease_id)
-                self.fallen.append(Verdict(index, core.GRANTED, 0))
             else:
                 self._refuse(index, decision.outcome, decision.retry_after_ms)
         verdicts, self.fallen = self.fallen, []
@@ -128,6 +129,7 @@ class Clients(CoreAdapter):
 
     def _grant(self, index: int, lease_id: int) -> None:
         self._leases[index] = (lease_id, _EPOCH, b"")
+        self.fallen.append(Verdict(index, core.GRANTED, index % len(self._pools)))
 
     def _refuse(self, index: int, outcome: int, retry_ms: int) -> None:
         self.told[index].retry_ms = retry_ms
@@ -139,27 +141,32 @@ class Waits(World):
 
     def __init__(
         self, tenants: Sequence[Tenant], seconds: float, *, seed: int = 1, obeys: float = 0.0,
+        pools: Sequence[str] = ("engine",), config: Mapping[str, Any] | None = None,
         **scheduler: Any,
     ) -> None:  # fmt: skip
+        """Draw the arrivals. `config` holds further keys of the file, `scheduler` its options."""
         rows = (row for at, tenant in enumerate(tenants) for row in tenant.rows(at, seconds, seed))
         requests = Requests([tenant.name for tenant in tenants], sorted(rows), place=range(1 << 40))
-        config = Config.model_validate(
+        file = Config.model_validate(
             {
                 "listeners": [{"tcp": "127.0.0.1:0"}],
                 "scheduler": scheduler,
                 "tenants": [{"name": tenant.name} for tenant in tenants],
+                **(config or {}),
             }
         )
         engine = PROFILE.config()
-        self.core = core.Scheduler(**config.core_options())
-        configure(self.core, config, 0)
-        self.core.set_pool(
-            0, b"engine", _EPOCH, engine.capacity_tokens, engine.block_size_tokens,
-            engine.sequences_max, engine.context_tokens_max,
-        )  # fmt: skip
-        self.clients = Clients(self.core, requests)
-        runner = EngineRunner(Engine(engine, PROFILE.step_cost(engine.sequences_max)))
-        super().__init__(requests, self.clients, [runner], Settings())
+        self.core = core.Scheduler(**file.core_options())
+        configure(self.core, file, 0)
+        for pool in pools:
+            self.core.set_pool(
+                0, pool.encode(), _EPOCH, engine.capacity_tokens, engine.block_size_tokens,
+                engine.sequences_max, engine.context_tokens_max,
+            )  # fmt: skip
+        self.clients = Clients(self.core, requests, pools)
+        cost = PROFILE.step_cost(engine.sequences_max)
+        runners = [EngineRunner(Engine(engine, cost)) for _ in pools]
+        super().__init__(requests, self.clients, runners, Settings())
         #: The refused request that a retry comes from.
         self.retry_of: dict[int, int] = {}
         self._obeys, self._draws = obeys, Random(f"obeys {seed}")

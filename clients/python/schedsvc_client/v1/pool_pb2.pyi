@@ -210,6 +210,7 @@ class PoolStats(_message.Message):
     POSTED_TOKENS_FIELD_NUMBER: _builtins.int
     LIVE_LEASES_FIELD_NUMBER: _builtins.int
     SUSPECT_LEASES_FIELD_NUMBER: _builtins.int
+    RUNNING_SEQUENCES_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     OVERDRAWN_FIELD_NUMBER: _builtins.int
     ATTACHED_FIELD_NUMBER: _builtins.int
@@ -260,6 +261,8 @@ class PoolStats(_message.Message):
     """The filled part of these, as reported; without reports the input, from the grant on."""
     live_leases: _builtins.int
     suspect_leases: _builtins.int
+    running_sequences: _builtins.int
+    """Sequences of its leases: one for each prompt and completion."""
     queued: _builtins.int
     """Requests that wait for this pool alone."""
     overdrawn: _builtins.bool
@@ -358,6 +361,7 @@ class PoolStats(_message.Message):
         posted_tokens: _builtins.int = ...,
         live_leases: _builtins.int = ...,
         suspect_leases: _builtins.int = ...,
+        running_sequences: _builtins.int = ...,
         queued: _builtins.int = ...,
         overdrawn: _builtins.bool = ...,
         attached: _builtins.bool = ...,
@@ -401,7 +405,7 @@ class PoolStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "named_only", b"named_only", "output_above_limit_tokens", b"output_above_limit_tokens", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "named_only", b"named_only", "output_above_limit_tokens", b"output_above_limit_tokens", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "running_sequences", b"running_sequences", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

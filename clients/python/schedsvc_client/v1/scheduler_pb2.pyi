@@ -22,6 +22,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from schedsvc_client.v1 import cluster_pb2 as _cluster_pb2
+from schedsvc_client.v1 import judgement_pb2 as _judgement_pb2
 from schedsvc_client.v1 import leader_pb2 as _leader_pb2
 from schedsvc_client.v1 import mode_pb2 as _mode_pb2
 from schedsvc_client.v1 import pool_pb2 as _pool_pb2
@@ -635,9 +636,12 @@ class StatsResponse(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    JUDGEMENT_FIELD_NUMBER: _builtins.int
+    PRICES_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    """In force, such as vtc; order of the requests of one flow, arrival or deadline."""
+    """In force, such as vtc."""
     flow_order: _builtins.str
+    """Order of the requests of one flow: arrival or deadline."""
     digest: _builtins.int
     """Digest of the decision log so far."""
     incarnation: _builtins.int
@@ -645,15 +649,17 @@ class StatsResponse(_message.Message):
     draining: _builtins.bool
     @_builtins.property
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.PoolStats]:
-        """In the order of registration, and by service, descending."""
+        """In the order of registration."""
 
     @_builtins.property
-    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowStats]: ...
+    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowStats]:
+        """In the order of service, descending."""
+
     @_builtins.property
     def totals(self) -> Global___Totals: ...
     @_builtins.property
     def state(self) -> _mode_pb2.StateStats:
-        """How counters, quotas and predictions are kept for a restart; absent without a state file."""
+        """Absent without a state file."""
 
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[_quota_pb2.ClassStats]:
@@ -673,6 +679,10 @@ class StatsResponse(_message.Message):
     def usage(self) -> _usage_pb2.UsageStats: ...
     @_builtins.property
     def cluster(self) -> _cluster_pb2.ClusterStats: ...
+    @_builtins.property
+    def judgement(self) -> _judgement_pb2.Judgement: ...
+    @_builtins.property
+    def prices(self) -> _judgement_pb2.Prices: ...
     def __init__(
         self,
         *,
@@ -693,10 +703,12 @@ class StatsResponse(_message.Message):
         tenants: _tenants_pb2.TenantsStats | None = ...,
         usage: _usage_pb2.UsageStats | None = ...,
         cluster: _cluster_pb2.ClusterStats | None = ...,
+        judgement: _judgement_pb2.Judgement | None = ...,
+        prices: _judgement_pb2.Prices | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "mode", b"mode", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "config", b"config", "judgement", b"judgement", "mode", b"mode", "prices", b"prices", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "cluster", b"cluster", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "groups", b"groups", "incarnation", b"incarnation", "mode", b"mode", "policy", b"policy", "pools", b"pools", "quotas", b"quotas", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "cluster", b"cluster", "config", b"config", "digest", b"digest", "draining", b"draining", "flow_order", b"flow_order", "flows", b"flows", "groups", b"groups", "incarnation", b"incarnation", "judgement", b"judgement", "mode", b"mode", "policy", b"policy", "pools", b"pools", "prices", b"prices", "quotas", b"quotas", "state", b"state", "tenants", b"tenants", "totals", b"totals", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,66 @@
+"""Tests the judgement on the recorded situations."""
+
+import pytest
+from schedsvc_client.v1 import judgement_pb2
+
+from schedsvc.service.judgement import judge
+
+from .plays import WINDOW_S
+from .situations import Label, labels, recorded
+
+#: As many of the situations have to be judged right: 57 of 60.
+RIGHT = 0.95
+
+
+def judged(name: str) -> tuple[str, str]:
+    """Return the level and the text of a recorded situation."""
+    pair = recorded(name)
+    found = judge(pair.then, pair.now, pair.age_ms, WINDOW_S)
+    level = judgement_pb2.JudgementLevel.Name(found.level)
+    return level.removeprefix("JUDGEMENT_LEVEL_").lower(), found.text
+
+
+def faults(label: Label) -> list[str]:
+    return label.faults(*judged(label.name))
+
+
+def test_57_of_60_situations_are_judged_right() -> None:
+    wrong = {
+        label.name: (*judged(label.name), found) for label in labels() if (found := faults(label))
+    }
+    assert len(wrong) <= (1 - RIGHT) * len(labels()), wrong
+
+
+def test_many_sequences_of_a_request_are_no_strangers() -> None:
+    pair = recorded("fail_open")
+    assert pair.then is not None
+    for each in (pair.then, pair.now):
+        each.pools[0].running_sequences = each.pools[0].engine_running
+    found = judge(pair.then, pair.now, 0, WINDOW_S)
+    assert found.level == judgement_pb2.JUDGEMENT_LEVEL_OK, found.text
+
+
+def test_a_pool_that_was_taken_away_for_good_is_no_trouble() -> None:
+    pair = recorded("one_engine_down")
+    gone = pair.now.pools[1]
+    gone.owned_ms = 0
+    assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_TROUBLE
+    gone.detached_ms = 3_600_000
+    assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_OK
+
+
+def test_a_tenant_left_out_of_the_earlier_snapshot_has_no_rate() -> None:
+    pair = recorded("quota_spent_refuses")
+    assert pair.then is not None
+    batch = [flow for flow in pair.then.flows if flow.tenant == "batch"]
+    pair.then.flows.remove(batch[0])
+    found = judge(pair.then, pair.now, 0, WINDOW_S)
+    assert "batch" not in found.text, "its counts are of all the time"
+
+
+@pytest.mark.parametrize("label", labels(), ids=lambda label: label.name)
+def test_sentences_are_short_and_whole(label: Label) -> None:
+    _, text = judged(label.name)
+    assert 10 <= len(text) <= 400
+    assert text.endswith(".")
+    assert "  " not in text
