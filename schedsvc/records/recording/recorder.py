@@ -40,6 +40,7 @@ READS = frozenset(
         "stats",
         "flow_stats",
         "histograms",
+        "histogram_bounds_ms",
         "show_histograms",
         "list_leases",
         "flow_keys",

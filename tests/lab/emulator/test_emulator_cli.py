@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from schedsvc_lab.emulator.cli import emulate
+from schedsvc.cli import main
 from schedsvc_lab.engine import profile_names
 from tests import forked
 
@@ -29,7 +29,7 @@ class Layer:
 
 
 def run(*args):
-    return CliRunner().invoke(emulate, list(args))
+    return CliRunner().invoke(main, ["emulate", *args])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from schedsvc_lab.load.cli import load
+from schedsvc.cli import main
 
 from .fake import Answer, Fake, obey, serving
 
@@ -59,7 +59,7 @@ def server() -> Iterator[Thread]:
 def run(tmp_path: Path, url: str, *options: str, trace: str = TRACE) -> Result:
     path = tmp_path / "trace.csv"
     path.write_text(trace)
-    return CliRunner().invoke(load, ["--url", url, "--trace", str(path), *options])
+    return CliRunner().invoke(main, ["load", "--url", url, "--trace", str(path), *options])
 
 
 def test_json_and_files(tmp_path: Path, server: Thread) -> None:

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedsvc.cli import main
 from schedsvc_lab.workload import Message, Record, TraceReader, read_trace
-from schedsvc_lab.workload.cli import workload
 from schedsvc_lab.workload.convert import MooncakeLines, write_trace
 from schedsvc_lab.workload.fields import Fields
 from schedsvc_lab.workload.json_forms import own_line, own_record
@@ -80,7 +80,9 @@ def convert(tmp_path: Path, text: str, *options: str) -> Result:
     path = tmp_path / "in"
     path.write_text(text)
     out = str(tmp_path / "out.jsonl")
-    return CliRunner().invoke(workload, ["convert", "--trace", str(path), "--out", out, *options])
+    return CliRunner().invoke(
+        main, ["workload", "convert", "--trace", str(path), "--out", out, *options]
+    )
 
 
 def test_converted_files_read_alike(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_output_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n0,a,1,1\n")
     result = CliRunner().invoke(
-        workload, ["convert", "--trace", str(path), "--out", f"{tmp_path}/no/o.jsonl"]
+        main, ["workload", "convert", "--trace", str(path), "--out", f"{tmp_path}/no/o.jsonl"]
     )
     assert result.exit_code == 2
     assert f"--out: the folder {tmp_path}/no does not exist; make it" in result.output
@@ -109,7 +111,7 @@ def test_trace_that_is_empty_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
     result = CliRunner().invoke(
-        workload, ["convert", "--trace", str(path), "--out", f"{tmp_path}/o.jsonl"]
+        main, ["workload", "convert", "--trace", str(path), "--out", f"{tmp_path}/o.jsonl"]
     )
     assert result.exit_code == 1
     assert "begins with no header and no JSON; is it empty?" in result.output

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from schedsvc.cli import main
 from schedsvc_lab.workload import Record
-from schedsvc_lab.workload.cli import workload
 from schedsvc_lab.workload.statistics import QUANTILES, Description
 
 from .test_forms import DATA, SHAREGPT
@@ -22,7 +22,7 @@ def described(records: list[Record]) -> Description:
 
 
 def describe(path: Path, *options: str) -> Result:
-    return CliRunner().invoke(workload, ["describe", "--trace", str(path), *options])
+    return CliRunner().invoke(main, ["workload", "describe", "--trace", str(path), *options])
 
 
 def test_against_numpy() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from schedsvc.cli import main
 from schedsvc_lab.workload import Record, TraceReader, zipf
 from schedsvc_lab.workload.arrivals import Arrivals, draw_arrivals, gap_error
-from schedsvc_lab.workload.cli import workload
 from schedsvc_lab.workload.lengths import Lengths
 from schedsvc_lab.workload.make import (
     LABEL_RULES,
@@ -163,7 +163,7 @@ def test_wrong_lengths(text: str, message: str) -> None:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(workload, [str(argument) for argument in arguments])
+    return CliRunner().invoke(main, ["workload", *(str(argument) for argument in arguments)])
 
 
 def synth(out: Path, *options: object) -> Result:
@@ -174,8 +174,18 @@ def test_tenants_prompts_begin_with_blocks_of_their_own(tmp_path: Path) -> None:
     out = tmp_path / "shared.jsonl"
     options = ("--requests", "200", "--rate", "5", "--tenants", "3", "--input", "uniform:10:60")
     done = CliRunner().invoke(
-        workload,
-        ["synth", *options, "--prefix-tokens", "100", "--block-tokens", "8", "--out", str(out)],
+        main,
+        [
+            "workload",
+            "synth",
+            *options,
+            "--prefix-tokens",
+            "100",
+            "--block-tokens",
+            "8",
+            "--out",
+            str(out),
+        ],
     )
     assert done.exit_code == 0, done.output
     records = list(TraceReader(out))
