@@ -162,6 +162,13 @@ public final class Scheduler implements AutoCloseable {
       open = List.copyOf(ends.values());
     }
     open.forEach(Runnable::run);
+    boolean isDone = awaitEnds(most);
+    timer.close();
+    channel.close();
+    return isDone;
+  }
+
+  private boolean awaitEnds(Duration most) {
     long until = System.nanoTime() + most.toNanos();
     synchronized (ends) {
       try {
@@ -172,10 +179,6 @@ public final class Scheduler implements AutoCloseable {
       } catch (InterruptedException e) {
         Thread.currentThread().interrupt();
       }
-    }
-    timer.close();
-    channel.close();
-    synchronized (ends) {
       return ends.isEmpty();
     }
   }

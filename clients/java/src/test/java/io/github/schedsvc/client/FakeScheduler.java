@@ -84,18 +84,26 @@ public final class FakeScheduler implements AutoCloseable {
   public long ttlMs = 30_000;
   private final Map<String, Deque<Status.Code>> failures = new HashMap<>();
   private final long firstLease;
-  private final int port;
-  private Server server;
+  private final Server server;
 
   /** Starts a scheduler that numbers its leases from the first. */
   public FakeScheduler(long firstLease) {
     this.firstLease = firstLease;
-    start(0);
-    this.port = server.getPort();
+    try {
+      server =
+          Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create())
+              .intercept(new Script())
+              .addService(new Scheduling())
+              .addService(new Explaining())
+              .build()
+              .start();
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
   }
 
   public String target() {
-    return "127.0.0.1:" + port;
+    return "127.0.0.1:" + server.getPort();
   }
 
   /** Breaks all calls. */
@@ -106,25 +114,6 @@ public final class FakeScheduler implements AutoCloseable {
       server.awaitTermination(1, TimeUnit.MINUTES);
     } catch (InterruptedException e) {
       throw new IllegalStateException(e);
-    }
-  }
-
-  /** Serves again, where it did before. */
-  public void restart() {
-    start(port);
-  }
-
-  private void start(int at) {
-    try {
-      server =
-          Grpc.newServerBuilderForPort(at, InsecureServerCredentials.create())
-              .intercept(new Script())
-              .addService(new Scheduling())
-              .addService(new Explaining())
-              .build()
-              .start();
-    } catch (IOException e) {
-      throw new UncheckedIOException(e);
     }
   }
 
