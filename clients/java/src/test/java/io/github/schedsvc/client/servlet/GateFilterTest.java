@@ -39,6 +39,8 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.logging.Level;
+import java.util.logging.Logger;
 import org.apache.catalina.Context;
 import org.apache.catalina.Wrapper;
 import org.apache.catalina.startup.Tomcat;
@@ -108,6 +110,7 @@ class GateFilterTest {
 
   @BeforeEach
   void prepare() {
+    Logger.getLogger("org.apache").setLevel(Level.OFF);
     tomcat.setBaseDir(folder.toString());
     tomcat.setPort(0);
     tomcat.getConnector().setProperty("address", "127.0.0.1");
