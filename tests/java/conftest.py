@@ -34,7 +34,9 @@ class Java:
 
     def program(self, name: str) -> Sequence[str]:
         """Return the command of a program of the client's tests."""
-        return ["java", *_QUICK, "-cp", self.class_path, f"io.github.schedsvc.client.tool.{name}"]
+        jar, option = toolchain.openssl()
+        path = f"{self.class_path}:{jar}"
+        return ["java", *_QUICK, option, "-cp", path, f"io.github.schedsvc.client.tool.{name}"]
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from tests.conformance.test_conformance import read
 
 from .conftest import Java
 from .test_conformance import UNARY, run_script
-from .toolchain import maven, run
+from .toolchain import junit, run
 
 __all__ = ["program", "store"]
 
@@ -29,7 +29,7 @@ EIGHT_RUN = script(
 
 
 def test_client_alone(java: Java) -> None:
-    printed = maven("surefire:test", "-Dtest=!LiveTest")
+    printed = junit("!LiveTest")
     assert "Tests run: 83, Failures: 0, Errors: 0, Skipped: 0" in printed, printed
 
 
@@ -47,7 +47,7 @@ def test_client_on_a_live_scheduler(transport: str, tmp_path: Path, java: Java) 
             "SCHEDSVC_TLS_CA_FILE": str(tmp_path / AUTHORITY) if transport == "tls" else "",
             "SCHEDSVC_TOKEN": "secret",
         }
-        printed = maven("surefire:test", "-Dtest=LiveTest", variables=variables)
+        printed = junit("LiveTest", variables)
     assert "Tests run: 8, Failures: 0, Errors: 0, Skipped: 0" in printed, printed
 
 

@@ -64,9 +64,7 @@ def samples(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Sequence[st
     return ["java", "-cp", class_path(folder, "runtime")]
 
 
-def complete(
-    samples: Sequence[str], target: str, engine: str
-) -> subprocess.CompletedProcess[str]:
+def complete(samples: Sequence[str], target: str, engine: str) -> subprocess.CompletedProcess[str]:
     """Ask for one completion through the scheduler."""
     return subprocess.run(
         [*samples, "Complete", target, engine, "Once upon a time there was"],

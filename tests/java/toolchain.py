@@ -21,6 +21,7 @@ REPOSITORY = FOLDER / "target/repository"
 ARTIFACTS = {
     "io/grpc/grpc-netty": "libgrpc-java",
     "io/netty/netty-codec-http2": "libnetty-java",
+    "io/netty/netty-tcnative": "libnetty-tcnative-java",
     "io/perfmark/perfmark-api": "libperfmark-java",
     "com/google/api/grpc/proto-google-common-protos": "libgoogle-common-protos-java",
     "com/google/code/gson/gson": "libgoogle-gson-java",
@@ -45,10 +46,16 @@ SUREFIRE = "-Dsurefire.version=2.22.3"
 _PLAIN = ("--batch-mode", "--offline")
 
 
+#: Debian's Netty makes TLS for HTTP/2 by OpenSSL alone, and looks for this library under this name.
+OPENSSL = Path("/usr/lib/x86_64-linux-gnu/jni/libnetty-tcnative.so")
+_OPENSSL_NAME = "libnetty_tcnative.so"
+
+
 def need_java() -> None:
     """Skip the test that calls this without Java and Debian's packages; in CI fail instead."""
     need("java", "javac", "mvn", "protoc", "grpc_java_plugin")
     missing = sorted({name for path, name in ARTIFACTS.items() if not (PACKAGES / path).is_dir()})
+    missing += [] if OPENSSL.exists() else ["libnetty-tcnative-jni"]
     if missing:
         text = f"some packages are missing; `.ci/tools {' '.join(missing)}` installs them"
         (pytest.fail if IN_CI else pytest.skip)(text)
@@ -85,11 +92,32 @@ def build() -> None:
     shutil.rmtree(REPOSITORY, ignore_errors=True)
     shutil.copytree(PACKAGES, REPOSITORY, copy_function=os.symlink)
     maven("-q", "install", "-DskipTests")
+    native = FOLDER / "target/native"
+    native.mkdir(exist_ok=True)
+    shutil.copy(OPENSSL, native / _OPENSSL_NAME)
+
+
+def openssl() -> tuple[str, str]:
+    """Return the JAR of Netty's OpenSSL, and the option of Java that finds its library."""
+    jar = REPOSITORY / "io/netty/netty-tcnative/debian/netty-tcnative-debian.jar"
+    return str(jar), f"-Djava.library.path={FOLDER / 'target/native'}"
+
+
+def junit(tests: str, variables: Mapping[str, str] | None = None) -> str:
+    """Run tests of the client that have to pass; return what Maven prints."""
+    jar, option = openssl()
+    more = [f"-Dmaven.test.additionalClasspath={jar}", f"-DargLine={option}"]
+    return maven("surefire:test", f"-Dtest={tests}", *more, variables=variables)
 
 
 def class_path(folder: Path, scope: str = "test") -> str:
     """Return the class path of a project that was built."""
     written = folder / "target/class_path.txt"
     echo = ["-Dexec.executable=echo", "-Dexec.args=%classpath", f"-Dexec.classpathScope={scope}"]
-    maven("exec:exec", *echo, f"-Dexec.outputFile={written}", cwd=folder)
+    maven(
+        "org.codehaus.mojo:exec-maven-plugin:3.1.0:exec",
+        *echo,
+        f"-Dexec.outputFile={written}",
+        cwd=folder,
+    )
     return written.read_text().strip()
