@@ -1,4 +1,4 @@
-"""Java, if it is installed, and the programs of our client for it."""
+"""Finds Java, and the programs of our client for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Java:
 
 @pytest.fixture(scope="session")
 def java() -> Java:
-    """Java, with our client built; skips if there is none, and fails in CI."""
+    """Return Java, with our client built; skip if there is none, and fail in CI."""
     toolchain.need_java()
     stamp = FOLDER / "target/class_path"
     with (FOLDER / "pom.xml").open() as lock:

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "clients/java"
 PACKAGES = Path("/usr/share/maven-repo")
 #: A local repository that has these, and the client.
 REPOSITORY = FOLDER / "target/repository"
-#: What the pom needs and the programs below do not bring, and the packages that have it.
+#: Artifacts that the pom asks for, each with the package that has it.
 ARTIFACTS = {
     "io/grpc/grpc-netty": "libgrpc-java",
     "io/netty/netty-codec-http2": "libnetty-java",

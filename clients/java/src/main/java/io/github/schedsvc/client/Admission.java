@@ -29,7 +29,7 @@ public final class Admission implements AutoCloseable {
 
   private static final long END_BACKOFF_MIN_MS = 50;
   private static final long END_BACKOFF_MAX_MS = 2_000;
-  /** The scheduler keeps an expired lease for so long; past it a Complete is not repeated. */
+  /** The time for which the scheduler keeps an expired lease: past it no end is repeated. */
   private static final long LEASE_GRACE_MS = 20_000;
   /** How long close waits for an end that has to be repeated. */
   private static final long CLOSE_WAIT_MS = 1_000;

@@ -11,7 +11,7 @@ import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import java.util.function.Consumer;
 
-/** Does something before a call is told its end. */
+/** Does something before a call learns its end. */
 final class OnClose implements ClientInterceptor {
   private final Runnable work;
 

@@ -17,7 +17,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.regex.Pattern;
 
-/** Says how errors look in HTTP, in OpenAI's form, and what headers tell of a request. */
+/** Writes errors in OpenAI's form, and the headers that describe a request. */
 enum Answers {
   SLOW_DOWN(429, Kind.RATE_LIMIT, "slow_down"),
   LIMITED(429, Kind.RATE_LIMIT, "rate_limit_exceeded"),

@@ -114,7 +114,7 @@ public final class GateFilter implements Filter {
     }
   }
 
-  /** Leaves the thread, and comes back with the verdict. */
+  /** Leaves the thread, and dispatches the request again with the verdict. */
   private void await(AdmitRequest size, HttpServletRequest request, HttpServletResponse response) {
     AsyncContext waiting = request.startAsync(request, response);
     waiting.setTimeout(0); // The scheduler bounds the wait.
@@ -187,7 +187,7 @@ public final class GateFilter implements Filter {
     }
   }
 
-  /** Is told how the asynchronous part of a request ends. */
+  /** Learns how the asynchronous part of a request ends. */
   private static final class OnEnd implements AsyncListener {
     private final Consumer<Boolean> ended;
 
