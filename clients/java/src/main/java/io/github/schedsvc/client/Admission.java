@@ -104,7 +104,7 @@ public final class Admission implements AutoCloseable {
    * Ends the lease as done. The first end counts: after another one the future has the books of
    * that one.
    *
-   * @return what was charged; it comes when the scheduler knows of the end, which the client repeats
+   * @return what was charged, when the scheduler knows of the end; the client repeats the end
    *     until the lease has surely expired
    */
   public CompletableFuture<CompleteResponse> complete(Totals totals) {

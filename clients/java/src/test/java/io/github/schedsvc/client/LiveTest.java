@@ -35,7 +35,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
 /**
- * Runs on the scheduler at SCHEDSVC_TARGET, which `make test-java` starts. Its pool runs one request
+ * Runs on the scheduler at SCHEDSVC_TARGET; `make test-java` starts it. Its pool runs one request
  * at a time for the tenant red, and its queue holds one. In the end nothing may be left there.
  */
 @Timeout(120)
