@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ EIGHT_RUN = script(
 
 def test_client_alone(java: Java) -> None:
     printed = junit("!LiveTest")
-    assert "Tests run: 83, Failures: 0, Errors: 0, Skipped: 0" in printed, printed
+    found = re.findall(r"Tests run: (\d+), Failures: 0, Errors: 0, Skipped: 0\n", printed)
+    assert int(found[-1]) > 80, printed
 
 
 @pytest.mark.parametrize("transport", ["tcp", "tls"])
