@@ -27,6 +27,6 @@ final class Timer {
   }
 
   void close() {
-    executor.shutdown(); // What pauses goes on, and finds that the channel is closed.
+    executor.shutdown(); // Paused work runs, and finds the channel closed.
   }
 }
