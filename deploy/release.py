@@ -29,7 +29,7 @@ PROJECTS = {
 #: The page that shows users which version to install.
 PAGE = "docs/use/install.md"
 CHART = "deploy/chart/schedsvc"
-#: Other files that state the version: image, chart, Kustomize, compose, pages that show them, npm.
+#: Other files that state the version: image, chart, Kustomize, compose, pages, npm, Maven.
 OTHERS = (
     "deploy/Containerfile",
     f"{CHART}/Chart.yaml",
@@ -39,6 +39,8 @@ OTHERS = (
     "deploy/compose.yaml",
     "docs/use/vllm.md",
     "clients/node/package.json",
+    "clients/java/pom.xml",
+    "clients/java/README.md",
 )
 _FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
 _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
@@ -46,6 +48,7 @@ _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
 _PIN = re.compile(r'"(?:(schedsvc-[a-z]+)|(schedsvc)(?=[=<>!~]))(?:[=<>!~][^"\[\]]*)?"')
 _ARGUMENT = re.compile(r"(?m)^(ARG VERSION=).*$")
 _NPM = re.compile(r'("name": "schedsvc",\n *"version": )"[^"]*"')
+_MAVEN = re.compile(r"(<artifactId>schedsvc-client</artifactId>\n *<version>)[^<]*")
 _CHART = re.compile(r"(?m)^(version: )[\d.]+\S*$")
 _APP = re.compile(r'(?m)^(appVersion: )"[^"]*"')
 _NEW_TAG = re.compile(r"(newTag: )[^\s,}]+")
@@ -103,7 +106,7 @@ def with_version(file: Path, new: str) -> str:
     text = _CHART.sub(rf"\g<1>{chart_version(new)}", text)
     text = _APP.sub(rf'\1"{new}"', text)
     # \g<1>, because a digit follows.
-    for pattern in (_ARGUMENT, _NEW_TAG, _TAG):
+    for pattern in (_MAVEN, _ARGUMENT, _NEW_TAG, _TAG):
         text = pattern.sub(rf"\g<1>{new}", text)
     return _SHOWN.sub(rf"'\1=={new}'", text)
 

@@ -63,7 +63,7 @@ RULES = (
     Rule(
         r"proto/schedsvc/|clients/python/schedsvc_client/v1/",
         "the contract",
-        (*CORE_TESTS, "tests/conformance/", "tests/go/", "tests/vllm/"),
+        (*CORE_TESTS, "tests/conformance/", "tests/go/", "tests/java/", "tests/vllm/"),
     ),
     Rule(r"(Makefile|constraints\.txt|pyproject\.toml|\.ci/.*|\.gitignore)$", "runs CI", all=True),
     Rule(r"tests/(lanes|tidy/sources)\b", "chooses what runs", all=True),
@@ -107,9 +107,12 @@ RULES = (
         files=("lab/schedsvc_lab/engine/__init__.py",),
     ),
     Rule(
-        r"clients/conformance/", "the scripts of every client", ("tests/conformance/", "tests/go/")
+        r"clients/conformance/",
+        "the scripts of every client",
+        ("tests/conformance/", "tests/go/", "tests/java/"),
     ),
     Rule(r"clients/go/", "the Go client", ("tests/go/",)),
+    Rule(r"clients/java/", "the Java client", ("tests/java/",)),
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
     Rule(r"(docs/operate/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
     Rule(r"(docs/|SECURITY|CHANGELOG|CONTRIBUTING|STYLE|ARCHITECTURE)|.*\.md$", "for readers"),
@@ -121,6 +124,7 @@ LANES = {
     "test-browser": ("tests/browser/",),
     "test-fronts": ("tests/fronts/",),
     "test-go": ("tests/go/",),
+    "test-java": ("tests/java/",),
     "test-dist": (),
     "test-image": (),
     "test-chart": (
@@ -132,8 +136,9 @@ LANES = {
 #: are the quick guard of all rooms, and `test-faults` and `test-fuzz` draw fresh seeds, so they may
 #: find something on code that has not changed.
 STAGES = (
-    "check", "test", "test-browser", "test-fronts", "test-go", "lane-slow", "lane-mutants",
-    "test-dist", "test-image", "test-chart", "test-faults", "test-fuzz", "test-vllm",
+    "check", "test", "test-browser", "test-fronts", "test-go", "test-java", "lane-slow",
+    "lane-mutants", "test-dist", "test-image", "test-chart", "test-faults", "test-fuzz",
+    "test-vllm",
 )  # fmt: skip
 #: The oracles of a mutant that the fault simulator has to catch.
 ORACLES = ("lab/schedsvc_lab/faults/",)

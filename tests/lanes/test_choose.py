@@ -94,6 +94,11 @@ def test_a_change_of_what_chooses_selects_everything(path: str) -> None:
         ("clients/conformance/queue.json", "test-go"),
         ("proto/schedsvc/v1/pool.proto", "test-go"),
         ("schedsvc/service/scheduler_servicer.py", "test-go"),
+        ("clients/java/pom.xml", "test-java"),
+        ("clients/java/src/main/java/io/github/schedsvc/client/Link.java", "test-java"),
+        ("clients/conformance/queue.json", "test-java"),
+        ("proto/schedsvc/v1/pool.proto", "test-java"),
+        ("schedsvc/service/scheduler_servicer.py", "test-java"),
     ],
 )
 def test_a_change_runs_the_lane_of_its_subject(path: str, lane: str) -> None:

@@ -16,7 +16,9 @@ from pathlib import Path
 from .sources import files, relative
 
 WORDS_MAX = 35
-SUFFIXES = (".py", ".pyi", ".pyx", ".pxi", ".lua", ".mjs", ".ts", ".go", ".proto", ".yaml", ".md")
+SUFFIXES = (
+    ".py", ".pyi", ".pyx", ".pxi", ".lua", ".mjs", ".ts", ".go", ".java", ".proto", ".yaml", ".md",
+)  # fmt: skip
 # Lists the constructions themselves.
 _ITSELF = frozenset({"tests/tidy/prose.py", "tests/tidy/test_prose.py"})
 _HELP = frozenset({"help", "short_help", "epilog"})
@@ -86,9 +88,8 @@ def _paragraphs(suffix: str, text: str) -> Iterator[tuple[int, str]]:
         )
         yield from _joined(found, "#")
     else:
-        sign = {".mjs": "//", ".ts": "//", ".go": "//", ".proto": "//", ".lua": "--"}.get(
-            suffix, "#"
-        )
+        slashed = {".mjs", ".ts", ".go", ".java", ".proto"}
+        sign = "//" if suffix in slashed else {".lua": "--"}.get(suffix, "#")
         found = (
             (at, line[line.index(sign) :], bool(line[: line.index(sign)].strip()))
             for at, line in enumerate(text.splitlines(), 1)
@@ -99,6 +100,10 @@ def _paragraphs(suffix: str, text: str) -> Iterator[tuple[int, str]]:
             if suffix in {".pyx", ".pxi"}:
                 line = text.count("\n", 0, match.start()) + 1
                 yield from ((line, part) for part in match[1].split("\n\n"))
+        for match in re.finditer(r"/\*\*(.*?)\*/", text, re.DOTALL) if suffix == ".java" else ():
+            line = text.count("\n", 0, match.start()) + 1
+            block = re.sub(r"^ *\* ?", "", match[1], flags=re.MULTILINE)
+            yield from ((line, part.strip()) for part in re.split(r"\n\n(?:<p>)?", block))
 
 
 def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -21,7 +21,7 @@ PACKAGES = (
     "schedsvc", "schedsvc_client", "schedsvc_vllm", "schedsvc_lab", "bench", "deploy", "spec",
 )  # fmt: skip
 
-_SKIPPED_FOLDERS = {"build", "dist", "out", "node_modules", "__pycache__"}
+_SKIPPED_FOLDERS = {"build", "dist", "out", "target", "node_modules", "__pycache__"}
 _GENERATED = re.compile(
     r"_pb2(_grpc)?\.pyi?$|\.pb\.go$|^_core/.*\.c$|package-lock\.json$|^docs/reference/contract\.md$"
 )

@@ -62,6 +62,8 @@ def test_clear_sentence_passes(text: str) -> None:
         (".mjs", "// A call is {}.\n"),
         (".ts", "// A call is {}.\n"),
         (".go", "// A call is {}.\n"),
+        (".java", "// A call is {}.\n"),
+        (".java", "/**\n * Calls.\n *\n * <p>It is\n * {} here.\n */\n"),
         (".yaml", "a: 1  # is {}\n"),
     ],
 )

@@ -18,6 +18,7 @@ CODE = files(
     ".mjs",
     ".ts",
     ".go",
+    ".java",
     ".css",
     ".html",
     ".proto",

@@ -1,0 +1,236 @@
+package io.github.schedsvc.client;
+
+import io.github.schedsvc.v1.AdmitResponse;
+import io.github.schedsvc.v1.CompleteRequest;
+import io.github.schedsvc.v1.CompleteResponse;
+import io.github.schedsvc.v1.Grant;
+import io.github.schedsvc.v1.LeaseProgress;
+import io.github.schedsvc.v1.LeaseState;
+import io.github.schedsvc.v1.LeaseStatus;
+import io.github.schedsvc.v1.Outcome;
+import io.github.schedsvc.v1.ProgressRequest;
+import io.github.schedsvc.v1.ProgressResponse;
+import io.github.schedsvc.v1.SchedulerServiceGrpc;
+import io.grpc.CallOptions;
+import java.time.Duration;
+import java.time.temporal.ChronoUnit;
+import java.util.EnumSet;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+
+/** Is a granted request. It is renewed in the background until it ends. */
+public final class Admission implements AutoCloseable {
+  /** Bounds one attempt to end a lease. */
+  private static final long END_DEADLINE_MS = 5_000;
+
+  private static final long END_BACKOFF_MIN_MS = 50;
+  private static final long END_BACKOFF_MAX_MS = 2_000;
+  /** The time for which the scheduler keeps an expired lease: past it no end is repeated. */
+  private static final long LEASE_GRACE_MS = 20_000;
+  /** How long close waits for an end that has to be repeated. */
+  private static final long CLOSE_WAIT_MS = 1_000;
+
+  private static final long RENEW_BACKOFF_MIN_MS = 100;
+  /** A state of a later version of the contract is no reason to stop. */
+  private static final Set<LeaseState> LOST =
+      EnumSet.of(
+          LeaseState.LEASE_STATE_UNKNOWN,
+          LeaseState.LEASE_STATE_VOID,
+          LeaseState.LEASE_STATE_ENDED);
+
+  private final Scheduler scheduler;
+  private final String requestId;
+  private final Grant grant;
+  private final Duration queueDuration;
+  private final CompletableFuture<LeaseState> lost = new CompletableFuture<>();
+  private final CompletableFuture<CompleteResponse> books = new CompletableFuture<>();
+  /** The lease, and what is known of its totals. */
+  private final LeaseProgress.Builder report;
+
+  private boolean hasEnded;
+
+  Admission(Scheduler scheduler, String requestId, AdmitResponse response) {
+    this.scheduler = scheduler;
+    this.requestId = requestId;
+    this.grant = response.getGrant();
+    this.queueDuration = Duration.of(response.getQueueDurationUs(), ChronoUnit.MICROS);
+    this.report =
+        LeaseProgress.newBuilder()
+            .setLeaseId(grant.getLeaseId())
+            .setPoolEpoch(grant.getPoolEpoch());
+    renewAfter(grant.getTtlMs() / 3, RENEW_BACKOFF_MIN_MS);
+  }
+
+  static CallOptions endOptions() {
+    return CallOptions.DEFAULT.withDeadlineAfter(END_DEADLINE_MS, TimeUnit.MILLISECONDS);
+  }
+
+  /** Returns the id by which Explain knows the request. */
+  public String requestId() {
+    return requestId;
+  }
+
+  /** Returns the grant: the lease, its pool, and what is reserved. */
+  public Grant grant() {
+    return grant;
+  }
+
+  /** Returns the time from the request's arrival to its grant. */
+  public Duration queueDuration() {
+    return queueDuration;
+  }
+
+  /**
+   * Returns a future that is done, with the reason, when the scheduler no longer knows the lease as
+   * live. Stop the engine's work then. An end of the admission does not complete it.
+   */
+  public CompletableFuture<LeaseState> lost() {
+    return lost.copy();
+  }
+
+  /**
+   * Notes running totals. They are sent with the next renewal and with the end, so it costs nothing
+   * to call it for every token.
+   */
+  public synchronized void report(Totals totals) {
+    totals.addTo(report);
+  }
+
+  /**
+   * Ends the lease as done. The first end counts: after another one the future has the books of
+   * that one.
+   *
+   * @return what was charged, when the scheduler knows of the end; the client repeats the end
+   *     until the lease has surely expired
+   */
+  public CompletableFuture<CompleteResponse> complete(Totals totals) {
+    return end(Outcome.OUTCOME_COMPLETED, totals, false);
+  }
+
+  /**
+   * Ends the lease before it was done, as {@link #complete} does. Without totals the request is
+   * charged for its time.
+   */
+  public CompletableFuture<CompleteResponse> cancel(Totals totals) {
+    return end(Outcome.OUTCOME_CANCELLED, totals, false);
+  }
+
+  /** Cancels a lease whose request the engine never had. It costs nothing. */
+  public CompletableFuture<CompleteResponse> giveBack() {
+    return end(Outcome.OUTCOME_CANCELLED, Totals.UNKNOWN, true);
+  }
+
+  /**
+   * Cancels the lease if it has not ended, and waits until the scheduler knows of the end. If the
+   * scheduler is away, it waits for a second at most, and the rest goes on behind it. An end that
+   * fails is seen in the future of that end only.
+   */
+  @Override
+  public void close() {
+    try {
+      cancel(Totals.UNKNOWN).get(CLOSE_WAIT_MS, TimeUnit.MILLISECONDS);
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+    } catch (ExecutionException | TimeoutException e) {
+      return; // The lease expires, or its end goes on.
+    }
+  }
+
+  /** Begins to end the lease, if that has not begun. */
+  private CompletableFuture<CompleteResponse> end(
+      Outcome outcome, Totals totals, boolean isUnused) {
+    CompleteRequest.Builder request = CompleteRequest.newBuilder().setOutcome(outcome);
+    synchronized (this) {
+      if (hasEnded) {
+        return books.copy();
+      }
+      hasEnded = true;
+      totals.addTo(report);
+      if (isUnused) {
+        report.setInputTokens(0).setCachedInputTokens(0).setOutputTokens(0);
+      }
+      request.setLeaseId(report.getLeaseId()).setPoolEpoch(report.getPoolEpoch());
+      if (report.hasInputTokens()) {
+        request.setInputTokens(report.getInputTokens());
+      }
+      if (report.hasCachedInputTokens()) {
+        request.setCachedInputTokens(report.getCachedInputTokens());
+      }
+      if (report.hasOutputTokens()) {
+        request.setOutputTokens(report.getOutputTokens());
+      }
+    }
+    long patience = TimeUnit.MILLISECONDS.toNanos(grant.getTtlMs() + LEASE_GRACE_MS);
+    deliver(request.build(), System.nanoTime() + patience, END_BACKOFF_MIN_MS);
+    return books.copy();
+  }
+
+  /** Repeats the end until the scheduler has it, or the lease has surely expired. */
+  private void deliver(CompleteRequest request, long expiry, long backoffMs) {
+    scheduler
+        .ask(SchedulerServiceGrpc.getCompleteMethod(), request, endOptions())
+        .whenComplete(
+            (found, failure) -> {
+              long most = Math.min(backoffMs, END_BACKOFF_MAX_MS);
+              Duration pause =
+                  Duration.ofMillis(ThreadLocalRandom.current().nextLong(most / 2, most + 1));
+              if (failure == null) {
+                scheduler.finish(this);
+                books.complete(found);
+              } else if (!CallException.of(failure).isPassing()
+                  || System.nanoTime() - expiry > 0
+                  || !scheduler.timer.after(pause, () -> deliver(request, expiry, 2 * most))) {
+                scheduler.finish(this);
+                books.completeExceptionally(failure);
+              }
+            });
+  }
+
+  /**
+   * Reports the totals every third of the TTL, so that two renewals may be lost before the lease
+   * is.
+   */
+  private void renewAfter(long pauseMs, long backoffMs) {
+    scheduler.timer.after(Duration.ofMillis(pauseMs), () -> renew(backoffMs));
+  }
+
+  private void renew(long backoffMs) {
+    ProgressRequest request;
+    synchronized (this) {
+      if (hasEnded || lost.isDone()) {
+        return;
+      }
+      request = ProgressRequest.newBuilder().addLeases(report).build();
+    }
+    long usualMs = grant.getTtlMs() / 3;
+    scheduler
+        .ask(SchedulerServiceGrpc.getProgressMethod(), request, CallOptions.DEFAULT)
+        .whenComplete(
+            (response, failure) -> {
+              if (failure == null) {
+                obey(response);
+              } else if (backoffMs < usualMs) {
+                renewAfter(backoffMs, 2 * backoffMs);
+                return;
+              }
+              renewAfter(usualMs, RENEW_BACKOFF_MIN_MS);
+            });
+  }
+
+  private void obey(ProgressResponse response) {
+    for (LeaseStatus found : response.getLeasesList()) {
+      synchronized (this) {
+        if (hasEnded) {
+          return;
+        }
+      }
+      if (LOST.contains(found.getState())) {
+        lost.complete(found.getState());
+      }
+    }
+  }
+}

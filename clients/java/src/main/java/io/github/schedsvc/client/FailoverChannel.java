@@ -1,0 +1,253 @@
+package io.github.schedsvc.client;
+
+import io.github.schedsvc.v1.ProgressRequest;
+import io.github.schedsvc.v1.SchedulerServiceGrpc;
+import io.grpc.CallOptions;
+import io.grpc.Channel;
+import io.grpc.ClientCall;
+import io.grpc.Context;
+import io.grpc.Deadline;
+import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
+
+/**
+ * Makes unary calls. With several targets it asks one after the other, until the deadline of the
+ * call, and for at most a set time without one that leads.
+ */
+final class FailoverChannel extends Channel {
+  /** After this number of unanswered probes in a row a scheduler that holds a call is silent. */
+  static final int PROBES_MAX = 3;
+
+  private static final Metadata.Key<String> LEADER = Link.key("schedsvc-leader");
+  /** Every scheduler would answer so. */
+  private static final Set<Status.Code> OF_CALLER =
+      EnumSet.of(
+          Status.Code.INVALID_ARGUMENT,
+          Status.Code.OUT_OF_RANGE,
+          Status.Code.ALREADY_EXISTS,
+          Status.Code.NOT_FOUND,
+          Status.Code.UNAUTHENTICATED,
+          Status.Code.PERMISSION_DENIED,
+          Status.Code.RESOURCE_EXHAUSTED);
+
+  private final Targets targets;
+  private final Timer timer;
+  private final Duration failoverWait;
+  private final Duration silentAfter;
+  private final Map<String, Link> links = new LinkedHashMap<>();
+  /** The number of Admits that each probed target holds. */
+  private final Map<Link, Integer> held = new HashMap<>();
+
+  FailoverChannel(
+      Targets targets,
+      Function<String, Link> link,
+      Timer timer,
+      Duration failoverWait,
+      Duration silentAfter) {
+    this.targets = targets;
+    this.timer = timer;
+    this.failoverWait = failoverWait;
+    this.silentAfter = silentAfter;
+    targets.all().forEach(target -> links.put(target, link.apply(target)));
+  }
+
+  @Override
+  public String authority() {
+    return targets.ask();
+  }
+
+  @Override
+  public <Q, R> ClientCall<Q, R> newCall(MethodDescriptor<Q, R> method, CallOptions options) {
+    if (method.getType() != MethodDescriptor.MethodType.UNARY) {
+      throw Status.UNIMPLEMENTED.withDescription("only unary calls are made").asRuntimeException();
+    }
+    return new Call<>(method, options);
+  }
+
+  void close() {
+    links.values().forEach(Link::close);
+  }
+
+  /** Lets a target be probed while it holds a call. */
+  private synchronized void watch(Link link) {
+    if (held.putIfAbsent(link, 0) == null) {
+      probeLater(link, 0, silentAfter.toNanos() / PROBES_MAX);
+    }
+    held.merge(link, 1, Integer::sum);
+  }
+
+  private synchronized void unwatch(Link link) {
+    held.computeIfPresent(link, (target, count) -> count - 1);
+  }
+
+  private void probeLater(Link link, int missed, long nanos) {
+    timer.after(Duration.ofNanos(nanos), () -> probe(link, missed));
+  }
+
+  /**
+   * Asks a scheduler for a sign of life while it holds calls, and hangs up if there is none. Each
+   * probe has its own deadline, so a process that stood still loses one probe at most.
+   */
+  private void probe(Link link, int missed) {
+    synchronized (this) {
+      if (held.remove(link, 0)) {
+        return;
+      }
+    }
+    boolean isSilent = missed == PROBES_MAX;
+    long now = System.nanoTime();
+    if (isSilent) {
+      targets.moveOn(link.target, "", now, silentAfter);
+      link.hangUp();
+    }
+    long step = silentAfter.toNanos() / PROBES_MAX;
+    CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(step, TimeUnit.NANOSECONDS);
+    ClientCall<ProgressRequest, ?> call =
+        link.start(
+            SchedulerServiceGrpc.getProgressMethod(),
+            options,
+            new Metadata(),
+            answer ->
+                probeLater(
+                    link,
+                    !answer.isSilent() ? 0 : isSilent ? 1 : missed + 1,
+                    Math.max(0, step - (System.nanoTime() - now))));
+    call.sendMessage(ProgressRequest.getDefaultInstance());
+    call.halfClose();
+  }
+
+  private static Deadline earlier(Deadline one, Deadline other) {
+    return one == null || (other != null && other.isBefore(one)) ? other : one;
+  }
+
+  /** Is one call, whose attempts follow each other. */
+  private final class Call<Q, R> extends ClientCall<Q, R> {
+    private final MethodDescriptor<Q, R> method;
+    private final CallOptions options;
+    private final Context context = Context.current();
+    private final boolean isHeld;
+    private long awaySince;
+    private Listener<R> listener;
+    private Metadata headers;
+    private Q message;
+    private ClientCall<Q, R> attempt;
+    private boolean hasBegun;
+    private boolean isCancelled;
+
+    Call(MethodDescriptor<Q, R> method, CallOptions options) {
+      this.method = method;
+      this.options = options;
+      // An Admit may be held for long, so it is watched. Others are answered at once.
+      String name = SchedulerServiceGrpc.getAdmitMethod().getFullMethodName();
+      this.isHeld = method.getFullMethodName().equals(name);
+    }
+
+    @Override
+    public void start(Listener<R> listener, Metadata headers) {
+      this.listener = listener;
+      this.headers = headers;
+    }
+
+    @Override
+    public void request(int count) {} // The only answer comes at once.
+
+    @Override
+    public void sendMessage(Q message) {
+      this.message = message;
+    }
+
+    @Override
+    public synchronized void halfClose() {
+      if (!hasBegun) {
+        hasBegun = true;
+        awaySince = System.nanoTime();
+        ask();
+      }
+    }
+
+    @Override
+    public synchronized void cancel(String why, Throwable cause) {
+      isCancelled = true;
+      if (attempt != null) {
+        attempt.cancel(why, cause);
+      } else if (listener != null) {
+        halfClose(); // It ends without being sent.
+      }
+    }
+
+    private void ask() {
+      context.run(() -> ask(links.get(targets.ask()), System.nanoTime()));
+    }
+
+    private synchronized void ask(Link link, long began) {
+      CallOptions bounded = options;
+      if (targets.several() && isHeld) {
+        watch(link);
+      } else if (targets.several()) {
+        Deadline silent = Deadline.after(silentAfter.toNanos(), TimeUnit.NANOSECONDS);
+        bounded = options.withDeadline(earlier(options.getDeadline(), silent));
+      }
+      attempt = link.start(method, bounded, headers, answer -> ended(link, began, answer));
+      if (isCancelled) {
+        attempt.cancel("it was withdrawn", null);
+      } else {
+        attempt.sendMessage(message);
+        attempt.halfClose();
+      }
+    }
+
+    private void ended(Link link, long began, Link.Attempt<R> answer) {
+      if (targets.several() && isHeld) {
+        unwatch(link);
+      }
+      if (answer.status.isOk()) {
+        targets.answered();
+      } else if (goesOn(link, began, answer)) {
+        return;
+      }
+      listener.onHeaders(answer.headers);
+      if (answer.status.isOk()) {
+        listener.onMessage(answer.message);
+      }
+      listener.onClose(answer.status, answer.trailers);
+    }
+
+    /** Moves on to the next target, if that can help, and returns whether it does. */
+    private boolean goesOn(Link link, long began, Link.Attempt<R> answer) {
+      Deadline deadline = earlier(options.getDeadline(), context.getDeadline());
+      synchronized (this) {
+        if (!targets.several()
+            || OF_CALLER.contains(answer.status.getCode())
+            || isCancelled
+            || context.isCancelled()
+            || (deadline != null && deadline.isExpired())) {
+          return false;
+        }
+      }
+      long now = System.nanoTime();
+      boolean isSilent = answer.status.getCode() == Status.Code.DEADLINE_EXCEEDED;
+      if (now - began > failoverWait.toNanos()) { // It was held by one that answered until then.
+        awaySince = now;
+      }
+      String leader = answer.trailers.get(LEADER);
+      Duration pauseMax =
+          targets.moveOn(
+              link.target,
+              leader == null ? "" : leader,
+              now,
+              isSilent ? silentAfter : Duration.ZERO);
+      Duration pause = Duration.ofNanos(ThreadLocalRandom.current().nextLong(pauseMax.toNanos()));
+      return now - awaySince <= failoverWait.toNanos() && timer.after(pause, this::ask);
+    }
+  }
+}

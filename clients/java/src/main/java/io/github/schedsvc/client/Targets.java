@@ -1,0 +1,113 @@
+package io.github.schedsvc.client;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/** Decides which of several schedulers a client asks. Moments are those of System.nanoTime(). */
+final class Targets {
+  static final int TARGETS_MAX = 16;
+  /** The longest pause before the next attempt, and for NAMED_FOR after the leader was named. */
+  static final Duration PAUSE_MAX = Duration.ofMillis(200);
+
+  static final Duration NAMED_PAUSE_MAX = Duration.ofMillis(20);
+  private static final Duration NAMED_FOR = Duration.ofMillis(500);
+  /** The same name shortens the pauses again after this time, as a dead leader may be named. */
+  private static final Duration NAMED_AGAIN = Duration.ofSeconds(2);
+
+  private final List<String> all;
+  private final Set<String> failed = new HashSet<>();
+  private final Map<String, Long> silentUntil = new HashMap<>();
+  private String current;
+  private String named = "";
+  private long namedSince;
+  private long quickUntil;
+  private boolean isQuick;
+
+  private Targets(List<String> all) {
+    this.all = all;
+    this.current = all.get(0);
+  }
+
+  /** Reads a list that is separated by commas. */
+  static Targets parse(String list) {
+    List<String> all = new ArrayList<>();
+    for (String part : list.split(",", -1)) {
+      String target = part.strip();
+      if (target.isEmpty() || all.contains(target)) {
+        throw new IllegalArgumentException(
+            "target \"" + target + "\" of \"" + list + "\" is empty or listed twice");
+      }
+      all.add(target);
+    }
+    if (all.size() > TARGETS_MAX) {
+      throw new IllegalArgumentException(
+          all.size() + " targets are listed; list at most " + TARGETS_MAX);
+    }
+    return new Targets(List.copyOf(all));
+  }
+
+  List<String> all() {
+    return all;
+  }
+
+  boolean several() {
+    return all.size() > 1;
+  }
+
+  /** Returns the target to ask now. */
+  synchronized String ask() {
+    return current;
+  }
+
+  /** Notes that the current target serves this client. */
+  synchronized void answered() {
+    failed.clear();
+    silentUntil.clear();
+  }
+
+  /**
+   * Leaves a target that failed. The next one is the leader that it named, if that one is in the
+   * list and has not failed itself. A target that gave no answer is passed over for the time silent
+   * while others answer. There is no effect if another call has moved on already.
+   *
+   * @return the longest pause before the next attempt
+   */
+  synchronized Duration moveOn(String target, String leader, long now, Duration silent) {
+    if (target.equals(current) && several()) {
+      choose(target, leader, now, silent);
+    }
+    return isQuick && now - quickUntil < 0 ? NAMED_PAUSE_MAX : PAUSE_MAX;
+  }
+
+  private void choose(String target, String leader, long now, Duration silent) {
+    failed.add(target);
+    if (!silent.isZero()) {
+      silentUntil.put(target, now + silent.toNanos());
+    }
+    boolean isTrusted = !failed.contains(leader);
+    List<String> ring = new ArrayList<>(all);
+    Collections.rotate(ring, -all.indexOf(target) - 1);
+    String first = ring.get(0);
+    ring.removeIf(each -> silentUntil.containsKey(each) && silentUntil.get(each) - now > 0);
+    if (isTrusted && ring.contains(leader)) {
+      current = leader;
+      if (!leader.equals(named) || now - namedSince >= NAMED_AGAIN.toNanos()) {
+        named = leader;
+        namedSince = now;
+        quickUntil = now + NAMED_FOR.toNanos();
+        isQuick = true;
+      }
+    } else {
+      current = ring.isEmpty() ? first : ring.get(0);
+    }
+    if (failed.size() == all.size()) {
+      failed.clear();
+    }
+  }
+}
