@@ -140,7 +140,7 @@ async def stats(target: str, *options: str) -> str:
     """Ask in a process of its own: the servers of a test log to the same output."""
     words = ["-m", "schedsvc", "stats", "--target", target, *options]
     asking = await asyncio.create_subprocess_exec(
-        sys.executable, *words, stdout=asyncio.subprocess.PIPE
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     shown, _ = await asking.communicate()
     return shown.decode()
