@@ -160,7 +160,7 @@ class Caller:
         return {"leases": [await self._state(report.lease_id, since) for report in request.leases]}
 
     async def _state(self, lease_id: int, since: int) -> Json:
-        """Return the state that the next report of a lease gets, once the client tells it."""
+        """Return what the scheduler answers to the next report of a lease."""
 
         def sent() -> list[Any]:
             reports = self._scheduler.reports[since:]
