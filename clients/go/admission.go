@@ -22,6 +22,8 @@ const (
 	// closeWait is how long Close waits for an end that has to be repeated.
 	closeWait       = time.Second
 	renewBackoffMin = 100 * time.Millisecond
+	// tokensMax is the most of any total.
+	tokensMax = 1 << 27
 )
 
 // Totals are running totals of a request, never differences. A total of 0 is not known.
@@ -93,9 +95,21 @@ func (a *Admission) Report(totals Totals) {
 		&a.report.OutputTokens:      totals.OutputTokens,
 	} {
 		if total != 0 {
-			*known = proto.Int64(total)
+			*known = proto.Int64(within(total))
 		}
 	}
+}
+
+// within brings a total within the limits of the contract: a scheduler refuses the whole report
+// otherwise, and the lease of a Complete would live until its TTL.
+func within(total int64) int64 {
+	if total < 0 {
+		return 0
+	}
+	if total > tokensMax {
+		return tokensMax
+	}
+	return total
 }
 
 // Complete ends the lease as done, and returns what was charged. The first end counts: after

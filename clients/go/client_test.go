@@ -77,6 +77,19 @@ func TestAnEndThatDoesNotArriveIsRepeated(t *testing.T) {
 	}
 }
 
+func TestTotalsBeyondTheLimitsAreBroughtWithinThem(t *testing.T) {
+	f := fake.Start(t, 1)
+	admission := admit(t, open(t, f.Target, Options{}))
+	totals := Totals{InputTokens: -1, CachedInputTokens: -9, OutputTokens: 1 << 40}
+	if _, err := admission.Complete(background, totals); err != nil {
+		t.Fatal(err)
+	}
+	end := f.Leases[1].Ends[0]
+	if end.GetInputTokens() != 0 || end.GetCachedInputTokens() != 0 || end.GetOutputTokens() != 1<<27 {
+		t.Error(end)
+	}
+}
+
 func TestAnEndThatCannotSucceedIsNotRepeated(t *testing.T) {
 	f := fake.Start(t, 1)
 	f.Failures["Complete"] = repeated(codes.NotFound, 2)

@@ -29,6 +29,11 @@ export interface Books {
   outputTokens: number;
 }
 
+// A scheduler refuses a whole report whose total is beyond the limits of the contract, and the
+// lease of a Complete would live until its TTL.
+const TOKENS_MAX = 2 ** 27;
+const within = (total: Totals[keyof Totals]) => Math.min(Math.max(Number(total), 0), TOKENS_MAX);
+
 const END_OUTCOMES = ['OUTCOME_COMPLETED', 'OUTCOME_CANCELLED'] as const;
 export type EndOutcome = (typeof END_OUTCOMES)[number];
 
@@ -90,8 +95,10 @@ export class Admission {
     checkObject('totals', totals);
     checkNames('total', totals, Object.keys(NOTHING_USED));
     checkMessage('LeaseProgress', totals, 'totals');
-    const known = Object.entries(totals).filter(([, total]) => total !== undefined);
-    Object.assign(this.#totals, Object.fromEntries(known));
+    for (const [name, total] of Object.entries(totals)) {
+      if (total === undefined || total === null) continue;
+      this.#totals[name as keyof Totals] = within(total);
+    }
   }
 
   /** End the lease as done. Returns what was charged. */

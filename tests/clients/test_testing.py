@@ -8,8 +8,17 @@ from typing import Any
 
 import grpc
 import pytest
-from schedsvc_client import CallError, LeaseState, Outcome, Refused, SchedulerUnavailable
+from schedsvc_client import (
+    CallError,
+    ClientOptions,
+    InvalidRequest,
+    LeaseState,
+    Outcome,
+    Refused,
+    SchedulerUnavailable,
+)
 from schedsvc_client.aio import AsyncScheduler, SchedulerSession
+from schedsvc_client.operator import Operator
 from schedsvc_client.sync import Scheduler
 from schedsvc_client.testing import Delayed, Failure, FakeScheduler, grant, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -208,6 +217,59 @@ async def test_a_wrong_total_is_named_and_the_lease_is_cancelled(
 def test_a_target_that_is_no_text_is_named(target: Any) -> None:
     with pytest.raises(TypeError, match=r"target is .*; it has to be a str"):
         Scheduler(target)
+
+
+@pytest.mark.parametrize("kind", [AsyncScheduler, SchedulerSession, Scheduler, Operator])
+@pytest.mark.parametrize("options", [{}, {"call_deadline_s": 1}, 5])
+def test_options_of_another_kind_are_named(kind: Any, options: Any) -> None:
+    named = {"client_id": "c", "incarnation": 1} if kind is SchedulerSession else {}
+    with pytest.raises(TypeError, match=r"options is .*; it has to be a ClientOptions"):
+        kind("127.0.0.1:1", options=options, **named)
+
+
+@pytest.mark.parametrize("value", [None, "1", math.nan])
+def test_an_option_that_is_no_number_is_named(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"call_deadline_s is .*; it has to be a number"):
+        ClientOptions(call_deadline_s=value)
+
+
+@pytest.mark.parametrize(
+    "field", ["input_tokens", "max_output_tokens", "n", "deadline_ms", "tenant", "reports_progress"]
+)
+def test_none_in_a_request_is_named(field: str) -> None:
+    wrong: Any = {**SHAPE, field: None}
+    with FakeScheduler() as fake, Scheduler(fake.target) as scheduler:
+        with pytest.raises(InvalidRequest, match=f"{field}: is None; it has to have a value"):
+            scheduler.admission(**wrong)
+        assert not fake.admits
+
+
+async def test_none_in_another_message_is_named() -> None:
+    none: Any = None
+    pool: Any = {
+        "pool": "p", "epoch": 1, "capacity_tokens": 64, "block_size_tokens": 16,
+        "max_running": None,
+    }  # fmt: skip
+    async with (
+        FakeScheduler() as fake,
+        AsyncScheduler(fake.target) as scheduler,
+        SchedulerSession(fake.target, client_id="c", incarnation=1) as session,
+    ):
+        with pytest.raises(InvalidRequest, match="flow_limit: is None"):
+            await scheduler.stats(flow_limit=none)
+        with pytest.raises(InvalidRequest, match="request_id: is None"):
+            await scheduler.explain(none)
+        with pytest.raises(InvalidRequest, match="max_running: is None"):
+            session.register_pool(**pool)
+
+
+async def test_an_unknown_attribute_of_an_admission_is_named() -> None:
+    async with FakeScheduler() as fake, AsyncScheduler(fake.target) as scheduler:
+        with Scheduler(fake.target) as threads:
+            for asker in (scheduler, threads):
+                admission: Any = asker.admission(**SHAPE)
+                with pytest.raises(AttributeError, match="on_lots"):
+                    admission.on_lots = print
 
 
 async def test_a_stopped_fake_leaves_no_task() -> None:

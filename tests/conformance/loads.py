@@ -42,7 +42,10 @@ async def emptied(target: str) -> Any:
 
 
 def load(program: Sequence[str], targets: str, halfway: Callable[[], None]) -> Any:
-    """Send requests without a pause, and go on after `halfway`; return their counts."""
+    """Send requests without a pause, and go on after `halfway`; return their counts.
+
+    The program ends by itself at the first failure.
+    """
     asking = subprocess.Popen(
         [*program, "kill", targets],
         env={**os.environ, "SCHEDSVC_TOKEN": TOKEN},
@@ -53,8 +56,10 @@ def load(program: Sequence[str], targets: str, halfway: Callable[[], None]) -> A
     try:
         assert asking.stdout is not None
         for served in (SERVED, 2 * SERVED):
-            while int(asking.stdout.readline()) < served:
+            while (line := asking.stdout.readline().strip()).isdigit() and int(line) < served:
                 pass
+            if not line.isdigit():
+                return json.loads(line)
             if served == SERVED:
                 halfway()
         said, _ = asking.communicate("stop\n", timeout=60)

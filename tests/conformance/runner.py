@@ -1,12 +1,18 @@
-"""Runs one conformance script with gRPC's own stubs, without any help of our client."""
+"""Runs one conformance script. The Python client makes the unary calls that it offers.
+
+Streams go over a connection of gRPC, and so do calls that no client should make: raw bytes, another
+scheme of authorization, leases of others, and leases that are abandoned.
+"""
 
 import asyncio
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from tests.waiting import until
 
+from .callers import DEADLINE_MS, Callers
 from .matching import Json, fill, look_up, mismatches
 from .wire import (
     POLL_S,
@@ -18,7 +24,6 @@ from .wire import (
     to_message,
 )
 
-DEADLINE_MS = 30_000
 VERBS = frozenset(
     {
         "call",
@@ -40,8 +45,8 @@ VERBS = frozenset(
 
 async def run(steps: list[dict[str, Any]], target: str) -> None:
     """Run every step of a script; raises AssertionError at the first that does not hold."""
-    async with grpc.aio.insecure_channel(target) as channel:
-        runner = Runner(channel)
+    async with grpc.aio.insecure_channel(target) as channel, Callers(target) as callers:
+        runner = Runner(channel, callers)
         for number, step in enumerate(steps, 1):
             (verb,) = VERBS & step.keys()
             try:
@@ -57,8 +62,8 @@ async def run(steps: list[dict[str, Any]], target: str) -> None:
 class Runner:
     """Holds a script's state: saved values, calls under way, streams. Each verb has a method."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: grpc.aio.Channel, callers: Callers) -> None:
+        self._channel, self._callers = channel, callers
         self._saved: dict[str, Json] = {}
         self._calls: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self._streams: dict[str, Stream] = {}
@@ -154,6 +159,17 @@ class Runner:
 
     async def _unary(self, step: dict[str, Any]) -> dict[str, Any]:
         name = step.get("call") or step["start"]
+        request = to_message(f"{name}Request", fill(step.get("request", {}), self._saved))
+        caller = self._callers.of(step)
+        try:
+            if caller is not None and caller.offers(request):
+                return await caller.call(request)
+            return await self._direct(name, request, step)
+        except asyncio.CancelledError:
+            return {"error": {"code": "CANCELLED", "message": "", "field": [], "retry": False}}
+
+    async def _direct(self, name: str, request: Message, step: dict[str, Any]) -> dict[str, Any]:
+        raw = bytes.fromhex(fill(step["raw"], self._saved)) if "raw" in step else None
         method = self._channel.unary_unary(
             path_of(name),
             request_serializer=lambda message: message,
@@ -161,21 +177,13 @@ class Runner:
         )
         try:
             answer = await method(
-                self._payload(name, step),
+                request.SerializeToString() if raw is None else raw,
                 timeout=step.get("deadline_ms", DEADLINE_MS) / 1_000,
                 metadata=list(step.get("metadata", {}).items()),
             )
         except grpc.aio.AioRpcError as error:
             return {"error": error_as_json(error)}
-        except asyncio.CancelledError:
-            return {"error": {"code": "CANCELLED", "message": "", "field": [], "retry": False}}
         return {"answer": to_json(answer)}
-
-    def _payload(self, name: str, step: dict[str, Any]) -> bytes:
-        if "raw" in step:
-            return bytes.fromhex(fill(step["raw"], self._saved))
-        request = fill(step.get("request", {}), self._saved)
-        return to_message(name + "Request", request).SerializeToString()
 
     def _judge(self, step: dict[str, Any], outcome: dict[str, Any]) -> None:
         if "error" in step:

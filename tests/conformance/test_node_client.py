@@ -12,7 +12,7 @@ from tests.cluster.conftest import program, store
 from tests.cluster.store_server import StoreServer, one_store
 
 from .conftest import FOLDER, run_node
-from .loads import emptied, no_request_fails, script
+from .loads import emptied, load, no_request_fails, script
 from .server import AUTHORITY, serving
 
 __all__ = ["program", "store"]
@@ -60,6 +60,11 @@ async def test_cancelled_requests_leave_nothing(tmp_path: Path, node: str, seed:
     assert said["failed"] == 0
     # Requests left in each state.
     assert min(said["withdrawn"], said["ran"], totals.evicted, totals.cancelled) > 20, said
+
+
+def test_a_load_ends_when_a_request_fails(tmp_path: Path, node: str) -> None:
+    counts = load([node, str(TESTS / "load.mjs")], f"unix:{tmp_path}/nobody", pytest.fail)
+    assert (counts["served"], len(counts["failed"])) == (0, 1)
 
 
 @one_store

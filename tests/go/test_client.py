@@ -13,7 +13,7 @@ import pytest
 from tests.box.tools import need
 from tests.cluster.conftest import program, store
 from tests.cluster.store_server import StoreServer, one_store
-from tests.conformance.loads import emptied, no_request_fails, script
+from tests.conformance.loads import emptied, load, no_request_fails, script
 from tests.conformance.server import AUTHORITY, serving
 from tests.conformance.skew import Relay, changed, newer, older, other_outcomes
 from tests.conformance.test_conformance import read
@@ -74,6 +74,11 @@ async def test_cancelled_requests_leave_nothing(seed: int, tmp_path: Path, go: G
     assert said["failed"] == []
     # They left in each state.
     assert min(said["withdrawn"], said["ran"], totals.evicted, totals.cancelled) > 20, said
+
+
+def test_a_load_ends_when_a_request_fails(tmp_path: Path, go: Go) -> None:
+    counts = load([go.program("load")], f"unix:{tmp_path}/nobody", pytest.fail)
+    assert (counts["served"], len(counts["failed"])) == (0, 1)
 
 
 @one_store

@@ -202,6 +202,16 @@ test('a call without time left fails at once', async () => {
   await assert.rejects(scheduler.admit(request, { deadlineMs: 0 }), late);
 });
 
+test('totals beyond the limits of the contract are brought within them', async () => {
+  const admission = await scheduler.admit(request);
+  const totals = { inputTokens: -1, cachedInputTokens: '-9', outputTokens: 2 ** 40 };
+  const books = await admission.complete(totals);
+  assert.deepEqual(
+    [books.inputTokens, books.cachedInputTokens, books.outputTokens],
+    [0, 0, 2 ** 27],
+  );
+});
+
 test('a wrong total is named, and ends nothing', async () => {
   const admission = await scheduler.admit(request);
   for (const [totals, message] of [

@@ -81,6 +81,8 @@ class ClientOptions:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
+            if not isinstance(value, int | float) or value != value:
+                raise TypeError(f"{entry.name} is {value!r}; it has to be a number")
             if value < 0:
                 raise ValueError(f"{entry.name} must not be negative: {value}")
             if value == 0 and entry.name not in (
@@ -94,6 +96,15 @@ class ClientOptions:
             raise ValueError(f"message_bytes_max must be at least 1024: {self.message_bytes_max}")
         if self.backoff_max_s < self.backoff_min_s:
             raise ValueError("backoff_max_s must not be below backoff_min_s")
+
+
+def options_of(given: ClientOptions | None) -> ClientOptions:
+    """Return the options of a client, the defaults for None. Raises TypeError for anything else."""
+    if given is None:
+        return ClientOptions()
+    if not isinstance(given, ClientOptions):
+        raise TypeError(f"options is {given!r}; it has to be a ClientOptions")
+    return given
 
 
 def check_target(target: str) -> str:

@@ -10,7 +10,7 @@ import grpc
 
 from schedsvc_client.aio.calls import AioCalls, CallContext
 from schedsvc_client.attempts import Service
-from schedsvc_client.channel import ClientOptions, Token
+from schedsvc_client.channel import ClientOptions, Token, options_of
 from schedsvc_client.errors import CallError
 from schedsvc_client.loop_thread import LoopThread
 from schedsvc_client.message_sizes import accepted_bytes
@@ -54,7 +54,7 @@ class Operator:
         options: ClientOptions | None = None,
     ) -> None:
         self.target = target
-        given = options or ClientOptions()
+        given = options_of(options)
         self._thread = LoopThread(
             lambda: AioCalls(CallContext(target, token, given), credentials, open_thread_channel)
         )

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -15,6 +15,7 @@ from schedsvc_client.errors import InvalidRequest, Violation
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 A = TypeVar("A")
+M = TypeVar("M")
 
 #: The most of one request; the scheduler refuses more.
 PREFIX_HASHES_MAX = 4_096
@@ -70,7 +71,7 @@ def admit_request(
     Raises InvalidRequest, naming the field, if a value does not fit its type on the wire, or if
     there are more hashes than a message may have room for; the scheduler judges everything else.
     """
-    values: dict[str, Any] = {
+    values = {
         "request_id": request_id,
         "tenant": tenant,
         "api_key_sha256": api_key_sha256,
@@ -85,26 +86,38 @@ def admit_request(
         "queue_ttl_ms": queue_ttl_ms,
         "reports_progress": reports_progress,
         "whole_answer": whole_answer,
-        "input_estimated": input_estimated,
         "tenant_proof": tenant_proof,
         "client_request_id": client_request_id,
         "session": session,
     }
-    try:
-        made = pb.AdmitRequest(**values)
-    except (TypeError, ValueError):
-        raise _misfit(values) from None
+    if input_estimated is not None:
+        values["input_estimated"] = input_estimated
+    made = message_of(pb.AdmitRequest, **values)
     if (hashes := len(made.prefix_block_hashes)) > PREFIX_HASHES_MAX:
         text = f"has {hashes:,} hashes; at most {PREFIX_HASHES_MAX:,} are allowed"
         raise _invalid("prefix_block_hashes", text)
     return made
 
 
-def _misfit(values: Mapping[str, Any]) -> InvalidRequest:
+def message_of(kind: Callable[..., M], **values: Any) -> M:
+    """Return a message. Raises InvalidRequest that names a value which does not fit its field.
+
+    None does not: protobuf would send the default instead.
+    """
+    for field, value in values.items():
+        if value is None:
+            raise _invalid(field, "is None; it has to have a value")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError):
+        raise _misfit(kind, values) from None
+
+
+def _misfit(kind: Callable[..., object], values: Mapping[str, Any]) -> InvalidRequest:
     """Say which value does not fit, and why."""
     for field, value in values.items():
         try:
-            pb.AdmitRequest(**{field: value})
+            kind(**{field: value})
         except (TypeError, ValueError) as error:
             return _invalid(field, str(error))
     raise AssertionError("every value fits by itself")

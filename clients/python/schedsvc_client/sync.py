@@ -11,7 +11,7 @@ from types import TracebackType
 import grpc
 
 from schedsvc_client import aio
-from schedsvc_client.channel import ClientOptions, Token
+from schedsvc_client.channel import ClientOptions, Token, options_of
 from schedsvc_client.leases import Lease, checked_totals
 from schedsvc_client.loop_thread import LoopThread
 from schedsvc_client.outcomes import LeaseState, Outcome
@@ -35,6 +35,17 @@ class Admission:
     totals, or CANCELLED where an exception leaves the block. A process that is forked inside the
     block has no part in the lease.
     """
+
+    __slots__ = (
+        "_holder",
+        "_inner",
+        "_thread",
+        "lease",
+        "lost",
+        "on_lost",
+        "queue_duration_us",
+        "request",
+    )
 
     def __init__(self, thread: LoopThread[_Inner], request: pb.AdmitRequest) -> None:
         self.request = request
@@ -158,7 +169,7 @@ class Scheduler(Asker[Admission]):
     ) -> None:
         super().__init__()
         self.target = target
-        self._options = options or ClientOptions()
+        self._options = options_of(options)
         self._thread = LoopThread(
             lambda: _Inner(target, credentials=credentials, token=token, options=options)
         )

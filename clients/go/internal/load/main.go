@@ -159,7 +159,17 @@ func loops(count int64, ask func(i int) bool) {
 	all.Wait()
 }
 
-// kill asks without a pause until a line arrives, and prints how many were served.
+// end prints the first failure, and exits: requests that still run would wait for a scheduler that
+// is away.
+func (c *counts) end(err error) {
+	c.fail(err)
+	c.mu.Lock()
+	json.NewEncoder(os.Stdout).Encode(c)
+	os.Exit(0)
+}
+
+// kill asks without a pause until a line arrives or a request fails, and prints how many were
+// served.
 func kill(scheduler *schedsvc.Scheduler, found *counts) {
 	stop := make(chan struct{})
 	go func() {
@@ -168,8 +178,7 @@ func kill(scheduler *schedsvc.Scheduler, found *counts) {
 	}()
 	loops(1<<40, func(int) bool {
 		if err := serve(context.Background(), scheduler, 20*time.Millisecond, func() {}); err != nil {
-			found.fail(err)
-			time.Sleep(50 * time.Millisecond)
+			found.end(err)
 		} else if served := atomic.AddInt64(&found.Served, 1); served%100 == 0 {
 			fmt.Println(served)
 		}

@@ -41,6 +41,19 @@ class Admission:
     CANCELLED where an exception (also a cancellation) leaves the block.
     """
 
+    __slots__ = (
+        "_ended",
+        "_holder",
+        "_submitted",
+        "asked_s",
+        "held_us",
+        "lease",
+        "lost",
+        "on_lost",
+        "queue_duration_us",
+        "request",
+    )
+
     def __init__(self, holder: Holder, request: pb.AdmitRequest) -> None:
         self.request = request
         self.lease: Lease | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from schedsvc_client.requests import message_of
 from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.v1 import pool_pb2
 
@@ -29,7 +30,8 @@ class EngineReports:
 
         `gates`: how many sessions offer this pool, one for each API process of the engine.
         """
-        registration = pool_pb2.PoolRegistration(
+        registration = message_of(
+            pool_pb2.PoolRegistration,
             pool=pool,
             epoch=epoch,
             capacity_tokens=capacity_tokens,
@@ -52,7 +54,8 @@ class EngineReports:
         preemptions: int,
     ) -> None:
         """Report what the engine says of itself; dropped while there is no stream."""
-        report = pool_pb2.EngineTelemetry(
+        report = message_of(
+            pool_pb2.EngineTelemetry,
             pool=pool,
             epoch=epoch,
             running=running,

@@ -23,6 +23,7 @@ from schedsvc_client.channel import (
     Token,
     bearer_metadata,
     open_aio_channel,
+    options_of,
 )
 from schedsvc_client.errors import (
     CallError,
@@ -87,7 +88,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self._targets = Targets(target)
         self.state = SessionState.CONNECTING
         self.last_error: CallError | None = None
-        self._options = options or ClientOptions()
+        self._options = options_of(options)
         self._credentials = credentials
         self._token = token
         self._on_state = on_state

@@ -16,7 +16,13 @@ import grpc.aio
 from schedsvc_client.aio.admission import Admission, HoldingAsker
 from schedsvc_client.aio.calls import AioCalls, CallContext, OpenChannel
 from schedsvc_client.attempts import Attempts, Method, Probes, Service
-from schedsvc_client.channel import ClientOptions, Token, backoff_ceiling_s, open_aio_channel
+from schedsvc_client.channel import (
+    ClientOptions,
+    Token,
+    backoff_ceiling_s,
+    open_aio_channel,
+    options_of,
+)
 from schedsvc_client.errors import (
     CallError,
     SchedulerUnavailable,
@@ -29,6 +35,7 @@ from schedsvc_client.fence import Fence
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.requests import message_of
 from schedsvc_client.v1 import explain_pb2, identity_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
@@ -58,7 +65,7 @@ class AsyncScheduler(HoldingAsker):
     ) -> None:
         super().__init__()
         self.target = target
-        self._options = options or ClientOptions()
+        self._options = options_of(options)
         self._context = CallContext(target, token, self._options, fence)
         self._calls = AioCalls(self._context, credentials, self._open)
         self._probes = Probes(self._options)
@@ -99,13 +106,15 @@ class AsyncScheduler(HoldingAsker):
         self, tenants: Sequence[str] = (), flow_limit: int = 0, max_age_ms: int = 0
     ) -> pb.StatsResponse:
         """Get pools, flows and counters, as of at most `max_age_ms` ago. Raises CallError."""
-        request = pb.StatsRequest(tenants=tenants, flow_limit=flow_limit, max_age_ms=max_age_ms)
+        request = message_of(
+            pb.StatsRequest, tenants=tenants, flow_limit=flow_limit, max_age_ms=max_age_ms
+        )
         response: pb.StatsResponse = await self._calls.call(_METHODS.Stats, request)
         return response
 
     async def tenant_of_key(self, api_key_sha256: bytes) -> str | None:
         """Ask for which tenant an API key stands; None: for none. Raises CallError."""
-        request = identity_pb2.WhoIsRequest(api_key_sha256=api_key_sha256)
+        request = message_of(identity_pb2.WhoIsRequest, api_key_sha256=api_key_sha256)
         method = Method(IdentityServiceStub, "WhoIs")
         try:
             response: identity_pb2.WhoIsResponse = await self._calls.call(method, request)
@@ -117,7 +126,7 @@ class AsyncScheduler(HoldingAsker):
 
     async def explain(self, request_id: str, tenant: str = "") -> explain_pb2.ExplainResponse:
         """Ask where a request stands, why it waits, or why it was refused. Raises CallError."""
-        request = explain_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
+        request = message_of(explain_pb2.ExplainRequest, request_id=request_id, tenant=tenant)
         method = Method(ExplainServiceStub, "Explain")
         response: explain_pb2.ExplainResponse = await self._calls.call(method, request)
         return response
