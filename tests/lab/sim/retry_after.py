@@ -21,7 +21,8 @@ told is at most 1.5 times that of an oracle's waits. Exit status 1 where it does
 
 @dataclass(frozen=True)
 class Situation:
-    """Describes bursts of `burst` requests about every `every_s`, in some seeds; see `Obedient`."""
+    """Describes bursts of `burst` requests about every `every_s`, in some seeds; see
+    `RetryAfterClient`."""
 
     burst: tuple[int, int]
     every_s: float
@@ -35,19 +36,25 @@ class Situation:
 
     def tries(self) -> list[Try]:
         """Play it: every refusal of every seed."""
+        return [each for client in self._clients() for each in client.run(self.burst, self.every_s)]
+
+    def hopeless(self) -> float:
+        """Return the part of the requests that the end of their wait evicts if none is refused
+        early and none comes again."""
+        clients = self._clients(self.options | {"early_refusal": 0}, obeys=False)
+        evicted = sum(len(client.run(self.burst, self.every_s)) for client in clients)
+        return evicted / sum(len(asked) for each in clients for asked in each.asked_ns.values())
+
+    def _clients(
+        self, options: dict[str, int] | None = None, *, obeys: bool = True
+    ) -> list[RetryAfterClient]:
         return [
-            each
+            RetryAfterClient(
+                seed, options=options or self.options, quota=self.quota, tenants=self.tenants,
+                hold_s=self.hold_s, steady_per_s=self.steady_per_s, ttl_s=self.ttl_s, obeys=obeys,
+            )
             for seed in self.seeds
-            for each in RetryAfterClient(
-                seed,
-                options=self.options,
-                quota=self.quota,
-                tenants=self.tenants,
-                hold_s=self.hold_s,
-                steady_per_s=self.steady_per_s,
-                ttl_s=self.ttl_s,
-            ).run(self.burst, self.every_s)
-        ]
+        ]  # fmt: skip
 
 
 _FLOW_10 = {"flow_queue_max": 10}
@@ -69,6 +76,10 @@ SITUATIONS = {
     "evicted, one bursty tenant of three": Situation((60, 90), 120, steady_per_s=0.4, ttl_s=20),
     "evicted, the same, more than can be served": Situation(
         (60, 90), 90, steady_per_s=0.4, ttl_s=20
+    ),
+    "a fifth hopeless, three bursty tenants": Situation((20, 40), 60, ttl_s=17),
+    "a fifth hopeless, one bursty tenant of three": Situation(
+        (38, 57), 90, steady_per_s=0.4, ttl_s=20
     ),
 }
 

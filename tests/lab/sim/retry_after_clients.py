@@ -57,6 +57,7 @@ class RetryAfterClient:
     hold_s: tuple[float, float] = (2.0, 6.0)
     steady_per_s: float = 0.0  # requests of each tenant but the first, which alone has bursts then
     ttl_s: int = PATIENT_S
+    obeys: bool = True  # a refused client comes again
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -142,7 +143,8 @@ class RetryAfterClient:
         refused = Try(now_ns, told_ns, request.asked)
         self.tries.append(refused)
         self.refused[request.tenant].append(refused)
-        self.at(now_ns + told_ns, "ask", request.tenant, refused)
+        if self.obeys:
+            self.at(now_ns + told_ns, "ask", request.tenant, refused)
 
     def _decided(self, now_ns: int, decisions: list[core.Decision]) -> None:
         for decision in decisions:
