@@ -49,6 +49,9 @@ class Tenant:
 
     name: str
     weight: float
+    request_class: str = ""
+    #: The class with the least rank runs first.
+    rank: int = 0
     served: float = 0.0
     granted: int = 0
     received: int = 0
@@ -115,14 +118,22 @@ class Traffic:
         prefill_ms = max((pool.last_prefill_us for pool in now.pools), default=0) // 1_000
         self.tenants: list[Tenant] = []
         classes: dict[str, list[Tenant]] = {}
+        ranks = {row.name: row.rank for row in now.classes}
         for flow in now.flows:
             was = before.get(_key(flow), pb.FlowStats() if is_whole else flow)
             tenant = _tenant(flow, was, now.prices, prefill_ms)
             tenant.entitled = flow.entitled_ppm / 1e6
+            tenant.rank = ranks.get(flow.request_class, 0)
             self.tenants.append(tenant)
             classes.setdefault(flow.request_class, []).append(tenant)
+        #: The service of each class by its rank, and the tenant of it that got most.
+        self._served: dict[int, float] = {}
+        self._most_served: dict[int, Tenant] = {}
         for rows in classes.values():
             self._share_out(rows)
+            rank = rows[0].rank
+            self._served[rank] = sum(row.served for row in rows)
+            self._most_served[rank] = max(rows, key=lambda row: row.served)
         self._unknown = _growth(then, now, pb.OUTCOME_REJECTED_UNKNOWN_TENANT)
         no_pool = frozenset({pb.OUTCOME_REJECTED_NO_POOL})
         self.without_pool = sum(tenant.count(no_pool) for tenant in self.tenants)
@@ -186,10 +197,30 @@ class Traffic:
             text += f" its share of {_percent(tenant.entitled)}, and {self._harm(tenant)}."
             text += " Look at `schedsvc why` for its requests."
             found.append(Finding(JUDGEMENT_LEVEL_TROUBLE, text))
-        full = [tenant for tenant in hurt if tenant not in light and tenant not in below]
+        full = []
+        for tenant in (row for row in hurt if row not in light and row not in below):
+            if before := self._before(tenant):
+                found.append(self._behind(tenant, before))
+            else:
+                full.append(tenant)
         if full:
             found.append(self._full(full))
         return found
+
+    def _before(self, tenant: Tenant) -> Tenant | None:
+        """Return the one of better classes that got most, if these got more than its class.
+
+        O(classes).
+        """
+        better = [rank for rank in self._served if rank < tenant.rank]
+        if sum(self._served[rank] for rank in better) <= self._served[tenant.rank]:
+            return None
+        return max((self._most_served[rank] for rank in better), key=lambda row: row.served)
+
+    def _behind(self, tenant: Tenant, before: Tenant) -> Finding:
+        text = f"{named(tenant.name)} {self._harm(tenant)}. {named(before.name)} runs before"
+        text += f" {named(tenant.name)}, by its class {named(before.request_class)}:"
+        return Finding(JUDGEMENT_LEVEL_NOTICE, f"{text} add an engine, or let it send less.")
 
     def _is_starved(self, tenant: Tenant) -> bool:
         """Return whether a tenant gets less than its share while another gets more."""
@@ -309,6 +340,7 @@ def _tenant(flow: Any, was: Any, prices: Any, prefill_ms: int) -> Tenant:
     return Tenant(
         name=flow.tenant,
         weight=flow.weight_milli / 1_000,
+        request_class=flow.request_class,
         served=max(0, micro) / 1e6,
         granted=granted,
         received=flow.received - was.received,

@@ -62,6 +62,14 @@ def text_of(pair: Pair) -> str:
     return judge(pair.then, pair.now, pair.age_ms, WINDOW_S).text
 
 
+def test_a_better_class_is_named_as_what_keeps_a_tenant_back() -> None:
+    pair = recorded("behind_a_better_class")
+    assert "production asks for" not in text_of(pair), "it is alone in its class"
+    assert "research runs before production, by its class urgent" in text_of(pair)
+    pair.now.classes[0].rank = 10
+    assert "runs before" not in text_of(pair)
+
+
 def test_an_engine_stands_still_only_if_no_request_in_it_progresses() -> None:
     pair = recorded("engine_hangs")
     assert "stands still" in text_of(pair)
