@@ -31,6 +31,8 @@ _ASKS_MORE = 1.5
 _SMALL_SHARE, _SMALL_WEIGHT = 0.05, 0.05
 #: A tenant whose oldest request has waited for longer is not well.
 _WELL_MS = 5_000
+#: A tenant within its share whose oldest request has waited for longer is hurt.
+_TOO_LONG_MS = 15_000
 _NAME_CHARS, _NAMES_MAX = 40, 3
 
 
@@ -47,6 +49,9 @@ class Tenant:
 
     name: str
     weight: float
+    request_class: str = ""
+    #: The class with the least rank runs first.
+    rank: int = 0
     served: float = 0.0
     granted: int = 0
     received: int = 0
@@ -54,7 +59,10 @@ class Tenant:
     queued: int = 0
     oldest_ms: int = 0
     first_ms: int = 0
+    running: int = 0
     waits_for_quota: bool = False
+    #: It waits for its share a minute, or for the cap of sessions.
+    is_held: bool = False
     limits: Sequence[Any] = ()
     #: Part of the class's service that it got, and that its weight gives it; None: not known.
     share: float | None = None
@@ -85,6 +93,12 @@ class Tenant:
         return self.share > _ABOVE * self.entitled
 
     @property
+    def waits_too_long(self) -> bool:
+        """Return whether it has waited too long for an engine, at or below its share."""
+        by_limit = self.waits_for_quota or self.is_held
+        return self.oldest_ms > _TOO_LONG_MS and not by_limit and not self.is_above
+
+    @property
     def is_well(self) -> bool:
         """Return whether it asked, and was served without harm."""
         refused = self.count(frozenset(self.refused) - {pb.OUTCOME_EVICTED_CANCELLED})
@@ -104,18 +118,27 @@ class Traffic:
         prefill_ms = max((pool.last_prefill_us for pool in now.pools), default=0) // 1_000
         self.tenants: list[Tenant] = []
         classes: dict[str, list[Tenant]] = {}
+        ranks = {row.name: row.rank for row in now.classes}
         for flow in now.flows:
             was = before.get(_key(flow), pb.FlowStats() if is_whole else flow)
             tenant = _tenant(flow, was, now.prices, prefill_ms)
             tenant.entitled = flow.entitled_ppm / 1e6
+            tenant.rank = ranks.get(flow.request_class, 0)
             self.tenants.append(tenant)
             classes.setdefault(flow.request_class, []).append(tenant)
+        #: The service of each class by its rank, and the tenant of it that got most.
+        self._served: dict[int, float] = {}
+        self._most_served: dict[int, Tenant] = {}
         for rows in classes.values():
             self._share_out(rows)
+            rank = rows[0].rank
+            self._served[rank] = sum(row.served for row in rows)
+            self._most_served[rank] = max(rows, key=lambda row: row.served)
         self._unknown = _growth(then, now, pb.OUTCOME_REJECTED_UNKNOWN_TENANT)
         no_pool = frozenset({pb.OUTCOME_REJECTED_NO_POOL})
         self.without_pool = sum(tenant.count(no_pool) for tenant in self.tenants)
-        self._has_pools = bool(now.pools) and all(pool.attached for pool in now.pools)
+        self._are_attached = all(pool.attached for pool in now.pools)
+        self._has_pools = bool(now.pools) and self._are_attached
 
     def _share_out(self, rows: list[Tenant]) -> None:
         """Work out shares among the flows of a class. A caller that sees few knows none."""
@@ -155,8 +178,11 @@ class Traffic:
         return found
 
     def _crowded(self) -> list[Finding]:
-        """Return tenants that are refused at or below their shares: the engines are full."""
-        hurt = [tenant for tenant in self.tenants if tenant.by_capacity and not tenant.is_above]
+        """Return tenants that are refused or late at or below their shares."""
+        hurt = [
+            tenant for tenant in self.tenants
+            if (tenant.by_capacity and not tenant.is_above) or self._is_late(tenant)
+        ]  # fmt: skip
         hurt.sort(key=lambda tenant: -tenant.by_capacity)
         heaviest = max((tenant.weight for tenant in self.tenants), default=0.0)
         light = [
@@ -168,13 +194,33 @@ class Traffic:
         below = [tenant for tenant in hurt if tenant not in light and self._is_starved(tenant)]
         for tenant in below:
             text = f"{named(tenant.name)} gets {_percent(tenant.share)} of the service, less than"
-            text += f" its share of {_percent(tenant.entitled)}, and is refused:"
-            text += f" {self._rate(tenant.by_capacity)}. Look at `schedsvc why` for its requests."
+            text += f" its share of {_percent(tenant.entitled)}, and {self._harm(tenant)}."
+            text += " Look at `schedsvc why` for its requests."
             found.append(Finding(JUDGEMENT_LEVEL_TROUBLE, text))
-        full = [tenant for tenant in hurt if tenant not in light and tenant not in below]
+        full = []
+        for tenant in (row for row in hurt if row not in light and row not in below):
+            if before := self._before(tenant):
+                found.append(self._behind(tenant, before))
+            else:
+                full.append(tenant)
         if full:
             found.append(self._full(full))
         return found
+
+    def _before(self, tenant: Tenant) -> Tenant | None:
+        """Return the one of better classes that got most, if these got more than its class.
+
+        O(classes).
+        """
+        better = [rank for rank in self._served if rank < tenant.rank]
+        if sum(self._served[rank] for rank in better) <= self._served[tenant.rank]:
+            return None
+        return max((self._most_served[rank] for rank in better), key=lambda row: row.served)
+
+    def _behind(self, tenant: Tenant, before: Tenant) -> Finding:
+        text = f"{named(tenant.name)} {self._harm(tenant)}. {named(before.name)} runs before"
+        text += f" {named(tenant.name)}, by its class {named(before.request_class)}:"
+        return Finding(JUDGEMENT_LEVEL_NOTICE, f"{text} add an engine, or let it send less.")
 
     def _is_starved(self, tenant: Tenant) -> bool:
         """Return whether a tenant gets less than its share while another gets more."""
@@ -183,15 +229,25 @@ class Traffic:
         return tenant.share < _BELOW * tenant.entitled and any(t.is_above for t in self.tenants)
 
     def _light(self, tenant: Tenant) -> Finding:
-        text = f"{named(tenant.name)} is refused, because its weight of {tenant.weight:g} gives it"
-        text += f" {_percent(tenant.entitled)} of the service: {self._rate(tenant.by_capacity)}."
-        return Finding(JUDGEMENT_LEVEL_NOTICE, f"{text} Raise its weight.")
+        text = f"{named(tenant.name)} {self._harm(tenant)}. Its weight of {tenant.weight:g} gives"
+        text += f" it {_percent(tenant.entitled)} of the service: raise its weight."
+        return Finding(JUDGEMENT_LEVEL_NOTICE, text)
+
+    def _harm(self, tenant: Tenant) -> str:
+        if tenant.by_capacity:
+            return f"is refused: {self._rate(tenant.by_capacity)}"
+        return f"has waited for {seconds_text(tenant.oldest_ms)} by now"
+
+    def _is_late(self, tenant: Tenant) -> bool:
+        """Return whether a tenant waits too long though all engines are there."""
+        return self._are_attached and tenant.waits_too_long
 
     def _full(self, hurt: list[Tenant]) -> Finding:
         said = []
         for tenant in hurt[:_NAMES_MAX]:
-            times = _asks_text(tenant) if tenant.asks > _ABOVE else " is refused"
-            said.append(f"{named(tenant.name)}{times}: {self._rate(tenant.by_capacity)}")
+            is_more = tenant.by_capacity and tenant.asks > _ABOVE
+            text = f"{_asks_text(tenant)}: {self._rate(tenant.by_capacity)}"
+            said.append(f"{named(tenant.name)}{text if is_more else f' {self._harm(tenant)}'}")
         text = f"{'; '.join(said)}. The engines are full: add an engine,"
         advice = "or let it send less." if len(hurt) == 1 else "or let them send less."
         return Finding(JUDGEMENT_LEVEL_NOTICE, f"{text} {advice}")
@@ -230,7 +286,7 @@ class Traffic:
             if self._is_heavy(tenant):
                 texts.append(self._heavy(tenant))
         texts += [self._waiting(tenant) for tenant in self.tenants if self._waits_long(tenant)]
-        if not any(tenant.received or tenant.queued for tenant in self.tenants):
+        if not any(t.received or t.queued or t.running for t in self.tenants):
             texts.append("No tenant asks for anything.")
         return " ".join(texts[:_NAMES_MAX])
 
@@ -243,7 +299,8 @@ class Traffic:
         )  # fmt: skip
 
     def _waits_long(self, tenant: Tenant) -> bool:
-        is_said = tenant.by_quota or tenant.by_capacity or self._is_heavy(tenant)
+        is_said = tenant.by_quota or tenant.by_capacity or self._is_late(tenant)
+        is_said = is_said or self._is_heavy(tenant)
         return tenant.oldest_ms > _WELL_MS and not is_said
 
     def _waiting(self, tenant: Tenant) -> str:
@@ -283,6 +340,7 @@ def _tenant(flow: Any, was: Any, prices: Any, prefill_ms: int) -> Tenant:
     return Tenant(
         name=flow.tenant,
         weight=flow.weight_milli / 1_000,
+        request_class=flow.request_class,
         served=max(0, micro) / 1e6,
         granted=granted,
         received=flow.received - was.received,
@@ -295,6 +353,8 @@ def _tenant(flow: Any, was: Any, prices: Any, prefill_ms: int) -> Tenant:
         oldest_ms=flow.oldest_queued_ms if flow.queued else 0,
         first_ms=flow.ttft_ms if waited else (prefill_ms if granted else 0),
         waits_for_quota=flow.waits_for_quota or was.waits_for_quota,
+        running=flow.live_leases,
+        is_held=flow.held_to_share or flow.held_by_session_cap > 0,
         limits=flow.quotas,
     )
 

@@ -28,6 +28,10 @@ AGE_MAX_MS = 5_000
 _GONE_MS = 3_600_000
 #: Sequences that an engine runs beyond those that were granted; reports are late by as many.
 _STRANGERS_MIN, _STRANGERS_PART = 3, 0.1
+#: As many preemptions, and more than requests that complete: an engine computes all again.
+_PREEMPTIONS_MIN = 10
+#: A write-ahead log that is so large is held by another program's query.
+_LOG_BYTES_MAX = 64 << 20
 #: Findings that one text holds: each further one says less.
 _FINDINGS_MAX = 2
 _PROBLEM_CHARS = 120
@@ -44,7 +48,8 @@ def judge(then: Any | None, now: Any, age_ms: int, seconds: float) -> judgement_
     if now.cluster.set.name and not now.cluster.set.leads:
         return _standing_by(now.cluster.set)
     traffic = Traffic(then, now, seconds)
-    found = [*_engines(then, now, traffic), *_files(then, now), *_cluster(now.cluster)]
+    found = [*_engines(then, now, traffic), *_works(then, now), *_files(then, now)]
+    found += _cluster(now.cluster)
     found += traffic.findings()
     found += _settings(now)
     # sorted() keeps the order of those that are equally urgent.
@@ -100,6 +105,37 @@ def _engines(then: Any | None, now: Any, traffic: "Traffic") -> Iterator[Finding
             yield Finding(JUDGEMENT_LEVEL_TROUBLE, text)
 
 
+def _works(then: Any | None, now: Any) -> Iterator[Finding]:
+    """Yield engines that stand still with requests in them, and those that throw work away."""
+    before = {} if then is None else {pool.name: pool for pool in then.pools}
+    completed = sum(flow.completed for flow in now.flows)
+    completed -= 0 if then is None else sum(flow.completed for flow in then.flows)
+    for pool in now.pools:
+        earlier = before.get(pool.name)
+        if earlier is None or earlier.epoch != pool.epoch:
+            continue
+        if is_still(earlier, pool):
+            text = f"The engine of {named(pool.name)} stands still: it has {pool.live_leases:,}"
+            text += (
+                f" requests, and has reported nothing for {seconds_text(pool.telemetry_age_ms)}."
+            )
+            yield Finding(JUDGEMENT_LEVEL_TROUBLE, f"{text} Look at the engine and its gate.")
+        count = pool.engine_preemptions - earlier.engine_preemptions
+        if count >= max(_PREEMPTIONS_MIN, completed):
+            text = (
+                f"The engine of {named(pool.name)} preempted {count:,} times, while {completed:,}"
+            )
+            text += " requests completed. Compare its KV cache with the pool's capacity."
+            yield Finding(JUDGEMENT_LEVEL_NOTICE, text)
+
+
+def is_still(earlier: Any, pool: Any) -> bool:
+    """Return whether an engine that reported its figures has stopped with requests in it."""
+    is_silent = pool.attached and pool.telemetry_age_ms > AGE_MAX_MS
+    has_work = bool(earlier.live_leases and pool.live_leases)
+    return bool(is_silent and has_work and earlier.posted_tokens == pool.posted_tokens)
+
+
 def is_away(pool: Any) -> bool:
     """Return whether an engine is missed: its shim is away, and no operator took it away."""
     if pool.attached or pool.draining:
@@ -136,6 +172,12 @@ def _files(then: Any | None, now: Any) -> Iterator[Finding]:
     if lost > 0:
         text = f"The usage ledger lost the usage of {lost:,} requests. Its log has the reason."
         yield Finding(JUDGEMENT_LEVEL_TROUBLE, text)
+
+    for file, bytes_ in (("state file", now.state.log_bytes), ("ledger", now.usage.log_bytes)):
+        if bytes_ >= _LOG_BYTES_MAX:
+            text = f"The log of the {file} has {bytes_ >> 20:,} MiB, and grows until the disk is"
+            text += " full: another program is in the middle of a query. End that program."
+            yield Finding(JUDGEMENT_LEVEL_NOTICE, text)
 
 
 def _cluster(cluster: Any) -> Iterator[Finding]:

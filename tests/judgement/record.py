@@ -6,7 +6,7 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
-from .plays import PLAYS
+from .second_plays import PLAYS
 
 RECORDED = Path(__file__).parent / "recorded"
 

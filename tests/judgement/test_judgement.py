@@ -5,7 +5,7 @@ from schedsvc_client.v1 import judgement_pb2
 
 from schedsvc.service.judgement import judge
 
-from .plays import WINDOW_S
+from .plays import WINDOW_S, Pair
 from .situations import Label, labels, recorded
 
 #: As many of the situations have to be judged right: 57 of 60.
@@ -56,6 +56,53 @@ def test_a_tenant_left_out_of_the_earlier_snapshot_has_no_rate() -> None:
     pair.then.flows.remove(batch[0])
     found = judge(pair.then, pair.now, 0, WINDOW_S)
     assert "batch" not in found.text, "its counts are of all the time"
+
+
+def text_of(pair: Pair) -> str:
+    return judge(pair.then, pair.now, pair.age_ms, WINDOW_S).text
+
+
+def test_a_better_class_is_named_as_what_keeps_a_tenant_back() -> None:
+    pair = recorded("behind_a_better_class")
+    assert "production asks for" not in text_of(pair), "it is alone in its class"
+    assert "research runs before production, by its class urgent" in text_of(pair)
+    pair.now.classes[0].rank = 10
+    assert "runs before" not in text_of(pair)
+
+
+def test_an_engine_stands_still_only_if_no_request_in_it_progresses() -> None:
+    pair = recorded("engine_hangs")
+    assert "stands still" in text_of(pair)
+    assert "No tenant asks" not in text_of(pair)
+    pair.now.pools[0].posted_tokens += 1
+    assert "stands still" not in text_of(pair), "only the figures of the engine are missing"
+
+
+def test_a_new_engine_has_no_preemptions_of_the_old_one() -> None:
+    pair = recorded("preemptions")
+    pair.now.pools[0].epoch += 1
+    assert "preempted" not in text_of(pair)
+
+
+def test_few_preemptions_and_a_small_log_are_ok() -> None:
+    pair = recorded("preemptions")
+    assert pair.then is not None
+    pair.now.pools[0].engine_preemptions = pair.then.pools[0].engine_preemptions + 9
+    pair.now.usage.log_bytes = (64 << 20) - 1
+    assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_OK
+    pair.now.state.log_bytes = 64 << 20
+    assert "log of the state file has 64 MiB" in text_of(pair)
+
+
+def test_a_long_wait_for_a_limit_or_a_missing_engine_is_no_sign_of_full_engines() -> None:
+    for flow_field in ("held_to_share", "waits_for_quota"):
+        pair = recorded("slow_engine")
+        for flow in pair.now.flows:
+            setattr(flow, flow_field, True)
+        assert "engines are full" not in text_of(pair), flow_field
+    pair = recorded("slow_engine")
+    pair.now.pools[0].attached = False
+    assert "engines are full" not in text_of(pair)
 
 
 @pytest.mark.parametrize("label", labels(), ids=lambda label: label.name)

@@ -16,6 +16,7 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc import _core as core
 from schedsvc.config import Config, configure
 from schedsvc_lab.engine import Engine, load_profile
+from schedsvc_lab.engine.cost import StepCost
 from schedsvc_lab.sim.requests import NEVER, Requests
 from schedsvc_lab.sim.runner import EngineRunner, Report
 from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, Verdict
@@ -40,6 +41,7 @@ class Tenant:
     sigma: float = 0.6
     max_wait_ms: int = 0
     until_s: float = math.inf
+    deadline_ms: int = 0
 
     def rows(self, tenant: int, seconds: float, seed: int) -> Iterator[tuple[int, int, int, int]]:
         """Draw its requests."""
@@ -78,9 +80,13 @@ class Told:
 class Clients(CoreAdapter):
     """Drives the core as a gate does: each request names the pool, and answers are on the wire."""
 
-    def __init__(self, of: core.Scheduler, requests: Requests, pools: Sequence[str]) -> None:
+    def __init__(
+        self, of: core.Scheduler, requests: Requests, pools: Sequence[str],
+        deadlines_ms: Sequence[int],
+    ) -> None:  # fmt: skip
         super().__init__(of, requests, [], OUTPUT_MAX)
         self._pools = pools
+        self._deadlines_ms = deadlines_ms
         self.told: dict[int, Told] = {}
         self.fallen: list[Verdict] = []
         self._handles: dict[int, int] = {}
@@ -95,7 +101,7 @@ class Clients(CoreAdapter):
             request_id=f"r{index}", tenant=requests.clients[tenant],
             pool=self._pools[index % len(self._pools)],
             input_tokens=[requests.prompt_tokens[index]], max_output_tokens=OUTPUT_MAX,
-            reports_progress=True,
+            reports_progress=True, deadline_ms=self._deadlines_ms[tenant],
         )  # fmt: skip
         answer = self.core.admit_wire(now_ns, 0, message.SerializeToString())
         if isinstance(answer, int):
@@ -136,15 +142,26 @@ class Clients(CoreAdapter):
         self.fallen.append(Verdict(index, outcome, NEVER))
 
 
+def slowed(cost: StepCost, by: int) -> StepCost:
+    """Return the cost of an engine that takes `by` times as long. O(sequences)."""
+    return StepCost(
+        by * cost.step_ns, by * cost.prefill_ns, by * cost.prefill_token_ns,
+        by * cost.decode_kv_token_ns, tuple(by * ns for ns in cost.decode_table_ns),
+    )  # fmt: skip
+
+
 class Waits(World):
     """Simulates some seconds. `obeys`: the part of clients that come again at Retry-After."""
 
     def __init__(
         self, tenants: Sequence[Tenant], seconds: float, *, seed: int = 1, obeys: float = 0.0,
         pools: Sequence[str] = ("engine",), config: Mapping[str, Any] | None = None,
-        **scheduler: Any,
+        slower: int = 1, **scheduler: Any,
     ) -> None:  # fmt: skip
-        """Draw the arrivals. `config` holds further keys of the file, `scheduler` its options."""
+        """Draw the arrivals. `config` holds further keys of the file, `scheduler` its options.
+
+        The engines take `slower` times as long for each step.
+        """
         rows = (row for at, tenant in enumerate(tenants) for row in tenant.rows(at, seconds, seed))
         requests = Requests([tenant.name for tenant in tenants], sorted(rows), place=range(1 << 40))
         file = Config.model_validate(
@@ -163,8 +180,9 @@ class Waits(World):
                 0, pool.encode(), _EPOCH, engine.capacity_tokens, engine.block_size_tokens,
                 engine.sequences_max, engine.context_tokens_max,
             )  # fmt: skip
-        self.clients = Clients(self.core, requests, pools)
-        cost = PROFILE.step_cost(engine.sequences_max)
+        deadlines_ms = [tenant.deadline_ms for tenant in tenants]
+        self.clients = Clients(self.core, requests, pools, deadlines_ms)
+        cost = slowed(PROFILE.step_cost(engine.sequences_max), slower)
         runners = [EngineRunner(Engine(engine, cost)) for _ in pools]
         super().__init__(requests, self.clients, runners, Settings())
         #: The refused request that a retry comes from.
