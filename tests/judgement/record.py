@@ -17,7 +17,7 @@ def record(name: str) -> None:
     then = None if pair.then is None else MessageToDict(pair.then, preserving_proto_field_name=True)
     now = MessageToDict(pair.now, preserving_proto_field_name=True)
     found = {"age_ms": pair.age_ms, "then": then, "now": now}
-    (RECORDED / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RECORDED / f"{name}.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
