@@ -466,7 +466,6 @@ cdef class Scheduler(ClusterApi):
         known_tenant(self, flow)
         self.flows.show_times(flow, shown)
 
-    @property
     def histogram_bounds_ms(self):
         return self.time_bounds.ms
 

@@ -77,4 +77,5 @@ def write(folder: Path, context: click.Context, version: str) -> None:
 
 if __name__ == "__main__":
     (pages := Path(sys.argv[1])).mkdir(parents=True, exist_ok=True)
-    write(pages, click.Context(main, info_name="schedsvc"), metadata.version("schedsvc"))
+    context = click.Context(main, info_name="schedsvc", **main.context_settings)
+    write(pages, context, metadata.version("schedsvc"))

@@ -384,18 +384,17 @@ class Scheduler(ClusterApi):
     def flow_stats(self, now_ns: int, flow: int) -> dict[str, Any]: ...
     def show_histograms(self, flow: int, shown: bool) -> None:
         """Count a tenant's times by itself, or (the default) with all others. O(classes)."""
-    @property
     def histogram_bounds_ms(self) -> tuple[int, ...]:
         """Return the upper bounds, inclusive, of all buckets but the last.
 
-        They follow from the queue TTL at the start.
+        They follow from the queue TTL at the start. O(1).
         """
     def histograms(self, flow: int = -1) -> list[dict[str, Any]]:
         """Return a tenant's own histograms (-1: those of all others), a row for each class.
 
         `queue_wait` (to the grant), `evicted_wait` (to the eviction), `time_to_first_token` (to the
         first report of output before the end), from the admission: counts in the buckets of
-        `histogram_bounds_ms` and beyond, sum in us. They only grow. O(classes).
+        `histogram_bounds_ms()` and beyond, sum in us. They only grow. O(classes).
         """
     def explain(
         self, now_ns: int, request_id: bytes, tenant: bytes = b"", principal: int = -1

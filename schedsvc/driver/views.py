@@ -22,7 +22,7 @@ class Views(Records):
         super().__init__(clock)
         self._core = core
         #: The bounds of all histograms, from the start on; see the core's.
-        self.histogram_bounds_ms = core.histogram_bounds_ms
+        self.histogram_bounds_ms = core.histogram_bounds_ms()
 
     @guarded
     def stats(self, flow_limit: int, principal: int = -1, *, pools: bool = True) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from .support import admit, grant, make
 MS = 10**6
 NEVER_NS = 1 << 62
 #: Bounds that follow from the default queue TTL.
-BOUNDS_NS = [bound * MS for bound in core.Scheduler().histogram_bounds_ms]
+BOUNDS_NS = [bound * MS for bound in core.Scheduler().histogram_bounds_ms()]
 
 
 def row(s: core.Scheduler, flow: int = -1, name: str = "default") -> dict[str, Any]:
@@ -30,7 +30,7 @@ def count(s: core.Scheduler, kind: str, flow: int = -1, name: str = "default") -
 
 
 def bounds_ns_of(s: core.Scheduler) -> list[int]:
-    return [bound * MS for bound in s.histogram_bounds_ms]
+    return [bound * MS for bound in s.histogram_bounds_ms()]
 
 
 def histogram_of(times_ns: list[int], bounds_ns: list[int] = BOUNDS_NS) -> tuple[list[int], int]:
@@ -54,7 +54,7 @@ def quantile_ns(counts: list[int], q: float, bounds_ns: list[int]) -> float:
 
 @pytest.mark.parametrize("ttl_ms", [1, 7, 100, 5_000, 30_000, 600_000, 3_600_000, 1 << 40])
 def test_bounds_rise_and_are_fine_around_the_queue_ttl(ttl_ms: int) -> None:
-    bounds = make(queue_ttl_ns=ttl_ms * MS).histogram_bounds_ms
+    bounds = make(queue_ttl_ns=ttl_ms * MS).histogram_bounds_ms()
     assert len(bounds) == 31
     assert list(bounds) == sorted(set(bounds))
     assert ttl_ms in bounds

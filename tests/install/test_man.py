@@ -15,7 +15,8 @@ from schedsvc.cli import main
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("man")
-    write(folder, click.Context(main, info_name="schedsvc"), "1.2.3")
+    context = click.Context(main, info_name="schedsvc", **main.context_settings)
+    write(folder, context, "1.2.3")
     return folder
 
 
@@ -30,6 +31,7 @@ def test_page_shows_what_help_shows(pages: Path) -> None:
     assert text.startswith('.TH "SCHEDSVC-SERVE" "1" "" "schedsvc 1.2.3"')
     assert "schedsvc\\-serve \\- Serve admission over gRPC" in text
     assert ".B \\-\\-watch\\-config SECONDS" in text
+    assert ".B \\-h, \\-\\-help" in text
     # An example stays unchanged, and other paragraphs are wrapped.
     assert ".nf\nExample:\n  schedsvc serve \\-\\-config schedsvc.yaml\n.fi" in text
     assert "\x08" not in text

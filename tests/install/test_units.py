@@ -90,9 +90,10 @@ def test_units_have_what_the_programs_support(unit: Path) -> None:
 @by_unit
 def test_command_of_a_unit_is_understood(unit: Path) -> None:
     words = settings(unit)["ExecStart"].split()
-    command = main.get_command(click.Context(main), words[1])
+    above = click.Context(main, **main.context_settings)
+    command = main.get_command(above, words[1])
     assert command is not None
-    assert command.make_context(words[1], words[2:]).params["config_file"]
+    assert command.make_context(words[1], words[2:], parent=above).params["config_file"]
 
 
 def test_documented_configuration_fits_the_unit() -> None:

@@ -25,7 +25,7 @@ from .conftest import ask, calling, config_of, serving, totals
 from .test_metrics import Samples, of, scrape, use
 
 KINDS = [row.name for row in HISTOGRAM_ROWS]
-LE = [str(bound / 1e3) for bound in Scheduler().histogram_bounds_ms] + ["+Inf"]
+LE = [str(bound / 1e3) for bound in Scheduler().histogram_bounds_ms()] + ["+Inf"]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
