@@ -172,7 +172,6 @@ def _files(then: Any | None, now: Any) -> Iterator[Finding]:
     if lost > 0:
         text = f"The usage ledger lost the usage of {lost:,} requests. Its log has the reason."
         yield Finding(JUDGEMENT_LEVEL_TROUBLE, text)
-
     for file, bytes_ in (("state file", now.state.log_bytes), ("ledger", now.usage.log_bytes)):
         if bytes_ >= _LOG_BYTES_MAX:
             text = f"The log of the {file} has {bytes_ >> 20:,} MiB, and grows until the disk is"
@@ -209,7 +208,10 @@ def _settings(now: Any) -> Iterator[Finding]:
         text = "The scheduler drains: new requests are refused."
         yield Finding(JUDGEMENT_LEVEL_NOTICE, text)
     elif drained:
-        text = f"An operator drains {listed(drained)}: new requests go elsewhere, or are refused."
+        # A caller that sees some of the pools may have another one beyond them.
+        is_all = now.HasField("totals") and len(drained) == len(now.pools)
+        what = "are refused" if is_all else "go elsewhere, or are refused"
+        text = f"An operator drains {listed(drained)}: new requests {what}."
         yield Finding(JUDGEMENT_LEVEL_NOTICE, text)
     modes = now.mode
     if mode_pb2.MODE_AUDIT in (modes.overlay or modes.configured, *(t.mode for t in modes.tenants)):

@@ -62,6 +62,14 @@ def text_of(pair: Pair) -> str:
     return judge(pair.then, pair.now, pair.age_ms, WINDOW_S).text
 
 
+def test_requests_go_elsewhere_only_if_there_is_another_pool() -> None:
+    assert "new requests are refused" in text_of(recorded("only_engine_drained"))
+    pair = recorded("only_engine_drained")
+    pair.now.ClearField("totals")
+    assert "go elsewhere" in text_of(pair), "its caller may not see all pools"
+    assert "go elsewhere" in text_of(recorded("pool_drained"))
+
+
 def test_a_better_class_is_named_as_what_keeps_a_tenant_back() -> None:
     pair = recorded("behind_a_better_class")
     assert "production asks for" not in text_of(pair), "it is alone in its class"

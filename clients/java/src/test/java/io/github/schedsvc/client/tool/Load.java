@@ -21,6 +21,7 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.IntPredicate;
 
 /**
@@ -100,16 +101,29 @@ public final class Load {
       loops(4 * AT_ONCE, i -> ask(() -> serve(() -> scheduler.admit(REQUEST), draw[i], () -> {})));
       measured = (System.nanoTime() - began) / 4.0;
     }
-    double usualNanos = measured;
+    AtomicLong usualNanos = new AtomicLong((long) measured);
     served.set(0);
     ScheduledExecutorService timer = Executors.newScheduledThreadPool(1);
     loops(
         CANCELLED,
         i -> {
           Withdrawal withdrawal = new Withdrawal(draw[3 * i] < 0.5);
-          long after = (long) (2 * usualNanos * draw[3 * i + 1]);
-          timer.schedule(withdrawal, after, TimeUnit.NANOSECONDS);
-          ask(() -> serve(withdrawal::turn, draw[3 * i + 2], ran::incrementAndGet));
+          // The client keeps a quarter of its requests. It measures by their times how long a
+          // request takes now, because this changes with the load of the machine.
+          boolean stays = draw[3 * i + 1] < 0.25;
+          if (!stays) {
+            long after = (long) (2 * usualNanos.get() * (draw[3 * i + 1] - 0.25) / 0.75);
+            timer.schedule(withdrawal, after, TimeUnit.NANOSECONDS);
+          }
+          long began = System.nanoTime();
+          ask(
+              () -> {
+                serve(withdrawal::turn, draw[3 * i + 2], ran::incrementAndGet);
+                if (stays) {
+                  long took = System.nanoTime() - began;
+                  usualNanos.updateAndGet(usual -> (7 * usual + took) / 8);
+                }
+              });
           withdrawal.close();
           return true;
         });
