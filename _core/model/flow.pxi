@@ -52,6 +52,7 @@ ctypedef struct Flow:
     int64_t owed  # what it carries for those of before a restart, see restore
     int64_t next_retry_at_ns  # when the last refused request may retry
     int64_t wait_error_ns, waits_judged  # moving average of the error of estimated waits
+    int64_t too_long_ns, too_long_at_ns  # by which these estimates exceed waits; when learned
     int64_t gave_up_ns  # when the last that was expected in time left its queue without a grant
     int64_t first_us, forecast_first_us, first_judged  # to the first token: as it was, as forecast
     int64_t max_wait_ns  # of its requests in the queue, of the base; 0: no limit of its own

@@ -104,6 +104,7 @@ cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
     if f.refusals != &NO_REFUSALS:
         f.refusals.retry_slots.count = 0
     f.wait_error_ns = f.waits_judged = f.first_us = f.forecast_first_us = f.first_judged = 0
+    f.too_long_ns = f.too_long_at_ns = 0
     f.gave_up_ns = NONE
     memset(&f.shed_accuracy, 0, sizeof(ShedAccuracy))
     f.input_before, f.cached_before = f.input_tokens, f.cached_tokens

@@ -2,15 +2,16 @@
 # neither the engine nor its caller any time.
 #
 # In time is within its longest wait, and if it has a deadline so early that its prefill ends before
-# that. A request is refused at its arrival if its expected wait, less the average error, is longer;
-# with a deadline also if its prefill alone, less its error, is longer, at its arrival or at its
-# turn. A flow that has nothing queued does not wait as far as this rule is concerned: what others
-# have queued refuses none of its requests.
+# that. A request is refused at its arrival if its expected wait is longer, less the time by which
+# such expectations of its flow have exceeded the waits on average. With a deadline it is also
+# refused if its prefill alone, less its average error, is longer, at its arrival or at its turn.
+# A flow that has nothing queued does not wait as far as this rule is concerned: what others have
+# queued refuses none of its requests.
 #
 # A request that is expected too late but let in is hopeless: its work counts as 1, because it is
 # expected to leave before its turn, and so those behind it need not wait for it.
 #
-# The wait counts once `refusal_samples_min` waits of the flow have shown its error. Every 32nd of
+# The wait counts once `refusal_samples_min` waits of the flow have shown its error. Every 64th of
 # those that it would refuse is let in for a probe. It could have been served in time if it is, and
 # no request of its flow has left the queue at the end of its longest wait meanwhile: such a request
 # would have had the turn that the probe took. A prefill has to earn trust: a request that it would
@@ -18,21 +19,21 @@
 # met them, and then every eighth. One that meets its deadline costs the trust that TRUST_LOSS
 # misses bring.
 #
-# Only a part of the expected time counts, such that about three in a hundred probes could have been
-# served in time. The part falls by an eighth for each that could, and grows by a 256th for each
-# that could not. It also grows for each request that was too late and that only the whole expected
-# time would have refused: by a 128th if that is a wait.
+# Only a part of the expected prefill counts, such that about three in a hundred probes could have
+# been served in time. The part falls by an eighth for each that could, and grows by a 256th for
+# each that could not. It also grows for each request that was too late and that only the whole
+# expected prefill would have refused.
 
 cdef enum:
     TRUST_LOSS = 9
     TRUST_MORE = 8  # a score grows this far beyond what is needed
     PART_PPM = 1_000_000
     PART_MIN_PPM = 62_500
-    UNSURE = 3  # RareFields.shed_watch: the whole time is too long, its part is not
+    UNSURE = 3  # RareFields.shed_watch: the whole prefill is too long, its part is not
 
 
 cdef inline int32_t probe_every(int kind) noexcept nogil:
-    return 32 if kind == SHED_WAIT else 8
+    return 64 if kind == SHED_WAIT else 8
 
 
 cdef inline bint may_shed(Core core, const Request* r) noexcept:
@@ -51,8 +52,11 @@ cdef bint sheds(Core core, int32_t i, int kind, int64_t wait_ns, int64_t left_ns
     cdef int64_t trust = min(own.score, overall.score)
     if wait_ns < left_ns:
         return False
-    if <wide>wait_ns * (PART_PPM - core.shed_discount_ppm[kind]) // PART_PPM < left_ns:
-        core.requests.own_rare(i).shed_watch = <uint8_t>(kind + UNSURE)
+    if (
+        kind == SHED_PREFILL
+        and <wide>wait_ns * (PART_PPM - core.shed_discount_ppm) // PART_PPM < left_ns
+    ):
+        core.requests.own_rare(i).shed_watch = UNSURE
         return False
     if (
         core.settings.early_refusal
@@ -71,18 +75,25 @@ cdef void record_shed_outcome(Core core, Request* r, bint missed) noexcept:
     """Learn whether a request that was let in was too late, as expected. O(1)."""
     cdef RareFields* rare = &core.requests.rare[r.rare]
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef int kind = (rare.shed_watch - 1) % SHED_KINDS
-    cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm[kind]
+    cdef int kind = SHED_WAIT if rare.shed_watch == 1 + SHED_WAIT else SHED_PREFILL
     missed = missed or (kind == SHED_WAIT and f.gave_up_ns >= r.arrival_ns)
-    if rare.shed_watch >= UNSURE:
-        part_ppm += part_ppm // (128 if kind == SHED_WAIT else 2048) * missed
-    else:
+    if kind == SHED_PREFILL:
+        learn_part(core, rare.shed_watch == UNSURE, missed)
+    if rare.shed_watch != UNSURE:
         learn_shed_outcome(core, &f.shed_accuracy, kind, missed)
         learn_shed_outcome(core, &core.shed_accuracy, kind, missed)
+    rare.shed_watch = 0
+
+
+cdef inline void learn_part(Core core, bint unsure, bint missed) noexcept:
+    """Learn which part of an expected prefill counts. O(1)."""
+    cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm
+    if unsure:
+        part_ppm += part_ppm // 2048 * missed
+    else:
         part_ppm += part_ppm // 256 if missed else -(part_ppm // 8)
     part_ppm = min(max(part_ppm, <int64_t>PART_MIN_PPM), <int64_t>PART_PPM)
-    core.shed_discount_ppm[kind] = <int32_t>(PART_PPM - part_ppm)
-    rare.shed_watch = 0
+    core.shed_discount_ppm = <int32_t>(PART_PPM - part_ppm)
 
 
 cdef inline void learn_shed_outcome(
@@ -154,8 +165,8 @@ cdef bint may_be_late(Core core, const Request* r, int64_t left_ns) noexcept:
 
 
 cdef int64_t counted_wait_ns(Core core, const Request* r, int64_t left_ns) except -2:
-    """Return the wait of a request that arrives now, less its average error, as far as it may
-    refuse it; -1: it may not. O(SCAN_MAX + pools + classes)."""
+    """Return the wait of a request that arrives now, less the average by which such forecasts are
+    too long, as far as it may refuse it; -1: it may not. O(SCAN_MAX + pools + classes)."""
     cdef const Flow* f = &core.flows.items[r.flow]
     cdef int64_t wait_ns
     if f.queued == 0 or f.waits_judged < core.settings.refusal_samples_min:
@@ -163,7 +174,7 @@ cdef int64_t counted_wait_ns(Core core, const Request* r, int64_t left_ns) excep
     if not has_to_wait(core, r.target) or not may_be_late(core, r, left_ns):
         return NONE
     wait_ns = wait_of_new(core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE)
-    return NONE if wait_ns < 0 else max(<int64_t>0, wait_ns - f.wait_error_ns)
+    return NONE if wait_ns < 0 else max(<int64_t>0, wait_ns - max(<int64_t>0, f.too_long_ns))
 
 
 cdef int64_t longest_wait_ns(Core core, const Request* r) noexcept:
@@ -205,15 +216,13 @@ cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
     cdef int64_t wait_ns = counted_wait_ns(core, r, left_ns)
     if wait_ns < 0:  # its prefill alone takes too long
         return forecast_in_turn(core, next_ns, 0, step_ns)
-    return before_turn_ns(
-        next_turn_ns(core, next_ns, wait_ns + core.flows.items[r.flow].wait_error_ns, step_ns),
-        left_ns,
-    )
+    wait_ns += max(<int64_t>0, core.flows.items[r.flow].too_long_ns)
+    return before_turn_ns(next_turn_ns(core, next_ns, wait_ns, step_ns), left_ns)
 
 
 cdef void forget_shed_accuracy(Core core) noexcept:
     memset(&core.shed_accuracy, 0, sizeof(ShedAccuracy))
-    memset(&core.shed_discount_ppm, 0, sizeof(core.shed_discount_ppm))
+    core.shed_discount_ppm = 0
 
 
 cdef inline int64_t work_done(Core core, const Request* r) noexcept:

@@ -27,6 +27,7 @@ cdef inline void asked_of(Core core, const Request* r, Asked* asked) noexcept:
 cdef enum:
     SCAN_MAX = 32  # flows that are read; further ones count as their average
     ERROR_FADES = 8
+    WAITS_AVERAGED = 8
     SAMPLED = 128  # with more than SCAN_MAX flows queued, one in this many requests has one
 
 cdef int64_t FORETOLD_MAX_US = (<int64_t>1 << 31) - 1
@@ -300,6 +301,7 @@ cdef int note_waited(Core core, const Request* r, bint in_turn) noexcept:
     cdef bint in_time = <int64_t>r.forecast_wait_us * 1000 <= r.due_ns - r.arrival_ns
     if r.forecast_wait_us < 0:
         return 0
+    note_too_long(f, r, 0 if error_ns < 0 and not in_turn else -error_ns, core.now_ns)
     if not in_time:
         if not in_turn:
             f.wait_error_ns -= f.wait_error_ns // ERROR_FADES
@@ -311,6 +313,18 @@ cdef int note_waited(Core core, const Request* r, bint in_turn) noexcept:
     f.wait_error_ns = averaged(f.wait_error_ns, error_ns) if f.waits_judged else error_ns
     f.waits_judged += 1
     return 0
+
+
+cdef inline void note_too_long(
+    Flow* f, const Request* r, int64_t too_long_ns, int64_t now_ns
+) noexcept nogil:
+    """Learn by how much a forecast exceeded the wait. Requests that leave within one wait met the
+    same queue, so each counts by the time since the one before it, over WAITS_AVERAGED waits.
+    O(1)."""
+    cdef int64_t span_ns = max(<int64_t>r.forecast_wait_us * 1000, NS_PER_S) * WAITS_AVERAGED
+    cdef int64_t since_ns = min(now_ns - f.too_long_at_ns, span_ns // 5)
+    f.too_long_ns += <int64_t>(<wide>(too_long_ns - f.too_long_ns) * since_ns // span_ns)
+    f.too_long_at_ns = now_ns
 
 
 # From the grant to the first token.

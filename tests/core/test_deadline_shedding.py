@@ -221,8 +221,8 @@ def test_a_probe_that_waits_beyond_its_deadline_has_missed_it() -> None:
     line = Line(("f", 1000), early_refusal=1, refusal_samples_min=0)
     line.ask(count=30)
     line.tick(10)
-    let_in = [admit(line.s, line.now_ns, f"n{n}", deadline_ns=SECOND) > 0 for n in range(32)]
-    assert let_in == [False] * 31 + [True]
+    let_in = [admit(line.s, line.now_ns, f"n{n}", deadline_ns=SECOND) > 0 for n in range(64)]
+    assert let_in == [False] * 63 + [True]
     assert core.EVICTED_TTL in outcomes(line.s.poll(line.now_ns + SECOND))
     row = line.s.flow_stats(line.now_ns + SECOND, 0)
     assert (row["deadline_probes_judged"], row["deadline_probes_missed"]) == (1, 1)

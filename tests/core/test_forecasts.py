@@ -166,18 +166,30 @@ def is_let_in(line: Line, deadline_s: float, request_id: str) -> bool:
     return admit(line.s, line.now_ns, request_id, deadline_ns=ns) > 0
 
 
-def test_a_wait_is_expected_less_its_error() -> None:
+def changes_its_pace(turn_ns: int) -> tuple[Line, float, float]:
+    """Return a line that grants every `turn_ns` since 30 waits were forecast at a second each, its
+    expected wait, and the average error of its forecasts."""
     line = Line(("f", 1000), early_refusal=1, refusal_samples_min=0)
     line.ask(count=10)
     line.tick(6)
     line.ask(count=30)
-    line.turn_ns = SECOND * 3 // 2  # it gets slower than it was
+    line.turn_ns = turn_ns
     line.tick(18)
     row = line.s.flow_stats(line.now_ns, 0)
-    wait_s, error_s = row["wait_expected_ms"] / 1_000, row["wait_error_ms"] / 1_000
-    assert error_s > 2
-    assert is_let_in(line, wait_s - error_s / 2, "within the error")
-    assert not is_let_in(line, wait_s - error_s * 2, "beyond the error")
+    assert row["wait_error_ms"] > 2_000
+    return line, row["wait_expected_ms"] / 1_000, row["wait_error_ms"] / 1_000
+
+
+def test_a_wait_counts_less_the_time_by_which_forecasts_were_too_long() -> None:
+    line, wait_s, error_s = changes_its_pace(SECOND // 2)
+    assert is_let_in(line, wait_s - error_s / 10, "somewhat less")
+    assert not is_let_in(line, wait_s / 4, "much less")
+
+
+def test_forecasts_that_were_too_short_let_none_in() -> None:
+    line, wait_s, error_s = changes_its_pace(SECOND * 3 // 2)
+    assert is_let_in(line, wait_s + error_s / 10, "no less")
+    assert not is_let_in(line, wait_s - error_s / 10, "somewhat less")
 
 
 def test_requests_do_not_wait_for_one_that_is_expected_to_give_up() -> None:

@@ -157,7 +157,7 @@ def test_the_expected_wait_is_true_without_early_refusal() -> None:
     assert line.expected_s() == pytest.approx(TTL_S, rel=0.4)
 
 
-def test_each_32nd_is_let_in_for_a_probe_and_takes_the_turn_of_another() -> None:
+def test_each_64th_is_let_in_for_a_probe_and_takes_the_turn_of_another() -> None:
     line = Named()
     line.flood(200)
     judged, missed = line.probes()

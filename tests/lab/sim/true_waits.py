@@ -6,7 +6,7 @@ with it and clients that obey Retry-After.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean, median
@@ -23,9 +23,11 @@ STEADY_S = 60
 END_S = 360
 #: A refusal is early if it comes so soon.
 EARLY_S = 1.0
+#: The figures of each kind of run.
+Figures = dict[str, dict[str, float]]
 _EPILOG = """\b
 Example:
-  python -m tests.lab.sim.true_waits --rate 6 --seeds 3
+  python -m tests.lab.sim.true_waits --rate 6 --first-seed 13
 
 What has to hold, over all seeds: the expected wait is within a factor of 1.5 of the real one for
 80 % of the requests, or both are below a second; 90 % of the refusals come within a second; of the
@@ -124,15 +126,18 @@ def longest_below(tokens: Sequence[int], least: float) -> int:
     return max(b - a - 1 for a, b in pairwise(at))
 
 
-def compare(rate: float, seeds: int) -> dict[str, dict[str, float]]:
-    """Play a flood of `rate` requests a second, and sum up each kind of run over all seeds."""
+def compare(rate: float, seeds: Iterable[int], *, equal: bool = False) -> Figures:
+    """Play a flood of `rate` requests a second, and sum up each kind of run over all seeds. With
+    `equal`, the requests of each tenant have one size."""
     tenants = (replace(FLOOD[0], per_s=rate), *FLOOD[1:])
+    if equal:
+        tenants = tuple(replace(tenant, sigma=0.0) for tenant in tenants)
+    seeds = list(seeds)
     kinds: dict[str, dict[str, Any]] = {
         "without": {"early_refusal": False}, "early": {}, "obedient": {"obeys": 1.0},
     }  # fmt: skip
     runs = {
-        kind: [play(tenants, seed, **options) for seed in range(1, seeds + 1)]
-        for kind, options in kinds.items()
+        kind: [play(tenants, seed, **options) for seed in seeds] for kind, options in kinds.items()
     }
     return {kind: _figures(each, runs["without"]) for kind, each in runs.items()}
 
@@ -161,7 +166,7 @@ def _figures(runs: list[Run], plain: list[Run]) -> dict[str, float]:
     }
 
 
-def broken(found: dict[str, dict[str, float]]) -> list[str]:
+def broken(found: Figures) -> list[str]:
     """Name what does not hold."""
     return [
         f"{kind}: {name}"
@@ -181,10 +186,12 @@ def broken(found: dict[str, dict[str, float]]) -> list[str]:
 
 @click.command(epilog=_EPILOG)
 @click.option("--rate", default=6.0, show_default=True, help="Requests a second of the flood.")
-@click.option("--seeds", default=3, show_default=True, help="Runs of each kind.")
-def main(rate: float, seeds: int) -> None:
+@click.option("--seeds", default=12, show_default=True, help="Runs of each kind.")
+@click.option("--first-seed", default=1, show_default=True, help="The first run's seed.")
+@click.option("--equal", is_flag=True, help="Let the requests of each tenant have one size.")
+def main(rate: float, seeds: int, first_seed: int, *, equal: bool) -> None:
     """Measure waits and early refusal under a flood of more than twice what is served."""
-    found = compare(rate, seeds)
+    found = compare(rate, range(first_seed, first_seed + seeds), equal=equal)
     for kind, row in found.items():
         click.echo(json.dumps({"kind": kind} | {k: round(v, 3) for k, v in row.items()}))
     if wrong := broken(found):
