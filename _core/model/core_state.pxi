@@ -27,7 +27,7 @@ cdef class Core:
     cdef Settings settings  # as they are now
     cdef bint backfills, by_prefix
     cdef ShedAccuracy shed_accuracy  # accuracy over all flows
-    cdef int32_t shed_discount_ppm  # part of a prefill's forecast that does not count
+    cdef int32_t shed_discount_ppm[SHED_KINDS]  # part of the forecast that does not count
     cdef str policy
     cdef int ahead  # AHEAD_*
     cdef readonly uint64_t incarnation

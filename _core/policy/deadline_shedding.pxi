@@ -19,17 +19,19 @@
 # met them, and then every eighth. One that meets its deadline costs the trust that TRUST_LOSS
 # misses bring.
 #
-# Only a part of the expected prefill counts, such that about three in a hundred probes could have
-# been served in time. The part falls by an eighth for each that could, and grows by a 256th for
-# each that could not. It also grows for each request that was too late and that only the whole
-# expected prefill would have refused.
+# Where requests state deadlines or longest waits of their own, those with the shortest are refused,
+# and these are the ones whose forecasts are too long more often. So only a part of the expected
+# time counts there, such that about three in a hundred probes could have been served in time. The
+# part falls by an eighth for each that could, and grows by a 256th for each that could not. It also
+# grows for each request that was too late and that only the whole expected time would have refused:
+# by a 128th if that is a wait.
 
 cdef enum:
     TRUST_LOSS = 9
     TRUST_MORE = 8  # a score grows this far beyond what is needed
     PART_PPM = 1_000_000
     PART_MIN_PPM = 62_500
-    UNSURE = 3  # RareFields.shed_watch: the whole prefill is too long, its part is not
+    UNSURE = 3  # RareFields.shed_watch: the whole time is too long, its part is not
 
 
 cdef inline int32_t probe_every(int kind) noexcept nogil:
@@ -53,10 +55,10 @@ cdef bint sheds(Core core, int32_t i, int kind, int64_t wait_ns, int64_t left_ns
     if wait_ns < left_ns:
         return False
     if (
-        kind == SHED_PREFILL
-        and <wide>wait_ns * (PART_PPM - core.shed_discount_ppm) // PART_PPM < left_ns
+        is_in_part(core, &core.requests.items[i], kind)
+        and <wide>wait_ns * (PART_PPM - core.shed_discount_ppm[kind]) // PART_PPM < left_ns
     ):
-        core.requests.own_rare(i).shed_watch = UNSURE
+        core.requests.own_rare(i).shed_watch = <uint8_t>(kind + UNSURE)
         return False
     if (
         core.settings.early_refusal
@@ -75,25 +77,41 @@ cdef void record_shed_outcome(Core core, Request* r, bint missed) noexcept:
     """Learn whether a request that was let in was too late, as expected. O(1)."""
     cdef RareFields* rare = &core.requests.rare[r.rare]
     cdef Flow* f = &core.flows.items[r.flow]
-    cdef int kind = SHED_WAIT if rare.shed_watch == 1 + SHED_WAIT else SHED_PREFILL
+    cdef int kind = (rare.shed_watch - 1) % SHED_KINDS
     missed = missed or (kind == SHED_WAIT and f.gave_up_ns >= r.arrival_ns)
-    if kind == SHED_PREFILL:
-        learn_part(core, rare.shed_watch == UNSURE, missed)
-    if rare.shed_watch != UNSURE:
+    if is_in_part(core, r, kind):
+        learn_part(core, kind, rare.shed_watch >= UNSURE, missed)
+    if rare.shed_watch < UNSURE:
         learn_shed_outcome(core, &f.shed_accuracy, kind, missed)
         learn_shed_outcome(core, &core.shed_accuracy, kind, missed)
     rare.shed_watch = 0
 
 
-cdef inline void learn_part(Core core, bint unsure, bint missed) noexcept:
-    """Learn which part of an expected prefill counts. O(1)."""
-    cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm
+cdef inline bint is_hurried(Core core, const Request* r) noexcept:
+    """Return whether a request states how long it may wait, or its deadline. O(1)."""
+    return r.has_deadline or core.requests.rare_of(r).deadline_ns
+
+
+cdef inline bint is_in_part(Core core, const Request* r, int kind) noexcept:
+    """Return whether only a part of an expected time counts. O(1)."""
+    return kind == SHED_PREFILL or is_hurried(core, r)
+
+
+cdef inline int64_t wait_margin_ns(Core core, const Request* r) noexcept:
+    """Return by how much the wait of a request may be expected too long. O(1)."""
+    cdef const Flow* f = &core.flows.items[r.flow]
+    return f.wait_error_ns if is_hurried(core, r) else max(<int64_t>0, f.too_long_ns)
+
+
+cdef inline void learn_part(Core core, int kind, bint unsure, bint missed) noexcept:
+    """Learn which part of an expected time counts. O(1)."""
+    cdef int64_t part_ppm = PART_PPM - core.shed_discount_ppm[kind]
     if unsure:
-        part_ppm += part_ppm // 2048 * missed
+        part_ppm += part_ppm // (128 if kind == SHED_WAIT else 2048) * missed
     else:
         part_ppm += part_ppm // 256 if missed else -(part_ppm // 8)
     part_ppm = min(max(part_ppm, <int64_t>PART_MIN_PPM), <int64_t>PART_PPM)
-    core.shed_discount_ppm = <int32_t>(PART_PPM - part_ppm)
+    core.shed_discount_ppm[kind] = <int32_t>(PART_PPM - part_ppm)
 
 
 cdef inline void learn_shed_outcome(
@@ -174,7 +192,7 @@ cdef int64_t counted_wait_ns(Core core, const Request* r, int64_t left_ns) excep
     if not has_to_wait(core, r.target) or not may_be_late(core, r, left_ns):
         return NONE
     wait_ns = wait_of_new(core, r.flow, r.target, r.work, r.due_ns if r.has_deadline else NONE)
-    return NONE if wait_ns < 0 else max(<int64_t>0, wait_ns - max(<int64_t>0, f.too_long_ns))
+    return NONE if wait_ns < 0 else max(<int64_t>0, wait_ns - wait_margin_ns(core, r))
 
 
 cdef int64_t longest_wait_ns(Core core, const Request* r) noexcept:
@@ -216,13 +234,13 @@ cdef int64_t feasible_in_ns(Core core, const Request* r) except -1:
     cdef int64_t wait_ns = counted_wait_ns(core, r, left_ns)
     if wait_ns < 0:  # its prefill alone takes too long
         return forecast_in_turn(core, next_ns, 0, step_ns)
-    wait_ns += max(<int64_t>0, core.flows.items[r.flow].too_long_ns)
-    return before_turn_ns(next_turn_ns(core, next_ns, wait_ns, step_ns), left_ns)
+    wait_ns += wait_margin_ns(core, r)
+    return before_turn_ns(core, next_ns, wait_ns, step_ns, left_ns)
 
 
 cdef void forget_shed_accuracy(Core core) noexcept:
     memset(&core.shed_accuracy, 0, sizeof(ShedAccuracy))
-    core.shed_discount_ppm = 0
+    memset(&core.shed_discount_ppm, 0, sizeof(core.shed_discount_ppm))
 
 
 cdef inline int64_t work_done(Core core, const Request* r) noexcept:

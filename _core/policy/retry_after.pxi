@@ -23,7 +23,7 @@ cdef int64_t turn_again_ns(Core core, const Request* r) except -1:
     cdef int64_t patience_ns = r.due_ns - r.arrival_ns, wait_ns
     cdef int64_t step_ns = turn_ns(core, r.flow, r.target, r.work)
     if not r.has_deadline:
-        return before_turn_ns(next_turn_ns(core, next_ns, step_ns, step_ns), patience_ns)
+        return before_turn_ns(core, next_ns, step_ns, step_ns, patience_ns)
     wait_ns = wait_of_new(core, r.flow, r.target, r.work, core.now_ns + patience_ns)
     wait_ns = step_ns if wait_ns < 0 else min(wait_ns - patience_ns, core.settings.queue_ttl_ns)
     return forecast_in_turn(core, next_ns, max(<int64_t>0, wait_ns), step_ns)

@@ -80,17 +80,21 @@ cdef int64_t turn_ns(Core core, int32_t flow, int32_t target, int64_t work) noex
 
 
 cdef int64_t next_turn_ns(
-    Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns
+    Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns, int64_t early_ns=0
 ) noexcept:
-    # Each refusal gets a time of its own, later than that of the one before.
+    # Each refusal gets a time of its own, later than that of the one before. Its client is told to
+    # come up to `early_ns` before that.
     cdef int64_t due_ns = max(core.now_ns + wait_ns, next_ns[0] + step_ns)
-    next_ns[0] = min(due_ns, core.now_ns + RETRY_MAX_NS)
+    next_ns[0] = min(due_ns, core.now_ns + RETRY_MAX_NS + early_ns)
     return next_ns[0] - core.now_ns
 
 
-cdef inline int64_t before_turn_ns(int64_t turn_ns, int64_t patience_ns) noexcept nogil:
-    """Return when to come for a turn: half of the patience before it, or half of the time until it
-    if that is less, so that not all come at once."""
+cdef int64_t before_turn_ns(
+    Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns, int64_t patience_ns
+) noexcept:
+    """Return when to come for a turn in `wait_ns` or later: half of the patience before it, or half
+    of the time until it if that is less, so that not all come at once."""
+    cdef int64_t turn_ns = next_turn_ns(core, next_ns, wait_ns, step_ns, patience_ns // 2)
     return max(turn_ns // 2, turn_ns - patience_ns // 2)
 
 

@@ -1,8 +1,13 @@
 """Tests a default flood in virtual time: waits are true, refusals early, shares equal."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
-from .true_waits import broken, compare, is_true, longest_below
+from .true_waits import Run, broken, compare, is_true, longest, starved
+
+NOTHING = Run(Counter(), [], [], *[0] * 9, 0.0)
 
 
 @pytest.mark.timeout(300)
@@ -31,7 +36,10 @@ def test_a_wait_is_true_within_a_factor_of_one_and_a_half():
     assert not is_true(-0.001, 0.9)
 
 
-def test_the_longest_time_of_little_cache_in_use_is_found():
-    assert longest_below([9, 5, 5, 9, 5], 6) == 2
-    assert longest_below([9, 9, 5, 5, 5], 6) == 3
-    assert longest_below([9], 6) == 0
+def test_a_queue_that_runs_dry_while_cache_is_unused_counts_as_starved():
+    plain = replace(NOTHING, kv_tokens=[10, 10, 10], queued=[100, 100, 100])
+    dry = replace(NOTHING, kv_tokens=[8, 8, 10, 8, 8, 8], queued=[9, 9, 9, 9, 50, 9])
+    assert starved(dry, plain) == [True, True, False, True, False, True]
+    assert longest(starved(dry, plain)) == 2
+    assert longest([False]) == 0
+    assert longest([True]) == 1
