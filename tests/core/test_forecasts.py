@@ -180,16 +180,28 @@ def changes_its_pace(turn_ns: int) -> tuple[Line, float, float]:
     return line, row["wait_expected_ms"] / 1_000, row["wait_error_ms"] / 1_000
 
 
+def is_let_in_for(line: Line, wait_s: float, request_id: str) -> bool:
+    """Ask for a request that states no longest wait, where its tenant's is `wait_s`."""
+    line.s.set_flow_quota(line.now_ns, 0, max_wait_ns=int(wait_s * SECOND))
+    return admit(line.s, line.now_ns, request_id) > 0
+
+
 def test_a_wait_counts_less_the_time_by_which_forecasts_were_too_long() -> None:
     line, wait_s, error_s = changes_its_pace(SECOND // 2)
-    assert is_let_in(line, wait_s - error_s / 10, "somewhat less")
-    assert not is_let_in(line, wait_s / 4, "much less")
+    assert is_let_in_for(line, wait_s - error_s / 10, "somewhat less")
+    assert not is_let_in_for(line, wait_s / 4, "much less")
 
 
 def test_forecasts_that_were_too_short_let_none_in() -> None:
     line, wait_s, error_s = changes_its_pace(SECOND * 3 // 2)
-    assert is_let_in(line, wait_s + error_s / 10, "no less")
-    assert not is_let_in(line, wait_s - error_s / 10, "somewhat less")
+    assert is_let_in_for(line, wait_s + error_s / 10, "no less")
+    assert not is_let_in_for(line, wait_s - error_s / 10, "somewhat less")
+
+
+def test_a_stated_deadline_counts_less_the_error_of_waits() -> None:
+    line, wait_s, error_s = changes_its_pace(SECOND * 3 // 2)
+    assert is_let_in(line, wait_s - error_s / 2, "within the error")
+    assert not is_let_in(line, wait_s - error_s * 2, "beyond the error")
 
 
 def test_requests_do_not_wait_for_one_that_is_expected_to_give_up() -> None:
