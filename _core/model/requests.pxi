@@ -66,6 +66,7 @@ ctypedef struct RareFields:
     int32_t session  # record of its session of an agent; -1: none
     int32_t told_output  # as the caller expects it, of each sequence
     int32_t hold  # queued, it is in no queue but waits for a cap, see session_cap.pxi; -1: not
+    int64_t whole_work  # of a probe, whose work counts as 1
     uint8_t shed_watch  # 1 + DOUBT_*, let in for a probe; or UNSURE + DOUBT_*; 0: none
 
 # Most of a million queued requests consist of nothing but this: REQUEST_BYTES. Fields that few of

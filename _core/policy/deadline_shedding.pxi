@@ -217,7 +217,7 @@ cdef int refuse_early(Core core, int32_t i) except -1:
     if wait_ns >= 0 and sheds(core, i, SHED_WAIT, wait_ns, left_ns):
         return OUT_REJECTED_DEADLINE
     if core.requests.rare_of(r).shed_watch == 1 + SHED_WAIT:
-        r.work = 1
+        core.requests.rare[r.rare].whole_work, r.work = r.work, 1
     if core.requests.rare_of(r).shed_watch or deadline_ns == 0 or not core.settings.early_refusal:
         return 0
     if sheds(core, i, SHED_PREFILL, least_prefill_ns(core, r), deadline_ns - core.now_ns):
@@ -246,5 +246,5 @@ cdef void forget_shed_accuracy(Core core) noexcept:
 cdef inline int64_t work_done(Core core, const Request* r) noexcept:
     """Work that the grant of a request adds to the drain."""
     if core.requests.rare_of(r).shed_watch == 1 + SHED_WAIT:
-        return work_of(core, r)
+        return core.requests.rare[r.rare].whole_work
     return r.work

