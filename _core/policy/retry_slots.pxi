@@ -82,8 +82,8 @@ cdef int64_t turn_ns(Core core, int32_t flow, int32_t target, int64_t work) noex
 cdef int64_t next_turn_ns(
     Core core, int64_t* next_ns, int64_t wait_ns, int64_t step_ns, int64_t early_ns=0
 ) noexcept:
-    # Each refusal gets a time of its own, later than that of the one before. Its client is told to
-    # come up to `early_ns` before that.
+    # Each refusal gets a time of its own, later than that of the one before. Its client comes up to
+    # `early_ns` earlier.
     cdef int64_t due_ns = max(core.now_ns + wait_ns, next_ns[0] + step_ns)
     next_ns[0] = min(due_ns, core.now_ns + RETRY_MAX_NS + early_ns)
     return next_ns[0] - core.now_ns
