@@ -87,6 +87,7 @@ def terms_of(options: Options) -> Terms:
         input_price=1_000_000,
         output_price=2_000_000,
         cached_price=core["cached_price_ppm"],
+        kv_price=core.get("kv_price_micro", 0),
         sum_form=core.get("ledger", "sum") == "sum",
         # For a while the core trusts even a false report of load beyond all promises.
         work_conserving=not ((adapts and lies) or limited or delays),
