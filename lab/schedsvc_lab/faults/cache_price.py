@@ -1,6 +1,12 @@
-"""Draws the price of the KV cache of a run."""
+"""Draws prices at which the KV cache is a part of the charge."""
 
 from random import Random
+
+#: From a part of the charge to nearly all of it.
+_PRICES = (
+    {"kv_price_micro": 10_000},
+    {"kv_price_micro": 10_000, "input_price_micro": 1_000, "output_price_micro": 2_000},
+)
 
 FIRST = 1 << 47
 """Seeds from here on draw it."""
@@ -14,4 +20,4 @@ def draw_cache_price(seed: int, *, fair: bool) -> dict[str, int]:
     rnd = Random(seed ^ 0xCAC4E)  # noqa: S311 - no secret: one seed is one run
     if seed < FIRST or not fair or rnd.random() >= 0.25:
         return {}
-    return {"kv_price_micro": rnd.choice((1_000, 10_000))}
+    return dict(rnd.choice(_PRICES))
