@@ -1363,7 +1363,7 @@ type FlowStats struct {
 	Queued            int64           `protobuf:"varint,4,opt,name=queued,proto3" json:"queued,omitempty"`
 	LiveLeases        int64           `protobuf:"varint,5,opt,name=live_leases,json=liveLeases,proto3" json:"live_leases,omitempty"`
 	PromisedTokens    int64           `protobuf:"varint,6,opt,name=promised_tokens,json=promisedTokens,proto3" json:"promised_tokens,omitempty"` // KV tokens reserved by its leases.
-	PostedTokens      int64           `protobuf:"varint,7,opt,name=posted_tokens,json=postedTokens,proto3" json:"posted_tokens,omitempty"`       // Of these filled, as reported; else the input, from the grant on.
+	PostedTokens      int64           `protobuf:"varint,7,opt,name=posted_tokens,json=postedTokens,proto3" json:"posted_tokens,omitempty"`       // The filled part, as reported; without reports the input.
 	InputTokens       int64           `protobuf:"varint,8,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
 	CachedInputTokens int64           `protobuf:"varint,9,opt,name=cached_input_tokens,json=cachedInputTokens,proto3" json:"cached_input_tokens,omitempty"`
 	OutputTokens      int64           `protobuf:"varint,10,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`

@@ -29,7 +29,7 @@ PACES = {"a10g-llama2-7b": 1_600, "tiny-cpu": 9_000, "cpu-tiny-llama": 20_000}
 REQUESTS = 2_000  # requests of all tenants
 INPUTS, OUTPUTS = (10, 1_200), (5, 600)
 LEAVES = 0.08  # part of all requests
-#: Of input, output and a token-step of the cache.
+#: Prices of input, output and a token-step of the cache.
 TOKENS = (1.0, 2.0, 0.0)
 CACHE = ((1.0, 2.0, 0.001), (0.1, 0.2, 0.01), (0.001, 0.002, 0.01), (0.0, 0.0, 0.01))
 

@@ -777,7 +777,7 @@ class FlowStats(_message.Message):
     promised_tokens: _builtins.int
     """KV tokens reserved by its leases."""
     posted_tokens: _builtins.int
-    """Of these filled, as reported; else the input, from the grant on."""
+    """The filled part, as reported; without reports the input."""
     input_tokens: _builtins.int
     cached_input_tokens: _builtins.int
     output_tokens: _builtins.int
