@@ -81,7 +81,9 @@ def play(profile: str, mix: Mix, prices: Sequence[float], *, large: int) -> Held
 
 @click.command()
 @click.option("--profile", "profiles", multiple=True, default=PROFILES[:1], help="Engine profile.")
-@click.option("--mix", "names", multiple=True, default=("17:1",), help="Of two tenants.")
+@click.option(
+    "--mix", "names", multiple=True, default=("17:1",), help="A mix of two tenants; repeat it."
+)
 @click.option("--large", default=300, help="Requests of the tenant with the larger ones.")
 def main(profiles: Sequence[str], names: Sequence[str], large: int) -> None:
     """Print one row for each profile, mix and prices."""
