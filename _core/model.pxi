@@ -4,6 +4,7 @@ include "model/classes.pxi"        # Class, Classes, Line: priority classes and 
 include "model/predictor.pxi"      # Predictor: output lengths by tenant and adapter
 include "model/principals.pxi"     # Principal, Principals: what each caller may name and hold
 include "model/requests.pxi"       # Request, Lease, Requests, Chain: every request and its state
+include "model/prices.pxi"         # price_of(): what a request costs
 include "model/wait_times.pxi"     # how long a request has waited, and for what
 include "model/rejection_log.pxi"  # RejectionLog: the last requests that were refused
 include "model/recent_ids.pxi"     # RecentIds: the ids of the last requests, for people

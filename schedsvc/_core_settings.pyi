@@ -20,6 +20,7 @@ class Settings(TypedDict, total=False):
     input_price_micro: int  # 1_000_000: The price of an input token
     output_price_micro: int  # 2_000_000: The price of an output token
     cached_price_ppm: int  # 100_000: Input from the prefix cache costs this part of the input price
+    kv_price_micro: int  # 0: The price of a token that is held in the KV cache for one step of output
     credit_max_micro: int  # -1: A tenant that becomes backlogged precedes the others for at most this service, at weight 1; auto: the average cost of a request; 0: none, as in the VTC paper
     lead_max_micro: int  # -1: Service in other pools keeps a tenant behind the others in a pool by at most this; auto: four of the largest requests of late, over its weight, and one second of what the pool serves
     quantum_tokens: int  # 10_000: Under `dlpm` this service of weight 1 is ordered by prefix

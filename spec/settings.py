@@ -11,14 +11,16 @@ from dataclasses import dataclass
 BOUNDS = {
     "TOKENS_MAX": (1 << 27, "keeps every product of tokens, price and weight below 2^63"),
     "PRICE_MICRO_MAX": (10_000_000, "the same product: 2^28 * 10^7 * 10^3 < 2.7 * 10^18"),
+    "KV_PRICE_MICRO_MAX": (10_000, "a request of 1M tokens costs at most 5 * 10^15 of 9 * 10^15"),
     "POOLS_MAX": (1_024, "pools of one process, and of one stream"),
     "ADAPTERS_MAX": (65_536, "LoRA adapters that have a number"),
     "PREFIX_BLOCKS_MAX": (1 << 24, "blocks in the estimate of the cache of a pool"),
 }
-TOKENS_MAX, _PRICE_MICRO_MAX, POOLS_MAX, ADAPTERS_MAX, PREFIX_BLOCKS_MAX = (
+TOKENS_MAX, _PRICE_MICRO_MAX, _KV_PRICE_MICRO_MAX, POOLS_MAX, ADAPTERS_MAX, PREFIX_BLOCKS_MAX = (
     bound for bound, _ in BOUNDS.values()
 )
 PRICE_MAX = _PRICE_MICRO_MAX // 1_000_000
+KV_PRICE_MAX = _KV_PRICE_MICRO_MAX / 1_000_000
 HOUR_MS = 3_600_000
 
 
@@ -201,6 +203,9 @@ _PRICES = (
             help="The price of an output token."),
     Setting("cached", PART, 0.1, 0, 1, core="cached_price_ppm",
             help="Input from the prefix cache costs this part of the input price."),
+    Setting("kv", PRICE, 0, 0, KV_PRICE_MAX, core="kv_price_micro",
+            page="understand/prices.md",
+            help="The price of a token that is held in the KV cache for one step of output."),
 )
 #: In the core each is 0 unless the configuration gives it.
 _EACH_POOL = (
@@ -277,7 +282,7 @@ SECTIONS = (
     Section(
         "scheduler.prices",
         "Prices",
-        "The prices at which tokens count as service of a tenant.",
+        "The prices at which tokens count as service of a tenant, and the cache that they hold.",
         _PRICES,
         True,
     ),

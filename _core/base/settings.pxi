@@ -3,6 +3,7 @@
 cdef enum:
     TOKENS_MAX = 134_217_728  # keeps every product of tokens, price and weight below 2^63
     PRICE_MICRO_MAX = 10_000_000  # the same product: 2^28 * 10^7 * 10^3 < 2.7 * 10^18
+    KV_PRICE_MICRO_MAX = 10_000  # a request of 1M tokens costs at most 5 * 10^15 of 9 * 10^15
     POOLS_MAX = 1_024  # pools of one process, and of one stream
     ADAPTERS_MAX = 65_536  # LoRA adapters that have a number
     PREFIX_BLOCKS_MAX = 16_777_216  # blocks in the estimate of the cache of a pool
@@ -23,6 +24,7 @@ ctypedef struct Settings:
     int64_t input_price_micro
     int64_t output_price_micro
     int64_t cached_price_ppm
+    int64_t kv_price_micro
     int64_t credit_max_micro
     int64_t lead_max_micro
     int64_t quantum_tokens
@@ -88,6 +90,7 @@ cdef dict SETTINGS = {
     "input_price_micro": (1_000_000, 0, 10_000_000),
     "output_price_micro": (2_000_000, 0, 10_000_000),
     "cached_price_ppm": (100_000, 0, 1_000_000),
+    "kv_price_micro": (0, 0, 10_000),
     "credit_max_micro": (-1, -1, 134_217_728_000_000),
     "lead_max_micro": (-1, -1, 134_217_728_000_000),
     "quantum_tokens": (10_000, 1, 134_217_728),
@@ -146,6 +149,7 @@ cdef frozenset LIVE_SETTINGS = frozenset((
     "input_price_micro",
     "output_price_micro",
     "cached_price_ppm",
+    "kv_price_micro",
     "credit_max_micro",
     "lead_max_micro",
     "quantum_tokens",

@@ -237,6 +237,15 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
     return i
 
 
+cdef inline void note_sizes(Core core, const Request* r) noexcept:
+    """Note the largest input and output that were asked for: the bound of Stats goes by them. O(1).
+    """
+    if r.prompt_tokens > core.prompt_seen_max or r.output_max_tokens > core.output_seen_max:
+        core.prompt_seen_max = max(core.prompt_seen_max, <int64_t>r.prompt_tokens)
+        core.output_seen_max = max(core.output_seen_max, <int64_t>r.output_max_tokens)
+        core.save_rest = True
+
+
 cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     """Return a handle, or the negated outcome of a refusal. O(log n)."""
     cdef Flow* f = &core.flows.items[ask.flow]
@@ -281,9 +290,7 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     r.arrival_ns = core.now_ns
     if core.flows.place_from is not None:
         core.requests.own_rare(i).place = asked_place(core.flows, r)
-    if r.prompt_tokens > core.prompt_seen_max:
-        core.prompt_seen_max = r.prompt_tokens
-        core.save_rest = True
+    note_sizes(core, r)
     if f.queued:  # the last in line gets a neighbour
         prefetch_line(&core.requests.items[core.flows.queues[f.first_queue].chain.tail].next)
     else:

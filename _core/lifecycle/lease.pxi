@@ -110,13 +110,11 @@ cdef int recharge(
     """Let the flow's counter carry exactly this service for the request; what it carried before is
     refunded. The charge is of totals, so that rounding does not add up. O(log n)."""
     cdef Request* r = &core.requests.items[i]
-    cdef const Settings* s = &core.settings
-    cdef int64_t micro = (
-        (input_tokens - cached_tokens) * s.input_price_micro
-        + cached_tokens * (s.input_price_micro * s.cached_price_ppm // 1_000_000)
-        + output_tokens * s.output_price_micro
+    cdef int64_t held = kv_steps(r, input_tokens, output_tokens)
+    cdef int64_t weighted = weighted_by(
+        price_of(&core.settings, r, input_tokens, cached_tokens, output_tokens),
+        r.lease.weight_milli,
     )
-    cdef int64_t weighted = micro * 1000 // r.lease.weight_milli
     if r.lease.discount_ppm:
         weighted -= <int64_t>(<wide>weighted * r.lease.discount_ppm // 1_000_000)
     charge_nodes(core.flows, r.flow, r.lease.weight_milli, r.lease.charged, weighted, r.pool)
@@ -125,7 +123,8 @@ cdef int recharge(
         charge_session(core, i, weighted - r.lease.charged)
     count_served(core, r.flow, r.pool, weighted - r.lease.charged, r.lease.weight_milli)
     core.flows.items[r.flow].open_charged += weighted - r.lease.charged
-    r.lease.charged = weighted
+    core.flows.items[r.flow].kv_steps += held - r.lease.kv_steps
+    r.lease.charged, r.lease.kv_steps = weighted, held
     return 0
 
 
@@ -215,7 +214,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
         keep_usage(core, i, outcome)
     core.passes -= r.lease.discount_ppm > 0
     f.open_charged -= r.lease.charged
-    note_charge(core.flows, r, core.settings.input_price_micro, core.settings.output_price_micro)
+    note_charge(core.flows, r, &core.settings)
     core.flows.changed.mark(r.flow)
     if r.bill:
         core.quotas.correct(i, input_tokens, r.lease.output_tokens)

@@ -63,6 +63,6 @@ cdef int forget_learned(Core core) except -1:
         core.prefixes.index(pool).forget()
     fill_quotas(core)
     core.digest_value = 0
-    core.prompt_seen_max = core.flows.lead_given_max = 0
+    core.prompt_seen_max = core.output_seen_max = core.flows.lead_given_max = 0
     forget_shed_accuracy(core)
     return 0

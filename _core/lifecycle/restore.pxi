@@ -200,6 +200,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
     check_range("samples", v[0], 0, SUM_MAX)
     check_sums(&v[1])
     check_range("prompt_seen_max", v[5], 0, TOKENS_MAX)
+    check_range("output_seen_max", v[6], 0, TOKENS_MAX)
     check_range("draining", v[7], 0, 1)
     check_range("average_charge", v[8], 0, VTC_MAX)
     for cls in range(1, TREE_LEVELS):
@@ -216,7 +217,7 @@ cdef int restore_overall(Core core, Cursor* c, bint applies) except -1:
         core.flows.level[cls] = levels[cls]
     place_lengths(p, &p.overall, &lengths)
     p.samples, p.judged, p.covered, p.reserved_tokens, p.used_tokens = v[0], v[1], v[2], v[3], v[4]
-    core.prompt_seen_max, core.flows.lead_given_max = v[5], v[15]
+    core.prompt_seen_max, core.output_seen_max, core.flows.lead_given_max = v[5], v[6], v[15]
     core.draining = core.ledger.closed = v[7] != 0
     core.ledger.touch_all()
     return 1

@@ -261,6 +261,7 @@ cdef bytes overall_value(Core core):
             write_of_class(core, w, 11, c, core.flows.level[c])
     w.varint(10, core.flows.average_charge[0])
     w.varint(9, core.ledger.closed)
+    w.varint(8, core.output_seen_max)
     w.varint(7, core.prompt_seen_max)
     w.varint(6, p.used_tokens)
     w.varint(5, p.reserved_tokens)

@@ -71,7 +71,7 @@ cdef class Core:
     cdef int64_t rounds  # times that all pools were looked at, since the start
     cdef int64_t refusals[REFUSAL_KINDS]  # refusals of requests whose tenant has no flow
     cdef int64_t received, granted, completed, cancelled, expired, rejected, evicted
-    cdef int64_t prompt_seen_max
+    cdef int64_t prompt_seen_max, output_seen_max  # of a request; of a sequence, as asked for
     cdef int64_t refused_wait_ns  # the last refusal's wait: after it a retry makes sense
     cdef uint64_t digest_value
     cdef int32_t unknown_flow

@@ -44,6 +44,7 @@ ctypedef struct Flow:
     int64_t interval_ns  # moving average of the time between two grants
     int64_t promised_tokens, posted_tokens
     int64_t input_tokens, cached_tokens, output_tokens, input_before, cached_before  # forgotten
+    int64_t kv_steps  # token-steps of the KV cache that it was charged for
     int64_t granted, completed, cancelled, expired
     FlowTimes* times  # where its times are counted: its own, or its class's other_times
     FlowTimes* own_times  # NULL until its tenant is shown, see histograms.pxi

@@ -26,13 +26,14 @@ cdef void note_output(Flows flows, int32_t flow, int64_t output_tokens) noexcept
         f.average_milli = output_tokens * 1000
 
 
-cdef void note_charge(Flows flows, const Request* r, int64_t price_in, int64_t price_out) noexcept:
+cdef void note_charge(Flows flows, const Request* r, const Settings* s) noexcept:
     """Average what requests are charged in total, each at most what it asked for, and keep the
     largest. O(levels)."""
     cdef const Flow* f = &flows.items[r.flow]
-    cdef int64_t most = r.prompt_tokens * price_in
-    most += <int64_t>r.output_max_tokens * r.sequences * price_out
-    most = min(r.lease.charged, most * 1000 // r.lease.weight_milli)
+    cdef int64_t most = price_of(
+        s, r, r.prompt_tokens, 0, <int64_t>r.output_max_tokens * r.sequences
+    )
+    most = min(r.lease.charged, weighted_by(most, r.lease.weight_milli))
     note_largest(flows, <int64_t>(<wide>most * r.lease.weight_milli // 1000))
     average_charge(flows, f.depth, most)
     while f.parent != NONE:

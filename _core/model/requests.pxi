@@ -14,6 +14,7 @@ ctypedef struct Lease:
     int64_t waited_ns
     int64_t epoch  # epoch of the pool at the grant
     int64_t charged  # what the flow's counter carries for it now, in weighted micro-tokens
+    int64_t kv_steps  # token-steps of the KV cache in that
     int64_t granted_tokens  # reserved at the grant
     int64_t fixed_tokens  # its part of the load unless it is among the leases that grow
     int64_t ended_ns  # once ENDED

@@ -95,10 +95,7 @@ cdef int64_t work_micro(Core core, const Request* r) noexcept:
         each = core.predictor.quantile(&asked, MEDIAN)
     if each <= 0 or each > r.output_max_tokens:
         each = r.output_max_tokens
-    return (
-        r.prompt_tokens * core.settings.input_price_micro
-        + each * r.sequences * core.settings.output_price_micro
-    )
+    return price_of(&core.settings, r, r.prompt_tokens, 0, each * r.sequences)
 
 
 cdef void find_siblings(Flows flows, int32_t* a, int32_t* b) noexcept:
@@ -116,7 +113,7 @@ cdef inline int64_t lead_allowed(Core core, int32_t of_head, int64_t work) noexc
     O(1)."""
     return max(
         core.flows.grain if core.by_prefix else 0,
-        <int64_t>(<wide>work * 1000 // core.flows.items[of_head].weight_milli),
+        weighted_by(work, core.flows.items[of_head].weight_milli),
     )
 
 

@@ -38,10 +38,7 @@ cdef int32_t work_of(Core core, const Request* r) noexcept:
     cdef int64_t each = core.flows.items[r.flow].average_milli // 1000
     if each == 0 or each > r.output_max_tokens:
         each = r.output_max_tokens
-    each = (
-        r.prompt_tokens * core.settings.input_price_micro
-        + each * r.sequences * core.settings.output_price_micro
-    )
+    each = price_of(&core.settings, r, r.prompt_tokens, 0, each * r.sequences)
     return <int32_t>min(max(<int64_t>1, each // 1_000_000), <int64_t>WORK_MAX)
 
 

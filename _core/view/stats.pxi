@@ -6,6 +6,7 @@ cdef service_of(Core core, int32_t flow):
     return (
         <object>f.input_tokens * core.settings.input_price_micro
         + <object>f.output_tokens * core.settings.output_price_micro
+        + <object>f.kv_steps * core.settings.kv_price_micro
     )
 
 
@@ -82,6 +83,7 @@ cdef dict price_row(Core core):
         "input_micro": s.input_price_micro,
         "cached_micro": s.input_price_micro * s.cached_price_ppm // 1_000_000,
         "output_micro": s.output_price_micro,
+        "kv_micro": s.kv_price_micro,
     }
 
 
@@ -142,6 +144,7 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
         "input_tokens": f.input_tokens,
         "cached_input_tokens": f.cached_tokens,
         "output_tokens": f.output_tokens,
+        "kv_token_steps": f.kv_steps,
         "received": f.received,
         "granted": f.granted,
         "completed": f.completed,
@@ -376,12 +379,16 @@ cdef totals_of(Core core):
         weight = min(weight, core.flows.items[i].weight_milli)
     for i in range(TREE_LEVELS):
         credit = max(credit, core.flows.credit(i))
-    # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold.
+    # Theorem 4.4 of the paper, divided by the least weight; M is what all pools hold. The
+    # running requests hold at most M in each of at most `output_seen_max` steps.
     # Under DLPM a flow may be a quantum ahead, at either end of a time. A flow may begin below the
     # others by the credit. A flow that passed a head was ahead of it by its charge at most.
     bound = 2 * max(
         core.prompt_seen_max * core.settings.input_price_micro,
-        capacity * core.settings.output_price_micro,
+        capacity * (
+            core.settings.output_price_micro
+            + core.output_seen_max * core.settings.kv_price_micro
+        ),
     ) * 1000 // weight + (2 * core.flows.grain if core.by_prefix else 0) + credit
     bound += core.flows.lead_given_max
     if core.flows.order != ORDER_COUNTER or not core.flows.lifts:

@@ -11,6 +11,7 @@ from schedsvc.cli.starting import usable_config
 from schedsvc.config import Config, Problem, Reading, path_text, problem_text, read
 from schedsvc.config.models import Listener, Principal
 from schedsvc.config.network import is_wildcard
+from schedsvc.config.settings import Prices
 from schedsvc.text.tables import table_console
 
 _EPILOG = """\b
@@ -113,7 +114,7 @@ def _summary(config: Config) -> list[tuple[str, str]]:
             "policy",
             f"{settings.policy}; an output token costs"
             f" {prices.output_micro / max(prices.input_micro, 1):g} input tokens,"
-            f" a cached one {prices.cached_ppm / 1e6:g}",
+            f" a cached one {prices.cached_ppm / 1e6:g}{_cache(prices)}",
         ),
         (
             "queue",
@@ -201,6 +202,13 @@ def _listener(config: Config, listener: Listener) -> str:
 def _families(address: str) -> str:
     """Return what a wildcard opens: one family is chosen by a real address."""
     return ": all addresses of this host, IPv4 and IPv6" if is_wildcard(address) else ""
+
+
+def _cache(prices: Prices) -> str:
+    """Say what the KV cache costs, if it costs anything."""
+    if not prices.kv_micro:
+        return ""
+    return f", a token-step of the KV cache {prices.kv_micro / max(prices.input_micro, 1):g}"
 
 
 def _edge(config: Config) -> str:

@@ -116,6 +116,7 @@ def _priced(flow: Any, prices: Any) -> float:
     """Return the service of a flow as the policy charges it."""
     fresh = flow.input_tokens - flow.cached_input_tokens
     micro = fresh * prices.input_micro + flow.cached_input_tokens * prices.cached_micro
+    micro += flow.kv_token_steps * prices.kv_micro
     return float(micro + flow.output_tokens * prices.output_micro) / 1e6
 
 

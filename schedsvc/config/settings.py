@@ -8,17 +8,19 @@ from schedsvc.config.values import Section, fixed_point, tokens_or_auto
 
 TOKENS_MAX = 134_217_728  #: keeps every product of tokens, price and weight below 2^63
 PRICE_MICRO_MAX = 10_000_000  #: the same product: 2^28 * 10^7 * 10^3 < 2.7 * 10^18
+KV_PRICE_MICRO_MAX = 10_000  #: a request of 1M tokens costs at most 5 * 10^15 of 9 * 10^15
 POOLS_MAX = 1_024  #: pools of one process, and of one stream
 ADAPTERS_MAX = 65_536  #: LoRA adapters that have a number
 PREFIX_BLOCKS_MAX = 16_777_216  #: blocks in the estimate of the cache of a pool
 
 
 class Prices(Section):
-    """The prices at which tokens count as service of a tenant."""
+    """The prices at which tokens count as service of a tenant, and the cache that they hold."""
 
     input_micro: Annotated[int, BeforeValidator(fixed_point(6, "0", "10")), Field(alias="input")] = 1_000_000
     output_micro: Annotated[int, BeforeValidator(fixed_point(6, "0", "10")), Field(alias="output")] = 2_000_000
     cached_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "1")), Field(alias="cached")] = 100_000
+    kv_micro: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.01")), Field(alias="kv")] = 0
 
 
 class EachPool(Section):
@@ -159,6 +161,7 @@ LIVE_OPTIONS = frozenset({
     "input_price_micro",
     "output_price_micro",
     "cached_price_ppm",
+    "kv_price_micro",
     "credit_max_micro",
     "lead_max_micro",
     "quantum_tokens",
@@ -198,6 +201,7 @@ def core_options(scheduler: Scheduler, limits: Limits) -> dict[str, int | str]:
         "input_price_micro": scheduler.prices.input_micro,
         "output_price_micro": scheduler.prices.output_micro,
         "cached_price_ppm": scheduler.prices.cached_ppm,
+        "kv_price_micro": scheduler.prices.kv_micro,
         "credit_max_micro": scheduler.expert.credit_max_micro,
         "lead_max_micro": scheduler.expert.lead_max_micro,
         "quantum_tokens": scheduler.expert.quantum_tokens,

@@ -46,7 +46,8 @@ _FLOW_KEYS = (
     "tenant", "request_class", "weight_milli", "entitled_ppm", "queued", "queued_input_tokens",
     "live_leases",
     "oldest_queued_ms", "wait_expected_ms", "waits_for_quota", "held_to_share", "audit",
-    "input_tokens", "cached_input_tokens", "output_tokens", "received", "granted", "completed",
+    "input_tokens", "cached_input_tokens", "output_tokens", "kv_token_steps", "received", "granted",
+    "completed",
 )  # fmt: skip
 _TOTAL_KEYS = (
     "received", "granted", "queued", "queued_input_tokens", "live_leases", "completed",

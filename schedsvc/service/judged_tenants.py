@@ -334,6 +334,7 @@ def _tenant(flow: Any, was: Any, prices: Any, prefill_ms: int) -> Tenant:
     cached = flow.cached_input_tokens - was.cached_input_tokens
     output = flow.output_tokens - was.output_tokens
     micro = fresh * prices.input_micro + cached * prices.cached_micro + output * prices.output_micro
+    micro += (flow.kv_token_steps - was.kv_token_steps) * prices.kv_micro
     earlier = {row.outcome: row.count for row in was.refusals}
     waited = flow.ttft_judged > was.ttft_judged
     granted = flow.granted - was.granted

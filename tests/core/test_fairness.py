@@ -24,6 +24,7 @@ class Backlog:
         reports: bool = True,
         policy: str = "vtc",
         predicts: bool = False,  # else max_tokens is reserved, and running requests fit the pool
+        prices: tuple[int, int, int] = (INPUT, OUTPUT, 0),  # the last of a token-step of cache
     ) -> None:
         self.random = random.Random(7)
         flows = [(f"f{i}", w) for i, w in enumerate(weights)]
@@ -32,7 +33,11 @@ class Backlog:
             capacity=capacity,
             policy=policy,
             lease_ttl_ns=10**6 * SECOND,
+            input_price_micro=prices[0],
+            output_price_micro=prices[1],
+            kv_price_micro=prices[2],
         )
+        self.prices = prices
         self.lengths, self.weights = lengths, weights
         self.reports, self.predicts = reports, predicts
         self.service = [0] * len(weights)  # micro-tokens as the engine served them
@@ -65,11 +70,12 @@ class Backlog:
                 assert d.outcome == core.GRANTED
                 flow = self.flow_of[d.handle]
                 self.running.append((d, flow, 0))
-                self.service[flow] += INPUT * self.prompt_of[d.handle]
+                self.service[flow] += self.prices[0] * self.prompt_of[d.handle]
                 self.ask(flow)
             still = []
             for d, flow, produced in self.running:
-                self.service[flow] += OUTPUT
+                twice_held = 2 * (self.prompt_of[d.handle] + produced) + 1
+                self.service[flow] += self.prices[1] + twice_held * self.prices[2] // 2
                 if produced + 1 == self.output[d.handle]:
                     self.core.complete(self.now_ns, d.lease_id, 1, output_tokens=produced + 1)
                 else:

@@ -153,6 +153,7 @@ def test_the_outcome_of_complete_is_checked_before_anything_else() -> None:
         ("input_price_micro", (-1, 10_000_001)),
         ("output_price_micro", (-1, 10_000_001)),
         ("cached_price_ppm", (-1, 1_000_001)),
+        ("kv_price_micro", (-1, 10_001)),
         ("headroom_ppm", (-1, 900_001)),
         ("quantile_ppm", (0, 1_000_001)),
         ("samples_min", (0,)),

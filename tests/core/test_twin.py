@@ -112,6 +112,7 @@ class Twins(RuleBasedStateMachine):
             }
         ),
         bypass_max=st.sampled_from((0, 1, 3, 32)),
+        kv_price_micro=st.sampled_from((0, 0, 1_000, 10_000)),
         backfill_surplus_ppm=st.sampled_from((0, 0, 250_000)),
         pools=st.integers(1, len(POOLS)),
         classes=st.sampled_from((0, 0, 1, 2, 3, 4)),

@@ -78,6 +78,7 @@ class Twin(RemoteService):
             return self._refuse(r, refused)
         self.seq += 1
         self.prompt_seen = max(self.prompt_seen, input_tokens)
+        self.output_seen = max(self.output_seen, r.output_max_tokens)
         self._line_up(r)
         return self.keep_hashes(r, prefix_block_hashes)
 

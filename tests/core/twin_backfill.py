@@ -1,6 +1,7 @@
 """Decides which request may pass the head of a pool of the twin."""
 
 from .twin_pick_next import Choice, Plan
+from .twin_prices import price_of, weighted_by
 from .twin_types import Request
 
 NEVER = 1 << 62
@@ -46,11 +47,10 @@ class Backfill(Choice):
         each = each or self.predictor.median(self.asked(r)) or 0
         if not 0 < each <= r.output_max_tokens:
             each = r.output_max_tokens
-        prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
-        return r.prompt_tokens * prices[0] + each * r.sequences * prices[1]
+        return price_of(self.limits, r, r.prompt_tokens, 0, each * r.sequences)
 
     def lead_allowed(self, head: Request) -> int:
-        charge = self.work_micro(head) * 1000 // self.flows[head.flow].weight_milli
+        charge = weighted_by(self.work_micro(head), self.flows[head.flow].weight_milli)
         return max(charge, self.grain) if self.policy == "dlpm" else charge
 
     def earn_surplus(self, pool: int, head: Request) -> None:

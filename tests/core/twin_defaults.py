@@ -16,6 +16,7 @@ DEFAULTS = {
     "input_price_micro": 1_000_000,
     "output_price_micro": 2_000_000,
     "cached_price_ppm": 100_000,
+    "kv_price_micro": 0,
     "credit_max_micro": -1,
     "lead_max_micro": -1,
     "quantum_tokens": 10_000,

@@ -40,7 +40,7 @@ class OperatorActions(Serve):
     def reset_learned(self) -> None:
         self.restart.end()
         self.predictor.forget()
-        self.prompt_seen = self.lead_given = 0
+        self.prompt_seen = self.output_seen = self.lead_given = 0
         for i, f in enumerate(self.flows):
             f.granted_at_ns, f.idle_at_ns, f.average_milli = None, None, 0
             if not self.is_active(i):

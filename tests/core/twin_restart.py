@@ -139,6 +139,6 @@ class Restart:
         state.audit.refusals = {flow: Counter() for flow in state.audit.flows}
         state.audit.waits = Counter()
         for f in state.flows:
-            f.input_tokens = f.cached_input_tokens = f.output_tokens = 0
+            f.input_tokens = f.cached_input_tokens = f.output_tokens = f.kv_token_steps = 0
             f.received = f.granted = f.completed = f.cancelled = f.expired = 0
             f.refusals = Counter()

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from .twin_prefix import Prefixes
+from .twin_prices import price_of
 from .twin_types import SUSPECT, Request
 
 WINDOW_NS = 500_000_000
@@ -28,8 +29,7 @@ class Room(Prefixes):
         each = self.flows[r.flow].average_milli // 1000
         if each == 0 or each > r.output_max_tokens:
             each = r.output_max_tokens
-        prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
-        micro = r.prompt_tokens * prices[0] + each * r.sequences * prices[1]
+        micro = price_of(self.limits, r, r.prompt_tokens, 0, each * r.sequences)
         return min(max(1, micro // 10**6), 1 << 30)
 
     def load(

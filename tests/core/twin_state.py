@@ -11,6 +11,7 @@ from .twin_dry_run import Audit
 from .twin_edf_queue import Order
 from .twin_lengths import Asked, Predictor
 from .twin_positions import Positions
+from .twin_prices import kv_steps, price_of, weighted_by
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_tenants import Rule, Tenants
@@ -52,7 +53,7 @@ class State:
         self.adapter_weights: dict[bytes, int] = {}
         self.pool_due: dict[int, int] = {}  # when a pool's wait ends
         self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
-        self.now_ns = self.seq = self.prompt_seen = self.lead_given = 0
+        self.now_ns = self.seq = self.prompt_seen = self.output_seen = self.lead_given = 0
         self.levels: Counter[int] = Counter()  # by class
         self.average_charge = self.largest_charge = 0
         self.lease_next, self.draining = 1, False
@@ -378,9 +379,8 @@ class State:
         return [self.flows[i].vtc for i in self.in_minimum if self.flows[i].cls == cls]
 
     def note_charge(self, r: Request) -> None:
-        prices = self.limits["input_price_micro"], self.limits["output_price_micro"]
-        most = r.prompt_tokens * prices[0] + r.output_max_tokens * r.sequences * prices[1]
-        charge = min(r.charged, most * 1000 // r.weight_milli)
+        most = price_of(self.limits, r, r.prompt_tokens, 0, r.output_max_tokens * r.sequences)
+        charge = min(r.charged, weighted_by(most, r.weight_milli))
         unweighted = charge * r.weight_milli // 1000
         self.largest_charge = max(unweighted, self.largest_charge - unweighted // 256)
         known = self.average_charge
@@ -399,16 +399,13 @@ class State:
 
     def recharge(self, r: Request, inputs: int, cached: int, outputs: int) -> None:
         """Take back the flow's charge for the request, and charge this instead."""
-        price = self.limits["input_price_micro"]
-        micro = (
-            (inputs - cached) * price
-            + cached * (price * self.limits["cached_price_ppm"] // 1_000_000)
-            + outputs * self.limits["output_price_micro"]
-        )
+        micro = price_of(self.limits, r, inputs, cached, outputs)
         f, before = self.flows[r.flow], r.charged
-        r.charged = micro * 1000 // r.weight_milli
+        r.charged = weighted_by(micro, r.weight_milli)
         r.charged -= r.charged * r.discount_ppm // 1_000_000
         f.vtc += r.charged - before
+        held, r.kv_steps = r.kv_steps, kv_steps(r, inputs, outputs)
+        f.kv_token_steps += r.kv_steps - held
         assert f.vtc >= 0
         self.positions.charge(r.flow, r.pool, r.charged - before)
 

@@ -88,6 +88,7 @@ class Flow:
     input_tokens: int = 0
     cached_input_tokens: int = 0
     output_tokens: int = 0
+    kv_token_steps: int = 0
     received: int = 0
     granted: int = 0
     completed: int = 0
@@ -206,6 +207,7 @@ class Request:
     weight_milli: int = 1
     waited_ns: int = 0
     charged: int = 0
+    kv_steps: int = 0  # token-steps of the KV cache in that
     discount_ppm: int = 0  # part of its work that is not charged: it passed a head
     promised_output: int = 0
     predicted_output: int = 0

@@ -158,6 +158,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "input_tokens": f.input_tokens,
         "cached_input_tokens": f.cached_input_tokens,
         "output_tokens": f.output_tokens,
+        "kv_token_steps": f.kv_token_steps,
         "received": f.received,
         "granted": f.granted,
         "completed": f.completed,
@@ -233,7 +234,8 @@ def _totals(twin: Twin) -> dict[str, Any]:
     ]
     prices = twin.limits["input_price_micro"], twin.limits["output_price_micro"]
     batch = sum(p.capacity_blocks * p.block_size for p in twin.pools)
-    longest = max(twin.prompt_seen * prices[0], batch * prices[1])
+    each = prices[1] + twin.output_seen * twin.limits["kv_price_micro"]
+    longest = max(twin.prompt_seen * prices[0], batch * each)
     weight = min((f.weight_milli for f in twin.flows), default=10**9)
     p = twin.predictor
     counted = ("received", "granted", "completed", "cancelled", "expired", "rejected", "evicted")

@@ -48,7 +48,12 @@ def config_corpus() -> list[bytes]:
     sample = (_ROOT / "schedsvc" / "data" / "schedsvc.yaml").read_bytes()
     small = b"listeners: [{tcp: '127.0.0.1:0'}]\n"
     limits = b"tenants: [{name: x, weight: 2, quotas: {requests_per_minute: 5}}]\n"
-    return [sample, small, small + limits, small + b"scheduler: {prices: {cached: 0.5}}\n"]
+    return [
+        sample,
+        small,
+        small + limits,
+        small + b"scheduler: {prices: {cached: 0.5, kv: 0.001}}\n",
+    ]
 
 
 def config(data: bytes) -> None:

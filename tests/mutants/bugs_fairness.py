@@ -6,12 +6,32 @@ from schedsvc_lab.faults.leaver_options import LEAVES
 
 CLUSTERS = 1 << 54  # seeds from here on are runs of several schedulers
 
+KV_PRICE = "tests/core/test_kv_price.py"
 CREDIT = "tests/core/test_credit.py"
 HISTORIES = "tests/core/test_local_position.py::test_random_histories_of_pools_keep_the_promise"
 REMOTE = "tests/core/test_remote_service.py::test_domains_keep_their_service_apart"
 ESCROW = "tests/core/test_escrow.py"
 
 FAIRNESS_BUGS = (
+    Mutant(
+        "cache-not-charged",
+        "a price of the KV cache is not charged for the output that reports state",
+        (
+            (
+                "lifecycle/lease.pxi",
+                "    charge_nodes(core.flows, r.flow, r.lease.weight_milli, r.lease.charged,"
+                " weighted, r.pool)\n",
+                "    if BUG:\n"
+                "        weighted -= weighted_by(\n"
+                "            held * core.settings.kv_price_micro, r.lease.weight_milli\n"
+                "        )\n",
+            ),
+        ),
+        0,
+        tests=(
+            f"{KV_PRICE}::test_cache_is_charged_with_each_progress_and_is_the_formula_at_the_end",
+        ),
+    ),
     Mutant(
         "level-falls",
         "the level of a class is its least active counter, and falls with it",

@@ -57,7 +57,8 @@ def test_every_key_of_the_models_stands_in_the_sample() -> None:
 
 def test_numbers_become_integers_of_the_core(tmp_path: Path) -> None:
     text = MINIMAL + (
-        "scheduler: {prices: {input: 0.5, output: 1.25, cached: 0.05}, headroom: 0.123456,"
+        "scheduler: {prices: {input: 0.5, output: 1.25, cached: 0.05, kv: 0.00125},"
+        " headroom: 0.123456,"
         " expert: {quantile: 0.95}, lease_ttl_ms: 1500}\n"
         "tenants: [{name: x, weight: 0.125}]\n"
     )
@@ -67,6 +68,7 @@ def test_numbers_become_integers_of_the_core(tmp_path: Path) -> None:
     assert options["input_price_micro"] == 500_000
     assert options["output_price_micro"] == 1_250_000
     assert options["cached_price_ppm"] == 50_000
+    assert options["kv_price_micro"] == 1_250
     assert options["headroom_ppm"] == 123_456
     assert options["quantile_ppm"] == 950_000
     assert options["lease_ttl_ns"] == 1_500_000_000
@@ -80,7 +82,7 @@ def test_the_largest_values_suit_the_core(tmp_path: Path) -> None:
         " flow_queue_tokens_max: 1000000000000, queue_tokens_max: 1000000000000,"
         " expert: {queue_target_ms: 3600000, overload_hold_ms: 3600000, answers_max: 10000000,"
         " answer_ttl_ms: 86400000, samples_min: 1000, quantile: 0.999},"
-        " saturation: 1, headroom: 0.9, prices: {input: 10, output: 10, cached: 1}}\n"
+        " saturation: 1, headroom: 0.9, prices: {input: 10, output: 10, cached: 1, kv: 0.01}}\n"
         "limits: {sessions_max: 1000000, session_open_max: 1000000}\n"
         "tenants: [{name: x, weight: 1000000}, {name: y, weight: 0.001}]\n"
         f"pools: [{{name: p, capacity_tokens: {1 << 27}, epoch: {1 << 62}, max_running: 1000000}}]"

@@ -182,7 +182,7 @@ async def test_state_shows_waiting_requests_and_promises() -> None:
         assert state["other"] is None
         assert state["problem"] == ""
         assert state["mode"] == {"configured": "enforce", "overlay": "", "tenants": 0}
-        assert state["prices"] == {"input": 1, "cached": 0.1, "output": 2}
+        assert state["prices"] == {"input": 1, "cached": 0.1, "output": 2, "kv": 0}
         assert state["judgement"]["level"] in ("ok", "notice")
         assert set(state["point"]["of"]) == {"", "a", SCRIPT, "unknown"}
         waiting.cancel()

@@ -59,9 +59,9 @@ Example:
       --goal "production p99 first token <= 2 s" --fewest-engines
 
 A goal is SUBJECT pNN first token <= X s|ms, SUBJECT pNN wait <= X s|ms, SUBJECT refusals <= X %,
-or SUBJECT share >= X %. SUBJECT is a tenant, a class, or * for all requests. A refused request
-counts as one that waits for ever. The same arguments give the same draft. The exit status is 1 if
-the draft misses a goal.
+SUBJECT share >= X %, or SUBJECT throughput >= X tokens/s. SUBJECT is a tenant, a class, or * for
+all requests. A refused request counts as one that waits for ever. The same arguments give the same
+draft. The exit status is 1 if the draft misses a goal.
 """
 
 

@@ -1,7 +1,8 @@
 """Drafts a configuration: the settings that the search varies.
 
 These are each tenant's weight, its quota and guarantee in tokens per minute (0: none), the queue
-TTL, and the headroom. All other keys stay as they are today.
+TTL, the headroom, and the prices of input, output and the KV cache. All other keys stay as they are
+today.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ __all__ = [
 
 WEIGHT_MILLI_MAX = 1_000_000_000
 NAME_BYTES_MAX = 256
+_PRICES = ("input", "output", "kv")
 _HEAD = """\
 # Drafted by schedsvc advise from recorded traffic. Keys that it does not draft are those of the
 # configuration that it began with; comments are lost.
@@ -38,13 +40,14 @@ _HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Holds settings by tenant, ordered as in the configuration, and two of the scheduler."""
+    """Holds settings by tenant, ordered as in the configuration, and those of the scheduler."""
 
     weights_milli: tuple[int, ...]
     quotas: tuple[int, ...]
     shares: tuple[int, ...]
     queue_ttl_ms: int
     headroom_ppm: int
+    prices_micro: tuple[int, int, int]  # of input, output, and a token-step of the KV cache
 
 
 class Change(NamedTuple):
@@ -104,7 +107,14 @@ def draft_of(config: Config) -> Draft:
         shares=tuple(each.share.tokens_per_minute if each.share else 0 for each in tenants),
         queue_ttl_ms=config.scheduler.queue_ttl_ms,
         headroom_ppm=config.scheduler.headroom_ppm,
+        prices_micro=prices_of(config),
     )
+
+
+def prices_of(config: Config) -> tuple[int, int, int]:
+    """Return the prices that a draft may change."""
+    prices = config.scheduler.prices
+    return prices.input_micro, prices.output_micro, prices.kv_micro
 
 
 def apply(config: Config, draft: Draft) -> Config | None:
@@ -118,7 +128,12 @@ def apply(config: Config, draft: Draft) -> Config | None:
             config.tenants, draft.weights_milli, draft.quotas, draft.shares, strict=True
         )
     ]
-    settings = {"queue_ttl_ms": draft.queue_ttl_ms, "headroom_ppm": draft.headroom_ppm}
+    priced = zip(("input_micro", "output_micro", "kv_micro"), draft.prices_micro, strict=True)
+    settings = {
+        "queue_ttl_ms": draft.queue_ttl_ms,
+        "headroom_ppm": draft.headroom_ppm,
+        "prices": config.scheduler.prices.model_copy(update=dict(priced)),
+    }
     scheduler = config.scheduler.model_copy(update=settings)
     changed = config.model_copy(update={"tenants": tenants, "scheduler": scheduler})
     try:
@@ -174,6 +189,9 @@ def _changes(config: Config, today: Draft, draft: Draft) -> Iterator[Change]:
     if today.headroom_ppm != draft.headroom_ppm:
         before, after = today.headroom_ppm / 1e6, draft.headroom_ppm / 1e6
         yield Change("scheduler.headroom", before, after)
+    for key, old, new in zip(_PRICES, today.prices_micro, draft.prices_micro, strict=True):
+        if old != new:
+            yield Change(f"scheduler.prices.{key}", old / 1e6, new / 1e6)
 
 
 def draft_yaml(data: Mapping[str, Any], before: Config, drafted: Config) -> str:
@@ -202,6 +220,9 @@ def draft_yaml(data: Mapping[str, Any], before: Config, drafted: Config) -> str:
     ):
         if not same:
             scheduler[key] = value
+    if prices_of(drafted) != prices_of(before):
+        priced = zip(_PRICES, (price / 1e6 for price in prices_of(drafted)), strict=True)
+        scheduler["prices"] = {**(scheduler.get("prices") or {}), **dict(priced)}
     if scheduler:
         whole["scheduler"] = scheduler
     whole["tenants"] = [entry_form(tenant) for tenant in tenants]

@@ -6,7 +6,8 @@ and a class have one name, `tenant:NAME` or `class:NAME` says which. MEASURE and
 - `pNN first token <= X s|ms`: the NNth percentile of the time to the first token;
 - `pNN wait <= X s|ms`: the same for the time in the scheduler's queue;
 - `refusals <= X %`: the part of the requests that get no grant;
-- `share >= X %`: the part of all served service (input + 2 * output tokens).
+- `share >= X %`: the part of all served service (input + 2 * output tokens);
+- `throughput >= X tokens/s`: the service in a second, from the first arrival to the last end.
 """
 
 import re
@@ -17,17 +18,17 @@ from typing import Literal
 __all__ = ["EVERYONE", "Goal", "GoalError", "Subject", "parse_goal", "subject_of"]
 
 EVERYONE = "*"
-Kind = Literal["first token", "wait", "refusals", "share"]
+Kind = Literal["first token", "wait", "refusals", "share", "throughput"]
 Subject = tuple[Literal["tenant", "class", "all"], str]
 
 _FORMS = (
     "SUBJECT pNN first token <= X s, SUBJECT pNN wait <= X s, SUBJECT refusals <= X %,"
-    " or SUBJECT share >= X %"
+    " SUBJECT share >= X %, or SUBJECT throughput >= X tokens/s"
 )
 _GOAL = re.compile(r"(?P<left>.*?)\s*(?P<sign><=|>=|≤|≥|<|>|=)\s*(?P<right>[^<>=≤≥]*)", re.DOTALL)
 _LEFT = re.compile(
     r"(?P<subject>.*\S)\s+(?:p(?P<percent>\d+(?:\.\d+)?)\s+(?P<time>first\s+token|wait)"
-    r"|(?P<part>refusals|share))"
+    r"|(?P<part>refusals|share|throughput))"
 )
 _RIGHT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>\S*)")
 _SECONDS = {"s": 1.0, "ms": 1e-3}
@@ -40,7 +41,10 @@ class GoalError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """States one goal. `limit` is in seconds, or a part of 1; `percent` is that of a percentile."""
+    """States one goal. `limit` is in seconds, tokens a second, or a part of 1.
+
+    `percent` is that of a percentile.
+    """
 
     text: str
     subject: str
@@ -71,11 +75,15 @@ def parse_goal(text: str) -> Goal:
     if right is None:
         raise GoalError(f"{text!r}: {whole['right'].strip()!r} is no number with a unit")
     measure = left["part"] or "a time"
-    wanted = "≥" if measure == "share" else "≤"
+    wanted = "≥" if measure in ("share", "throughput") else "≤"
     if whole["sign"] not in (wanted, "<=" if wanted == "≤" else ">="):
         sign = "<=" if wanted == "≤" else ">="
         raise GoalError(f"{text!r}: {measure} takes {sign}, not {whole['sign']}")
     number, unit = float(right["number"]), right["unit"]
+    if measure == "throughput":
+        if unit != "tokens/s" or not number:
+            raise GoalError(f"{text!r}: the bound of throughput has to be above 0, in tokens/s")
+        return Goal(text, left["subject"], "throughput", number)
     if left["part"]:
         if unit != "%" or not 0 <= number <= 100 or (measure == "share" and not number):
             raise GoalError(f"{text!r}: the bound of {measure} has to be a percentage, as in 5 %")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from schedsvc._core import GRANTED, REJECTED_TOO_LARGE, REJECTED_UNKNOWN_TENANT
 from schedsvc_lab.advise.goals import Goal, Subject
 from schedsvc_lab.sim.details import Floats, waits_s
+from schedsvc_lab.sim.requests import NEVER
 from schedsvc_lab.sim.scenario import Run
 
 __all__ = ["Judged", "Table", "goal_figures", "judge", "tenant_rows"]
@@ -40,7 +41,10 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Holds the requests of a run in columns: waits in s (inf: refused), and who sent what."""
+    """Holds the requests of a run in columns: waits in s (inf: refused), and who sent what.
+
+    `span_s` is the time from the first arrival to the last end, or a part's part of it.
+    """
 
     client: NDArray[np.int64]
     first_s: Floats
@@ -49,6 +53,7 @@ class Table:
     service: Floats
     classes: NDArray[np.str_]
     clients: tuple[str, ...]
+    span_s: float
 
     @classmethod
     def of(cls, run: Run, tenant_class: Sequence[str]) -> "Table":
@@ -64,7 +69,10 @@ class Table:
         if requests.classes is not None:
             own = np.array([requests.classes[place] for place in requests.place])[kept]
             named = np.where(own == "", named, own)
-        return cls(client, first, wait, refused, tokens[kept], named, requests.clients)
+        ends_ns = np.array(run.outcomes.end_ns)
+        ends_ns = ends_ns[ends_ns != NEVER]
+        span_s = float(ends_ns.max() - min(requests.arrival_ns)) / 1e9 if len(ends_ns) else 0.0
+        return cls(client, first, wait, refused, tokens[kept], named, requests.clients, span_s)
 
     def part(self, begin: float, end: float) -> "Table":
         """Take the requests between two parts of all, in order of arrival. O(requests)."""
@@ -77,7 +85,13 @@ class Table:
             self.service[low:high],
             self.classes[low:high],
             self.clients,
+            self.span_s * (end - begin),
         )
+
+    def rate(self, mine: Mask) -> float:
+        """Return the service of some requests in a second, in tokens. O(requests)."""
+        served = float((self.service * ~self.refused)[mine].sum())
+        return served / self.span_s if self.span_s else 0.0
 
     def mask(self, subject: Subject) -> Mask:
         """Mark the requests that a subject stands for. O(requests)."""
@@ -102,6 +116,9 @@ def judge(table: Table, goal: Goal, subject: Subject) -> Judged:
         total = served.sum()
         figure = float(served[mine].sum() / total) if total else 0.0
         return Judged(figure, min(goal.limit / figure, _WORST) if figure else _WORST)
+    if goal.kind == "throughput":
+        figure = table.rate(mine)
+        return Judged(figure, min(goal.limit / figure, _WORST) if figure else _WORST)
     if goal.kind == "refusals":
         figure = float(table.refused[mine].mean())
         if not goal.limit:
@@ -122,7 +139,7 @@ def goal_figures(table: Table, goals: Sequence[Goal], subjects: Sequence[Subject
 
 
 def tenant_rows(table: Table) -> dict[str, dict[str, float | None]]:
-    """Sum up each client: requests, refused part, share of service, first tokens and waits.
+    """Sum up each client: requests, refused part, share and rate of service, and waits.
 
     Percentiles are of the requests that were served; None: none was. O(n log n).
     """
@@ -136,6 +153,7 @@ def tenant_rows(table: Table) -> dict[str, dict[str, float | None]]:
             "requests": float(count),
             "refused": float(table.refused[mine].mean()) if count else 0.0,
             "share": float(table.service[served].sum()) / total if total else 0.0,
+            "tokens_s": table.rate(mine),
         }
         for key, values in (("first_token", table.first_s), ("wait", table.wait_s)):
             for percent in (50, 99):

@@ -12,7 +12,7 @@ from schedsvc_lab.advise.goals import Goal
 from schedsvc_lab.advise.measure import Judged
 from schedsvc_lab.sim.requests import Requests
 
-__all__ = ["report_of", "show", "unlisted_notes"]
+__all__ = ["gains", "report_of", "show", "unlisted_notes"]
 
 Rows = Mapping[str, Mapping[str, float | None]]
 
@@ -20,9 +20,12 @@ Rows = Mapping[str, Mapping[str, float | None]]
 ROWS_MAX = 40
 #: A sentence names at most this many tenants.
 NAMES_SHOWN = 5
+#: A tenant gains or loses if its service in a second changes by this part.
+CHANGES = 0.05
 _COLUMNS = (
     ("refused", "refused", ".1%"),
     ("share of service", "share", ".1%"),
+    ("tokens/s", "tokens_s", ",.0f"),
     ("first token p50 (s)", "first_token_p50_s", ",.2f"),
     ("p99 (s)", "first_token_p99_s", ",.2f"),
 )
@@ -132,6 +135,8 @@ def goal_cell(goal: Mapping[str, Any], side: str) -> str:
         return f"refused, {met}"
     if goal["goal"].rstrip().endswith("%"):
         return f"{figure:.1%}, {met}"
+    if goal["goal"].rstrip().endswith("tokens/s"):
+        return f"{figure:,.0f} tokens/s, {met}"
     return f"{figure:,.2f} s, {met}"
 
 
@@ -146,6 +151,26 @@ def _show_tenants(tenants: Mapping[str, Any], console: Console) -> None:
         table.add_row(name, f"{both['today']['requests']:,.0f}", *cells)
     console.print(table)
     _left_out(tenants, "tenants", console)
+    for line in gains(tenants):
+        console.print(line, highlight=False)
+
+
+def gains(tenants: Mapping[str, Any]) -> list[str]:
+    """Say which tenants are served at least a twentieth more, and less, in a second."""
+    grows = {
+        name: both["draft"]["tokens_s"] / both["today"]["tokens_s"] - 1
+        for name, both in tenants.items()
+        if both["today"]["tokens_s"]
+    }
+    more = sorted((name for name in grows if grows[name] >= CHANGES), key=lambda n: -grows[n])
+    less = sorted((name for name in grows if grows[name] <= -CHANGES), key=lambda n: grows[n])
+    lines = []
+    for word, names in (("served more", more), ("served less", less)):
+        if names:
+            some = ", ".join(f"{name} ({grows[name]:+.0%})" for name in names[:NAMES_SHOWN])
+            rest = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+            lines.append(f"{word} with the draft: {some}{rest}")
+    return lines
 
 
 def _pair(today: float | None, draft: float | None, form: str) -> str:

@@ -44,6 +44,9 @@ _CAPS = (1.0, 0.6, 0.3)
 _PROMISES = (1.0, 2.0)
 _TOKENS_LEAST = 2
 
+#: The part that is left of the prices of tokens, in millionths, and the price of the KV cache.
+_CACHE_PRICES = ((1_000_000, 1_000), (1_000_000, 10_000), (100_000, 10_000), (1_000, 10_000))
+
 #: Kinds of settings, in the order in which the search tries to restore them.
 _KINDS = ("headroom_ppm", "shares", "quotas", "queue_ttl_ms", "weights_milli")
 
@@ -183,7 +186,8 @@ def search(config: Config, load: Load, evaluate: Evaluate, budget: int) -> Found
     if today is None:
         raise ValueError("the configuration of today breaks its own rules")
     best, seen, trials = today, {today.draft}, today.simulations
-    budget -= len(_KINDS)
+    kinds = (*_KINDS, "prices_micro") if _wants_throughput(load) else _KINDS
+    budget -= len(kinds)
     while today.key[:3] > (0.0, 0.0, FLOOR):
         before = best
         for lever in _LEVERS:
@@ -198,7 +202,7 @@ def search(config: Config, load: Load, evaluate: Evaluate, budget: int) -> Found
                     best = min(best, trial, key=lambda each: each.key)
         if best is before or trials >= budget:
             break
-    for kind in _KINDS:
+    for kind in kinds:
         kept = getattr(today.draft, kind)
         if getattr(best.draft, kind) == kept:
             continue
@@ -251,6 +255,19 @@ def _shared(load: Load, draft: Draft) -> Draft | None:
     return replace(draft, weights_milli=tuple(weights))
 
 
+def _wants_throughput(load: Load) -> bool:
+    return any(goal.kind == "throughput" for goal in load.goals)
+
+
+def _prices(load: Load, draft: Draft) -> Iterator[Draft]:
+    """Let the KV cache be a part of the charge, up to nearly all of it."""
+    for left_ppm, kv in _CACHE_PRICES if _wants_throughput(load) else ():
+        of_input, of_output = (
+            max(price * left_ppm // 1_000_000, min(price, 1)) for price in draft.prices_micro[:2]
+        )
+        yield replace(draft, prices_micro=(of_input, of_output, kv))
+
+
 def _one_by_one(load: Load, draft: Draft) -> Iterator[Draft]:
     """Move the weight of one goal's tenants against the weights of the others."""
     for subject in load.subjects:
@@ -298,7 +315,7 @@ def _shares(load: Load, draft: Draft) -> Iterator[Draft]:
         yield replace(draft, shares=tuple(shares))
 
 
-_LEVERS = (_weights, _queue_ttl, _quotas, _headroom, _shares, _one_by_one)
+_LEVERS = (_prices, _weights, _queue_ttl, _quotas, _headroom, _shares, _one_by_one)
 
 
 def _raised(draft: Draft, places: Sequence[int], factor: float) -> Draft:

@@ -16,6 +16,7 @@ from schedsvc_lab.faults.auditor import (
     Quotas,
     Tree,
 )
+from schedsvc_lab.faults.cache_price import draw_cache_price
 from schedsvc_lab.faults.cluster_options import CLUSTER_FAULTS
 from schedsvc_lab.faults.draws import (
     SessionOptions,
@@ -177,8 +178,7 @@ class Options:
 TREES, NO_TREES = 1 << 47, 1 << 48
 """Seeds between these two draw groups with a weight, and those from HOSTILE_TREES on."""
 
-ALIVE = 1 << 52
-"""From here on a newcomer has to wait for a sign of life of the engine whose pool it claims."""
+ALIVE = 1 << 52  # from here on a newcomer waits for a sign of life of the engine that has its pool
 
 SESSIONS = 3 << 52
 """Seeds from here on draw sessions of agents; of these, up to CLOSING, only the odd ones have a
@@ -197,9 +197,10 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         options = replace(options, faults=options.faults | leavers)
     paces = zip(options.pools, draw_paces(seed, len(options.pools)), strict=True)
     options = replace(options, pools=tuple(replace(p, prefill_ns=pace) for p, pace in paces))
+    later = draw_cache_price(seed, fair=options.fair)
     if seed >= ALIVE:
-        bound = {"sign_of_life_ns": (_S // 2, _S, 3 * _S)[seed % 3]}
-        options = replace(options, core=options.core | bound)
+        later["sign_of_life_ns"] = (_S // 2, _S, 3 * _S)[seed % 3]
+    options = replace(options, core=options.core | later)
     if seed >= HOSTILE_TREES:
         options = _with_group_quotas(options)
     has_tree = TREES <= seed < NO_TREES or seed >= HOSTILE_TREES
@@ -207,9 +208,8 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
         names = [*options.tenants, *(() if options.hostile is None else (TENANT,))]
         options = replace(options, tree=draw_tree(seed, names, options.quotas))
     rnd = Random(seed ^ 0xA11CE)  # noqa: S311 - no secret: one seed is one run
-    if seed >= FIFTH and not options.fair and rnd.random() < 0.25:
-        return _of_one_length(options)
-    return options
+    is_alike = seed >= FIFTH and not options.fair and rnd.random() < 0.25
+    return _of_one_length(options) if is_alike else options
 
 
 def _with_hostile(options: Options, faults: frozenset[str] | None) -> Options:

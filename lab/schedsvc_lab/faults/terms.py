@@ -84,9 +84,10 @@ def terms_of(options: Options) -> Terms:
         headroom_ppm=min(headroom, core.get("headroom_min_ppm", headroom)),
         headroom_most_ppm=most,
         tick_ns=TICK_NS,
-        input_price=1_000_000,
-        output_price=2_000_000,
-        cached_price=core["cached_price_ppm"],
+        input_price=(input_price := core.get("input_price_micro", 1_000_000)),
+        output_price=core.get("output_price_micro", 2_000_000),
+        cached_price=input_price * core["cached_price_ppm"] // 1_000_000,
+        kv_price=core.get("kv_price_micro", 0),
         sum_form=core.get("ledger", "sum") == "sum",
         # For a while the core trusts even a false report of load beyond all promises.
         work_conserving=not ((adapts and lies) or limited or delays),

@@ -56,7 +56,8 @@ export class History {
     const price = this.now.prices;
     return this.growth(key, (flow) =>
       (flow.input_tokens - flow.cached_input_tokens) * price.input
-      + flow.cached_input_tokens * price.cached + flow.output_tokens * price.output);
+      + flow.cached_input_tokens * price.cached + flow.output_tokens * price.output
+      + flow.kv_token_steps * price.kv);
   }
 }
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from schedsvc.config import Config
 from schedsvc_lab.advise.cli import Advice
-from schedsvc_lab.advise.draft import Draft, apply, draft_of
+from schedsvc_lab.advise.draft import Draft, apply, draft_of, prices_of
 from schedsvc_lab.advise.goals import parse_goal
 from schedsvc_lab.engine import Profile, load_profile
 from schedsvc_lab.sim.requests import Requests
@@ -157,6 +157,7 @@ def random_draft(advice: Advice, number: int) -> Draft:
         shares=tuple(limit(name) for name in names),
         queue_ttl_ms=round(_MS_PER_S * math.exp(draws.uniform(math.log(0.5), math.log(120)))),
         headroom_ppm=draws.randrange(0, 300_001),
+        prices_micro=prices_of(advice.config),
     )
 
 

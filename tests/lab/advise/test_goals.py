@@ -15,6 +15,7 @@ from schedsvc_lab.advise.goals import Goal, GoalError, parse_goal, subject_of
         ("batch refusals <= 5 %", ("batch", "refusals", 0.05, 0.0)),
         ("refusals refusals <= 0%", ("refusals", "refusals", 0.0, 0.0)),
         ("class:flex share >= 12.5 %", ("class:flex", "share", 0.125, 0.0)),
+        ("* throughput >= 1500 tokens/s", ("*", "throughput", 1_500.0, 0.0)),
     ],
 )
 def test_a_goal_is_read(text, expected):
@@ -38,6 +39,9 @@ def test_a_goal_is_read(text, expected):
         ("a p100 wait <= 2 s", "p100 has to lie between p1 and p99.9"),
         ("a share >= 0 %", "the bound of share has to be a percentage"),
         ("a refusals <= 101 %", "the bound of refusals has to be a percentage"),
+        ("a throughput <= 5 tokens/s", "throughput takes >=, not <="),
+        ("a throughput >= 5 %", "the bound of throughput has to be above 0, in tokens/s"),
+        ("a throughput >= 0 tokens/s", "the bound of throughput has to be above 0"),
         ("a refusals <= 5 s", "the bound of refusals has to be a percentage"),
     ],
 )

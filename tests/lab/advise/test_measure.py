@@ -21,6 +21,7 @@ def table(first_s, client=None, classes=None, service=None):
         service=np.array(service or [1.0] * count),
         classes=np.array(classes or ["default"] * count),
         clients=("a", "b"),
+        span_s=2.0,
     )
 
 
@@ -50,6 +51,13 @@ def test_refusals_and_shares_are_parts_of_one():
     assert judged(rows, "a share >= 50 %", a) == (0.25, 2.0)
 
 
+def test_throughput_is_the_service_in_a_second():
+    rows = table([1.0, inf, 3.0, 1.0], client=[0, 0, 0, 1], service=[10.0, 20.0, 30.0, 60.0])
+    assert judged(rows, "* throughput >= 25 tokens/s") == (50.0, 0.5)
+    assert judged(rows, "a throughput >= 25 tokens/s", ("tenant", "a")) == (20.0, 1.25)
+    assert judged(rows.part(0.5, 1.0), "* throughput >= 25 tokens/s").figure == 90.0
+
+
 def test_a_class_is_that_of_the_request_and_parts_are_by_arrival():
     rows = table([1.0, 9.0, 2.0, 8.0], classes=["x", "y", "x", "y"])
     assert judged(rows, "x p99 first token <= 4 s", ("class", "x")) == (2.0, 0.5)
@@ -65,10 +73,12 @@ def test_rows_of_tenants_sum_up_what_was_served():
     assert rows["a"]["refused"] == pytest.approx(1 / 3)
     assert rows["a"]["first_token_p50_s"] == 2.0
     assert rows["a"]["share"] == 1.0
+    assert rows["a"]["tokens_s"] == 1.0
     assert rows["b"] == {
         "requests": 1.0,
         "refused": 1.0,
         "share": 0.0,
+        "tokens_s": 0.0,
         "first_token_p50_s": None,
         "first_token_p99_s": None,
         "wait_p50_s": None,

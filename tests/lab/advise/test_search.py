@@ -1,10 +1,16 @@
 """Tests the search for a draft, on traffic for which its levers have known effects."""
 
+from typing import Any
+
+import yaml
+
 from schedsvc.config import Config
 from schedsvc_lab.advise.cli import Advice
+from schedsvc_lab.advise.draft import draft_yaml
 from schedsvc_lab.advise.goals import parse_goal
 from schedsvc_lab.advise.measure import Table
-from schedsvc_lab.engine import Profile
+from schedsvc_lab.advise.report import gains
+from schedsvc_lab.engine import Profile, load_profile
 from schedsvc_lab.sim.requests import Requests
 from schedsvc_lab.sim.scenario import Scenario
 
@@ -42,3 +48,29 @@ def test_ttl_leaves_time_for_the_input() -> None:
     assert not found.today.is_met
     assert found.best.is_met, found.best
     assert found.best.draft.queue_ttl_ms < 2_000
+
+
+def test_goal_of_throughput_proposes_a_price_of_the_cache_and_names_who_loses() -> None:
+    rows = [(at * 10**9, 0, 1_000, 500) for at in range(120)]
+    rows = sorted(rows + [(at * 10**9 // 20, 1, 60, 30) for at in range(2_400)])
+    goal = parse_goal("* throughput >= 2000 tokens/s")
+    config = Config.model_validate(
+        {"listeners": [{"tcp": "127.0.0.1:0"}], "scheduler": {"early_refusal": False}}
+    )
+    scenario = Scenario(load_profile("a10g-llama2-7b"), config, 1)
+    advice = Advice(scenario, Requests(["large", "small"], rows), [goal])
+    report, drafted = advice.run(1)
+    prices = {key.rpartition(".")[2] for key in _changed(report) if ".prices." in key}
+    assert "kv" in prices
+    assert report["goals"][0]["draft"]["figure"] > 1.5 * report["goals"][0]["today"]["figure"]
+    text = draft_yaml({}, advice.config, drafted)
+    assert (
+        yaml.safe_load(text)["scheduler"]["prices"]["kv"] == drafted.scheduler.prices.kv_micro / 1e6
+    )
+    more, less = gains(report["tenants"])
+    assert "small" in more
+    assert "large" in less
+
+
+def _changed(report: dict[str, Any]) -> list[str]:
+    return [change["path"] for change in report["changes"]]

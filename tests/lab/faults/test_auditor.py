@@ -28,6 +28,7 @@ TERMS = Terms(
     input_price=1_000_000,
     output_price=2_000_000,
     cached_price=100_000,
+    kv_price=0,
     sum_form=True,
     work_conserving=True,
     bypass_max=None,

@@ -1,7 +1,8 @@
 """Compares what tenants were served with Stats' bound at every report, in virtual time.
 
-The books count service from grants and reports alone: the prompt at the grant, output as it is
-reported, all over the weight. While a tenant or a group waits, none of its siblings may gain more
+The books count service from grants and reports alone, by the configured prices: the prompt at the
+grant, output and the cache that it held as they are reported, all over the weight. While a tenant
+or a group waits, none of its siblings may gain more
 than the bound over its lead.
 """
 
@@ -12,13 +13,13 @@ from typing import Any
 
 from schedsvc._core import CANCELLED, GRANTED, Scheduler
 from schedsvc.config import Config, configure
+from schedsvc.config.settings import Prices
 from schedsvc_lab.engine import Engine, Profile
 from schedsvc_lab.sim.requests import NEVER, Requests
 from schedsvc_lab.sim.runner import EngineRunner, Report
 from schedsvc_lab.sim.scheduler_adapter import CoreAdapter, Verdict
 from schedsvc_lab.sim.world import Settings, World
 
-OUTPUT_PRICE = 2
 SECOND = 10**9
 _MICRO = 10**6
 _ROOT = ""
@@ -66,7 +67,7 @@ class Gaps:
         self._waits: Counter[str] = Counter()
         self._least: dict[tuple[str, str], float] = {}  # lead of one since the other began to wait
 
-    def charge(self, tenant: str, service: int) -> None:
+    def charge(self, tenant: str, service: float) -> None:
         """Count service of a tenant; negative: a refund. O(levels)."""
         for node in self._tree.paths[tenant]:
             self._served[node] += service / self._tree.weights[node]
@@ -101,15 +102,18 @@ class Gaps:
 class Books(CoreAdapter):
     """Drives the core, and keeps the books of service."""
 
-    def __init__(self, core: Scheduler, requests: Requests, tree: Tree, asks: int) -> None:
+    def __init__(
+        self, core: Scheduler, requests: Requests, tree: Tree, asks: int, prices: Prices
+    ) -> None:
         flows = [core.flow_index(name.encode()) for name in requests.clients]
         super().__init__(core, requests, flows, asks)
         self.gaps = Gaps(tree)
+        self._prices = prices
         #: The books of all cores that share one fairness.
         self.sharing: Sequence[Books] = (self,)
         self.stats_broken = ""
         self.queued: dict[int, int] = {}  # handles
-        self._counted: dict[int, int] = {}  # service of running requests
+        self._counted: dict[int, float] = {}  # service of running requests
 
     def tenant(self, index: int) -> str:
         """Return whose a request is."""
@@ -167,9 +171,15 @@ class Books(CoreAdapter):
         del self._counted[index]
 
     def _count(self, index: int, output: int) -> None:
-        service = self._requests.prompt_tokens[index] + OUTPUT_PRICE * output
+        service = service_of(self._prices, self._requests.prompt_tokens[index], output)
         self.gaps.charge(self.tenant(index), service - self._counted[index])
         self._counted[index] = service
+
+
+def service_of(prices: Prices, prompt: int, output: int) -> float:
+    """Return what a request of one sequence is charged at weight 1, in tokens of service."""
+    micro = prompt * prices.input_micro + output * prices.output_micro
+    return (micro + output * (prompt + output / 2) * prices.kv_micro) / _MICRO
 
 
 class Leavable(EngineRunner):
@@ -204,7 +214,7 @@ class Audited(World):
             core.set_pool(0, name, 1, *sizes, engine.context_tokens_max)
             if number >= engines:
                 core.set_draining(0, name, True)
-        self.books = Books(core, requests, Tree.of(config), asks)
+        self.books = Books(core, requests, Tree.of(config), asks, config.scheduler.prices)
         self._leaves = sorted(leaves, reverse=True)
         cost = profile.step_cost(engine.sequences_max)
         self._engines = [Leavable(Engine(engine, cost)) for _ in range(engines)]

@@ -2,10 +2,12 @@
 
     python -m tests.lab.sim.random_mixes --count 300
     python -m tests.lab.sim.random_mixes --seed 17 --setup tree
+    python -m tests.lab.sim.random_mixes --count 100 --kv
 
 A mix has two to eight tenants with sizes and weights of their own. Some are there from the first
 moment, some come late, some come in bursts, and some clients leave while their requests wait or
-run. Shims report every 0.2 or every 1 s. Each mix runs under backfill and under strict order.
+run. Shims report every 0.2 or every 1 s. Each mix runs under backfill and under strict order. With
+`--kv` the cache has a price, from a small part of the charge to all of it.
 """
 
 import sys
@@ -27,6 +29,9 @@ PACES = {"a10g-llama2-7b": 1_600, "tiny-cpu": 9_000, "cpu-tiny-llama": 20_000}
 REQUESTS = 2_000  # requests of all tenants
 INPUTS, OUTPUTS = (10, 1_200), (5, 600)
 LEAVES = 0.08  # part of all requests
+#: Prices of input, output and a token-step of the cache.
+TOKENS = (1.0, 2.0, 0.0)
+CACHE = ((1.0, 2.0, 0.001), (0.1, 0.2, 0.01), (0.001, 0.002, 0.01), (0.0, 0.0, 0.01))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +89,17 @@ class Found:
     broken: str
 
 
-def play(mix: Mix, setup: str, dispatch: str) -> Found:
+def play(mix: Mix, setup: str, dispatch: str, prices: Sequence[float] = TOKENS) -> Found:
     """Play a mix in virtual time."""
+    priced = zip(("input", "output", "kv"), prices, strict=True)
     given = SETUPS[setup]
     profile, config = override(
         load_profile(mix.profile),
         config_of(mix.requests.clients, mix.weights, given.levels, given.policy),
-        {"scheduler.expert.dispatch": dispatch},
+        {
+            "scheduler.expert.dispatch": dispatch,
+            **{f"scheduler.prices.{name}": price for name, price in priced},
+        },
     )
     run = Audited(
         profile, config, mix.requests, engines=given.engines, drained=given.drained,
@@ -104,18 +113,20 @@ def play(mix: Mix, setup: str, dispatch: str) -> Found:
 @click.option("--seed", default=0, help="The first seed.")
 @click.option("--count", default=1, help="How many mixes.")
 @click.option("--setup", "setups", multiple=True, type=click.Choice(sorted(SETUPS)))
-def main(seed: int, count: int, setups: Sequence[str]) -> None:
+@click.option("--kv", is_flag=True, help="Give the cache a price.")
+def main(seed: int, count: int, setups: Sequence[str], kv: bool) -> None:
     """Play random mixes; exit with 1 if a gap was beyond the bound."""
-    broken = 0
+    broken, widest = 0, 0.0
     for each in range(seed, seed + count):
         mix = draw(each)
         for setup in setups or ("plain",):
             for dispatch in ("backfill", "strict"):
-                found = play(mix, setup, dispatch)
+                found = play(mix, setup, dispatch, CACHE[each % len(CACHE)] if kv else TOKENS)
+                widest = max(widest, found.of_bound)
                 if found.broken:
                     broken += 1
                     click.echo(f"seed {each}, {setup}, {dispatch}: {found.broken}")
-    click.echo(f"{count} mixes, {broken} runs beyond the bound")
+    click.echo(f"{count} mixes, {broken} runs beyond the bound, the widest gap {widest:.2f} of it")
     sys.exit(broken > 0)
 
 

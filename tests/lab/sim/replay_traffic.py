@@ -14,7 +14,9 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 CONFIG = """
 listeners: [{tcp: "127.0.0.1:0"}]
 record: recording
-scheduler: {queue_ttl_ms: 400, lease_ttl_ms: 300, lease_grace_ms: 100, flow_queue_max: 20}
+scheduler:
+  {queue_ttl_ms: 400, lease_ttl_ms: 300, lease_grace_ms: 100, flow_queue_max: 20,
+   prices: {kv: 0.001}}
 limits: {drain_ms: 500}
 unknown_tenants: refuse
 tenants: [{name: hog}, {name: quiet, weight: 2}]

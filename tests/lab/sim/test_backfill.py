@@ -6,7 +6,7 @@ import pytest
 
 from tests.seeds import fresh
 
-from .random_mixes import draw, play
+from .random_mixes import CACHE, draw, play
 from .setups import SETUPS
 from .size_mixes import HONEST, MIXES, PROFILES, compare
 
@@ -79,3 +79,11 @@ def test_gap_of_a_random_mix_is_within_the_bound_of_stats(seed: int) -> None:
     setup = list(SETUPS)[seed % len(SETUPS)]
     for dispatch in ("backfill", "strict"):
         assert not (found := play(draw(seed), setup, dispatch)).broken, (setup, dispatch, found)
+
+
+@pytest.mark.parametrize("seed", fresh(10))
+def test_gap_with_a_price_of_the_cache_is_within_the_bound_of_stats(seed: int) -> None:
+    setup, prices = list(SETUPS)[seed % len(SETUPS)], CACHE[seed % len(CACHE)]
+    for dispatch in ("backfill", "strict"):
+        found = play(draw(seed), setup, dispatch, prices)
+        assert not found.broken, (setup, dispatch, prices, found)

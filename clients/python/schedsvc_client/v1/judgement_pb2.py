@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bschedsvc/v1/judgement.proto\x12\x0bschedsvc.v1\"E\n\tJudgement\x12*\n\x05level\x18\x01 \x01(\x0e\x32\x1b.schedsvc.v1.JudgementLevel\x12\x0c\n\x04text\x18\x02 \x01(\t\"I\n\x06Prices\x12\x13\n\x0binput_micro\x18\x01 \x01(\x03\x12\x14\n\x0c\x63\x61\x63hed_micro\x18\x02 \x01(\x03\x12\x14\n\x0coutput_micro\x18\x03 \x01(\x03*\x9f\x01\n\x0eJudgementLevel\x12\x1f\n\x1bJUDGEMENT_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n\x12JUDGEMENT_LEVEL_OK\x10\x01\x12\x1a\n\x16JUDGEMENT_LEVEL_NOTICE\x10\x02\x12\x1b\n\x17JUDGEMENT_LEVEL_TROUBLE\x10\x03\x12\x1b\n\x17JUDGEMENT_LEVEL_UNKNOWN\x10\x04\x42\x8f\x01\n\x15io.github.schedsvc.v1P\x01Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\xaa\x02\x0bSchedsvc.V1\xca\x02\x0bSchedsvc\\V1\xe2\x02\x14Schedsvc\\V1\\Metadata\xea\x02\x0cSchedsvc::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bschedsvc/v1/judgement.proto\x12\x0bschedsvc.v1\"E\n\tJudgement\x12*\n\x05level\x18\x01 \x01(\x0e\x32\x1b.schedsvc.v1.JudgementLevel\x12\x0c\n\x04text\x18\x02 \x01(\t\"[\n\x06Prices\x12\x13\n\x0binput_micro\x18\x01 \x01(\x03\x12\x14\n\x0c\x63\x61\x63hed_micro\x18\x02 \x01(\x03\x12\x14\n\x0coutput_micro\x18\x03 \x01(\x03\x12\x10\n\x08kv_micro\x18\x04 \x01(\x03*\x9f\x01\n\x0eJudgementLevel\x12\x1f\n\x1bJUDGEMENT_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n\x12JUDGEMENT_LEVEL_OK\x10\x01\x12\x1a\n\x16JUDGEMENT_LEVEL_NOTICE\x10\x02\x12\x1b\n\x17JUDGEMENT_LEVEL_TROUBLE\x10\x03\x12\x1b\n\x17JUDGEMENT_LEVEL_UNKNOWN\x10\x04\x42\x8f\x01\n\x15io.github.schedsvc.v1P\x01Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\xaa\x02\x0bSchedsvc.V1\xca\x02\x0bSchedsvc\\V1\xe2\x02\x14Schedsvc\\V1\\Metadata\xea\x02\x0cSchedsvc::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,10 +32,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'schedsvc_client.v1.judgemen
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025io.github.schedsvc.v1P\001Z2github.com/schedsvc/schedsvc/clients/go/schedsvcv1\252\002\013Schedsvc.V1\312\002\013Schedsvc\\V1\342\002\024Schedsvc\\V1\\Metadata\352\002\014Schedsvc::V1'
-  _globals['_JUDGEMENTLEVEL']._serialized_start=191
-  _globals['_JUDGEMENTLEVEL']._serialized_end=350
+  _globals['_JUDGEMENTLEVEL']._serialized_start=209
+  _globals['_JUDGEMENTLEVEL']._serialized_end=368
   _globals['_JUDGEMENT']._serialized_start=44
   _globals['_JUDGEMENT']._serialized_end=113
   _globals['_PRICES']._serialized_start=115
-  _globals['_PRICES']._serialized_end=188
+  _globals['_PRICES']._serialized_end=206
 # @@protoc_insertion_point(module_scope)

@@ -87,20 +87,24 @@ class Prices(_message.Message):
     INPUT_MICRO_FIELD_NUMBER: _builtins.int
     CACHED_MICRO_FIELD_NUMBER: _builtins.int
     OUTPUT_MICRO_FIELD_NUMBER: _builtins.int
+    KV_MICRO_FIELD_NUMBER: _builtins.int
     input_micro: _builtins.int
     cached_micro: _builtins.int
     """Input that came from the prefix cache."""
     output_micro: _builtins.int
+    kv_micro: _builtins.int
+    """A token that is held in the KV cache for one step of output, see FlowStats.kv_token_steps."""
     def __init__(
         self,
         *,
         input_micro: _builtins.int = ...,
         cached_micro: _builtins.int = ...,
         output_micro: _builtins.int = ...,
+        kv_micro: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_micro", b"cached_micro", "input_micro", b"input_micro", "output_micro", b"output_micro"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_micro", b"cached_micro", "input_micro", b"input_micro", "kv_micro", b"kv_micro", "output_micro", b"output_micro"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,15 +26,15 @@ class Fairness:
         self._pools = PoolFairness(self._terms)
         self._sessions = SessionFairness(self._terms)
         self._overstated = Overstated()
-        self._overstated = Overstated()
         self._waiting: dict[str, int] = {}
         self._lead: dict[tuple[str, str], int] = {}  # the least since the second one began to wait
         self._flows: set[str] = set()
-        self._prompt_max = self._pool_tokens = self._charge_max = 0
+        self._prompt_max = self._output_max = self._pool_tokens = self._charge_max = 0
 
     def arrived(self, r: Request) -> None:
         """Count a request that waits from now on."""
         self._prompt_max = max(self._prompt_max, r.prompt_tokens)
+        self._output_max = max(self._output_max, r.max_output_tokens)
         waiting = self._waiting
         names = self._tree.path(r.flow)
         for name in names:
@@ -64,7 +64,7 @@ class Fairness:
         micro = (
             (input_tokens - lease.cached_tokens) * terms.input_price
             + lease.cached_tokens * terms.cached_price
-            + lease.output_tokens * terms.output_price
+            + self._output_price(lease.request, input_tokens, lease.output_tokens)
         )
         served = micro * 1000 // lease.weight_milli
         flow = lease.request.flow
@@ -87,10 +87,12 @@ class Fairness:
 
     def _note_overstated(self, lease: Lease) -> None:
         r = lease.request
-        above = lease.output_tokens - r.max_output_tokens * r.sequences
-        if above <= 0:
+        limit = r.max_output_tokens * r.sequences
+        if lease.output_tokens <= limit:
             return
-        more = above * self._terms.output_price * 1000 // lease.weight_milli
+        more = self._output_price(r, lease.input_tokens, lease.output_tokens)
+        more -= self._output_price(r, lease.input_tokens, limit)
+        more = more * 1000 // lease.weight_milli
         self._overstated.add(r.flow, lease.pool.name, more)
         for name in self._tree.above(r.flow):
             self._overstated.add(name, lease.pool.name, self._reweighed(more, lease, name))
@@ -104,10 +106,19 @@ class Fairness:
         self._pools.charge(name, lease.pool.name, more)
         self._flows.add(name)
 
+    def _output_price(self, r: Request, input_tokens: int, output_tokens: int) -> int:
+        """Return what output costs, with the cache that the request held while it was made.
+
+        Sequences share the output, and each holds its prompt; not weighted.
+        """
+        held = output_tokens * (2 * input_tokens * r.n + output_tokens) // (2 * r.sequences)
+        return output_tokens * self._terms.output_price + held * self._terms.kv_price
+
     def _most_of(self, r: Request) -> int:
         """Return what a request can be charged by what it asked for, not weighted."""
         output_tokens = r.max_output_tokens * r.sequences
-        return r.prompt_tokens * self._terms.input_price + output_tokens * self._terms.output_price
+        output_price = self._output_price(r, r.prompt_tokens, output_tokens)
+        return r.prompt_tokens * self._terms.input_price + output_price
 
     def check(self, live: dict[int, Lease]) -> None:
         """Hold every pair to its bound. O(pairs + leases)."""
@@ -118,15 +129,21 @@ class Fairness:
         for lease in live.values():
             r = lease.request
             if not r.reports_progress:  # its output is settled at its end
-                most = r.max_output_tokens * r.sequences * terms.output_price
+                output_tokens = r.max_output_tokens * r.sequences
+                most = self._output_price(
+                    r, max(r.prompt_tokens, lease.input_tokens), output_tokens
+                )
                 most = most * 1000 // lease.weight_milli
                 slack[r.flow] = slack.get(r.flow, 0) + most
                 for group in self._tree.above(r.flow):
                     slack[group] = slack.get(group, 0) + self._reweighed(most, lease, group)
+            self._output_max = max(self._output_max, r.max_output_tokens)
             # If promises exceed the capacity, more requests run at once.
             blocks = max(lease.pool.capacity_blocks, lease.pool.high)
             self._pool_tokens = max(self._pool_tokens, blocks * lease.pool.block)
-        most = max(terms.input_price * self._prompt_max, terms.output_price * self._pool_tokens)
+        # In each step the running requests hold at most what the pools hold.
+        each = terms.output_price + terms.kv_price * self._output_max
+        most = max(terms.input_price * self._prompt_max, each * self._pool_tokens)
         self._check_leads(most, slack)
 
     def _promised(self, most: int, name: str) -> tuple[int, int]:

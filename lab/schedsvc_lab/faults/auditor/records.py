@@ -138,6 +138,7 @@ class Terms:
     input_price: int
     output_price: int
     cached_price: int
+    kv_price: int  # of a token that is held in the KV cache for one step of output
     sum_form: bool  # the ledger's test adds reservations up; else it is the peak form
     # Nothing holds a request back but the ledger: no quota, delay or deadline.
     work_conserving: bool
