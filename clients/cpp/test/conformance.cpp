@@ -203,7 +203,8 @@ class Runner {
     schedsvc::CallOptions options;
     options.timeout = step.contains("deadline_ms") ? millis(step["deadline_ms"]) : kDeadline;
     options.withdrawal = started.withdrawal;
-    for (const auto& [key, value] : step.value("metadata", json::object()).items()) {
+    const json metadata = step.value("metadata", json::object());
+    for (const auto& [key, value] : metadata.items()) {
       options.metadata.emplace_back(key, value);
     }
     started.outcome = std::async(std::launch::async, [this, name, sent, options] {
@@ -229,7 +230,8 @@ class Runner {
     if (!found.empty()) {
       throw std::runtime_error(found);
     }
-    for (const auto& [name, path] : step.value("save", json::object()).items()) {
+    const json kept = step.value("save", json::object());
+    for (const auto& [name, path] : kept.items()) {
       saved_[name] = look_up(outcome[part], path);
     }
   }
