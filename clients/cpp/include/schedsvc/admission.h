@@ -52,7 +52,7 @@ class [[nodiscard]] Admission {
   /// Returns the reason if the scheduler no longer knows the lease as live: stop the engine's work.
   std::optional<std::string> lost() const;
   /// Calls a function once the lease is lost, at once if it is. It runs in the thread that renews,
-  /// so it must not wait. It is not called after the end of the lease.
+  /// so it must not wait. It is not called after the end of the lease, and no longer runs then.
   void on_lost(std::function<void()> stop);
 
   /// Notes running totals. They are sent with the next renewal and with the end, so it costs nothing
