@@ -48,8 +48,8 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help install env build build-release proto proto-go spec check test test-slow mutants \
 	lane-slow lane-mutants test-browser test-fronts test-go test-java test-cpp test-faults \
-	test-fuzz test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
-	usage-proof judgement-runs advise-bars tree-proof \
+	test-fuzz test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares \
+	cluster-seeds failovers usage-proof judgement-runs advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
 
 help: ## Show the targets.

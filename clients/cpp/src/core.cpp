@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <thread>
 #include <unordered_map>
 
 #include <schedsvc/v1/explain.grpc.pb.h>
@@ -15,6 +16,10 @@ namespace {
 /// The scheduler refuses more prefix hashes of one request.
 constexpr int kPrefixHashesMax = 4'096;
 constexpr milliseconds kEndBackoffMax{2'000};
+/// Bounds how long a withdrawn Admit looks for a grant that was on its way; the rest goes on behind
+/// it.
+constexpr milliseconds kGiveBackTimeout{1'000};
+constexpr milliseconds kGiveBackPause{20};
 
 CallError failed(const char* method, grpc::StatusCode code, const std::string& message) {
   return call_error(method, grpc::Status(code, message));
@@ -83,10 +88,10 @@ Verdict Core::judge(const v1::AdmitRequest& request, const CallOptions& options)
     if (!is_withdrawn) {
       return Admission(lease);
     }
-    end_later(lease, true);
+    return_unused(lease, kGiveBackTimeout);
   } else if (is_withdrawn || error->code == grpc::StatusCode::CANCELLED ||
              error->code == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    give_back(request);
+    give_back(request, kGiveBackTimeout);
   }
   if (!is_withdrawn) {
     return *std::move(error);
@@ -119,12 +124,9 @@ void Core::close(const std::shared_ptr<Lease>& lease, Books books) {
   idle_.notify_all();
 }
 
-void Core::end_later(const std::shared_ptr<Lease>& lease, bool is_unused) {
-  if (!lease->begin_end(v1::OUTCOME_CANCELLED, is_unused)) {
-    return;
-  }
-  if (!keeper_.at(Clock::now(), [=] { deliver(lease, kEndTimeout, kEndBackoffMin); })) {
-    close(lease, failed("Complete", grpc::StatusCode::CANCELLED, "the Scheduler was shut down"));
+void Core::return_unused(const std::shared_ptr<Lease>& lease, milliseconds timeout) {
+  if (lease->begin_end(v1::OUTCOME_CANCELLED, true)) {
+    deliver(lease, timeout, kEndBackoffMin);
   }
 }
 
@@ -150,42 +152,50 @@ void Core::deliver(const std::shared_ptr<Lease>& lease, milliseconds timeout,
   }
 }
 
-/// Returns a grant that was on its way when its request was withdrawn.
-void Core::give_back(const v1::AdmitRequest& request) {
-  {
-    const std::lock_guard lock(mutex_);
-    ++asking_;
-  }
-  const auto job = [this, request] {
-    give_back_now(request);
-    finish();
-  };
-  if (!keeper_.at(Clock::now(), job)) {
-    finish();
-  }
-}
-
-/// A repeat gets the same grant. The lease of one that cannot be returned expires.
-void Core::give_back_now(const v1::AdmitRequest& request) {
+/// Returns a grant that was on its way when its request was withdrawn. The lease of one that cannot
+/// be returned expires.
+void Core::give_back(const v1::AdmitRequest& request, milliseconds timeout) {
+  const auto until = Clock::now() + timeout;
   CallOptions options;
-  options.timeout = kEndTimeout;
+  options.timeout = timeout;
   v1::ExplainRequest question;
   question.set_request_id(request.request_id());
   question.set_tenant(request.tenant());
-  v1::ExplainResponse found;
-  const auto error =
-      call(detail::unary(&v1::ExplainService::Stub::Explain, question, found), options);
-  const auto is_live = [](const v1::RequestStory& story) {
-    return story.state() == v1::REQUEST_STATE_LIVE;
-  };
-  if (error || std::none_of(found.requests().begin(), found.requests().end(), is_live)) {
-    return;
+  while (Clock::now() < until) {
+    v1::ExplainResponse found;
+    if (call(detail::unary(&v1::ExplainService::Stub::Explain, question, found), options)) {
+      break;
+    }
+    const auto is = [&found](v1::RequestState state) {
+      return std::any_of(found.requests().begin(), found.requests().end(),
+                         [state](const auto& story) { return story.state() == state; });
+    };
+    if (is(v1::REQUEST_STATE_LIVE)) {
+      v1::AdmitRequest again = request;  // A repeat gets the same grant.
+      again.set_queue_ttl_ms(1);
+      v1::AdmitResponse response;
+      if (!ask(again, response, options, calls_) && response.outcome() == v1::OUTCOME_GRANTED) {
+        return_unused(open(again, response), timeout);
+      }
+      return;
+    }
+    if (!is(v1::REQUEST_STATE_QUEUED)) {
+      return;
+    }
+    std::this_thread::sleep_for(kGiveBackPause);  // The withdrawal has not arrived yet.
   }
-  v1::AdmitRequest again = request;
-  again.set_queue_ttl_ms(1);
-  v1::AdmitResponse response;
-  if (!ask(again, response, options, calls_) && response.outcome() == v1::OUTCOME_GRANTED) {
-    end_later(open(again, response), true);
+  if (timeout < kEndTimeout) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++asking_;
+    }
+    const auto later = [this, request] {
+      give_back(request, kEndTimeout);
+      finish();
+    };
+    if (!keeper_.at(Clock::now(), later)) {
+      finish();
+    }
   }
 }
 
@@ -251,7 +261,9 @@ bool Core::shutdown(milliseconds wait) {
     open = leases_;
   }
   for (const auto& lease : open) {
-    end_later(lease, false);
+    if (lease->begin_end(v1::OUTCOME_CANCELLED, false)) {
+      keeper_.at(Clock::now(), [=] { deliver(lease, kEndTimeout, kEndBackoffMin); });
+    }
   }
   bool is_idle = false;
   {

@@ -41,9 +41,8 @@ class Core : public std::enable_shared_from_this<Core> {
                                const CallOptions& options, Stop& stop);
   std::shared_ptr<Lease> open(const v1::AdmitRequest& request, const v1::AdmitResponse& response);
   void close(const std::shared_ptr<Lease>& lease, Books books);
-  void end_later(const std::shared_ptr<Lease>& lease, bool is_unused);
-  void give_back(const v1::AdmitRequest& request);
-  void give_back_now(const v1::AdmitRequest& request);
+  void return_unused(const std::shared_ptr<Lease>& lease, milliseconds timeout);
+  void give_back(const v1::AdmitRequest& request, milliseconds timeout);
   void renew(const Leases& leases);
   bool begin();
   void finish();
@@ -51,7 +50,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::mutex mutex_;
   std::condition_variable idle_;
   std::set<std::shared_ptr<Lease>> leases_;  // That have not ended.
-  int asking_ = 0;  // Admits under way, and grants that may have to be returned.
+  int asking_ = 0;  // Admits under way, and grants that may have to be returned later.
   bool is_closed_ = false;
   Stop admits_;  // Ends Admits.
   Stop calls_;  // Ends all other calls.

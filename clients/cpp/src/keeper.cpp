@@ -59,7 +59,7 @@ void Keeper::run() {
 }
 
 void Keeper::step(std::unique_lock<std::mutex>& lock, Clock::time_point now) {
-  if (jobs_.empty() || (!renewals_.empty() && renewals_.begin()->first <= jobs_.begin()->first)) {
+  if (!renewals_.empty() && renewals_.begin()->first <= now) {
     Leases batch;
     while (!renewals_.empty() && renewals_.begin()->first <= now && batch.size() < kBatchMax) {
       batch.push_back(std::move(renewals_.extract(renewals_.begin()).mapped()));

@@ -36,7 +36,7 @@ class Keeper {
 
  private:
   void run();
-  /// Does the first of what is due, without the lock.
+  /// Does what is due, without the lock: renewals before any other job, however many wait.
   void step(std::unique_lock<std::mutex>& lock, Clock::time_point now);
 
   const std::function<void(const Leases&)> renew_;

@@ -19,6 +19,24 @@ std::int64_t within(std::int64_t total) {
   return std::clamp(total, std::int64_t{0}, kTokensMax);
 }
 
+/// Returns a message that states the totals of a lease.
+template <class Message>
+Message stated(const v1::Grant& grant, const Totals& totals) {
+  Message message;
+  message.set_lease_id(grant.lease_id());
+  message.set_pool_epoch(grant.pool_epoch());
+  if (totals.input_tokens) {
+    message.set_input_tokens(*totals.input_tokens);
+  }
+  if (totals.cached_input_tokens) {
+    message.set_cached_input_tokens(*totals.cached_input_tokens);
+  }
+  if (totals.output_tokens) {
+    message.set_output_tokens(*totals.output_tokens);
+  }
+  return message;
+}
+
 }  // namespace
 
 Lease::Lease(std::shared_ptr<Core> core, std::string id, const v1::AdmitResponse& response)
@@ -26,27 +44,24 @@ Lease::Lease(std::shared_ptr<Core> core, std::string id, const v1::AdmitResponse
       grant(response.grant()),
       queue_duration(response.queue_duration_us()),
       renew_backoff(kRenewBackoffMin),
-      core_(std::move(core)) {
-  report_.set_lease_id(grant.lease_id());
-  report_.set_pool_epoch(grant.pool_epoch());
-}
+      core_(std::move(core)) {}
 
 void Lease::report(const Totals& totals) {
   const std::lock_guard lock(mutex_);
   if (totals.input_tokens) {
-    report_.set_input_tokens(within(*totals.input_tokens));
+    totals_.input_tokens = within(*totals.input_tokens);
   }
   if (totals.cached_input_tokens) {
-    report_.set_cached_input_tokens(within(*totals.cached_input_tokens));
+    totals_.cached_input_tokens = within(*totals.cached_input_tokens);
   }
   if (totals.output_tokens) {
-    report_.set_output_tokens(within(*totals.output_tokens));
+    totals_.output_tokens = within(*totals.output_tokens);
   }
 }
 
 std::optional<v1::LeaseProgress> Lease::progress() const {
   const std::lock_guard lock(mutex_);
-  return end_ ? std::nullopt : std::optional(report_);
+  return end_ ? std::nullopt : std::optional(stated<v1::LeaseProgress>(grant, totals_));
 }
 
 std::optional<std::string> Lease::lost() const {
@@ -91,19 +106,8 @@ bool Lease::begin_end(v1::Outcome outcome, bool is_unused) {
   }
   ended_at_ = Clock::now();
   stop_ = nullptr;
-  v1::CompleteRequest& end = end_.emplace();
-  end.set_lease_id(report_.lease_id());
-  end.set_pool_epoch(report_.pool_epoch());
-  end.set_outcome(outcome);
-  if (is_unused || report_.has_input_tokens()) {
-    end.set_input_tokens(is_unused ? 0 : report_.input_tokens());
-  }
-  if (is_unused || report_.has_cached_input_tokens()) {
-    end.set_cached_input_tokens(is_unused ? 0 : report_.cached_input_tokens());
-  }
-  if (is_unused || report_.has_output_tokens()) {
-    end.set_output_tokens(is_unused ? 0 : report_.output_tokens());
-  }
+  end_ = stated<v1::CompleteRequest>(grant, is_unused ? Totals{0, 0, 0} : totals_);
+  end_->set_outcome(outcome);
   return true;
 }
 
@@ -139,24 +143,10 @@ Books Lease::settle(v1::Outcome outcome, bool is_unused, milliseconds wait) {
   return error;
 }
 
-Admission::Admission(std::shared_ptr<Lease> lease) noexcept : lease_(std::move(lease)) {}
-
-Admission& Admission::operator=(Admission&& other) noexcept {
-  if (this != &other) {
-    close();
-    lease_ = std::move(other.lease_);
-  }
-  return *this;
-}
-
-Admission::~Admission() { close(); }
-
-void Admission::close() noexcept {
-  if (lease_ != nullptr) {
-    lease_->settle(v1::OUTCOME_CANCELLED, false, kCloseWait);
-    lease_ = nullptr;
-  }
-}
+Admission::Admission(const std::shared_ptr<Lease>& lease)
+    : lease_(lease.get(), [lease](Lease*) {
+        lease->settle(v1::OUTCOME_CANCELLED, false, kCloseWait);
+      }) {}
 
 const std::string& Admission::request_id() const { return lease_->request_id; }
 

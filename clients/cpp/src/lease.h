@@ -47,12 +47,12 @@ class Lease : public std::enable_shared_from_this<Lease> {
 
  private:
   const std::shared_ptr<Core> core_;
-  // It is locked before the other one. The thread that renews calls `stop_` under it, so that an end
-  // waits for that call, unless it is made there.
+  // It is locked before the other one. The thread that renews calls `stop_` under it, so that an
+  // end waits for that call, unless it is made there.
   std::recursive_mutex losing_;
   mutable std::mutex mutex_;
   std::condition_variable finished_;
-  v1::LeaseProgress report_;  // Has the lease, and what is known of its totals.
+  Totals totals_;  // As far as they are known.
   std::function<void()> stop_;
   std::optional<std::string> lost_;
   std::optional<v1::CompleteRequest> end_;

@@ -12,23 +12,10 @@ void Withdrawal::withdraw() const { stop_->stop(); }
 
 bool Withdrawal::is_withdrawn() const { return stop_->is_stopped(); }
 
-Scheduler::Scheduler(const std::string& targets, Options options)
-    : core_(std::make_shared<Core>(targets, std::move(options))) {}
-
-Scheduler& Scheduler::operator=(Scheduler&& other) noexcept {
-  if (this != &other) {
-    if (core_ != nullptr) {
-      shutdown();
-    }
-    core_ = std::move(other.core_);
-  }
-  return *this;
-}
-
-Scheduler::~Scheduler() {
-  if (core_ != nullptr) {
-    shutdown();
-  }
+Scheduler::Scheduler(const std::string& targets, Options options) {
+  // Admissions may live longer than their Scheduler.
+  const auto core = std::make_shared<Core>(targets, std::move(options));
+  core_ = {core.get(), [core](Core*) { core->shutdown(kShutdownWait); }};
 }
 
 Verdict Scheduler::admit(const v1::AdmitRequest& request, const CallOptions& options) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "fake.h"
+#include "keeper.h"
 #include "requests.h"
 
 namespace schedsvc {
@@ -223,6 +224,20 @@ TEST(Admission, RenewsManyLeasesInFewCalls) {
     }
     EXPECT_LT(s.count("Progress"), reports);
   });
+}
+
+TEST(Keeper, RenewsBeforeItDoesOtherJobs) {
+  std::promise<bool> renewed;
+  std::atomic<int> jobs{0};
+  Keeper keeper([&](const Keeper::Leases&) { renewed.set_value(jobs < 50); });
+  std::promise<void> begins;
+  keeper.at({}, [&] { begins.get_future().wait(); });
+  for (int n = 0; n < 50; ++n) {
+    keeper.at({}, [&jobs] { ++jobs; });
+  }
+  keeper.renew_at(Clock::now(), nullptr);
+  begins.set_value();
+  EXPECT_TRUE(renewed.get_future().get());
 }
 
 TEST(Scheduler, EndsWhatIsUnderWayWhenItShutsDown) {

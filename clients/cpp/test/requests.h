@@ -40,7 +40,8 @@ inline auto stats(schedsvc::Scheduler& scheduler, const schedsvc::CallOptions& o
                         schedsvc::v1::StatsRequest(), options);
 }
 
-inline schedsvc::Totals totals(std::optional<std::int64_t> input, std::optional<std::int64_t> cached,
+inline schedsvc::Totals totals(std::optional<std::int64_t> input,
+                               std::optional<std::int64_t> cached,
                                std::optional<std::int64_t> output) {
   return {input, cached, output};
 }

@@ -26,22 +26,16 @@ struct Totals {
 /// Is what a lease was charged at its end, or why the scheduler did not say it.
 using Books = std::variant<v1::CompleteResponse, CallError>;
 
-/// Is a granted request. It is renewed in the background until it ends, and its end of scope
-/// cancels what has not ended. Its functions can be called by several threads; moving it and
-/// destroying it cannot.
+/// Is a granted request, and can only be moved. It is renewed in the background until it ends. Its
+/// end of scope cancels what has not ended, and waits for that for a second at most. Several threads
+/// can call its functions, but not move or destroy it.
 class [[nodiscard]] Admission {
  public:
   /// Is how long an end waits for the scheduler. The client repeats the end behind it, until the
   /// lease has surely expired.
   static constexpr std::chrono::milliseconds kEndWait{10'000};
 
-  explicit Admission(std::shared_ptr<Lease> lease) noexcept;
-  Admission(Admission&&) noexcept = default;
-  Admission& operator=(Admission&& other) noexcept;
-  Admission(const Admission&) = delete;
-  Admission& operator=(const Admission&) = delete;
-  /// Cancels the lease if it has not ended. It waits for a second at most.
-  ~Admission();
+  explicit Admission(const std::shared_ptr<Lease>& lease);
 
   /// Returns the id by which Explain knows the request.
   const std::string& request_id() const;
@@ -55,8 +49,8 @@ class [[nodiscard]] Admission {
   /// so it must not wait. It is not called after the end of the lease, and no longer runs then.
   void on_lost(std::function<void()> stop);
 
-  /// Notes running totals. They are sent with the next renewal and with the end, so it costs nothing
-  /// to call it for every token.
+  /// Notes running totals. They are sent with the next renewal and with the end, so it costs
+  /// nothing to call it for every token.
   void report(const Totals& totals);
 
   /// Ends the lease as done. The first end counts: another one returns the books of that one.
@@ -67,9 +61,8 @@ class [[nodiscard]] Admission {
   Books give_back(std::chrono::milliseconds wait = kEndWait);
 
  private:
-  void close() noexcept;
-
-  std::shared_ptr<Lease> lease_;  // It is null only after a move.
+  /// Is null only after a move. Its deleter cancels the lease.
+  std::unique_ptr<Lease, std::function<void(Lease*)>> lease_;
 };
 
 }  // namespace schedsvc

@@ -110,23 +110,20 @@ Unary unary(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, R
 
 }  // namespace detail
 
-/// Is a client of one scheduler, or of several of which one leads. Its functions can be called by
-/// several threads.
+/// Is a client of one scheduler, or of several of which one leads. It can only be moved. Its
+/// destructor shuts it down, which takes 10 s at most. Several threads can call its functions.
 class Scheduler {
  public:
+  static constexpr std::chrono::milliseconds kShutdownWait{10'000};
+
   /// Connects at the first call. The target is "host:port" or "unix:/path/of/socket". Several
   /// targets, separated by commas, are the leader and its standbys. Throws std::invalid_argument if
   /// one of them is empty or listed twice.
   explicit Scheduler(const std::string& targets, Options options = {});
-  Scheduler(Scheduler&&) noexcept = default;
-  Scheduler& operator=(Scheduler&& other) noexcept;
-  Scheduler(const Scheduler&) = delete;
-  Scheduler& operator=(const Scheduler&) = delete;
-  /// Shuts down, which takes 10 s at most.
-  ~Scheduler();
 
   /// Asks for one request, and waits for the verdict. An empty request id is made up. A grant that
-  /// is on its way when the call is withdrawn, or its time is over, is returned.
+  /// is on its way when the call is withdrawn, or its time is over, is returned, for which this may
+  /// take a second longer.
   [[nodiscard]] Verdict admit(const v1::AdmitRequest& request, const CallOptions& options = {});
 
   /// Makes any unary call of the contract, with the credentials and the failover of this client:
@@ -146,12 +143,13 @@ class Scheduler {
   /// Withdraws what waits, cancels what runs, and waits until the scheduler knows of every end, or
   /// until the time is over. Then it hangs up. Returns false if leases may be open until they
   /// expire.
-  bool shutdown(std::chrono::milliseconds wait = std::chrono::seconds(10));
+  bool shutdown(std::chrono::milliseconds wait = kShutdownWait);
 
  private:
   std::optional<CallError> make(const Unary& unary, const CallOptions& options);
 
-  std::shared_ptr<Core> core_;  // It is null only after a move.
+  /// Is null only after a move. Its deleter shuts down.
+  std::unique_ptr<Core, std::function<void(Core*)>> core_;
 };
 
 }  // namespace schedsvc
