@@ -20,7 +20,7 @@ CallError call_error(const std::string& method, const grpc::Status& status) {
   error.code = status.error_code();
   error.message = status.error_message();
   client::Status sent;
-  sent.ParseFromString(status.error_details());  // What cannot be read states no details.
+  sent.ParseFromString(status.error_details());  // If it cannot be read, there are no details.
   for (const google::protobuf::Any& detail : sent.details()) {
     if (client::BadRequest wrong; unpack(detail, "google.rpc.BadRequest", wrong)) {
       for (const auto& field : wrong.field_violations()) {

@@ -13,8 +13,8 @@ constexpr milliseconds kCloseWait{1'000};
 constexpr milliseconds kLeaseGrace{20'000};
 constexpr std::int64_t kTokensMax = std::int64_t{1} << 27;
 
-/// Brings a total within the limits of the contract: a scheduler refuses the whole report otherwise,
-/// and the lease of a Complete would live until its TTL.
+/// Brings a total within the limits of the contract: a scheduler refuses the whole report
+/// otherwise, and the lease of a Complete would live until its TTL.
 std::int64_t within(std::int64_t total) {
   return std::clamp(total, std::int64_t{0}, kTokensMax);
 }

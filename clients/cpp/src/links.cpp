@@ -8,8 +8,8 @@
 namespace schedsvc {
 namespace {
 
-/// Returns whether a target is on this host by its name. gRPC would ask the proxy of the environment
-/// even for a loopback address.
+/// Returns whether a target is on this host by its name. gRPC would ask the proxy of the
+/// environment even for a loopback address.
 bool is_local(const std::string& target) {
   const auto begins = [&target](const char* part) { return target.rfind(part, 0) == 0; };
   return begins("unix:") || begins("unix-abstract:") || begins("localhost:") || begins("127.") ||
@@ -151,7 +151,7 @@ std::shared_ptr<grpc::Channel> Links::channel(const std::string& target) {
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // It bounds an attempt.
-    // A new channel connects anew, as others may have the connection that has become silent.
+    // After a silence a new channel must not get the connection that has become silent.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     if (is_local(target)) {
       arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

@@ -382,8 +382,8 @@ TEST(Scheduler, RefusesTooManyPrefixHashesWithTheirNumber) {
   auto large = request();
   large.mutable_prefix_block_hashes()->Resize(20'000, 0);
   EXPECT_EQ(as<CallError>(scheduler.admit(large)).text(),
-            "schedsvc: Admit: INVALID_ARGUMENT: prefix_block_hashes: has 20000 hashes; at most 4096 "
-            "are allowed");
+            "schedsvc: Admit: INVALID_ARGUMENT: prefix_block_hashes: has 20000 hashes; at most "
+            "4096 are allowed");
   f.with([](State& s) { EXPECT_TRUE(s.calls.empty()); });
 }
 

@@ -92,7 +92,8 @@ json outcome_of(const std::variant<Response, schedsvc::CallError>& result) {
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string text;
-  const auto printed = google::protobuf::util::MessageToJsonString(std::get<0>(result), &text, options);
+  const auto printed =
+      google::protobuf::util::MessageToJsonString(std::get<0>(result), &text, options);
   if (!printed.ok()) {
     throw std::runtime_error(printed.ToString());
   }

@@ -1,5 +1,5 @@
-// Sends requests to a live scheduler: load cancels TARGET SEED, or load kill TARGETS. It prints what
-// became of them.
+// Sends requests to a live scheduler: load cancels TARGET SEED, or load kill TARGETS. It prints
+// what became of them.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

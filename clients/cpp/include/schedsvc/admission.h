@@ -27,8 +27,8 @@ struct Totals {
 using Books = std::variant<v1::CompleteResponse, CallError>;
 
 /// Is a granted request, and can only be moved. It is renewed in the background until it ends. Its
-/// end of scope cancels what has not ended, and waits for that for a second at most. Several threads
-/// can call its functions, but not move or destroy it.
+/// end of scope cancels what has not ended, and waits for that for a second at most. Several
+/// threads can call its functions, but not move or destroy it.
 class [[nodiscard]] Admission {
  public:
   /// Is how long an end waits for the scheduler. The client repeats the end behind it, until the

@@ -1,4 +1,4 @@
-/// What can become of a call, as values.
+/// Refusals and failures of calls, as values.
 #pragma once
 
 #include <chrono>
