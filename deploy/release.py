@@ -108,7 +108,7 @@ def with_version(file: Path, new: str) -> str:
     text = _CHART.sub(rf"\g<1>{chart_version(new)}", text)
     text = _APP.sub(rf'\1"{new}"', text)
     # \g<1>, because a digit follows. CMake knows numbers alone.
-    text = _CMAKE.sub(rf"\g<1>{re.match(r'[0-9.]*[0-9]', new)[0]}", text)
+    text = _CMAKE.sub(rf"\g<1>{re.sub(r'[a-z.]*[a-z].*', '', new)}", text)
     for pattern in (_MAVEN, _ARGUMENT, _NEW_TAG, _TAG):
         text = pattern.sub(rf"\g<1>{new}", text)
     return _SHOWN.sub(rf"'\1=={new}'", text)
