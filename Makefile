@@ -47,9 +47,9 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help install env build build-release proto proto-go spec check test test-slow mutants \
-	lane-slow lane-mutants test-browser test-fronts test-go test-java test-faults test-fuzz \
-	test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares cluster-seeds failovers \
-	usage-proof judgement-runs advise-bars tree-proof \
+	lane-slow lane-mutants test-browser test-fronts test-go test-java test-cpp test-faults \
+	test-fuzz test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares \
+	cluster-seeds failovers usage-proof judgement-runs advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
 
 help: ## Show the targets.
@@ -119,7 +119,7 @@ check: build ## Lint, types, contract drift, house rules.
 
 test: build ## All but slow tests and house rules: no GPU, no network. Three at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser \
-		and not fronts and not go and not java',\
+		and not fronts and not go and not java and not cpp',\
 		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
 	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
@@ -156,6 +156,9 @@ test-go: build ## The Go client, built from Debian's sources of gRPC.
 
 test-java: build ## The Java client, built by Maven from Debian's packages.
 	$(call RUN,java,-n $(TESTS_AT_ONCE),tests/java)
+
+test-cpp: build ## The C++ client, built by CMake from Debian's packages.
+	$(call RUN,cpp,-n $(TESTS_AT_ONCE),tests/cpp)
 
 test-faults: build ## Each seed that failed once, and 700 fresh ones (docs/understand/faults.md).
 	$(BIN)/schedsvc simtest --regressions

@@ -29,7 +29,7 @@ PROJECTS = {
 #: The page that shows users which version to install.
 PAGE = "docs/use/install.md"
 CHART = "deploy/chart/schedsvc"
-#: Other files that state the version: image, chart, Kustomize, compose, pages, npm, Maven.
+#: Other files that state the version: image, chart, Kustomize, compose, pages, npm, Maven, CMake.
 OTHERS = (
     "deploy/Containerfile",
     f"{CHART}/Chart.yaml",
@@ -41,6 +41,7 @@ OTHERS = (
     "clients/node/package.json",
     "clients/java/pom.xml",
     "clients/java/README.md",
+    "clients/cpp/CMakeLists.txt",
 )
 _FORM = re.compile(r"\d+(\.\d+){1,2}((a|b|rc|\.post|\.dev)\d+)?")
 _VERSION = re.compile(r'(?m)^(version = )"[^"]*"')
@@ -49,6 +50,7 @@ _PIN = re.compile(r'"(?:(schedsvc-[a-z]+)|(schedsvc)(?=[=<>!~]))(?:[=<>!~][^"\[\
 _ARGUMENT = re.compile(r"(?m)^(ARG VERSION=).*$")
 _NPM = re.compile(r'("name": "schedsvc",\n *"version": )"[^"]*"')
 _MAVEN = re.compile(r"(<artifactId>schedsvc-client</artifactId>\n *<version>)[^<]*")
+_CMAKE = re.compile(r"(project\(schedsvc VERSION )[\d.]+")
 _CHART = re.compile(r"(?m)^(version: )[\d.]+\S*$")
 _APP = re.compile(r'(?m)^(appVersion: )"[^"]*"')
 _NEW_TAG = re.compile(r"(newTag: )[^\s,}]+")
@@ -105,7 +107,8 @@ def with_version(file: Path, new: str) -> str:
     text = _NPM.sub(rf'\1"{chart_version(new)}"', text)
     text = _CHART.sub(rf"\g<1>{chart_version(new)}", text)
     text = _APP.sub(rf'\1"{new}"', text)
-    # \g<1>, because a digit follows.
+    # \g<1>, because a digit follows. CMake knows numbers alone.
+    text = _CMAKE.sub(rf"\g<1>{re.sub(r'[a-z.]*[a-z].*', '', new)}", text)
     for pattern in (_MAVEN, _ARGUMENT, _NEW_TAG, _TAG):
         text = pattern.sub(rf"\g<1>{new}", text)
     return _SHOWN.sub(rf"'\1=={new}'", text)

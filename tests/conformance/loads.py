@@ -83,5 +83,5 @@ async def no_request_fails(program: Sequence[str], folder: Path, store: StoreSer
         await start_set(a, b)
         targets = f"{a.target},{b.target}"
         counts = await asyncio.to_thread(load, program, targets, a.end)  # by SIGKILL
-        assert counts["failed"] == []
+        assert counts["failed"] == [], counts["failed"]
         assert (await b.stats()).totals.completed > 100

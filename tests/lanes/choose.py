@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .change import QUARTERS, Change, tracked
 from .graph import Graph, is_python
-from .rules import LANES, ORACLES, RULES, TESTS_SIDE
+from .rules import LANES, ORACLES, RULES, TESTS_SIDE, UNARY_CLIENTS
 
 if TYPE_CHECKING:
     from tests.mutants.mutant import Mutant
@@ -29,7 +29,7 @@ _ELSEWHERE = (
     "tests/vllm/",
     "tests/browser/",
     "tests/fronts/",
-    "tests/go/",
+    *UNARY_CLIENTS,
     "tests/tidy/",
     "tests/install/",
 )

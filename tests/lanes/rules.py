@@ -25,6 +25,9 @@ _DRIVERS = ("lab/schedsvc_lab/sim/", "lab/schedsvc_lab/faults/", "lab/schedsvc_l
 #: The tests that a change of the core or of the contract runs whole.
 CORE_TESTS = ("tests/core/", "tests/lab/faults/", "tests/cluster/", "tests/recording/")
 
+#: The tests of the clients that each have a lane.
+UNARY_CLIENTS = ("tests/go/", "tests/java/", "tests/cpp/")
+
 
 def drives_core(path: str) -> bool:
     """Return whether a file's use of the core makes its tests judge the core.
@@ -63,7 +66,7 @@ RULES = (
     Rule(
         r"proto/schedsvc/|clients/python/schedsvc_client/v1/",
         "the contract",
-        (*CORE_TESTS, "tests/conformance/", "tests/go/", "tests/java/", "tests/vllm/"),
+        (*CORE_TESTS, "tests/conformance/", *UNARY_CLIENTS, "tests/vllm/"),
     ),
     Rule(r"(Makefile|constraints\.txt|pyproject\.toml|\.ci/.*|\.gitignore)$", "runs CI", all=True),
     Rule(r"tests/(lanes|tidy/sources)\b", "chooses what runs", all=True),
@@ -109,10 +112,11 @@ RULES = (
     Rule(
         r"clients/conformance/",
         "the scripts of every client",
-        ("tests/conformance/", "tests/go/", "tests/java/"),
+        ("tests/conformance/", *UNARY_CLIENTS),
     ),
     Rule(r"clients/go/", "the Go client", ("tests/go/",)),
     Rule(r"clients/java/", "the Java client", ("tests/java/",)),
+    Rule(r"clients/cpp/", "the C++ client", ("tests/cpp/",)),
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
     Rule(r"(docs/operate/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
     Rule(r"(docs/|SECURITY|CHANGELOG|CONTRIBUTING|STYLE|ARCHITECTURE)|.*\.md$", "for readers"),
@@ -125,6 +129,7 @@ LANES = {
     "test-fronts": ("tests/fronts/",),
     "test-go": ("tests/go/",),
     "test-java": ("tests/java/",),
+    "test-cpp": ("tests/cpp/",),
     "test-dist": (),
     "test-image": (),
     "test-chart": (
@@ -136,9 +141,9 @@ LANES = {
 #: are the quick guard of all rooms, and `test-faults` and `test-fuzz` draw fresh seeds, so they may
 #: find something on code that has not changed.
 STAGES = (
-    "check", "test", "test-browser", "test-fronts", "test-go", "test-java", "lane-slow",
-    "lane-mutants", "test-dist", "test-image", "test-chart", "test-faults", "test-fuzz",
-    "test-vllm",
+    "check", "test", "test-browser", "test-fronts", "test-go", "test-java", "test-cpp",
+    "lane-slow", "lane-mutants", "test-dist", "test-image", "test-chart", "test-faults",
+    "test-fuzz", "test-vllm",
 )  # fmt: skip
 #: The oracles of a mutant that the fault simulator has to catch.
 ORACLES = ("lab/schedsvc_lab/faults/",)

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from tests.lanes.change import change
 from tests.lanes.choose import Selection
+from tests.lanes.rules import UNARY_CLIENTS
 from tests.other_core import compile_extension
 
 from .planted_faults import FAULTS, Fault
@@ -68,7 +69,7 @@ def is_quick(path: str) -> bool:
         "tests/vllm/",
         "tests/browser/",
         "tests/fronts/",
-        "tests/go/",
+        *UNARY_CLIENTS,
         "tests/lanes/",
     )
     is_test = name.startswith("test_") and name.endswith(".py") and path.startswith("tests/")

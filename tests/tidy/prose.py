@@ -17,7 +17,8 @@ from .sources import files, relative
 
 WORDS_MAX = 35
 SUFFIXES = (
-    ".py", ".pyi", ".pyx", ".pxi", ".lua", ".mjs", ".ts", ".go", ".java", ".proto", ".yaml", ".md",
+    ".py", ".pyi", ".pyx", ".pxi", ".lua", ".mjs", ".ts", ".go", ".java", ".cpp", ".h", ".proto",
+    ".yaml", ".md",
 )  # fmt: skip
 # Lists the constructions themselves.
 _ITSELF = frozenset({"tests/tidy/prose.py", "tests/tidy/test_prose.py"})
@@ -88,8 +89,9 @@ def _paragraphs(suffix: str, text: str) -> Iterator[tuple[int, str]]:
         )
         yield from _joined(found, "#")
     else:
-        slashed = {".mjs", ".ts", ".go", ".java", ".proto"}
+        slashed = {".mjs", ".ts", ".go", ".java", ".cpp", ".h", ".proto"}
         sign = "//" if suffix in slashed else {".lua": "--"}.get(suffix, "#")
+        text = text.replace("///", "//")
         found = (
             (at, line[line.index(sign) :], bool(line[: line.index(sign)].strip()))
             for at, line in enumerate(text.splitlines(), 1)

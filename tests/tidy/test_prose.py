@@ -63,6 +63,8 @@ def test_clear_sentence_passes(text: str) -> None:
         (".ts", "// A call is {}.\n"),
         (".go", "// A call is {}.\n"),
         (".java", "// A call is {}.\n"),
+        (".cpp", "/// A call\n/// is {}.\n"),
+        (".h", "// A call is {}.\n"),
         (".java", "/**\n * Calls.\n *\n * <p>It is\n * {} here.\n */\n"),
         (".yaml", "a: 1  # is {}\n"),
     ],

@@ -19,6 +19,7 @@ CODE = files(
     ".ts",
     ".go",
     ".java",
+    ".cpp",
     ".css",
     ".html",
     ".proto",
