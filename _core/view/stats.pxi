@@ -148,6 +148,7 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
         "cancelled": f.cancelled,
         "expired": f.expired,
         "oldest_queued_ms": (now_ns - min(oldest, oldest_held(core, flow))) // NS_PER_MS,
+        "longest_wait_ms": queue_ttl_of(core, flow) // NS_PER_MS,
         **session_row(core, flow),
         "refusals": refusal_counts(f.refusals.counts),
         "quotas": quota_rows(core, now_ns, f.quota, NONE),

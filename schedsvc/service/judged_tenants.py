@@ -31,8 +31,9 @@ _ASKS_MORE = 1.5
 _SMALL_SHARE, _SMALL_WEIGHT = 0.05, 0.05
 #: A tenant whose oldest request has waited for longer is not well.
 _WELL_MS = 5_000
-#: A tenant within its share whose oldest request has waited for longer is hurt.
-_TOO_LONG_MS = 15_000
+#: A tenant within its share that has waited for more than this part of its longest wait is hurt:
+#: after the whole of it, its request is refused.
+_TOO_LONG_PART = 0.5
 _NAME_CHARS, _NAMES_MAX = 40, 3
 
 
@@ -58,6 +59,7 @@ class Tenant:
     refused: Mapping[int, int] = field(default_factory=dict)
     queued: int = 0
     oldest_ms: int = 0
+    longest_wait_ms: int = 0
     first_ms: int = 0
     running: int = 0
     waits_for_quota: bool = False
@@ -96,7 +98,8 @@ class Tenant:
     def waits_too_long(self) -> bool:
         """Return whether it has waited too long for an engine, at or below its share."""
         by_limit = self.waits_for_quota or self.is_held
-        return self.oldest_ms > _TOO_LONG_MS and not by_limit and not self.is_above
+        too_long_ms = max(_WELL_MS, _TOO_LONG_PART * self.longest_wait_ms)
+        return self.oldest_ms > too_long_ms and not by_limit and not self.is_above
 
     @property
     def is_well(self) -> bool:
@@ -351,6 +354,7 @@ def _tenant(flow: Any, was: Any, prices: Any, prefill_ms: int) -> Tenant:
         },
         queued=flow.queued,
         oldest_ms=flow.oldest_queued_ms if flow.queued else 0,
+        longest_wait_ms=flow.longest_wait_ms,
         first_ms=flow.ttft_ms if waited else (prefill_ms if granted else 0),
         waits_for_quota=flow.waits_for_quota or was.waits_for_quota,
         running=flow.live_leases,

@@ -164,6 +164,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "cancelled": f.cancelled,
         "expired": f.expired,
         "oldest_queued_ms": (now_ns - min((r.arrival_ns for r in queued), default=now_ns)) // 10**6,
+        "longest_wait_ms": twin.limits["queue_ttl_ns"] // 10**6,
         "refusals": dict(f.refusals),
         "quotas": twin.quotas.rows(flow, now_ns),
         **dict.fromkeys(("sessions", "sessions_sharing", "held_by_session_cap"), 0),

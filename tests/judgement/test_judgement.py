@@ -102,6 +102,18 @@ def test_few_preemptions_and_a_small_log_are_ok() -> None:
     assert "log of the state file has 64 MiB" in text_of(pair)
 
 
+def test_how_long_is_too_long_depends_on_the_longest_wait_of_the_tenant() -> None:
+    for longest_ms, are_late in ((60_000, False), (50_000, True), (1_000, True)):
+        pair = recorded("slow_engine")
+        for flow in pair.now.flows:
+            flow.longest_wait_ms = longest_ms
+            flow.oldest_queued_ms = 26_000
+        assert ("engines are full" in text_of(pair)) is are_late, longest_ms
+    for flow in pair.now.flows:
+        flow.oldest_queued_ms = 4_000
+    assert "engines are full" not in text_of(pair), "a tenant that waits for 4 s is well"
+
+
 def test_a_long_wait_for_a_limit_or_a_missing_engine_is_no_sign_of_full_engines() -> None:
     for flow_field in ("held_to_share", "waits_for_quota"):
         pair = recorded("slow_engine")

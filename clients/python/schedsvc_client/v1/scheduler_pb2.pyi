@@ -764,6 +764,7 @@ class FlowStats(_message.Message):
     DEADLINE_PROBES_JUDGED_FIELD_NUMBER: _builtins.int
     DEADLINE_PROBES_MISSED_FIELD_NUMBER: _builtins.int
     ENTITLED_PPM_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_MS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     SESSIONS_SHARING_FIELD_NUMBER: _builtins.int
     HELD_BY_SESSION_CAP_FIELD_NUMBER: _builtins.int
@@ -825,6 +826,8 @@ class FlowStats(_message.Message):
     deadline_probes_missed: _builtins.int
     entitled_ppm: _builtins.int
     """The part of all service that it is due, as in GroupStats."""
+    longest_wait_ms: _builtins.int
+    """Of its requests: the queue TTL, or its own if that is shorter."""
     sessions: _builtins.int
     """Sessions of agents that are known; of these, without a counter of their own; requests that wait
     for `sessions_max_tokens` of a pool.
@@ -890,13 +893,14 @@ class FlowStats(_message.Message):
         deadline_probes_judged: _builtins.int = ...,
         deadline_probes_missed: _builtins.int = ...,
         entitled_ppm: _builtins.int = ...,
+        longest_wait_ms: _builtins.int = ...,
         sessions: _builtins.int = ...,
         sessions_sharing: _builtins.int = ...,
         held_by_session_cap: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "entitled_ppm", b"entitled_ppm", "expired", b"expired", "granted", b"granted", "held_by_session_cap", b"held_by_session_cap", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "sessions", b"sessions", "sessions_sharing", b"sessions_sharing", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "entitled_ppm", b"entitled_ppm", "expired", b"expired", "granted", b"granted", "held_by_session_cap", b"held_by_session_cap", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "longest_wait_ms", b"longest_wait_ms", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "sessions", b"sessions", "sessions_sharing", b"sessions_sharing", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
