@@ -37,6 +37,7 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         "owned_ms": (
             0 if p.attached else max(<int64_t>0, p.owned_until_ns - now_ns) // NS_PER_MS
         ),
+        "said_goodbye": not p.attached and bool(p.said_goodbye),
         "draining": bool(p.draining or core.ledger.closed),
         "named_only": not core.flows.may_take(pool, NONE),
         "wait_reason": WAIT_REASONS[p.reason] if core.requests.states[QUEUED] else "NONE",

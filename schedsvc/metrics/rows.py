@@ -235,6 +235,12 @@ POOL_ROWS = (
         "attached",
         "1 while a shim offers the pool, or the configuration lists it.",
     ),
+    Row(
+        "pool_said_goodbye",
+        False,
+        "said_goodbye",
+        "1 if no shim offers the pool, and the last one that did sent a Goodbye.",
+    ),
     Row("pool_epoch", False, "epoch", "Epoch of the pool; it grows when the engine restarts."),
     Row(
         "engine_running_requests",

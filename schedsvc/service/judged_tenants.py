@@ -8,7 +8,7 @@ from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.judgement_pb2 import JUDGEMENT_LEVEL_NOTICE, JUDGEMENT_LEVEL_TROUBLE
 
-__all__ = ["Finding", "Traffic", "listed", "named", "rate_text", "seconds_text"]
+__all__ = ["Finding", "Traffic", "is_away", "listed", "named", "rate_text", "seconds_text"]
 
 #: Refusals because others are served: by the expected wait, after the wait, or by full queues.
 _CAPACITY = frozenset(
@@ -34,6 +34,8 @@ _WELL_MS = 5_000
 #: A tenant within its share that has waited for more than this part of its longest wait is hurt:
 #: after the whole of it, its request is refused.
 _TOO_LONG_PART = 0.5
+#: A pool of which nothing is left was taken away on purpose, if it has been away for this time.
+_GONE_MS = 3_600_000
 _NAME_CHARS, _NAMES_MAX = 40, 3
 
 
@@ -140,8 +142,8 @@ class Traffic:
         self._unknown = _growth(then, now, pb.OUTCOME_REJECTED_UNKNOWN_TENANT)
         no_pool = frozenset({pb.OUTCOME_REJECTED_NO_POOL})
         self.without_pool = sum(tenant.count(no_pool) for tenant in self.tenants)
-        self._are_attached = all(pool.attached for pool in now.pools)
-        self._has_pools = bool(now.pools) and self._are_attached
+        self._are_there = not any(is_away(pool) for pool in now.pools)
+        self._has_pools = self._are_there and any(pool.attached for pool in now.pools)
 
     def _share_out(self, rows: list[Tenant]) -> None:
         """Work out shares among the flows of a class. A caller that sees few knows none."""
@@ -243,7 +245,7 @@ class Traffic:
 
     def _is_late(self, tenant: Tenant) -> bool:
         """Return whether a tenant waits too long though all engines are there."""
-        return self._are_attached and tenant.waits_too_long
+        return self._are_there and tenant.waits_too_long
 
     def _full(self, hurt: list[Tenant]) -> Finding:
         said = []
@@ -320,6 +322,15 @@ class Traffic:
 
     def _rate(self, count: int) -> str:
         return rate_text(count, self._seconds)
+
+
+def is_away(pool: Any) -> bool:
+    """Return whether an engine is missed: it is not there, and nobody took it away on purpose."""
+    if pool.attached or pool.draining:
+        return False
+    if pool.live_leases or pool.queued:
+        return True
+    return not pool.said_goodbye and bool(pool.owned_ms or 0 < pool.detached_ms < _GONE_MS)
 
 
 def _asks_text(tenant: Tenant) -> str:

@@ -102,6 +102,7 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "attached": True,
         "detached_ms": 0,
         "owned_ms": 0,
+        "said_goodbye": False,
         "draining": pool not in twin.serving(),
         "named_only": False,  # each of its pools is configured
         "max_running": p.max_running,

@@ -61,7 +61,7 @@ const (
 	Outcome_OUTCOME_REJECTED_LIMIT Outcome = 24
 	// Larger than a quota of the tenant can ever hold; a retry cannot help.
 	Outcome_OUTCOME_REJECTED_QUOTA_SIZE Outcome = 25
-	// Waited for the whole queue TTL.
+	// Waited for the whole queue TTL, which ended before its deadline.
 	Outcome_OUTCOME_EVICTED_TTL Outcome = 32
 	// Withdrawn by its caller, or its session ended.
 	Outcome_OUTCOME_EVICTED_CANCELLED Outcome = 33
@@ -69,7 +69,7 @@ const (
 	Outcome_OUTCOME_EVICTED_DRAINING Outcome = 34
 	// No registered pool can hold it any more.
 	Outcome_OUTCOME_EVICTED_TOO_LARGE Outcome = 35
-	// Its turn came so late that its first token would come after its deadline.
+	// Its turn did not come before its deadline, or so late that its first token would come after it.
 	Outcome_OUTCOME_EVICTED_DEADLINE Outcome = 36
 	// Ended by its caller as done.
 	Outcome_OUTCOME_COMPLETED Outcome = 48

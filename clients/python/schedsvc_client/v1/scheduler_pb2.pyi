@@ -70,7 +70,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_REJECTED_QUOTA_SIZE: _Outcome.ValueType  # 25
     """Larger than a quota of the tenant can ever hold; a retry cannot help."""
     OUTCOME_EVICTED_TTL: _Outcome.ValueType  # 32
-    """Waited for the whole queue TTL."""
+    """Waited for the whole queue TTL, which ended before its deadline."""
     OUTCOME_EVICTED_CANCELLED: _Outcome.ValueType  # 33
     """Withdrawn by its caller, or its session ended."""
     OUTCOME_EVICTED_DRAINING: _Outcome.ValueType  # 34
@@ -78,7 +78,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_EVICTED_TOO_LARGE: _Outcome.ValueType  # 35
     """No registered pool can hold it any more."""
     OUTCOME_EVICTED_DEADLINE: _Outcome.ValueType  # 36
-    """Its turn came so late that its first token would come after its deadline."""
+    """Its turn did not come before its deadline, or so late that its first token would come after it."""
     OUTCOME_COMPLETED: _Outcome.ValueType  # 48
     """Ended by its caller as done."""
     OUTCOME_CANCELLED: _Outcome.ValueType  # 49
@@ -113,7 +113,7 @@ OUTCOME_REJECTED_LIMIT: Outcome.ValueType  # 24
 OUTCOME_REJECTED_QUOTA_SIZE: Outcome.ValueType  # 25
 """Larger than a quota of the tenant can ever hold; a retry cannot help."""
 OUTCOME_EVICTED_TTL: Outcome.ValueType  # 32
-"""Waited for the whole queue TTL."""
+"""Waited for the whole queue TTL, which ended before its deadline."""
 OUTCOME_EVICTED_CANCELLED: Outcome.ValueType  # 33
 """Withdrawn by its caller, or its session ended."""
 OUTCOME_EVICTED_DRAINING: Outcome.ValueType  # 34
@@ -121,7 +121,7 @@ OUTCOME_EVICTED_DRAINING: Outcome.ValueType  # 34
 OUTCOME_EVICTED_TOO_LARGE: Outcome.ValueType  # 35
 """No registered pool can hold it any more."""
 OUTCOME_EVICTED_DEADLINE: Outcome.ValueType  # 36
-"""Its turn came so late that its first token would come after its deadline."""
+"""Its turn did not come before its deadline, or so late that its first token would come after it."""
 OUTCOME_COMPLETED: Outcome.ValueType  # 48
 """Ended by its caller as done."""
 OUTCOME_CANCELLED: Outcome.ValueType  # 49
