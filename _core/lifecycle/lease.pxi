@@ -208,6 +208,20 @@ cdef int learn_output(Core core, const Request* r) except -1:
     return 0
 
 
+cdef void observe_completed(Core core, const Request* r) noexcept:
+    """Count how long a request took that completed, and each of its output tokens after the first.
+    When a restored one arrived is not known. O(1)."""
+    cdef FlowTimes* times = core.flows.items[r.flow].times
+    cdef int64_t took_ns = core.now_ns - r.arrival_ns
+    cdef int64_t more = (r.lease.output_tokens + r.sequences - 1) // r.sequences - 1
+    if r.payload == 0 or r.lease.is_void:
+        return
+    observe(core.time_bounds, &times.completed, took_ns)
+    if 0 < r.lease.first_us < FORETOLD_MAX_US and more > 0:
+        took_ns = max(<int64_t>0, took_ns - <int64_t>r.lease.first_us * 1000)
+        observe(core.time_bounds, &times.output_token, took_ns // more)
+
+
 cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     """Settle the charge, give the reservation back, learn, and store the answer. O(log n)."""
     cdef Request* r = &core.requests.items[i]
@@ -231,6 +245,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if outcome == OUT_COMPLETED:
         f.completed += 1
         core.completed += 1
+        observe_completed(core, r)
         learn_output(core, r)
     elif outcome == OUT_CANCELLED:
         f.cancelled += 1

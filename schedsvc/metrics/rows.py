@@ -450,4 +450,18 @@ GEN_AI_ROWS = (
         "Time from the admission to the first report of output before the end, in seconds.",
         1_000_000,
     ),
+    Row(
+        "gen_ai_server_request_duration_seconds",
+        False,
+        "completed",
+        "Time from the admission to the end of requests that completed, in seconds.",
+        1_000_000,
+    ),
+    Row(
+        "gen_ai_server_time_per_output_token_seconds",
+        False,
+        "output_token",
+        "Mean time per output token after the first, of requests that completed, in seconds.",
+        1_000_000,
+    ),
 )
