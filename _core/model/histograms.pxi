@@ -12,7 +12,7 @@
 # just above it: between half of it and twice it, each bound is 9 % above the one before, so a
 # quantile there is within a tenth of the exact value.
 #
-# Memory: 1,320 bytes for each class that a shown tenant uses, and once for each class of the others.
+# Memory: 1,320 bytes for each class that a shown tenant uses, and once for each class of others.
 
 cdef enum:
     TIME_BUCKETS = 32  # the last has no upper bound

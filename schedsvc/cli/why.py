@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from schedsvc_client.sync import Scheduler
-from schedsvc_client.v1.explain_pb2 import WaitReason
 
 from schedsvc.cli.complete import complete_request_ids, complete_tenants
 from schedsvc.cli.connect import Connection, connects
@@ -197,7 +196,8 @@ def _pools(story: Any) -> Table:
 
 def _name(row: Any) -> str:
     """Return the reason of a row in words."""
-    name = WaitReason.Name(row.reason).removeprefix("WAIT_REASON_")
+    names = row.DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number
+    name = str(names[row.reason].name).removeprefix("WAIT_REASON_")
     return WAIT_WORDS.get(name, name)
 
 

@@ -325,7 +325,7 @@ class Traffic:
 
 
 def is_away(pool: Any) -> bool:
-    """Return whether an engine is missed: it is not there, and nobody took it away on purpose."""
+    """Return whether an engine is away that nobody took away on purpose."""
     if pool.attached or pool.draining:
         return False
     if pool.live_leases or pool.queued:

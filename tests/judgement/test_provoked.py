@@ -149,7 +149,7 @@ async def test_an_engine_is_missed_unless_it_said_goodbye(is_clean: bool) -> Non
         ):
             stays.register_pool(pool="one", epoch=1, **size)
             goes.register_pool(pool="two", epoch=1, **size)
-            # Who asks for Stats gets the same sentence for a while, so this does not ask.
+            # A caller of Stats gets the same sentence for 10 s, so the test asks only once.
             attached = partial(attached_pools, server)
             await until(lambda: attached() == {"one", "two"}, "they are offered")
             if not is_clean:

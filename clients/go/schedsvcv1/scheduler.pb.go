@@ -1414,7 +1414,7 @@ type FlowStats struct {
 	DeadlineProbesMissed int64 `protobuf:"varint,68,opt,name=deadline_probes_missed,json=deadlineProbesMissed,proto3" json:"deadline_probes_missed,omitempty"`
 	// The part of all service that it is due, as in GroupStats.
 	EntitledPpm   int64 `protobuf:"varint,69,opt,name=entitled_ppm,json=entitledPpm,proto3" json:"entitled_ppm,omitempty"`
-	LongestWaitMs int64 `protobuf:"varint,70,opt,name=longest_wait_ms,json=longestWaitMs,proto3" json:"longest_wait_ms,omitempty"` // Of its requests: the queue TTL, or its own if that is shorter.
+	LongestWaitMs int64 `protobuf:"varint,70,opt,name=longest_wait_ms,json=longestWaitMs,proto3" json:"longest_wait_ms,omitempty"` // Its requests wait no longer: the queue TTL, or its own limit.
 	// Sessions of agents that are known; of these, without a counter of their own; requests that wait
 	// for `sessions_max_tokens` of a pool.
 	Sessions         int64 `protobuf:"varint,80,opt,name=sessions,proto3" json:"sessions,omitempty"`

@@ -1,6 +1,7 @@
 """Draws clients that leave early and engines that generate too much, for the seeds with them."""
 
 from random import Random
+from typing import Any
 
 from schedsvc_lab.faults.cluster_options import CLUSTER
 
@@ -24,7 +25,7 @@ def draw_leavers(seed: int, *, fair: bool) -> frozenset[str]:
     return frozenset(name for name in LEAVER_FAULTS if rnd.random() < 0.8)
 
 
-def draw_paces(seed: int, pools: int) -> list[dict[str, int]]:
+def draw_paces(seed: int, pools: int) -> list[dict[str, Any]]:
     """Draw how long each engine takes for a token of a prompt, and for a prompt besides, in ns."""
     if not LEAVES <= seed < CLUSTER:
         return [{}] * pools

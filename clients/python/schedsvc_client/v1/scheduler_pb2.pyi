@@ -827,7 +827,7 @@ class FlowStats(_message.Message):
     entitled_ppm: _builtins.int
     """The part of all service that it is due, as in GroupStats."""
     longest_wait_ms: _builtins.int
-    """Of its requests: the queue TTL, or its own if that is shorter."""
+    """Its requests wait no longer: the queue TTL, or its own limit."""
     sessions: _builtins.int
     """Sessions of agents that are known; of these, without a counter of their own; requests that wait
     for `sessions_max_tokens` of a pool.
