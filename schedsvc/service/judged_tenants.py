@@ -325,7 +325,7 @@ class Traffic:
 
 
 def is_away(pool: Any) -> bool:
-    """Return whether an engine is away that nobody took away on purpose."""
+    """Return whether an engine is missed. One that is drained, or said goodbye, is not."""
     if pool.attached or pool.draining:
         return False
     if pool.live_leases or pool.queued:
