@@ -200,9 +200,12 @@ cdef uint64_t tenant_salt(Core core, int32_t flow, Slice* tenant, Slice* key) no
     return name_salt(core, tenant if tenant.size else key)
 
 
-cdef inline int64_t max_wait_ns(Core core, int32_t flow) noexcept:
-    """Return the longest wait that a tenant states for its requests; 0: none. O(1)."""
-    return core.flows.items[core.flows.items[flow].base].max_wait_ns
+cdef inline int64_t queue_ttl_of(Core core, int32_t flow) noexcept:
+    """Return the longest wait of a tenant's requests: the queue TTL, or its own if that is shorter.
+    O(1)."""
+    return shortest(
+        core.settings.queue_ttl_ns, core.flows.items[core.flows.items[flow].base].max_wait_ns
+    )
 
 
 cdef int32_t record_of(Core core, Ask* ask) except -1:
@@ -227,8 +230,8 @@ cdef int32_t record_of(Core core, Ask* ask) except -1:
             &ask.adapter_key, &ask.adapter, ask.principal
         )
     r.work = work_of(core, r)
-    longest_ns = shortest(core.settings.queue_ttl_ns, max_wait_ns(core, ask.flow))
-    r.due_ns = core.now_ns + shortest(left_of(longest_ns, ask.waited_ns), ask.queue_ttl_ns)
+    longest_ns = left_of(queue_ttl_of(core, ask.flow), ask.waited_ns)
+    r.due_ns = core.now_ns + shortest(longest_ns, ask.queue_ttl_ns)
     r.has_deadline = ask.queue_ttl_ns > 0
     if ask.deadline_ns:
         core.requests.own_rare(i).deadline_ns = (

@@ -156,6 +156,7 @@ cdef int detach_pool(Core core, int32_t pool, int64_t epoch, bint for_good) exce
         p.detached_at_ns = core.now_ns
     if p.attached == p.configured:
         p.owned_until_ns = core.now_ns
+        p.said_goodbye = for_good
         if not for_good:
             p.owned_until_ns += core.settings.lease_ttl_ns + core.settings.lease_grace_ns
     core.ledger.claim(pool, epoch, -1)

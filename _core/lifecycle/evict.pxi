@@ -25,7 +25,7 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     if outcome == OUT_EVICTED_TTL or outcome == OUT_EVICTED_DEADLINE:
         if not hopeless:
             core.flows.items[flow].gave_up_ns = core.now_ns
-        note_waited(core, r, outcome == OUT_EVICTED_DEADLINE)
+        note_waited(core, r, core.now_ns < r.due_ns)
         core.refused_wait_ns = turn_again_ns(core, r)
     close_bill(core, i, False)
     count_refusal(core, flow, outcome)
@@ -54,6 +54,14 @@ cdef int evict(Core core, int32_t i, int outcome) except -1:
     if not was_capped:
         core.flows.settle(flow)
     return 0
+
+
+cdef int evict_late(Core core, int32_t i) except -1:
+    """Evict a request whose longest wait is over; its outcome says whether its deadline was that.
+    O(log n)."""
+    cdef const Request* r = &core.requests.items[i]
+    cdef int64_t deadline_ns = core.requests.rare_of(r).deadline_ns
+    return evict(core, i, OUT_EVICTED_DEADLINE if 0 < deadline_ns <= r.due_ns else OUT_EVICTED_TTL)
 
 
 cdef int evict_unholdable(Core core, int32_t pool) except -1:
@@ -105,7 +113,7 @@ cdef bint evict_head(Core core, int32_t i, int32_t pool) except -1:
     """Evict a head that cannot be granted any more, or not in time; whether that was done."""
     cdef Request* r = &core.requests.items[i]
     if r.due_ns <= core.now_ns:  # its timer has not been reached yet
-        evict(core, i, OUT_EVICTED_TTL)
+        evict_late(core, i)
         return True
     if core.requests.rare_of(r).deadline_ns and shed_head(core, i, pool):
         return True

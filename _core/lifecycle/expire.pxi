@@ -69,7 +69,7 @@ cdef int run_timers(Core core) except -1:
         if r.due_ns > core.deadlines.nodes[0].key:  # renewed since
             core.deadlines.put(i, r.due_ns, r.seq)
         elif r.state == QUEUED:
-            evict(core, i, OUT_EVICTED_TTL)
+            evict_late(core, i)
         elif r.state == LIVE and core.settings.lease_grace_ns:
             set_suspect(core, i, True)
             r.due_ns += core.settings.lease_grace_ns

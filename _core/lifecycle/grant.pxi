@@ -140,7 +140,7 @@ cdef bint grant_dry_run(Core core) except -1:
                 break
             work += 1
             if core.requests.items[i].due_ns <= core.now_ns:  # its timer has not been reached yet
-                evict(core, i, OUT_EVICTED_TTL)
+                evict_late(core, i)
             else:
                 grant_anyway(core, i, dry_run_pool(core, i))
         if core.flows.items[flow].queued:

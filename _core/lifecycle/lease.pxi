@@ -131,19 +131,26 @@ cdef int recharge(
 cdef int32_t input_by_now(Core core, const Request* r) noexcept:
     """Return the most input of a lease that its engine has computed by now. O(RATES_KEPT).
 
-    That is the time since the grant times the greatest rate of the last judged prefills. While the
-    rate is not known, or the time of the grant, it is the whole prompt.
+    That is the time since the grant times the greatest rate of the last judged prefills. A prefill
+    takes a time that does not depend on its size, so a longer one is faster than that rate says:
+    beyond the size of the longest that was about as fast, it is the whole prompt. So it is while
+    the rate is not known, or the time of the grant.
     """
     cdef const Pool* p = &core.ledger.pools[r.pool]
-    cdef int64_t rate = 0, k
-    if p.prefills_judged == 0 or was_restored(r):
+    cdef int64_t rate = 0, k, kept = min(p.prefills_judged, <int64_t>RATES_KEPT)
+    cdef int32_t longest = 0
+    cdef wide tokens
+    if kept == 0 or was_restored(r):
         return r.prompt_tokens
-    for k in range(min(p.prefills_judged, <int64_t>RATES_KEPT)):
+    for k in range(kept):
         rate = max(rate, p.prefill_rates[k])
-    return <int32_t>min(
-        <wide>r.prompt_tokens,
-        <wide>(core.now_ns - granted_at_ns(r)) * rate // MILLI_NS_PER_S + 1,
-    )
+    for k in range(kept):
+        if p.prefill_rates[k] >= <wide>rate * AS_FAST_MILLI // 1000:
+            longest = max(longest, p.prefill_sizes[k])
+    tokens = <wide>(core.now_ns - granted_at_ns(r)) * rate // MILLI_NS_PER_S
+    if tokens > longest:
+        return r.prompt_tokens
+    return <int32_t>min(<wide>r.prompt_tokens, tokens + 1)
 
 
 cdef int estimate_output(Core core, int32_t i) noexcept:
@@ -200,6 +207,20 @@ cdef int learn_output(Core core, const Request* r) except -1:
     return 0
 
 
+cdef void observe_completed(Core core, const Request* r) noexcept:
+    """Count how long a request took that completed, and each of its output tokens after the first.
+    When a restored one arrived is not known. O(1)."""
+    cdef FlowTimes* times = core.flows.items[r.flow].times
+    cdef int64_t took_ns = core.now_ns - r.arrival_ns
+    cdef int64_t more = (r.lease.output_tokens + r.sequences - 1) // r.sequences - 1
+    if r.payload == 0 or r.lease.is_void:
+        return
+    observe(core.time_bounds, &times.completed, took_ns)
+    if 0 < r.lease.first_us < FORETOLD_MAX_US and more > 0:
+        took_ns = max(<int64_t>0, took_ns - <int64_t>r.lease.first_us * 1000)
+        observe(core.time_bounds, &times.output_token, took_ns // more)
+
+
 cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     """Settle the charge, give the reservation back, learn, and store the answer. O(log n)."""
     cdef Request* r = &core.requests.items[i]
@@ -223,6 +244,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
     if outcome == OUT_COMPLETED:
         f.completed += 1
         core.completed += 1
+        observe_completed(core, r)
         learn_output(core, r)
     elif outcome == OUT_CANCELLED:
         f.cancelled += 1

@@ -1,6 +1,7 @@
 # Histograms of times, for each tenant and class: how long requests waited until they were granted,
-# or until they were evicted, and when their first output was reported. They are views: no decision
-# reads them, and the digest does not hold them.
+# or until they were evicted, when their first output was reported, how long those took that
+# completed, and each of their output tokens after the first. They are views: no decision reads
+# them, and the digest does not hold them.
 #
 # A flow counts in histograms of its own if its tenant is shown by name (`show_histograms()`), else
 # in those that all other tenants of its class share. So an event costs the same with any number of
@@ -11,7 +12,7 @@
 # just above it: between half of it and twice it, each bound is 9 % above the one before, so a
 # quantile there is within a tenth of the exact value.
 #
-# Memory: 792 bytes for each class that a shown tenant uses, and once for each class of the others.
+# Memory: 1,320 bytes for each class that a shown tenant uses, and once for each class of others.
 
 cdef enum:
     TIME_BUCKETS = 32  # the last has no upper bound
@@ -57,6 +58,8 @@ ctypedef struct FlowTimes:
     TimeHistogram waited  # from the admission to the grant
     TimeHistogram evicted  # from the admission to the eviction
     TimeHistogram first_output  # from the admission to the first report of output
+    TimeHistogram completed  # from the admission to the end
+    TimeHistogram output_token  # from the first output to the end, for each further token
 
 # Zeros, for a flow that was never shown. The core only reads it.
 cdef FlowTimes NO_TIMES

@@ -6,6 +6,7 @@ cdef int64_t PREFILL_MAX_NS = 1_000_000_000
 cdef enum:
     BATCH_AUTO = -1
     RATES_KEPT = 64  # the last judged prefills
+    AS_FAST_MILLI = 875  # a prefill is about as fast as another one at this part of its rate
     PREFILL_BUDGET_PART = 6  # divisor of the capacity
 
 # A round is the input that was granted and has not been computed yet, as far as is known: until
@@ -42,6 +43,7 @@ ctypedef struct Pool:
     int32_t principal  # that offered it last; -1: none
     int64_t owned_until_ns  # it stays that principal's until then, after its last stream
     int64_t detached_at_ns  # when its last stream ended; 0: never offered
+    bint said_goodbye  # before that
     int64_t replays_until_ns  # replays of unknown leases are accepted until then; 0: not offered
     int32_t gates, replayed  # streams that will offer it, and those that have replayed their leases
     int64_t contest_told_ns  # the last notice to its streams that another caller claims it
@@ -72,6 +74,7 @@ ctypedef struct Pool:
     int64_t prefill_ns, prefill_tokens  # moving averages of times to the first output, and for what
     int64_t prefill_error_ns, prefills_judged  # moving average of their errors
     int64_t prefill_rates[RATES_KEPT]  # thousandths of tokens a second, the oldest is overwritten
+    int32_t prefill_sizes[RATES_KEPT]  # their tokens
     int64_t calm_since_ns  # it could fall since then; -1: it could not
     int64_t last_prefill_ns  # from the last grant whose first tokens were reported until then
     int64_t opened_ns  # moment at which it has stopped holding what waits; -1: none

@@ -358,9 +358,10 @@ cdef int64_t prefill_of(Core core, const Request* r) noexcept:
 cdef inline void note_prefill_rate(Pool* p, const Request* r, int64_t took_ns) noexcept:
     """Keep how fast the input of a request was computed, without what the engine says it had. O(1).
     """
-    cdef int64_t tokens = max(<int64_t>1, <int64_t>r.prompt_tokens - r.lease.cached_tokens)
-    p.prefill_rates[p.prefills_judged % RATES_KEPT] = <int64_t>min(
-        <wide>1 << 60, <wide>tokens * MILLI_NS_PER_S // max(<int64_t>1, took_ns) + 1
+    cdef int64_t k = p.prefills_judged % RATES_KEPT
+    p.prefill_sizes[k] = max(1, r.prompt_tokens - r.lease.cached_tokens)
+    p.prefill_rates[k] = <int64_t>min(
+        <wide>1 << 60, <wide>p.prefill_sizes[k] * MILLI_NS_PER_S // max(<int64_t>1, took_ns) + 1
     )
 
 

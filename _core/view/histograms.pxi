@@ -26,6 +26,8 @@ cdef list histogram_rows(Core core, int32_t base):
                 "queue_wait": histogram_figures(&t.waited),
                 "evicted_wait": histogram_figures(&t.evicted),
                 "time_to_first_token": histogram_figures(&t.first_output),
+                "completed": histogram_figures(&t.completed),
+                "output_token": histogram_figures(&t.output_token),
             })
     return rows
 

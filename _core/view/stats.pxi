@@ -38,6 +38,7 @@ cdef pool_stats(Core core, int64_t now_ns, int32_t pool):
         "owned_ms": (
             0 if p.attached else max(<int64_t>0, p.owned_until_ns - now_ns) // NS_PER_MS
         ),
+        "said_goodbye": not p.attached and bool(p.said_goodbye),
         "draining": bool(p.draining or core.ledger.closed),
         "named_only": not core.flows.may_take(pool, NONE),
         "wait_reason": WAIT_REASONS[p.reason] if core.requests.states[QUEUED] else "NONE",
@@ -151,6 +152,7 @@ cdef dict flow_row(Core core, int64_t now_ns, int32_t flow):
         "cancelled": f.cancelled,
         "expired": f.expired,
         "oldest_queued_ms": (now_ns - min(oldest, oldest_held(core, flow))) // NS_PER_MS,
+        "longest_wait_ms": queue_ttl_of(core, flow) // NS_PER_MS,
         **session_row(core, flow),
         "refusals": refusal_counts(f.refusals.counts),
         "quotas": quota_rows(core, now_ns, f.quota, NONE),

@@ -18,6 +18,7 @@ from schedsvc.cli.connect import Connection, connects
 from schedsvc.cli.stats import plain
 from schedsvc.text.option_types import FiniteRange
 from schedsvc.text.printable import printable_message
+from schedsvc.text.reason_words import WAIT_WORDS
 from schedsvc.text.request_ids import known_ids
 from schedsvc.text.tables import table_console
 
@@ -194,9 +195,10 @@ def _pools(story: Any) -> Table:
 
 
 def _name(row: Any) -> str:
-    """Return the reason of a row in short."""
+    """Return the reason of a row in words."""
     names = row.DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number
-    return str(names[row.reason].name).removeprefix("WAIT_REASON_") if row.reason else ""
+    name = str(names[row.reason].name).removeprefix("WAIT_REASON_")
+    return WAIT_WORDS.get(name, name)
 
 
 def _table(name: str, *numbers: str) -> Table:

@@ -235,6 +235,12 @@ POOL_ROWS = (
         "attached",
         "1 while a shim offers the pool, or the configuration lists it.",
     ),
+    Row(
+        "pool_said_goodbye",
+        False,
+        "said_goodbye",
+        "1 if no shim offers the pool, and the last one that did sent a Goodbye.",
+    ),
     Row("pool_epoch", False, "epoch", "Epoch of the pool; it grows when the engine restarts."),
     Row(
         "engine_running_requests",
@@ -442,6 +448,20 @@ GEN_AI_ROWS = (
         False,
         "time_to_first_token",
         "Time from the admission to the first report of output before the end, in seconds.",
+        1_000_000,
+    ),
+    Row(
+        "gen_ai_server_request_duration_seconds",
+        False,
+        "completed",
+        "Time from the admission to the end of requests that completed, in seconds.",
+        1_000_000,
+    ),
+    Row(
+        "gen_ai_server_time_per_output_token_seconds",
+        False,
+        "output_token",
+        "Mean time per output token after the first, of requests that completed, in seconds.",
         1_000_000,
     ),
 )

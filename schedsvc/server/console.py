@@ -148,4 +148,4 @@ def _plain(story: explain_pb2.RequestStory) -> dict[str, Any]:
 
 def _reason(number: int) -> str:
     name = explain_pb2.WaitReason.Name(explain_pb2.WaitReason.ValueType(number))
-    return WAIT_WORDS[name.removeprefix("WAIT_REASON_")] if number else ""
+    return WAIT_WORDS[name.removeprefix("WAIT_REASON_")]

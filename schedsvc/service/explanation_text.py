@@ -55,8 +55,7 @@ _REFUSED = {
     scheduler_pb2.OUTCOME_EVICTED_CANCELLED: "its caller has withdrawn it",
     scheduler_pb2.OUTCOME_EVICTED_DRAINING: "the scheduler, or its pool, was being drained",
     scheduler_pb2.OUTCOME_EVICTED_TOO_LARGE: "no pool that it may go to is large enough any more",
-    scheduler_pb2.OUTCOME_EVICTED_DEADLINE: "its deadline could not be met any more"
-    " (early_refusal)",
+    scheduler_pb2.OUTCOME_EVICTED_DEADLINE: "its deadline could not be met any more",
 }
 
 

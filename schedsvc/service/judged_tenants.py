@@ -8,7 +8,7 @@ from schedsvc_client.v1 import quota_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.judgement_pb2 import JUDGEMENT_LEVEL_NOTICE, JUDGEMENT_LEVEL_TROUBLE
 
-__all__ = ["Finding", "Traffic", "listed", "named", "rate_text", "seconds_text"]
+__all__ = ["Finding", "Traffic", "is_away", "listed", "named", "rate_text", "seconds_text"]
 
 #: Refusals because others are served: by the expected wait, after the wait, or by full queues.
 _CAPACITY = frozenset(
@@ -31,8 +31,11 @@ _ASKS_MORE = 1.5
 _SMALL_SHARE, _SMALL_WEIGHT = 0.05, 0.05
 #: A tenant whose oldest request has waited for longer is not well.
 _WELL_MS = 5_000
-#: A tenant within its share whose oldest request has waited for longer is hurt.
-_TOO_LONG_MS = 15_000
+#: A tenant within its share that has waited for more than this part of its longest wait is hurt:
+#: after the whole of it, its request is refused.
+_TOO_LONG_PART = 0.5
+#: A pool of which nothing is left was taken away on purpose, if it has been away for this time.
+_GONE_MS = 3_600_000
 _NAME_CHARS, _NAMES_MAX = 40, 3
 
 
@@ -58,6 +61,7 @@ class Tenant:
     refused: Mapping[int, int] = field(default_factory=dict)
     queued: int = 0
     oldest_ms: int = 0
+    longest_wait_ms: int = 0
     first_ms: int = 0
     running: int = 0
     waits_for_quota: bool = False
@@ -96,7 +100,8 @@ class Tenant:
     def waits_too_long(self) -> bool:
         """Return whether it has waited too long for an engine, at or below its share."""
         by_limit = self.waits_for_quota or self.is_held
-        return self.oldest_ms > _TOO_LONG_MS and not by_limit and not self.is_above
+        too_long_ms = max(_WELL_MS, _TOO_LONG_PART * self.longest_wait_ms)
+        return self.oldest_ms > too_long_ms and not by_limit and not self.is_above
 
     @property
     def is_well(self) -> bool:
@@ -137,8 +142,8 @@ class Traffic:
         self._unknown = _growth(then, now, pb.OUTCOME_REJECTED_UNKNOWN_TENANT)
         no_pool = frozenset({pb.OUTCOME_REJECTED_NO_POOL})
         self.without_pool = sum(tenant.count(no_pool) for tenant in self.tenants)
-        self._are_attached = all(pool.attached for pool in now.pools)
-        self._has_pools = bool(now.pools) and self._are_attached
+        self._are_there = not any(is_away(pool) for pool in now.pools)
+        self._has_pools = self._are_there and any(pool.attached for pool in now.pools)
 
     def _share_out(self, rows: list[Tenant]) -> None:
         """Work out shares among the flows of a class. A caller that sees few knows none."""
@@ -240,7 +245,7 @@ class Traffic:
 
     def _is_late(self, tenant: Tenant) -> bool:
         """Return whether a tenant waits too long though all engines are there."""
-        return self._are_attached and tenant.waits_too_long
+        return self._are_there and tenant.waits_too_long
 
     def _full(self, hurt: list[Tenant]) -> Finding:
         said = []
@@ -319,6 +324,15 @@ class Traffic:
         return rate_text(count, self._seconds)
 
 
+def is_away(pool: Any) -> bool:
+    """Return whether an engine is missed. One that is drained, or said goodbye, is not."""
+    if pool.attached or pool.draining:
+        return False
+    if pool.live_leases or pool.queued:
+        return True
+    return not pool.said_goodbye and bool(pool.owned_ms or 0 < pool.detached_ms < _GONE_MS)
+
+
 def _asks_text(tenant: Tenant) -> str:
     digits = 1 if tenant.asks < 10 else 0
     return f" asks for {tenant.asks:.{digits}f} times its share"
@@ -352,6 +366,7 @@ def _tenant(flow: Any, was: Any, prices: Any, prefill_ms: int) -> Tenant:
         },
         queued=flow.queued,
         oldest_ms=flow.oldest_queued_ms if flow.queued else 0,
+        longest_wait_ms=flow.longest_wait_ms,
         first_ms=flow.ttft_ms if waited else (prefill_ms if granted else 0),
         waits_for_quota=flow.waits_for_quota or was.waits_for_quota,
         running=flow.live_leases,

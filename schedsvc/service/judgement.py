@@ -18,14 +18,12 @@ from schedsvc_client.v1.judgement_pb2 import (
     JUDGEMENT_LEVEL_UNKNOWN,
 )
 
-from schedsvc.service.judged_tenants import Finding, Traffic, listed, named, seconds_text
+from schedsvc.service.judged_tenants import Finding, Traffic, is_away, listed, named, seconds_text
 
 __all__ = ["AGE_MAX_MS", "judge"]
 
 #: Older figures say nothing about now.
 AGE_MAX_MS = 5_000
-#: A pool of which nothing is left was taken away on purpose, if it has been away for this time.
-_GONE_MS = 3_600_000
 #: Sequences that an engine runs beyond those that were granted; reports are late by as many.
 _STRANGERS_MIN, _STRANGERS_PART = 3, 0.1
 #: As many preemptions, and more than requests that complete: an engine computes all again.
@@ -83,12 +81,13 @@ def _standing_by(role: Any) -> judgement_pb2.Judgement:
 
 def _engines(then: Any | None, now: Any, traffic: "Traffic") -> Iterator[Finding]:
     """Yield engines that are away, and those that run what was not granted."""
-    if not now.pools and now.policy:
+    if now.policy and not any(pool.attached or is_away(pool) for pool in now.pools):
         if traffic.without_pool:
-            text = "No engine has ever connected: all requests are refused. Start a gate."
+            text = "No engine is connected" if now.pools else "No engine has ever connected"
+            text += ": all requests are refused. Start a gate."
             yield Finding(JUDGEMENT_LEVEL_TROUBLE, text)
         elif now.HasField("totals"):
-            text = "No engine has connected yet."
+            text = "No engine is connected." if now.pools else "No engine has connected yet."
             yield Finding(JUDGEMENT_LEVEL_NOTICE, text)
     away = [pool for pool in now.pools if is_away(pool)]
     if away:
@@ -134,14 +133,6 @@ def is_still(earlier: Any, pool: Any) -> bool:
     is_silent = pool.attached and pool.telemetry_age_ms > AGE_MAX_MS
     has_work = bool(earlier.live_leases and pool.live_leases)
     return bool(is_silent and has_work and earlier.posted_tokens == pool.posted_tokens)
-
-
-def is_away(pool: Any) -> bool:
-    """Return whether an engine is missed: its shim is away, and no operator took it away."""
-    if pool.attached or pool.draining:
-        return False
-    is_left = pool.owned_ms or pool.live_leases or pool.queued
-    return bool(is_left) or 0 < pool.detached_ms < _GONE_MS
 
 
 def strangers(pool: Any) -> int:

@@ -20,9 +20,10 @@ OUTCOME_WORDS = {
     "evicted_too_large": "too large since a change",
     "evicted_deadline": "first token would be late",
 }
-#: Why the next request of a pool waits, by the names in Stats; "": it does not.
+#: Why a request waits, or the next one of a pool, by the names of the contract; "": it does not.
 WAIT_WORDS = {
     "": "",
+    "UNSPECIFIED": "",
     "NONE": "",
     "QUEUE": "its own queue",
     "QUOTA": "a limit",

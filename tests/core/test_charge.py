@@ -68,6 +68,25 @@ def test_the_greatest_rate_of_the_last_64_prefills_counts() -> None:
     assert pool(s, now_ns + SECOND)["prefills_judged"] == 65
 
 
+def test_the_rate_of_short_prompts_is_trusted_as_far_as_they_reach() -> None:
+    s = make()
+    now_ns = prefill(s, 0, 100, SECOND)
+    assert leave(s, now_ns, 900, SECOND) == 101
+    assert leave(s, now_ns + SECOND, 900, 1_010 * MS) == 900
+    assert leave(s, now_ns + 3 * SECOND, 90, 1_010 * MS) == 90
+
+
+def test_the_longest_prompt_counts_that_was_about_as_fast_as_the_fastest() -> None:
+    s = make(capacity=10_000)
+    now_ns = prefill(s, 0, 100, SECOND)
+    now_ns = prefill(s, now_ns, 900, 10 * SECOND)  # 90 tokens a second
+    assert leave(s, now_ns, 1_000, 5 * SECOND) == 501
+    s = make(capacity=10_000)
+    now_ns = prefill(s, 0, 100, SECOND)
+    now_ns = prefill(s, now_ns, 900, 18 * SECOND)  # it shared the engine
+    assert leave(s, now_ns, 1_000, 5 * SECOND) == 1_000
+
+
 def test_input_that_a_prefill_had_cached_was_not_computed_in_its_time() -> None:
     s = make()
     now_ns = prefill(s, 0, 500, SECOND, cached=400)

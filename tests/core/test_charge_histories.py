@@ -36,9 +36,13 @@ class Run:
 
 
 class World:
-    """Holds tenants that ask again at once, and an engine that computes prompts in turn."""
+    """Holds tenants that ask again at once, and an engine that computes prompts in turn.
 
-    def __init__(self, seed: int, **limits: int) -> None:
+    Before each prompt the engine takes `fixed_steps`, whatever the size of the prompt.
+    """
+
+    def __init__(self, seed: int, fixed_steps: int = 0, **limits: int) -> None:
+        self.fixed_tokens = fixed_steps * STEP_TOKENS
         self.random = Random(seed)
         flows = (("honest", 1000), ("leaver", 1000))
         self.core = make(*flows, capacity=1 << 20, max_running=PLACES, **limits)
@@ -65,14 +69,15 @@ class World:
                 flow, prompt, leaves = self.waiting.pop(decision.tag)
                 after_ns = leaves(prompt)
                 leaves_ns = self.now_ns + after_ns if after_ns else 0
-                self.running.append(Run(flow, prompt, decision.lease_id, leaves_ns, leaves))
+                run = Run(flow, prompt, decision.lease_id, leaves_ns, leaves, -self.fixed_tokens)
+                self.running.append(run)
         self.now_ns += STEP_NS
         budget = STEP_TOKENS
         for run in list(self.running):
             more = min(budget, run.prompt - run.done)
+            self.computed[run.flow] += max(0, run.done + more) - max(0, run.done)
             run.done += more
             budget -= more
-            self.computed[run.flow] += more
             if run.done == run.prompt:
                 self.core.progress(self.now_ns, run.lease, 1, run.prompt, 0, 1)
                 self._end(run, core.COMPLETED)
@@ -85,7 +90,7 @@ class World:
         assert ended is not None
         self.charged[run.flow] += ended.input_tokens
         if outcome == core.CANCELLED:
-            self.gone.append((run.done, ended.input_tokens, run.prompt))
+            self.gone.append((max(0, run.done), ended.input_tokens, run.prompt))
         self.ask(run.flow, run.prompt, run.leaves)
 
 
@@ -116,6 +121,22 @@ def test_the_charge_is_between_what_was_computed_and_the_prompt(seed: int) -> No
     assert len(world.gone) > 5
     for computed, charged, prompt in world.gone:
         assert computed - STEP_TOKENS <= charged <= prompt
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 10))
+def test_a_leaver_pays_what_was_computed_though_only_short_prompts_were_judged(seed: int) -> None:
+    world = World(seed, fixed_steps=5)
+    random = world.random
+    for _ in range(2):
+        world.ask(HONEST, random.randint(20, 200), never)
+    while world.core.stats(world.now_ns)["pools"][0]["prefills_judged"] < 64:
+        world.step()
+    for _ in range(3):
+        world.ask(LEAVER, random.randint(1_500, 3_000), lambda prompt: prompt * 225_000)
+    while len(world.gone) < 6:
+        world.step()
+    for computed, charged, prompt in world.gone:
+        assert computed - STEP_TOKENS <= charged <= prompt, world.gone
 
 
 @pytest.mark.parametrize("connections", [10, 30])

@@ -223,7 +223,7 @@ def test_a_probe_that_waits_beyond_its_deadline_has_missed_it() -> None:
     line.tick(10)
     let_in = [admit(line.s, line.now_ns, f"n{n}", deadline_ns=SECOND) > 0 for n in range(64)]
     assert let_in == [False] * 63 + [True]
-    assert core.EVICTED_TTL in outcomes(line.s.poll(line.now_ns + SECOND))
+    assert core.EVICTED_DEADLINE in outcomes(line.s.poll(line.now_ns + SECOND))
     row = line.s.flow_stats(line.now_ns + SECOND, 0)
     assert (row["deadline_probes_judged"], row["deadline_probes_missed"]) == (1, 1)
 

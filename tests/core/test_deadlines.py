@@ -13,18 +13,20 @@ TTL = 30 * SECOND
 
 
 @pytest.mark.parametrize(
-    ("ttl", "deadline", "waits"),
+    ("ttl", "deadline", "waits", "outcome"),
     [
-        (0, 0, TTL),
-        (5 * SECOND, 0, 5 * SECOND),
-        (0, 4 * SECOND, 4 * SECOND),
-        (5 * SECOND, 4 * SECOND, 4 * SECOND),
-        (3 * SECOND, 4 * SECOND, 3 * SECOND),
-        (60 * SECOND, 90 * SECOND, TTL),  # it can only shorten the default
-        (1, 0, 1),
+        (0, 0, TTL, core.EVICTED_TTL),
+        (5 * SECOND, 0, 5 * SECOND, core.EVICTED_TTL),
+        (0, 4 * SECOND, 4 * SECOND, core.EVICTED_DEADLINE),
+        (5 * SECOND, 4 * SECOND, 4 * SECOND, core.EVICTED_DEADLINE),
+        (4 * SECOND, 4 * SECOND, 4 * SECOND, core.EVICTED_DEADLINE),
+        (3 * SECOND, 4 * SECOND, 3 * SECOND, core.EVICTED_TTL),
+        (60 * SECOND, 90 * SECOND, TTL, core.EVICTED_TTL),  # it can only shorten the default
+        (0, 400 * SECOND // 1000, 400 * SECOND // 1000, core.EVICTED_DEADLINE),
+        (1, 0, 1, core.EVICTED_TTL),
     ],
 )
-def test_a_request_waits_exactly_its_ttl(ttl: int, deadline: int, waits: int) -> None:
+def test_a_request_waits_exactly_its_ttl(ttl: int, deadline: int, waits: int, outcome: int) -> None:
     s = make(capacity=20, lease_ttl_ns=1 << 50)
     grant(s, 7, "runs")
     handle = admit(s, 7, "r", queue_ttl_ns=ttl, deadline_ns=deadline)
@@ -32,7 +34,7 @@ def test_a_request_waits_exactly_its_ttl(ttl: int, deadline: int, waits: int) ->
     assert s.next_deadline() == 7 + waits
     assert s.poll(7 + waits - 1) == []
     (d,) = s.poll(7 + waits)
-    assert (d.handle, d.outcome, d.waited_ns) == (handle, core.EVICTED_TTL, waits)
+    assert (d.handle, d.outcome, d.waited_ns) == (handle, outcome, waits)
 
 
 @pytest.mark.parametrize("work_max", [1, 4_096])
@@ -55,20 +57,21 @@ def test_nothing_is_granted_at_or_after_its_deadline(work_max: int) -> None:
 
 
 def test_the_wire_has_milliseconds_and_a_cap() -> None:
-    cases: tuple[tuple[dict[str, Any], int, int], ...] = (
-        ({"queue_ttl_ms": 250}, 0, 250_000_000),
-        ({"deadline_ms": 40}, 0, 40_000_000),
-        ({"queue_ttl_ms": 250, "deadline_ms": 300}, 7, 7),
-        ({}, 0, TTL),
-        ({}, TTL + 5, TTL),
+    late, too_late = core.EVICTED_TTL, core.EVICTED_DEADLINE
+    cases: tuple[tuple[dict[str, Any], int, int, int], ...] = (
+        ({"queue_ttl_ms": 250}, 0, 250_000_000, late),
+        ({"deadline_ms": 40}, 0, 40_000_000, too_late),
+        ({"queue_ttl_ms": 250, "deadline_ms": 300}, 7, 7, late),
+        ({}, 0, TTL, late),
+        ({}, TTL + 5, TTL, late),
     )
-    for fields, cap, waits in cases:
+    for fields, cap, waits, outcome in cases:
         s = make(capacity=20)
         grant(s, 0, "runs")
         message = admit_message("r", **fields)
         assert isinstance(s.admit_wire(0, 0, message.SerializeToString(), cap), int)
         assert s.poll(waits - 1) == []
-        assert core.EVICTED_TTL in outcomes(s.poll(waits))
+        assert outcome in outcomes(s.poll(waits))
 
 
 def test_work_of_one_poll_is_bounded_and_it_asks_for_another() -> None:

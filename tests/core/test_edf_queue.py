@@ -137,7 +137,7 @@ def test_the_former_head_is_the_head_again_when_the_new_one_goes(goes: str) -> N
         assert s.cancel(0, urgent)
         assert outcomes(s.poll(0)) == [core.EVICTED_CANCELLED]
     else:
-        assert outcomes(s.poll(SECOND)) == [core.EVICTED_TTL]
+        assert outcomes(s.poll(SECOND)) == [core.EVICTED_DEADLINE]
     s.check()
     assert served(s, SECOND) == [1]
 
@@ -178,7 +178,8 @@ def test_places_and_grants_are_those_of_a_sorted_list(seed: int) -> None:
         deadline = rnd.choice((0, rnd.randrange(1, 40) * SECOND))
         due = now_ns + deadline if deadline else 0
         for d in s.poll(now_ns):
-            assert d.outcome == core.EVICTED_TTL
+            has_deadline = not waiting[d.tag][0]
+            assert d.outcome == (core.EVICTED_DEADLINE if has_deadline else core.EVICTED_TTL)
             assert waiting.pop(d.tag)[1] <= now_ns
         waiting[tag] = (not deadline, due, tag)
         handles[tag] = admit(s, now_ns, f"r{tag}", tag=tag, deadline_ns=deadline)
@@ -206,7 +207,7 @@ def test_nothing_is_granted_past_its_deadline_whatever_the_order() -> None:
     s = make(("a", 1000), ("b", 3000), capacity=60, work_max=3, flow_order="deadline")
     asked: dict[int, tuple[int, int]] = {}
     now_ns, leases = 0, []
-    ends = {core.GRANTED: 0, core.EVICTED_TTL: 0}
+    ends = {core.GRANTED: 0, core.EVICTED_DEADLINE: 0}
     for step in range(600):
         now_ns += rnd.randrange(SECOND // 5)
         if step % 100 == 50:

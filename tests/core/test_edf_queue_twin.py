@@ -90,7 +90,7 @@ class Crowd:
         if event > 0.35 or event < 0.03:
             for d in pair.poll():
                 self.met["granted"] += d.outcome == core.GRANTED
-                self.met["expired"] += d.outcome == core.EVICTED_TTL
+                self.met["expired"] += d.outcome == core.EVICTED_DEADLINE
         if self.serial % 2:
             pair.compare()
 

@@ -114,6 +114,22 @@ def test_first_output_counts_once_and_only_before_the_end() -> None:
     assert row(s)["queue_wait"] == histogram_of([0, 0])
 
 
+def test_a_completed_request_counts_its_time_and_that_of_each_further_token() -> None:
+    s = make()
+    pair = grant(s, 0, "pair", sequences=2, n=2, reports_progress=True)
+    s.progress(100 * MS, pair.lease_id, 1, output_tokens=2)
+    s.complete(500 * MS, pair.lease_id, 1, output_tokens=10)
+    silent = grant(s, 500 * MS, "silent")
+    s.complete(900 * MS, silent.lease_id, 1, output_tokens=7)
+    left = grant(s, 900 * MS, "left", reports_progress=True)
+    s.progress(950 * MS, left.lease_id, 1, output_tokens=2)
+    s.complete(960 * MS, left.lease_id, 1, core.CANCELLED, output_tokens=3)
+    assert row(s)["completed"] == histogram_of([500 * MS, 400 * MS])
+    counts, sum_us = row(s)["output_token"]
+    assert sum(counts) == 1
+    assert sum_us == pytest.approx(100_000, abs=1)
+
+
 def test_first_output_includes_the_wait_in_the_queue() -> None:
     s = make()
     first = grant(s, 0, "first", 500, 500)

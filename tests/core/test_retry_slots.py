@@ -218,7 +218,7 @@ def test_with_a_deadline_a_retry_comes_after_what_waits() -> None:
     line.tick(10)
     admit(line.s, line.now_ns, "leaves", deadline_ns=5 * SECOND)
     line.now_ns += 5 * SECOND
-    (d,) = [d for d in line.s.poll(line.now_ns) if d.outcome == core.EVICTED_TTL]
+    (d,) = [d for d in line.s.poll(line.now_ns) if d.outcome == core.EVICTED_DEADLINE]
     # 50 s are ahead of it, of which it can wait for 5; 3/8 more, half a place, and 10 % spread.
     assert 45 * 11 / 8 <= d.retry_after_ms / 1_000 <= 50 * 11 / 8 * 1.1
 

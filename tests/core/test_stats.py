@@ -65,6 +65,25 @@ def test_snapshot_says_how_long_a_pool_is_detached_and_owned() -> None:
     assert (row["detached_ms"], row["owned_ms"]) == (10_000, 0)
 
 
+@pytest.mark.parametrize("goodbye", [False, True])
+def test_snapshot_says_whether_the_last_stream_of_a_pool_said_goodbye(goodbye: bool) -> None:
+    s = core.Scheduler()
+    first, last = Stream(s), Stream(s)
+    for number, stream in enumerate((first, last)):
+        stream.send(0, offering("q"))
+        if goodbye or number == 0:
+            stream.send(0, pb.SessionEvent(goodbye=pb.SessionGoodbye()))
+    first.session.close(0)
+    assert not pool(s, 0)["said_goodbye"], "the other stream offers it"
+    last.session.close(0)
+    assert pool(s, 0)["said_goodbye"] is goodbye
+    back = Stream(s)
+    back.send(0, offering("q"))
+    assert not pool(s, 0)["said_goodbye"]
+    back.session.close(0)
+    assert not pool(s, 0)["said_goodbye"]
+
+
 def test_a_snapshot_fits_the_messages() -> None:
     s = make(("a", 1000), ("b", 500), capacity=20)
     grant(s, 0, "runs")

@@ -132,10 +132,12 @@ def test_a_tenant_states_its_longest_wait() -> None:
     line.s.set_flow_quota(0, 0, max_wait_ns=5 * SECOND)
     line.flood(60)
     assert line.expected_s() == pytest.approx(5, abs=2)
+    assert line.s.flow_stats(line.now_ns, 0)["longest_wait_ms"] == 5_000
     assert refused([line.ask() for _ in range(10)]) >= 5
     assert refused([line.ask(queue_ttl_ns=3600 * SECOND) for _ in range(10)]) >= 5
     line.s.set_flow_quota(line.now_ns, 0)
     assert line.ask() > 0
+    assert line.s.flow_stats(line.now_ns, 0)["longest_wait_ms"] == 3_600_000
 
 
 def test_tenants_at_first_sight_state_the_longest_wait_of_their_rule() -> None:

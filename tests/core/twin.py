@@ -106,7 +106,7 @@ class Twin(RemoteService):
 
     def _time_out(self, r: Request) -> None:
         if r.state == QUEUED:
-            self._evict(r, core.EVICTED_TTL)
+            self._evict_late(r)
         elif r.state == LIVE and self.limits["lease_grace_ns"]:
             r.state = SUSPECT
             r.due_ns += self.limits["lease_grace_ns"]

@@ -84,7 +84,7 @@ class Serve(Backfill):
             p.reason = stands or ("SHARE" if shares.holds_for(pool) else "NONE")
             return p.reason == "SHARE" and shares.let_one_go(pool)
         if r.due_ns <= self.now_ns:
-            self._evict(r, core.EVICTED_TTL)
+            self._evict_late(r)
             return True
         if self.is_hopeless(r):
             self._evict(r, core.EVICTED_DEADLINE)
@@ -178,6 +178,10 @@ class Serve(Backfill):
         if self.policy == "vtc-oracle":
             return r.told_output
         return 0 if r.reports_progress else self.predictor.median(self.asked(r)) or 0
+
+    def _evict_late(self, r: Request) -> None:
+        is_deadline = r.deadline_ns is not None and r.deadline_ns <= r.due_ns
+        self._evict(r, core.EVICTED_DEADLINE if is_deadline else core.EVICTED_TTL)
 
     def _evict(self, r: Request, outcome: int) -> None:
         ahead = self.order.ahead(r)

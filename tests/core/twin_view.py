@@ -102,6 +102,7 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "attached": True,
         "detached_ms": 0,
         "owned_ms": 0,
+        "said_goodbye": False,
         "draining": pool not in twin.serving(),
         "named_only": False,  # each of its pools is configured
         "max_running": p.max_running,
@@ -165,6 +166,7 @@ def _flow(twin: Twin, now_ns: int, flow: int) -> dict[str, Any]:
         "cancelled": f.cancelled,
         "expired": f.expired,
         "oldest_queued_ms": (now_ns - min((r.arrival_ns for r in queued), default=now_ns)) // 10**6,
+        "longest_wait_ms": twin.limits["queue_ttl_ns"] // 10**6,
         "refusals": dict(f.refusals),
         "quotas": twin.quotas.rows(flow, now_ns),
         **dict.fromkeys(("sessions", "sessions_sharing", "held_by_session_cap"), 0),

@@ -2,6 +2,7 @@
 
 import pytest
 from schedsvc_client.v1 import judgement_pb2
+from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.service.judgement import judge
 
@@ -47,6 +48,34 @@ def test_a_pool_that_was_taken_away_for_good_is_no_trouble() -> None:
     assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_TROUBLE
     gone.detached_ms = 3_600_000
     assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_OK
+
+
+def test_an_engine_that_said_goodbye_is_not_missed() -> None:
+    pair = recorded("one_engine_down")
+    gone = pair.now.pools[1]
+    gone.said_goodbye, gone.owned_ms, gone.live_leases, gone.queued = True, 0, 0, 0
+    assert gone.detached_ms < 3_600_000
+    assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_OK
+    gone.queued = 1
+    assert "No engine is connected for engine-2" in text_of(pair), "a request waits in vain"
+
+
+def test_tenants_that_ask_after_the_last_engine_said_goodbye_are_hurt() -> None:
+    pair = recorded("idle_without_engine")
+    pair.now.pools.add(name="engine", said_goodbye=True, detached_ms=60_000)
+    assert text_of(pair).startswith("No engine is connected.")
+    pair.now.flows.add(tenant="acme", weight_milli=1_000, received=9).refusals.add(
+        outcome=pb.OUTCOME_REJECTED_NO_POOL, count=9
+    )
+    found = judge(pair.then, pair.now, 0, WINDOW_S)
+    assert found.level == judgement_pb2.JUDGEMENT_LEVEL_TROUBLE
+    assert found.text.startswith("No engine is connected: all requests are refused.")
+
+
+def test_an_engine_that_was_taken_away_does_not_hide_that_tenants_wait() -> None:
+    pair = recorded("slow_engine")
+    pair.now.pools.add(name="engine-2", said_goodbye=True, detached_ms=60_000)
+    assert "engines are full" in text_of(pair)
 
 
 def test_a_tenant_left_out_of_the_earlier_snapshot_has_no_rate() -> None:
@@ -100,6 +129,18 @@ def test_few_preemptions_and_a_small_log_are_ok() -> None:
     assert judge(pair.then, pair.now, 0, WINDOW_S).level == judgement_pb2.JUDGEMENT_LEVEL_OK
     pair.now.state.log_bytes = 64 << 20
     assert "log of the state file has 64 MiB" in text_of(pair)
+
+
+def test_how_long_is_too_long_depends_on_the_longest_wait_of_the_tenant() -> None:
+    for longest_ms, are_late in ((60_000, False), (50_000, True), (1_000, True)):
+        pair = recorded("slow_engine")
+        for flow in pair.now.flows:
+            flow.longest_wait_ms = longest_ms
+            flow.oldest_queued_ms = 26_000
+        assert ("engines are full" in text_of(pair)) is are_late, longest_ms
+    for flow in pair.now.flows:
+        flow.oldest_queued_ms = 4_000
+    assert "engines are full" not in text_of(pair), "a tenant that waits for 4 s is well"
 
 
 def test_a_long_wait_for_a_limit_or_a_missing_engine_is_no_sign_of_full_engines() -> None:

@@ -41,7 +41,11 @@ PROVOKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "SchedsvcReloadFailed": (ONE, {"schedsvc_config_last_reload_successful{}": "0x99"}),
     "SchedsvcPoolDetached": (
         POOL,
-        {"schedsvc_pool_attached{}": "0x99", "schedsvc_pool_draining{}": "0x99"},
+        {
+            "schedsvc_pool_attached{}": "0x99",
+            "schedsvc_pool_draining{}": "0x99",
+            "schedsvc_pool_said_goodbye{}": "0x99",
+        },
     ),
     "SchedsvcRequestsEvicted": (
         {"tenant": "acme"},

@@ -18,6 +18,7 @@ from schedsvc._core import WAITS
 from schedsvc.cli import main
 from schedsvc.server import Server
 from schedsvc.service.explanation_text import sentences
+from schedsvc.text.reason_words import WAIT_WORDS
 from tests.waiting import until
 
 from .conftest import POOL, ask, open_channel, serving, token_of, totals
@@ -63,6 +64,13 @@ async def wait_for_two(server: Server, metadata: Any = ()) -> tuple[grpc.aio.Cha
 
 def run(*args: object) -> Result:
     return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def test_every_reason_has_words() -> None:
+    names = [name.removeprefix("WAIT_REASON_") for name, _ in pb.WaitReason.items()]
+    assert [name for name in names if name not in WAIT_WORDS] == []
+    words = [WAIT_WORDS[name] for name in names[1:]]
+    assert len(set(words)) == len(words)
 
 
 def test_reasons_are_numbered_as_in_the_core() -> None:
@@ -223,7 +231,13 @@ async def test_why_says_it_in_a_sentence_first() -> None:
         shown = await asyncio.to_thread(run, "why", "it", "--target", target)
         assert shown.exit_code == 0, shown.output
         assert shown.output.startswith("It has waited for ")
-        for part in ("flow b goes first", "TURN", "KV", "time to first token", "1,000 tokens of"):
+        for part in (
+            "flow b goes first",
+            "its turn",
+            "KV cache",
+            "time to first token",
+            "1,000 tokens of",
+        ):
             assert part in shown.output
         plain = await asyncio.to_thread(run, "why", "it", "--target", target, "--json")
         story = json.loads(plain.output)["requests"][0]

@@ -50,3 +50,21 @@ async def test_first_tokens_have_one_metric_and_optionally_opentelemetrys_name()
         for name in first:
             labels = {"tenant": "a", "class": "default"}
             assert of(samples, f"{name}_count", **labels) == 1
+
+
+async def test_opentelemetrys_server_metrics_count_requests_that_completed() -> None:
+    kinds = ("request_duration_seconds", "time_per_output_token_seconds")
+    async with (
+        serving(metrics=METRICS | {"gen_ai": True}, tenants=[{"name": "a"}]) as server,
+        calling(server.targets[0]) as stub,
+    ):
+        for output, outcome in ((5, 0), (1, 0), (5, pb.OUTCOME_CANCELLED)):
+            lease = (await stub.Admit(ask(64, tenant="a", reports_progress=True))).grant
+            told = {"lease_id": lease.lease_id, "pool_epoch": 1}
+            await stub.Progress(pb.ProgressRequest(leases=[{**told, "output_tokens": 1}]))
+            end = pb.CompleteRequest(**told, output_tokens=output, outcome=outcome)
+            await stub.Complete(end)
+        samples = await scrape(server)
+    labels = {"tenant": "a", "class": "default"}
+    counts = [of(samples, f"gen_ai_server_{kind}_count", **labels) for kind in kinds]
+    assert counts == [2, 1]

@@ -1,6 +1,7 @@
 """Draws clients that leave early and engines that generate too much, for the seeds with them."""
 
 from random import Random
+from typing import Any
 
 from schedsvc_lab.faults.cluster_options import CLUSTER
 
@@ -24,9 +25,10 @@ def draw_leavers(seed: int, *, fair: bool) -> frozenset[str]:
     return frozenset(name for name in LEAVER_FAULTS if rnd.random() < 0.8)
 
 
-def draw_paces(seed: int, pools: int) -> tuple[int, ...]:
-    """Draw how long each engine takes for a token of a prompt, in ns; 0: it has no such pace."""
+def draw_paces(seed: int, pools: int) -> list[dict[str, Any]]:
+    """Draw how long each engine takes for a token of a prompt, and for a prompt besides, in ns."""
     if not LEAVES <= seed < CLUSTER:
-        return (0,) * pools
+        return [{}] * pools
     rnd = Random(seed ^ 0x9ACE)  # noqa: S311 - no secret: one seed is one run
-    return tuple(rnd.choice((50_000, 500_000, 2_000_000)) for _ in range(pools))
+    paces = [rnd.choice((50_000, 500_000, 2_000_000)) for _ in range(pools)]
+    return [{"prefill_ns": pace, "prompt_ns": rnd.choice((0, 20, 200)) * pace} for pace in paces]

@@ -139,6 +139,7 @@ class PoolOptions:
     shims: int
     token_ns: int  # time per token of output
     prefill_ns: int = 0  # time per token of a prompt; 0: it takes as long as a part of the output
+    prompt_ns: int = 0  # time for each prompt besides
 
 
 @dataclass(frozen=True)
@@ -193,10 +194,9 @@ def draw(seed: int, events: int, faults: frozenset[str] | None = None) -> Option
     if seed >= SESSIONS:
         options = _with_sessions(options)
     if faults is None:
-        leavers = draw_leavers(seed, fair=options.fair)
-        options = replace(options, faults=options.faults | leavers)
+        options = replace(options, faults=options.faults | draw_leavers(seed, fair=options.fair))
     paces = zip(options.pools, draw_paces(seed, len(options.pools)), strict=True)
-    options = replace(options, pools=tuple(replace(p, prefill_ns=pace) for p, pace in paces))
+    options = replace(options, pools=tuple(replace(pool, **pace) for pool, pace in paces))
     later = draw_cache_price(seed, fair=options.fair)
     if seed >= ALIVE:
         later["sign_of_life_ns"] = (_S // 2, _S, 3 * _S)[seed % 3]

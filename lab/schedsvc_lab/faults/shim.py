@@ -284,7 +284,8 @@ class Shim:
         begin_ns = max(events.now_ns, engine.sleeps_until_ns)
         if engine.options.prefill_ns and not job.began_ns:
             job.began_ns = begin_ns
-            wake_ns = begin_ns + engine.options.prefill_ns * job.input_tokens
+            work_ns = engine.options.prefill_ns * job.input_tokens
+            wake_ns = begin_ns + engine.options.prompt_ns + work_ns
         else:
             work_ns = engine.token_ns * job.output_tokens // max(1, job.steps_left)
             wake_ns = begin_ns + events.around(work_ns)
@@ -293,11 +294,12 @@ class Shim:
 
     def _note_computed(self, job: Job) -> None:
         """Report the tokens that the engine computed of a prompt whose client leaves."""
-        pace_ns = self.engine.options.prefill_ns
-        took_ns = self._events.now_ns - job.began_ns
+        pace_ns, fixed_ns = self.engine.options.prefill_ns, self.engine.options.prompt_ns
+        took_ns = self._events.now_ns - job.began_ns - fixed_ns
         if pace_ns and took_ns > 0:
             tokens = min(job.input_tokens, took_ns // pace_ns)
-            self._server.auditor.books.note_computed(job.lease_id, tokens, tokens * pace_ns)
+            time_ns = fixed_ns + tokens * pace_ns
+            self._server.auditor.books.note_computed(job.lease_id, tokens, time_ns)
 
     def _worked(self, job: Job) -> None:
         if job.is_over or self.running.get(job.lease_id) is not job:

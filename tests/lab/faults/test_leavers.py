@@ -51,18 +51,19 @@ def test_the_books_charge_a_final_output_as_stated_up_to_the_context(
 
 
 @pytest.mark.parametrize(
-    ("seen", "computed", "least"),
+    ("seen", "computed", "after_ns", "least"),
     [
-        (True, (20, 2 * S), 19),  # ten tokens a second, like the measured prefill
-        (True, (40, 2 * S), 19),  # at twice that pace
-        (True, (40, 4 * S), 29),  # the scheduler's clock stood still for a second
-        (True, (1, S // 10), 1),
-        (False, (20, 2 * S), 60),  # no pace is known
-        (False, (0, 0), 1),
+        (True, (10, S), 3 * S, 9),  # ten tokens a second, like the measured prefill
+        (True, (20, S), 3 * S, 9),  # at twice that pace
+        (True, (20, 2 * S), 3 * S, 19),  # longer than it took: the whole prompt is charged
+        (True, (20, 2 * S), S // 2, 4),  # the scheduler's clock stood still for a while
+        (True, (1, S // 10), 3 * S, 1),
+        (False, (20, 2 * S), 3 * S, 60),  # no pace is known
+        (False, (0, 0), 3 * S, 1),
     ],
 )
 def test_the_books_charge_at_least_what_the_engine_computed(
-    seen: bool, computed: tuple[int, int], least: int
+    seen: bool, computed: tuple[int, int], after_ns: int, least: int
 ) -> None:
     desk = Desk(fair=False)
     books = desk.auditor.books
@@ -74,7 +75,7 @@ def test_the_books_charge_at_least_what_the_engine_computed(
     desk.grant(S, desk.ask(S, "left", tokens=60), 2, tokens=70)
     books.note_computed(2, *computed)
     end = pb.CompleteRequest(lease_id=2, pool_epoch=1, outcome=pb.OUTCOME_CANCELLED)
-    desk.say(4 * S, complete=end)
+    desk.say(S + after_ns, complete=end)
     (flow,) = books.usage
     unsure = books.unsure[flow].copy()
     row = {"tenant": "a", "cached_input_tokens": 0, "output_tokens": 1}
@@ -93,10 +94,11 @@ def test_fastest_of_the_last_64_prefills_counts() -> None:
         desk.say(took_ns, progress=pb.LeaseProgress(**used))
         desk.say(took_ns, complete=pb.CompleteRequest(**used))
     pool = books.pools["p"]
-    assert pool.computed_in(S) == 100
+    assert pool.computed_in(S // 20, 60) == 5
+    assert pool.computed_in(S // 5, 60) == 60
     books.note_prefill(S, next(iter(books.ended.values())))  # it has a first token already
-    assert pool.computed_in(S) == 100
+    assert pool.computed_in(S // 20, 60) == 5
     desk.grant(S, desk.ask(S, "last"), 100)
     used = {"lease_id": 100, "pool_epoch": 1, "input_tokens": 10, "output_tokens": 1}
     desk.say(2 * S, progress=pb.LeaseProgress(**used))
-    assert pool.computed_in(S) == 10
+    assert pool.computed_in(S // 2, 60) == 5

@@ -245,6 +245,7 @@ class PoolStats(_message.Message):
     SATURATED_FIELD_NUMBER: _builtins.int
     DETACHED_MS_FIELD_NUMBER: _builtins.int
     OWNED_MS_FIELD_NUMBER: _builtins.int
+    SAID_GOODBYE_FIELD_NUMBER: _builtins.int
     SESSIONS_ACTIVE_FIELD_NUMBER: _builtins.int
     SESSIONS_TOKENS_FIELD_NUMBER: _builtins.int
     SESSIONS_MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -337,6 +338,8 @@ class PoolStats(_message.Message):
     and for how long it stays its owner's.
     """
     owned_ms: _builtins.int
+    said_goodbye: _builtins.bool
+    """It is not attached, and its last stream sent Goodbye: its engine was taken away on purpose."""
     sessions_active: _builtins.int
     """Sessions of agents that had a turn here within a minute, prompts and outputs of their last
     turns, the most that these may be (0: no limit), and sessions that wait for that.
@@ -396,6 +399,7 @@ class PoolStats(_message.Message):
         saturated: _builtins.bool = ...,
         detached_ms: _builtins.int = ...,
         owned_ms: _builtins.int = ...,
+        said_goodbye: _builtins.bool = ...,
         sessions_active: _builtins.int = ...,
         sessions_tokens: _builtins.int = ...,
         sessions_max_tokens: _builtins.int = ...,
@@ -405,7 +409,7 @@ class PoolStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "named_only", b"named_only", "output_above_limit_tokens", b"output_above_limit_tokens", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "running_sequences", b"running_sequences", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_adapters", b"active_adapters", "adapter_tokens", b"adapter_tokens", "attached", b"attached", "block_size_tokens", b"block_size_tokens", "capacity_tokens", b"capacity_tokens", "detached_ms", b"detached_ms", "drain_tokens_per_minute", b"drain_tokens_per_minute", "draining", b"draining", "engine_capacity_tokens", b"engine_capacity_tokens", "engine_preemptions", b"engine_preemptions", "engine_running", b"engine_running", "engine_used_tokens", b"engine_used_tokens", "engine_waiting", b"engine_waiting", "epoch", b"epoch", "fill_ppm", b"fill_ppm", "headroom_tokens", b"headroom_tokens", "kept_tokens", b"kept_tokens", "last_prefill_us", b"last_prefill_us", "live_leases", b"live_leases", "load_tokens", b"load_tokens", "max_loras", b"max_loras", "max_running", b"max_running", "name", b"name", "named_only", b"named_only", "output_above_limit_tokens", b"output_above_limit_tokens", "overdrawn", b"overdrawn", "overload_state", b"overload_state", "owned_ms", b"owned_ms", "posted_tokens", b"posted_tokens", "prefill_error_ms", b"prefill_error_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefills_judged", b"prefills_judged", "prefix_asked_tokens", b"prefix_asked_tokens", "prefix_blocks", b"prefix_blocks", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_tokens", b"prefix_tokens", "promised_tokens", b"promised_tokens", "queued", b"queued", "round_max_tokens", b"round_max_tokens", "round_tokens", b"round_tokens", "running_sequences", b"running_sequences", "said_goodbye", b"said_goodbye", "saturated", b"saturated", "sessions_active", b"sessions_active", "sessions_max_tokens", b"sessions_max_tokens", "sessions_tokens", b"sessions_tokens", "sessions_waiting", b"sessions_waiting", "suspect_leases", b"suspect_leases", "telemetry_age_ms", b"telemetry_age_ms", "wait_reason", b"wait_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,7 +70,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_REJECTED_QUOTA_SIZE: _Outcome.ValueType  # 25
     """Larger than a quota of the tenant can ever hold; a retry cannot help."""
     OUTCOME_EVICTED_TTL: _Outcome.ValueType  # 32
-    """Waited for the whole queue TTL."""
+    """Waited for the whole queue TTL, which ended before its deadline."""
     OUTCOME_EVICTED_CANCELLED: _Outcome.ValueType  # 33
     """Withdrawn by its caller, or its session ended."""
     OUTCOME_EVICTED_DRAINING: _Outcome.ValueType  # 34
@@ -78,7 +78,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_EVICTED_TOO_LARGE: _Outcome.ValueType  # 35
     """No registered pool can hold it any more."""
     OUTCOME_EVICTED_DEADLINE: _Outcome.ValueType  # 36
-    """Its turn came so late that its first token would come after its deadline."""
+    """Its turn did not come before its deadline, or so late that its first token would come after it."""
     OUTCOME_COMPLETED: _Outcome.ValueType  # 48
     """Ended by its caller as done."""
     OUTCOME_CANCELLED: _Outcome.ValueType  # 49
@@ -113,7 +113,7 @@ OUTCOME_REJECTED_LIMIT: Outcome.ValueType  # 24
 OUTCOME_REJECTED_QUOTA_SIZE: Outcome.ValueType  # 25
 """Larger than a quota of the tenant can ever hold; a retry cannot help."""
 OUTCOME_EVICTED_TTL: Outcome.ValueType  # 32
-"""Waited for the whole queue TTL."""
+"""Waited for the whole queue TTL, which ended before its deadline."""
 OUTCOME_EVICTED_CANCELLED: Outcome.ValueType  # 33
 """Withdrawn by its caller, or its session ended."""
 OUTCOME_EVICTED_DRAINING: Outcome.ValueType  # 34
@@ -121,7 +121,7 @@ OUTCOME_EVICTED_DRAINING: Outcome.ValueType  # 34
 OUTCOME_EVICTED_TOO_LARGE: Outcome.ValueType  # 35
 """No registered pool can hold it any more."""
 OUTCOME_EVICTED_DEADLINE: Outcome.ValueType  # 36
-"""Its turn came so late that its first token would come after its deadline."""
+"""Its turn did not come before its deadline, or so late that its first token would come after it."""
 OUTCOME_COMPLETED: Outcome.ValueType  # 48
 """Ended by its caller as done."""
 OUTCOME_CANCELLED: Outcome.ValueType  # 49
@@ -765,6 +765,7 @@ class FlowStats(_message.Message):
     DEADLINE_PROBES_MISSED_FIELD_NUMBER: _builtins.int
     ENTITLED_PPM_FIELD_NUMBER: _builtins.int
     KV_TOKEN_STEPS_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_MS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     SESSIONS_SHARING_FIELD_NUMBER: _builtins.int
     HELD_BY_SESSION_CAP_FIELD_NUMBER: _builtins.int
@@ -828,6 +829,8 @@ class FlowStats(_message.Message):
     """The part of all service that it is due, as in GroupStats."""
     kv_token_steps: _builtins.int
     """Tokens held in the KV cache, each for each step of output."""
+    longest_wait_ms: _builtins.int
+    """Its requests wait no longer: the queue TTL, or its own limit."""
     sessions: _builtins.int
     """Sessions of agents that are known; of these, without a counter of their own; requests that wait
     for `sessions_max_tokens` of a pool.
@@ -894,13 +897,14 @@ class FlowStats(_message.Message):
         deadline_probes_missed: _builtins.int = ...,
         entitled_ppm: _builtins.int = ...,
         kv_token_steps: _builtins.int = ...,
+        longest_wait_ms: _builtins.int = ...,
         sessions: _builtins.int = ...,
         sessions_sharing: _builtins.int = ...,
         held_by_session_cap: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "entitled_ppm", b"entitled_ppm", "expired", b"expired", "granted", b"granted", "held_by_session_cap", b"held_by_session_cap", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "kv_token_steps", b"kv_token_steps", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "sessions", b"sessions", "sessions_sharing", b"sessions_sharing", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "audited_refusals", b"audited_refusals", "audited_waits", b"audited_waits", "borrowed_tokens", b"borrowed_tokens", "cached_input_tokens", b"cached_input_tokens", "cancelled", b"cancelled", "completed", b"completed", "deadline_probes_judged", b"deadline_probes_judged", "deadline_probes_missed", b"deadline_probes_missed", "entitled_ppm", b"entitled_ppm", "expired", b"expired", "granted", b"granted", "held_by_session_cap", b"held_by_session_cap", "held_to_share", b"held_to_share", "input_tokens", b"input_tokens", "kv_token_steps", b"kv_token_steps", "lent_tokens", b"lent_tokens", "live_leases", b"live_leases", "longest_wait_ms", b"longest_wait_ms", "oldest_queued_ms", b"oldest_queued_ms", "output_tokens", b"output_tokens", "posted_tokens", b"posted_tokens", "predicted_p50_tokens", b"predicted_p50_tokens", "predicted_quantile_tokens", b"predicted_quantile_tokens", "predictor_coverage_ppm", b"predictor_coverage_ppm", "predictor_judged", b"predictor_judged", "predictor_level_ppm", b"predictor_level_ppm", "promised_tokens", b"promised_tokens", "queued", b"queued", "queued_input_tokens", b"queued_input_tokens", "quotas", b"quotas", "received", b"received", "refusals", b"refusals", "request_class", b"request_class", "reserved_to_used_ppm", b"reserved_to_used_ppm", "sessions", b"sessions", "sessions_sharing", b"sessions_sharing", "share_left_tokens", b"share_left_tokens", "share_tokens_per_minute", b"share_tokens_per_minute", "tenant", b"tenant", "ttft_expected_ms", b"ttft_expected_ms", "ttft_judged", b"ttft_judged", "ttft_ms", b"ttft_ms", "vtc_micro", b"vtc_micro", "wait_error_ms", b"wait_error_ms", "wait_expected_ms", b"wait_expected_ms", "waits_for_quota", b"waits_for_quota", "waits_judged", b"waits_judged", "weight_milli", b"weight_milli"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,9 +70,9 @@ class ImpliedState:
     def charge_by_time(self, now_ns: int, lease: Lease) -> None:
         """Charge a lease that ran and was not counted: a token at least, at most its prompt.
 
-        It is charged at least the tokens that the engine has computed, less one: at the pace of the
-        fastest prefill that the scheduler has seen, and in no more time than it has counted since
-        the grant. The next Stats report the charge.
+        It is charged at least the tokens that the engine has computed, less one, and no more time
+        counts than the scheduler has counted since the grant. A pace above all that the scheduler
+        has seen counts only where it charges the whole prompt. The next Stats report the charge.
         """
         most, least = lease.input_tokens, 1
         tokens, time_ns = lease.computed
@@ -80,7 +80,7 @@ class ImpliedState:
             least = most
         elif tokens:
             time_ns = min(time_ns, now_ns - lease.granted_ns)
-            least = max(1, min(tokens, lease.pool.computed_in(time_ns)) - 1)
+            least = max(1, min(tokens, lease.pool.computed_in(time_ns, most)) - 1)
         lease.input_tokens = least
         cached = min(lease.cached_tokens, least)
         unsure = self.unsure.setdefault(lease.request.flow, [0, 0])

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from schedsvc_lab.faults.auditor.tree import NO_TREE, Tree
@@ -19,6 +20,10 @@ UNKNOWN, LIVE, VOID, ENDED = 1, 2, 3, 4
 CREDIT_AUTO = -1
 LEAD_AUTO = -1
 NO_PRINCIPAL = -1  # the owner of a pool that was drained before a stream offered it
+
+#: A prefill at this part of another one's pace is about as fast; the scheduler, which rounds, has
+#: 7/8.
+_AS_FAST = Fraction(874, 1_000)
 
 # Limits of the contract (proto/README.md).
 PROMPT_TOKENS_MAX = 1 << 24
@@ -209,6 +214,7 @@ class Request:
     queued: bool = True
     withdrawn: bool = False
     has_deadline: bool = False  # for its first token
+    is_due_by_deadline: bool = False  # no other limit of its wait is shorter
     has_exact_input: bool = False  # its prompt was counted, not estimated
     audited: bool = False  # granted while its tenant was in audit
     place: tuple[int, int] = (0, 0)  # in its queue, the least first
@@ -297,9 +303,16 @@ class Pool:
     prefills: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=64))
     """Of the last prompts whose first token was reported: tokens, and in which time."""
 
-    def computed_in(self, time_ns: int) -> int:
-        """Return the prompt tokens that the fastest of the last prefills computes in a time."""
-        return max(time_ns * tokens // max(1, took_ns) for tokens, took_ns in self.prefills)
+    def computed_in(self, time_ns: int, prompt_tokens: int) -> int:
+        """Return the tokens of a prompt that the last prefills let one expect after a time.
+
+        That is the pace of the fastest, as far as a prompt reached that was about as fast.
+        """
+        paces = [(Fraction(tokens, max(1, took_ns)), tokens) for tokens, took_ns in self.prefills]
+        fastest = max(pace for pace, _ in paces)
+        reached = max(tokens for pace, tokens in paces if pace >= _AS_FAST * fastest)
+        tokens = int(time_ns * fastest)
+        return prompt_tokens if tokens > reached else min(tokens, prompt_tokens)
 
     def replays_beyond(self, tokens: int, sequences: int) -> int:
         """Return by how much its replays and one more exceed what can have been granted.

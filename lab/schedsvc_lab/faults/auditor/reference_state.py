@@ -216,6 +216,7 @@ class Auditor:
         r = self.books.admit(now_ns, principal, conn, tag, ask, ttl_ns, request.reports_progress)
         if r is not None and r.seq == self.books.seq:  # else it repeats an earlier one
             r.has_deadline = deadline_ms > 0
+            r.is_due_by_deadline = 0 < deadline_ms * _NS_PER_MS <= r.due_ns - now_ns
             r.has_exact_input = request.HasField("input_estimated") > request.input_estimated
         return r
 
@@ -363,10 +364,13 @@ class Auditor:
             require(waited, "a verdict gives a wrong wait", now_ns - r.asked_ns, *r.key)
         if outcome == EVICTED_TTL:
             require(late or now_ns >= r.due_ns, "evicted before its TTL", r.due_ns - now_ns)
+            require(not r.is_due_by_deadline, "its deadline was over, not its TTL", *r.key)
         elif outcome == EVICTED_CANCELLED:
             require(r.withdrawn, "evicted as withdrawn, but not withdrawn", *r.key)
         elif outcome in (REJECTED_DEADLINE, EVICTED_DEADLINE):
+            is_over = r.is_due_by_deadline and (late or now_ns >= r.due_ns)
             may = books.terms.early_refusal and (r.has_deadline or outcome == REJECTED_DEADLINE)
+            may = may or (outcome == EVICTED_DEADLINE and is_over)
             require(may, "refused early, or for a deadline that it does not have", *r.key)
         elif outcome in (REJECTED_TOO_LARGE, EVICTED_TOO_LARGE, REJECTED_NO_POOL) and not late:
             pools = [p for p in books.pools.values() if r.ask and books.takes(p, r.ask.pool)]
