@@ -196,7 +196,9 @@ int main(int count, char** arguments) {
     std::cerr << "usage: load cancels TARGET SEED, or load kill TARGETS\n";
     return 2;
   }
-  schedsvc::Scheduler scheduler(arguments[2], dialing::options());
+  schedsvc::Options options = dialing::options();
+  options.failover_wait = std::chrono::minutes(1);  // A busy machine takes long to elect a leader.
+  schedsvc::Scheduler scheduler(arguments[2], options);
   Counts counts;
   if (verb == "kill") {
     kill(scheduler, counts);

@@ -56,6 +56,7 @@ func run(verb, target string, rest []string) error {
 	if err != nil {
 		return err
 	}
+	options.FailoverWait = time.Minute // A busy machine takes long to elect a leader.
 	scheduler, err := schedsvc.New(target, options)
 	if err != nil {
 		return err

@@ -57,7 +57,9 @@ public final class Load {
     }
     Load load;
     boolean isDone;
-    try (Scheduler scheduler = Dialing.builder(arguments[1]).build()) {
+    Duration electing = Duration.ofMinutes(1); // A busy machine takes long to elect a leader.
+    try (Scheduler scheduler =
+        Dialing.builder(arguments[1]).failoverWait(electing).build()) {
       load = new Load(scheduler);
       if (arguments[0].equals("kill")) {
         load.kill();
