@@ -42,7 +42,13 @@ def play(load: Load, samples: int) -> dict[str, float]:
     early = Deadlines(requests, deadlines, early_refusal=1)
     early.run()
     outcomes, settled = early.outcomes.outcome, range(int(LEARNT * load.count), load.count)
-    refused = [i for i in settled if outcomes[i] in FOR_DEADLINES]
+    # Whose deadline has come in the queue is not refused early.
+    decided_ns, came_ns = early.outcomes.decided_ns, requests.arrival_ns
+    refused = [
+        i
+        for i in settled
+        if outcomes[i] in FOR_DEADLINES and decided_ns[i] < came_ns[i] + deadlines[i]
+    ]
     admitted = [i for i in settled if outcomes[i] == core.GRANTED]
     chosen = Random(load.seed).sample(refused, min(samples, len(refused)))
     again = Deadlines(requests, deadlines, early_refusal=1)
