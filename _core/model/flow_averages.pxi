@@ -34,7 +34,7 @@ cdef void note_charge(Flows flows, const Request* r, const Settings* s) noexcept
         s, r, r.prompt_tokens, 0, <int64_t>r.output_max_tokens * r.sequences
     )
     most = min(r.lease.charged, weighted_by(most, r.lease.weight_milli))
-    note_largest(flows, <int64_t>(<wide>most * r.lease.weight_milli // 1000))
+    note_largest(flows, most * r.lease.weight_milli // 1000)  # at most PRICED_MAX
     average_charge(flows, f.depth, most)
     while f.parent != NONE:
         f = &flows.items[f.parent]

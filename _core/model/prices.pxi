@@ -17,7 +17,13 @@ cdef inline int64_t kv_steps(
 ) noexcept nogil:
     """Return the token-steps for which a request has held the KV cache, at most KV_STEPS_MAX.
     O(1)."""
-    cdef wide held = (<wide>2 * input_tokens * r.n + output_tokens) * output_tokens
+    cdef int64_t doubled = 2 * input_tokens * r.n + output_tokens
+    cdef wide held
+    if output_tokens == 0:
+        return 0
+    held = <wide>doubled * output_tokens
+    if held < KV_STEPS_MAX:  # This division is much cheaper.
+        return <int64_t>held // (2 * r.sequences)
     return <int64_t>min(held // (2 * r.sequences), <wide>KV_STEPS_MAX)
 
 
