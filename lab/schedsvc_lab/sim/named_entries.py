@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from schedsvc.config import Config
+from schedsvc.config.class_rules import class_findings
 from schedsvc.config.explain import explain
 from schedsvc.config.models import Group, Tenant
 from schedsvc.config.quota_rules import quota_findings
@@ -102,7 +103,8 @@ def _checked(config: Config, section: str, at: int, data: dict[str, Any]) -> Ten
 
 
 def check_rules(config: Config) -> None:
-    """Hold tenants and groups to the rules of quotas and shares. O(tenants + groups).
+    """Hold tenants, groups and classes to the rules of quotas, shares and classes.
+    O(tenants + groups + classes).
 
     Raises EntryError.
     """
@@ -110,10 +112,12 @@ def check_rules(config: Config) -> None:
         "tenants": [entry_form(tenant) for tenant in config.tenants],
         "groups": [entry_form(group) for group in config.groups],
         "pools": [{"name": pool.name} for pool in config.pools],
+        "classes": [each.model_dump(exclude_none=True) for each in config.classes],
+        "scheduler": {"queue_ttl_ms": config.scheduler.queue_ttl_ms},
     }
     if config.usage is not None:
         data["usage"] = {}
-    for path, message in quota_findings(data):
+    for path, message in (*class_findings(data), *quota_findings(data)):
         raise EntryError(f"{path_text(path)} {message}")
 
 

@@ -1,12 +1,14 @@
 """Tests the search for a draft, on traffic for which its levers have known effects."""
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import yaml
 
 from schedsvc.config import Config
 from schedsvc_lab.advise.cli import Advice
-from schedsvc_lab.advise.draft import draft_yaml
+from schedsvc_lab.advise.draft import apply, draft_of, draft_yaml
 from schedsvc_lab.advise.goals import parse_goal
 from schedsvc_lab.advise.measure import Table
 from schedsvc_lab.advise.report import gains
@@ -34,6 +36,15 @@ ENGINE = {
         "context_tokens_max": 1_600,
     },
 }
+
+
+@pytest.mark.parametrize(("ageing", "least_ms"), [({}, 5_001), ({"ageing_ms": 700}, 701)])
+def test_no_draft_evicts_before_a_class_has_aged(ageing: dict[str, int], least_ms: int) -> None:
+    classes = [{"name": "low", "rank": 5, **ageing}]
+    config = Config.model_validate({"listeners": [{"tcp": "127.0.0.1:0"}], "classes": classes})
+    today = draft_of(config)
+    assert apply(config, replace(today, queue_ttl_ms=least_ms - 1)) is None
+    assert apply(config, replace(today, queue_ttl_ms=least_ms)) is not None
 
 
 def test_ttl_leaves_time_for_the_input() -> None:
