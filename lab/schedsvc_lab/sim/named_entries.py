@@ -103,8 +103,7 @@ def _checked(config: Config, section: str, at: int, data: dict[str, Any]) -> Ten
 
 
 def check_rules(config: Config) -> None:
-    """Hold tenants, groups and classes to the rules of quotas, shares and classes.
-    O(tenants + groups + classes).
+    """Hold tenants, groups and classes to the rules that look at several of them. O(entries).
 
     Raises EntryError.
     """
