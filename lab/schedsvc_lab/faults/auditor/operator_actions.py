@@ -5,6 +5,7 @@ from schedsvc_lab.faults.auditor.queues import check_early, check_full, places
 from schedsvc_lab.faults.auditor.records import (
     ENDED,
     EVICTED_CANCELLED,
+    EVICTED_DEADLINE,
     EVICTED_DRAINING,
     EVICTED_TTL,
     LIVE,
@@ -111,8 +112,13 @@ class OperatorActions:
         holding = {pool.name for pool in pools if pool.can_hold(r)}
         return not target and bool(holding) and holding <= self.drained
 
-    def check_refusal(self, books: ImpliedState, r: Request, outcome: int) -> None:
-        """Hold a refusal to the queue, to what is drained, and to its tenant's mode. O(queued)."""
+    def check_refusal(
+        self, books: ImpliedState, r: Request, outcome: int, *, overdue: bool
+    ) -> None:
+        """Hold a refusal to the queue, to what is drained, and to its tenant's mode. O(queued).
+
+        `overdue`: its deadline has passed in the queue.
+        """
         if outcome == REJECTED_DRAINING and not self.closed:
             target = r.ask.pool if r.ask else ""
             holding = {
@@ -130,7 +136,8 @@ class OperatorActions:
         elif outcome == REJECTED_DEADLINE:
             check_early(books, r)
         if r.key[0] in self.audited and self.audited:
-            require(outcome in _IN_AUDIT, "refused in audit", outcome, *r.key)
+            may = outcome in _IN_AUDIT or (outcome == EVICTED_DEADLINE and overdue)
+            require(may, "refused in audit", outcome, *r.key)
 
     def check_round(self, books: ImpliedState) -> None:
         """No drained or audited request waits. O(queued) after a drain or in audit."""

@@ -359,6 +359,7 @@ class Auditor:
             self._granted(now_ns, r, grant, books.granted_at(asked_ns), late=late)
             return
         refused = REJECTED_FIRST <= outcome <= REJECTED_LAST
+        overdue = r.is_due_by_deadline and (late or now_ns >= r.due_ns)
         if not late and not refused:
             waited = now_ns - _NS_PER_US <= asked_ns <= now_ns
             require(waited, "a verdict gives a wrong wait", now_ns - r.asked_ns, *r.key)
@@ -368,16 +369,15 @@ class Auditor:
         elif outcome == EVICTED_CANCELLED:
             require(r.withdrawn, "evicted as withdrawn, but not withdrawn", *r.key)
         elif outcome in (REJECTED_DEADLINE, EVICTED_DEADLINE):
-            is_over = r.is_due_by_deadline and (late or now_ns >= r.due_ns)
             may = books.terms.early_refusal and (r.has_deadline or outcome == REJECTED_DEADLINE)
-            may = may or (outcome == EVICTED_DEADLINE and is_over)
+            may = may or (outcome == EVICTED_DEADLINE and overdue)
             require(may, "refused early, or for a deadline that it does not have", *r.key)
         elif outcome in (REJECTED_TOO_LARGE, EVICTED_TOO_LARGE, REJECTED_NO_POOL) and not late:
             pools = [p for p in books.pools.values() if r.ask and books.takes(p, r.ask.pool)]
             fits = any(p.can_hold(r) and (p.offers or outcome > REJECTED_LAST) for p in pools)
             require(not fits, "refused as too large, or without pool, but one could hold it")
         if not late:
-            books.handles.check_refusal(books, r, outcome)
+            books.handles.check_refusal(books, r, outcome, overdue=overdue)
         books.refuse(r, "rejected" if refused else "evicted")
 
     def _granted(self, now_ns: int, r: Request, grant: Any, granted_ns: int, *, late: bool) -> None:
