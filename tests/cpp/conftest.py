@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.unary_client import UnaryClient
+
 from . import toolchain
 from .toolchain import BUILD
 
@@ -40,3 +42,15 @@ def cpp() -> Cpp:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of the tests that run at once builds
         toolchain.build()
     return Cpp(BUILD / "test")
+
+
+@pytest.fixture
+def client(cpp: Cpp) -> UnaryClient:
+    """Return the programs of the C++ client."""
+    return UnaryClient([cpp.program("conformance")], [cpp.program("load")])
+
+
+@pytest.fixture(params=["unix", "tcp", "tls"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Return each transport that the client speaks."""
+    return str(request.param)

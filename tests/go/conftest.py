@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.unary_client import UnaryClient
+
 from . import toolchain
 
 HERE = Path(__file__).parent
@@ -42,3 +44,15 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Go:
     programs.mkdir()
     toolchain.run(["go", "build", "-o", f"{programs}{os.sep}", "./..."], variables)
     return Go(variables, programs)
+
+
+@pytest.fixture
+def client(go: Go) -> UnaryClient:
+    """Return the programs of the Go client."""
+    return UnaryClient([go.program("conformance")], [go.program("load")])
+
+
+@pytest.fixture(params=["unix", "tcp", "tls"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Return each transport that the client speaks."""
+    return str(request.param)

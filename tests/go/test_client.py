@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
-import os
 from pathlib import Path
 
-import pytest
-
 from tests.box.tools import need
-from tests.cluster.conftest import program, store
-from tests.cluster.store_server import StoreServer, one_store
-from tests.conformance.loads import emptied, load, no_request_fails, script
-from tests.conformance.server import AUTHORITY, serving
-from tests.conformance.skew import Relay, changed, newer, older, other_outcomes
-from tests.conformance.test_conformance import read
+from tests.conformance.unary_client import live
 
 from .conftest import Go
-from .test_conformance import UNARY, run_script
 from .toolchain import FOLDER, run
-
-__all__ = ["program", "store"]
-
-EIGHT_RUN = script(
-    pools=[{"name": "main", "capacity_tokens": 8_192, "max_running": 8}],
-    scheduler={"flow_queue_max": 1_000},
-)
 
 
 def test_code_is_formatted_and_vetted(go: Go) -> None:
@@ -43,77 +24,10 @@ def test_client_alone(go: Go) -> None:
     assert printed.count("\nok ") + printed.startswith("ok ") == 2, printed
 
 
-@pytest.mark.parametrize("transport", ["unix", "tcp", "tls"])
 def test_client_on_a_live_scheduler(transport: str, tmp_path: Path, go: Go) -> None:
-    token = hashlib.sha256(b"secret").hexdigest()
-    served = script(
-        auth={"principals": [{"name": "go", "sha256": token, "pools": ["*"], "stats": "all"}]},
-        scheduler={"lease_ttl_ms": 3_000, "lease_grace_ms": 3_000, "flow_queue_max": 1},
-    )
-    served["listener"] = {"auth": "token"}
-    with serving(served, tmp_path, transport) as target:
-        variables = {
-            **go.variables,
-            "SCHEDSVC_TARGET": target,
-            "SCHEDSVC_TLS_CA_FILE": str(tmp_path / AUTHORITY) if transport == "tls" else "",
-            "SCHEDSVC_TOKEN": "secret",
-            # A proxy that does not answer is never asked for a scheduler on this host.
-            "https_proxy": "http://127.0.0.1:9",
-        }
-        printed = run(["go", "test", "-count=1", "-v", "-run", "Live", "."], variables)
+    with live(tmp_path, transport) as variables:
+        printed = run(
+            ["go", "test", "-count=1", "-v", "-run", "Live", "."], {**go.variables, **variables}
+        )
     assert printed.count("--- PASS") == 8, printed
     assert "SKIP" not in printed
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_cancelled_requests_leave_nothing(seed: int, tmp_path: Path, go: Go) -> None:
-    """1,000 requests are withdrawn at random moments, and then all gauges are 0."""
-    with serving(EIGHT_RUN, tmp_path) as target:
-        said = json.loads(run([go.program("load"), "cancels", target, seed], go.variables))
-        totals = await emptied(target)
-    assert said["failed"] == []
-    # They left in each state.
-    assert min(said["withdrawn"], said["ran"], totals.evicted, totals.cancelled) > 20, said
-
-
-def test_a_load_ends_when_a_request_fails(tmp_path: Path, go: Go) -> None:
-    counts = load([go.program("load")], f"unix:{tmp_path}/nobody", pytest.fail)
-    assert (counts["served"], len(counts["failed"])) == (0, 1)
-
-
-@one_store
-async def test_no_request_fails_when_the_leader_is_killed(
-    tmp_path: Path, store: StoreServer, go: Go
-) -> None:
-    await no_request_fails([go.program("load")], tmp_path, store)
-
-
-@pytest.mark.parametrize("path", UNARY, ids=lambda path: path.stem)
-async def test_script_holds_if_each_side_says_more_than_the_other_knows(
-    path: Path, tmp_path: Path, go: Go
-) -> None:
-    with serving(read(path), tmp_path) as target:
-        async with Relay(target, changed("Request", newer), changed("Response", newer)) as relay:
-            status, printed = await asyncio.to_thread(run_script, go, relay.target, path)
-            assert relay.changed > 0
-    assert status == 0, printed
-
-
-@pytest.mark.parametrize("who", ["older server", "newer server"])
-async def test_cancelled_requests_leave_nothing_at_another_version(
-    who: str, tmp_path: Path, go: Go
-) -> None:
-    requests, responses = {
-        "older server": ((older,), (older,)),  # It lacks the newest fields of proto/.
-        "newer server": ((), (newer, other_outcomes)),
-    }[who]
-    with serving(EIGHT_RUN, tmp_path) as target:
-        async with Relay(
-            target, changed("Request", *requests), changed("Response", *responses)
-        ) as relay:
-            command = [go.program("load"), "cancels", relay.target, 7]
-            said = json.loads(await asyncio.to_thread(run, command, dict(os.environ)))
-            assert relay.changed > 0
-        await emptied(target)
-    assert said["failed"] == []
-    assert said["served"] > 20

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.conftest import CONTRACT, is_older
+from tests.conformance.unary_client import UnaryClient
 
 from . import toolchain
 from .toolchain import FOLDER
@@ -55,3 +56,15 @@ def java() -> Java:
             toolchain.build()
             stamp.write_text(toolchain.class_path(FOLDER))
     return Java(stamp.read_text())
+
+
+@pytest.fixture
+def client(java: Java) -> UnaryClient:
+    """Return the programs of the Java client."""
+    return UnaryClient(java.program("Conformance"), java.program("Load"), "tcp")
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Return each transport that the client speaks."""
+    return str(request.param)

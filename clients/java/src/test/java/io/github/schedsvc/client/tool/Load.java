@@ -159,7 +159,7 @@ public final class Load {
     }
   }
 
-  /** Asks without a pause until a line arrives, and prints how many were served. */
+  /** Asks without a pause until a line arrives or a request fails; prints how many were served. */
   private void kill() throws InterruptedException {
     CompletableFuture<Void> stop =
         CompletableFuture.runAsync(
@@ -174,7 +174,7 @@ public final class Load {
         Integer.MAX_VALUE,
         i -> {
           ask(() -> serve(() -> scheduler.admit(REQUEST), 2, () -> {}));
-          return !stop.isDone();
+          return !stop.isDone() && failed.isEmpty();
         });
   }
 
