@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from bench.cli import main as bench
 from bench.overload import main as overload
+from bench.waits import main as waits
 from deploy.panels import main as panels
 from schedsvc.cli import main
 from tests.tidy.test_commands import below, commands
@@ -80,7 +81,7 @@ def test_a_file_whose_folder_is_missing(line: str, words: dict[str, str], tmp_pa
     assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.parametrize("command", [bench, overload])
+@pytest.mark.parametrize("command", [bench, overload, waits])
 def test_a_bench_names_its_folder(command: click.Command, words: dict[str, str]) -> None:
     text = said(command, "--out", Path(words["TRACE"]) / "out", words)
     assert text.endswith("cannot be made: Not a directory; name another folder")
