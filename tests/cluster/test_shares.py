@@ -12,6 +12,7 @@ import pytest
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.rows import Key, unpack_row, unpack_totals
 from schedsvc.cluster.store import Address, connect
+from tests.waiting import until
 
 from .schedulers import SchedulerProcess, loaded
 from .store_server import ADMIN_PASSWORD, StoreServer, one_store
@@ -131,14 +132,18 @@ async def test_a_store_that_is_flushed_and_killed_charges_once(
         share = await load.share(MEASURED_S)
         assert share == pytest.approx(FAIR, abs=2 * WITHIN)
         await load.stop()
-        await asyncio.sleep(2)
-        totals = await totals_of(address)
-        shared = {key for name, key in totals if name == "a" and ("b", key) in totals}
-        assert {key[0] for key in shared} == {b"light"}  # the heavy one is served at one only
-        for scheduler, other in zip(schedulers, ("b", "a"), strict=True):
-            metrics = await asyncio.to_thread(scheduler.metrics)
-            charged = metrics["schedsvc_cluster_remote_tokens_total"]
-            want = sum(totals[other, key] for key in shared)
-            assert charged == pytest.approx(want / 1e6, abs=0.001)
-            assert metrics["schedsvc_cluster_members"] == 2
-            assert metrics["schedsvc_cluster_unsynced_seconds"] < 2
+
+        async def charged_once() -> bool:
+            totals = await totals_of(address)
+            shared = {key for name, key in totals if name == "a" and ("b", key) in totals}
+            assert {key[0] for key in shared} == {b"light"}  # the heavy one is served at one only
+            metrics = [await asyncio.to_thread(scheduler.metrics) for scheduler in schedulers]
+            wants = [sum(totals[other, key] for key in shared) / 1e6 for other in ("b", "a")]
+            return all(
+                each["schedsvc_cluster_remote_tokens_total"] == pytest.approx(want, abs=0.001)
+                and each["schedsvc_cluster_members"] == 2
+                and each["schedsvc_cluster_unsynced_seconds"] < 2
+                for each, want in zip(metrics, wants, strict=True)
+            )
+
+        await until(charged_once, "each member has charged what the other one has served, once")

@@ -152,9 +152,11 @@ async def test_an_engine_is_missed_unless_it_said_goodbye(is_clean: bool) -> Non
             # A caller of Stats gets the same sentence for 10 s, so the test asks only once.
             attached = partial(attached_pools, server)
             await until(lambda: attached() == {"one", "two"}, "they are offered")
+            # A session that has not been welcomed yet has nobody to say goodbye to.
+            await goes.reached()
             if not is_clean:
                 goes._protocol._pools.clear()
-            await goes.close()
+            await goes.close(flush_deadline_s=60)
             await until(lambda: attached() == {"one"}, "one is gone")
             found = said(await stub.Stats(pb.StatsRequest()))
             assert (found[0] == "trouble", "two" in found[1]) == (not is_clean, not is_clean), found
