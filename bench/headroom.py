@@ -44,8 +44,8 @@ SEEDS = 6
 OUTPUT_MAX = 1_024
 #: A run from a bad start has this time to be where the others are.
 FIND_S = 300
-START, BAD_START = 0.02, 0.2
-FIXED = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
+START, BAD_START = 0.05, 0.2
+FIXED = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
 PREEMPTED_MAX = 3.0  # of 1,000
 PART_MIN = 0.99
 _NS = 1_000_000_000

@@ -1,7 +1,7 @@
 # How large the headroom of a pool has to be, so that few requests are preempted.
 #
 # A grant keeps the predicted peak of a pool within its room, the capacity less the headroom. A round
-# ends when as many requests were served as run, and after 10 s at the latest. The most that the
+# ends when as many requests were served as run, and after 20 s at the latest. The most that the
 # engine held in a round, less the room, is the round's excess. Every round in which requests wait
 # for room has one, so its average and its mean deviation, the spread, are known after a few rounds.
 # The headroom is the average and so many spreads as few rounds exceed.
@@ -15,12 +15,14 @@
 cdef int64_t TELEMETRY_FRESH_NS = 5_000_000_000
 cdef int64_t ROUND_MAX_NS = 20_000_000_000
 cdef int64_t FORGET_NS = 600_000_000_000
-cdef int64_t STEP_MICRO = 150_000
+cdef int64_t STEP_MICRO = 250_000
+# Until the averages are full it falls no farther than to this part: first predictions are too long.
+cdef int64_t EARLY_MIN_PPM = 40_000
 cdef int64_t CORRECTION_MIN_MICRO = -1_000_000
 cdef int64_t CORRECTION_MAX_MICRO = 2_000_000
 
 cdef enum:
-    ROUNDS_KEPT = 32
+    ROUNDS_KEPT = 64
     RISE_ROUNDS = 8  # the first rounds teach no faster than so many that more is needed
     ROUND_SERVED_MIN = 8
     LN_2_MILLI = 693
@@ -77,6 +79,8 @@ cdef void adapt_headroom(
     if h.round_ns >= ROUND_MAX_NS or h.served >= max(<int64_t>ROUND_SERVED_MIN, p.live):
         least_ppm = h.ppm - FALL_PPM_S * h.round_ns // NS_PER_S
         end_round(p)
+        if h.rounds < ROUNDS_KEPT:
+            least_ppm = max(least_ppm, min(h.ppm, EARLY_MIN_PPM))
         set_headroom(core, p, max(headroom_ppm(h), least_ppm))
     elif preempted:
         set_headroom(core, p, max(headroom_ppm(h), h.ppm))
@@ -87,11 +91,14 @@ cdef int64_t spreads_for(const Pool* p, int64_t served) noexcept:
     target says, in thousandths, for rounds of so many served requests.
 
     The greatest of many values has Gumbel's distribution, whose scale is about the mean deviation:
-    a part q of them is beyond the average and -ln(q) - 0.577 scales. O(1)."""
+    a part q of them is beyond the average and -ln(q) - 0.577 scales. What engines hold has lighter
+    tails, so seven eighths of that are taken. O(1)."""
     cdef int64_t one_in = 1_000_000 // max(
         <int64_t>1, preemptions_wanted_ppm(p) * max(<int64_t>1, served)
     )
-    return bounded(ln_milli(one_in) - EULER_MILLI, SPREADS_MIN_MILLI, SPREADS_MAX_MILLI)
+    return bounded(
+        (ln_milli(one_in) - EULER_MILLI) * 7 // 8, SPREADS_MIN_MILLI, SPREADS_MAX_MILLI
+    )
 
 
 cdef int64_t ln_milli(int64_t value) noexcept:

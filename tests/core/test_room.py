@@ -264,39 +264,43 @@ def test_a_fixed_headroom_never_moves() -> None:
         assert rounds.serve(draws.randrange(1_000_000), draws.randrange(3)) == 40_000
 
 
+#: A minute, 64 rounds of 20 s, and a hundred times 0.1 %, of which the last round had 20.
+BELOW_S = 1_421
+
+
 def test_below_zero_more_is_promised_than_there_is() -> None:
     s = adaptive(headroom_ppm=0, headroom_min_ppm=-100_000)
     grant(s, 0, "a", 10, 5_490)
-    admit(s, 0, "b", 10, 5_490, queue_ttl_ns=250 * SECOND)
+    admit(s, 0, "b", 10, 5_490, queue_ttl_ns=1_500 * SECOND)
     tell(s, 0, used=100)
     granted_s = None
-    for second in range(1, 250):
+    for second in range(1, 1_500):
         if s.poll(second * SECOND):
             granted_s = second
             break
         tell(s, second * SECOND, used=100)
         s.progress(second * SECOND, 1, 1)
-    assert granted_s == 161  # after a minute, and a hundred times 0.1 %
-    assert pool(s, 161 * SECOND)["load_tokens"] == 11_000
-    assert not pool(s, 161 * SECOND)["overdrawn"]
+    assert granted_s == BELOW_S
+    assert pool(s, BELOW_S * SECOND)["load_tokens"] == 11_000
+    assert not pool(s, BELOW_S * SECOND)["overdrawn"]
 
 
 def test_no_more_is_reported_free_than_the_pool_has() -> None:
     """Also if headroom is below 0, and an idle pool may promise more than it holds."""
     s = adaptive(headroom_ppm=0, headroom_min_ppm=-100_000)
     grant(s, 0, "a", 10, 5_490)
-    admit(s, 0, "b", 10, 5_490, queue_ttl_ns=250 * SECOND)
-    for second in range(161):
+    admit(s, 0, "b", 10, 5_490, queue_ttl_ns=1_500 * SECOND)
+    for second in range(BELOW_S):
         s.poll(second * SECOND)
         tell(s, second * SECOND, used=100)
         s.progress(second * SECOND, 1, 1)
-    assert pool(s, 161 * SECOND)["headroom_tokens"] < -900
-    s.complete(161 * SECOND, 1, 1)
-    assert outcomes(s.poll(161 * SECOND)) == [core.GRANTED]
-    s.complete(161 * SECOND, 2, 1)
-    handle = admit(s, 161 * SECOND, "c", 10, 10)
-    s.cancel(161 * SECOND, handle)
-    (told,) = s.poll(161 * SECOND)
+    assert pool(s, BELOW_S * SECOND)["headroom_tokens"] < -900
+    s.complete(BELOW_S * SECOND, 1, 1)
+    assert outcomes(s.poll(BELOW_S * SECOND)) == [core.GRANTED]
+    s.complete(BELOW_S * SECOND, 2, 1)
+    handle = admit(s, BELOW_S * SECOND, "c", 10, 10)
+    s.cancel(BELOW_S * SECOND, handle)
+    (told,) = s.poll(BELOW_S * SECOND)
     assert (told.pool_capacity_tokens, told.pool_free_tokens) == (10_000, 10_000)
 
 

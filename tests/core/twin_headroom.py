@@ -5,7 +5,9 @@ from dataclasses import dataclass
 FRESH_NS = 5 * 10**9
 ROUND_MAX_NS = 20 * 10**9
 FORGET_NS = 600 * 10**9
-STEP_MICRO = 150_000
+STEP_MICRO = 250_000
+EARLY_MIN_PPM = 40_000
+ROUNDS_KEPT = 64
 START_SPREAD_PPM = 10_000
 
 
@@ -21,7 +23,7 @@ def ln_milli(value: int) -> int:
 
 def spreads_for(served: int) -> int:
     one_in = 10**6 // (1_000 * max(1, served))
-    return min(max(ln_milli(max(1, one_in)) - 577, 1_000), 6_000)
+    return min(max((ln_milli(max(1, one_in)) - 577) * 7 // 8, 1_000), 6_000)
 
 
 @dataclass
@@ -76,6 +78,8 @@ class Headroom:
         if self.round_ns >= ROUND_MAX_NS or self.served >= max(8, live):
             least_ppm = self.ppm - 1_000 * self.round_ns // 10**9
             self._end(capacity_tokens)
+            if self.rounds < ROUNDS_KEPT:
+                least_ppm = max(least_ppm, min(self.ppm, EARLY_MIN_PPM))
             self.put(max(self.learned_ppm(), least_ppm))
         elif preempted:
             self.put(max(self.learned_ppm(), self.ppm))
@@ -103,7 +107,7 @@ class Headroom:
             off = most
         if self.rounds:
             off = min(max(off, -most), most)
-            self.spread_ppm += towards_0(abs(off) - self.spread_ppm, 32)
+            self.spread_ppm += towards_0(abs(off) - self.spread_ppm, ROUNDS_KEPT)
             self.spread_ppm = max(self.spread_ppm, 1_000)
-        self.rounds = min(self.rounds + 1, 32)
+        self.rounds = min(self.rounds + 1, ROUNDS_KEPT)
         self.excess_ppm += towards_0(off, max(self.rounds, 8) if off > 0 else self.rounds)
