@@ -61,7 +61,7 @@ that preempts no more; from a bad start it has five minutes to get there.
 
 @dataclass(frozen=True)
 class Task:
-    """One run: its engine, its load, and its headroom: a start, or a fixed one."""
+    """States a run: its engine, its load, and its headroom, which is a start or fixed."""
 
     profile: str
     load: str

@@ -42,8 +42,8 @@ OPERATOR_BUGS = (
         (
             (
                 "lifecycle/restore.pxi",
-                "    p.draining = v[4] != 0\n",
-                "    if BUG:\n        v[4] = 0\n",
+                "    epoch, promised, headroom, p.draining, told_ns = core.saved_pools.pop(name)\n",
+                "    if BUG:\n        p.draining = False\n",
             ),
         ),
         200,
