@@ -1,16 +1,415 @@
 #include <schedsvc/scheduler.h>
 
-#include <utility>
+#include <condition_variable>
 
-#include "core.h"
+#include <schedsvc/v1/explain.grpc.pb.h>
+
+#include "links.h"
 
 namespace schedsvc {
+namespace {
 
-Withdrawal::Withdrawal() : stop_(std::make_shared<Stop>()) {}
+using Stub = v1::SchedulerService::Stub;
 
-void Withdrawal::withdraw() const { stop_->stop(); }
+/// The scheduler refuses more prefix hashes of one request.
+constexpr int kPrefixHashesMax = 4'096;
+constexpr std::int64_t kTokensMax = std::int64_t{1} << 27;
+/// The longest entry of a Progress has 40 bytes, and the least limit of a message is 1 KiB.
+constexpr std::size_t kBatchMax = 24;
+/// Bounds one attempt to end a lease.
+constexpr milliseconds kEndTimeout{5'000};
+constexpr milliseconds kBackoffMax{2'000};
+/// The scheduler keeps an expired lease for this time: past it a Complete is no longer repeated.
+constexpr milliseconds kLeaseGrace{20'000};
+/// Bounds how long the end of scope waits, and a withdrawn Admit for the return of its grant.
+constexpr milliseconds kCloseWait{1'000};
 
-bool Withdrawal::is_withdrawn() const { return stop_->is_stopped(); }
+CallError cancelled(const char* method, const char* why) {
+  return {method, {grpc::StatusCode::CANCELLED, why}};
+}
+
+std::string new_request_id() {
+  thread_local absl::BitGen random;
+  return absl::StrCat(absl::Hex(absl::Uniform<std::uint64_t>(random), absl::kZeroPad16),
+                      absl::Hex(absl::Uniform<std::uint64_t>(random), absl::kZeroPad16));
+}
+
+/// Returns the time between two renewals: two may be lost before a lease is.
+milliseconds usual_pause(const Admission& lease) {
+  return std::max(milliseconds(lease.grant.ttl_ms() / 3), milliseconds(1));
+}
+
+/// Returns whether the scheduler no longer knows a lease as live. A state of a later version is no
+/// reason to stop.
+bool is_lost(v1::LeaseState state) {
+  return state == v1::LEASE_STATE_UNKNOWN || state == v1::LEASE_STATE_VOID ||
+         state == v1::LEASE_STATE_ENDED;
+}
+
+/// Returns whether the same call may succeed later.
+bool is_passing(grpc::StatusCode code) {
+  return code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::DEADLINE_EXCEEDED;
+}
+
+/// Copies the totals that are set, within the limits of the contract: a scheduler refuses the whole
+/// report otherwise, and the lease of a Complete would live until its TTL.
+void note(const Totals& totals, google::protobuf::Message& to) {
+  for (const char* name : {"input_tokens", "cached_input_tokens", "output_tokens"}) {
+    const auto* from = Totals::descriptor()->FindFieldByName(name);
+    if (totals.GetReflection()->HasField(totals, from)) {
+      const std::int64_t total = totals.GetReflection()->GetInt64(totals, from);
+      to.GetReflection()->SetInt64(&to, to.GetDescriptor()->FindFieldByName(name),
+                                   std::clamp(total, std::int64_t{0}, kTokensMax));
+    }
+  }
+}
+
+}  // namespace
+
+/// Is what a Scheduler and its Admissions share. One thread renews all leases and repeats ends.
+class Core : public std::enable_shared_from_this<Core> {
+ public:
+  using Lease = std::shared_ptr<Admission>;
+
+  Core(const std::string& targets, Options options) : links_(targets, std::move(options)) {
+    keeper_ = std::async(std::launch::async, [this] { keep(); });
+  }
+
+  std::optional<CallError> call(const Unary& unary, const CallOptions& options) {
+    return links_.call(unary, options, calls_);
+  }
+
+  Verdict admit(v1::AdmitRequest& request, const CallOptions& options) {
+    if (const int hashes = request.prefix_block_hashes_size(); hashes > kPrefixHashesMax) {
+      const auto why = absl::StrCat("prefix_block_hashes: has ", hashes, " hashes; at most ",
+                                    kPrefixHashesMax, " are allowed");
+      return CallError("Admit", {grpc::StatusCode::INVALID_ARGUMENT, why});
+    }
+    if (request.request_id().empty()) {
+      request.set_request_id(new_request_id());
+    }
+    const auto asking = begin();
+    if (const char* why = withdrawn(options)) {
+      return cancelled("Admit", why);
+    }
+    v1::AdmitResponse response;
+    const auto error = links_.call(unary(&Stub::Admit, request, response), options, admits_);
+    const char* why = withdrawn(options);
+    if (!error && response.outcome() != v1::OUTCOME_GRANTED) {
+      return Refused(request.request_id(), response);
+    }
+    if (!error && why == nullptr) {
+      const auto lease = open(request, response);
+      return Lease(lease.get(), [lease](Admission*) {
+        lease->end(v1::OUTCOME_CANCELLED, {}, kCloseWait);
+      });
+    }
+    if (!error) {
+      open(request, response)->give_back(kCloseWait);
+    } else if (why != nullptr || error->code == grpc::StatusCode::CANCELLED ||
+               error->code == grpc::StatusCode::DEADLINE_EXCEEDED) {
+      give_back(request);
+    }
+    return why == nullptr ? *error : cancelled("Admit", why);
+  }
+
+  bool shutdown(milliseconds wait) {
+    const auto until = Clock::now() + wait;
+    admits_.withdraw();
+    std::unique_lock lock(mutex_);
+    const auto open = leases_;
+    lock.unlock();
+    for (const auto& lease : open) {
+      lease->end(v1::OUTCOME_CANCELLED, {}, std::chrono::ceil<milliseconds>(until - Clock::now()));
+    }
+    lock.lock();
+    const bool is_idle =
+        changed_.wait_until(lock, until, [this] { return asking_ == 0 && leases_.empty(); });
+    is_stopped_ = true;
+    changed_.notify_all();
+    lock.unlock();
+    calls_.withdraw();
+    keeper_.wait();
+    lock.lock();
+    changed_.wait(lock, [this] { return asking_ == 0; });
+    while (!leases_.empty()) {
+      close(*leases_.begin(), cancelled("Complete", "the Scheduler was shut down"));
+    }
+    renewals_.clear();
+    ends_.clear();
+    return is_idle;
+  }
+
+  /// Sends the end of a lease once, and repeats it later until the scheduler has it, or the lease
+  /// has surely expired.
+  void deliver(const Lease& lease, milliseconds timeout) {
+    v1::CompleteResponse response;
+    const auto error = call(unary(&Stub::Complete, *lease->end_, response), {timeout, {}, {}});
+    const auto pause = lease->backoff_ / 2 + randomly(lease->backoff_ / 2);
+    lease->backoff_ = std::min(2 * lease->backoff_, kBackoffMax);
+    const auto now = Clock::now();
+    const std::lock_guard lock(mutex_);
+    if (error && is_passing(error->code) && now < lease->expiry_ && !is_stopped_) {
+      ends_.emplace(now + pause, lease);
+    } else {
+      close(lease, error ? Books(*error) : Books(response));
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  using Queue = std::multimap<Clock::time_point, Lease>;
+
+  /// Counts an Admit, and the return of its grant, while the pointer lives.
+  std::shared_ptr<void> begin() {
+    const std::lock_guard lock(mutex_);
+    ++asking_;
+    return {this, [](Core* core) {
+              const std::lock_guard finishing(core->mutex_);
+              --core->asking_;
+              core->changed_.notify_all();
+            }};
+  }
+
+  /// Returns why an Admit was withdrawn; null: it was not.
+  const char* withdrawn(const CallOptions& options) const {
+    if (admits_.is_withdrawn()) {
+      return "the Scheduler was shut down";
+    }
+    return options.withdrawal && options.withdrawal->is_withdrawn() ? "it was withdrawn" : nullptr;
+  }
+
+  Lease open(const v1::AdmitRequest& request, const v1::AdmitResponse& response) {
+    const auto lease =
+        std::make_shared<Admission>(shared_from_this(), request.request_id(), response);
+    const std::lock_guard lock(mutex_);
+    leases_.insert(lease);
+    renewals_.emplace(Clock::now() + usual_pause(*lease), lease);
+    changed_.notify_all();
+    return lease;
+  }
+
+  /// Its caller holds the lock.
+  void close(Lease lease, Books books) {
+    if (leases_.erase(lease) > 0) {
+      lease->books_.set_value(std::move(books));
+    }
+  }
+
+  /// Returns a grant that was on its way when its request was withdrawn. The lease of one that
+  /// cannot be returned expires.
+  void give_back(v1::AdmitRequest& request) {
+    v1::ExplainRequest question;
+    question.set_request_id(request.request_id());
+    question.set_tenant(request.tenant());
+    v1::ExplainResponse found;
+    const CallOptions options{kCloseWait, {}, {}};
+    const auto error = call(unary(&v1::ExplainService::Stub::Explain, question, found), options);
+    const auto is_live = [](const auto& story) { return story.state() == v1::REQUEST_STATE_LIVE; };
+    if (error || std::none_of(found.requests().begin(), found.requests().end(), is_live)) {
+      return;
+    }
+    request.set_queue_ttl_ms(1);  // A repeat gets the same grant.
+    v1::AdmitResponse response;
+    if (!call(unary(&Stub::Admit, request, response), options) && response.has_grant()) {
+      open(request, response)->give_back(kCloseWait);
+    }
+  }
+
+  /// Does what is due: renewals, several at once, before any end, however many wait.
+  void keep() {
+    std::unique_lock lock(mutex_);
+    while (!is_stopped_) {
+      const auto now = Clock::now();
+      const auto is_due = [now](const Queue& queue) {
+        return !queue.empty() && queue.begin()->first <= now;
+      };
+      if (is_due(renewals_)) {
+        std::vector<Lease> batch;
+        while (is_due(renewals_) && batch.size() < kBatchMax) {
+          batch.push_back(renewals_.extract(renewals_.begin()).mapped());
+        }
+        lock.unlock();
+        renew(batch);
+        lock.lock();
+      } else if (is_due(ends_)) {
+        const Lease lease = ends_.extract(ends_.begin()).mapped();
+        lock.unlock();
+        deliver(lease, kEndTimeout);
+        lock.lock();
+      } else {
+        auto due = now + std::chrono::hours(1);
+        for (const Queue* queue : {&renewals_, &ends_}) {
+          due = queue->empty() ? due : std::min(due, queue->begin()->first);
+        }
+        changed_.wait_until(lock, due);
+      }
+    }
+  }
+
+  void renew(const std::vector<Lease>& batch) {
+    const auto began = Clock::now();
+    v1::ProgressRequest request;
+    CallOptions options;
+    std::map<std::uint64_t, Lease> leases;
+    for (const Lease& lease : batch) {
+      if (const auto renewal = lease->renewal()) {
+        *request.add_leases() = *renewal;
+        leases[renewal->lease_id()] = lease;
+        const auto usual = usual_pause(*lease);
+        options.timeout = std::min(options.timeout.value_or(usual), usual);
+      }
+    }
+    if (leases.empty()) {
+      return;
+    }
+    v1::ProgressResponse response;
+    const auto error = call(unary(&Stub::Progress, request, response), options);
+    for (const v1::LeaseStatus& status : response.leases()) {
+      const auto lease = leases.find(status.lease_id());
+      if (!error && lease != leases.end() && is_lost(status.state())) {
+        lease->second->lose(status.state());
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, lease] : leases) {
+      const auto usual = usual_pause(*lease);
+      renewals_.emplace(error ? Clock::now() + usual / 8 : began + usual, lease);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<Lease> leases_;  // That have not ended.
+  Queue renewals_;
+  Queue ends_;  // To be repeated.
+  int asking_ = 0;  // Admits under way.
+  bool is_stopped_ = false;
+  Withdrawal admits_;  // Ends Admits.
+  Withdrawal calls_;  // Ends all other calls.
+  Links links_;
+  std::future<void> keeper_;  // Is the last one, because its thread uses the others.
+};
+
+Admission::Admission(std::shared_ptr<Core> core, std::string id, const v1::AdmitResponse& response)
+    : request_id(std::move(id)),
+      grant(response.grant()),
+      queue_duration(response.queue_duration_us()),
+      core_(std::move(core)) {
+  report_.set_lease_id(grant.lease_id());
+  report_.set_pool_epoch(grant.pool_epoch());
+}
+
+void Admission::report(const Totals& totals) {
+  const std::lock_guard lock(mutex_);
+  note(totals, report_);
+}
+
+/// Returns what a renewal states; nothing if the lease needs no more renewals.
+std::optional<Totals> Admission::renewal() const {
+  const std::lock_guard lock(mutex_);
+  return end_ || lost_ ? std::nullopt : std::optional(report_);
+}
+
+std::optional<std::string> Admission::lost() const {
+  const std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+void Admission::on_lost(std::function<void()> stop) {
+  const std::lock_guard losing(losing_);
+  if (lost()) {
+    stop();
+  } else {
+    stop_ = std::move(stop);
+  }
+}
+
+void Admission::lose(v1::LeaseState state) {
+  const std::lock_guard losing(losing_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (end_) {
+      return;
+    }
+    lost_ = absl::StrCat("schedsvc: lease ", grant.lease_id(), " is ", v1::LeaseState_Name(state));
+  }
+  if (const auto stop = std::exchange(stop_, nullptr)) {
+    stop();
+  }
+}
+
+Books Admission::complete(const Totals& totals, milliseconds wait) {
+  return end(v1::OUTCOME_COMPLETED, totals, wait);
+}
+
+Books Admission::cancel(const Totals& totals, milliseconds wait) {
+  return end(v1::OUTCOME_CANCELLED, totals, wait);
+}
+
+Books Admission::give_back(milliseconds wait) {
+  Totals nothing;
+  nothing.set_input_tokens(0);
+  nothing.set_cached_input_tokens(0);
+  nothing.set_output_tokens(0);
+  return end(v1::OUTCOME_CANCELLED, nothing, wait);
+}
+
+/// Ends the lease, and waits for its books.
+Books Admission::end(v1::Outcome outcome, const Totals& totals, milliseconds wait) {
+  const auto until = Clock::now() + wait;
+  if (begin_end(outcome, totals)) {
+    core_->deliver(shared_from_this(), std::min(wait, kEndTimeout));
+  }
+  if (ended_.wait_until(until) == std::future_status::ready) {
+    return ended_.get();
+  }
+  return CallError("Complete", {grpc::StatusCode::DEADLINE_EXCEEDED,
+                                "the scheduler has not answered yet; the client repeats the end"});
+}
+
+/// Returns false if the end has begun before.
+bool Admission::begin_end(v1::Outcome outcome, const Totals& totals) {
+  const std::lock_guard losing(losing_);
+  const std::lock_guard lock(mutex_);
+  if (end_) {
+    return false;
+  }
+  stop_ = nullptr;
+  expiry_ = Clock::now() + milliseconds(grant.ttl_ms()) + kLeaseGrace;
+  note(totals, report_);
+  end_.emplace();
+  end_->set_lease_id(grant.lease_id());
+  end_->set_pool_epoch(grant.pool_epoch());
+  end_->set_outcome(outcome);
+  note(report_, *end_);
+  return true;
+}
+
+void Withdrawal::withdraw() {
+  const std::lock_guard lock(mutex_);
+  is_withdrawn_ = true;
+  for (grpc::ClientContext* context : calls_) {
+    context->TryCancel();
+  }
+}
+
+std::shared_ptr<void> Withdrawal::hold(grpc::ClientContext& context) {
+  const std::lock_guard lock(mutex_);
+  calls_.insert(&context);
+  if (is_withdrawn_) {
+    context.TryCancel();
+  }
+  return {&context, [this](grpc::ClientContext* ended) {
+            const std::lock_guard erasing(mutex_);
+            calls_.erase(ended);
+          }};
+}
+
+bool Withdrawal::holds_any() const {
+  const std::lock_guard lock(mutex_);
+  return !calls_.empty();
+}
 
 Scheduler::Scheduler(const std::string& targets, Options options) {
   // Admissions may live longer than their Scheduler.
@@ -18,11 +417,11 @@ Scheduler::Scheduler(const std::string& targets, Options options) {
   core_ = {core.get(), [core](Core*) { core->shutdown(kShutdownWait); }};
 }
 
-Verdict Scheduler::admit(const v1::AdmitRequest& request, const CallOptions& options) {
+Verdict Scheduler::admit(v1::AdmitRequest request, const CallOptions& options) {
   return core_->admit(request, options);
 }
 
-bool Scheduler::shutdown(std::chrono::milliseconds wait) { return core_->shutdown(wait); }
+bool Scheduler::shutdown(milliseconds wait) { return core_->shutdown(wait); }
 
 std::optional<CallError> Scheduler::make(const Unary& unary, const CallOptions& options) {
   return core_->call(unary, options);
