@@ -4,6 +4,7 @@
 #include <absl/strings/match.h>
 #include <schedsvc/scheduler.h>
 
+#include <regex>
 #include <thread>
 
 #include "targets.h"
@@ -26,6 +27,9 @@ class Links {
  public:
   Links(const std::string& targets, Options options)
       : options_(std::move(options)), targets_(targets), fence_(Fence::of(targets_.all())) {
+    for (const std::string& target : targets_.all()) {
+      links_[target].channel = connect(target);
+    }
     if (targets_.several()) {
       watch_ = std::async(std::launch::async, [this] { watch(); });
     }
@@ -48,14 +52,14 @@ class Links {
     while (true) {
       const std::string target = targets_.ask();
       const auto began = Clock::now();
-      const Answer answer = attempt(target, unary, options, deadline, stop);
-      if (answer.status.ok()) {
+      CallError error = attempt(target, unary, options, deadline, stop);
+      if (error.code == grpc::StatusCode::OK) {
+        check_term(target, *unary.response, error);
+      }
+      if (error.code == grpc::StatusCode::OK) {
         targets_.answered();
         return std::nullopt;
       }
-      const std::string& named = unary.response->GetDescriptor()->name();
-      CallError error(named.substr(0, named.rfind("Response")), answer.status);
-      error.leader = answer.leader;
       if (!targets_.several() || is_of_caller(error.code) || is_given_up()) {
         return error;
       }
@@ -78,14 +82,9 @@ class Links {
 
  private:
   struct Link {
-    std::shared_ptr<grpc::Channel> channel;
-    Withdrawal held;  // Ends the calls that may be held for long.
-    int missed = 0;  // Probes in a row.
-  };
-  struct Answer {
-    grpc::Status status;
-    std::string leader;
-    bool is_stale = false;  // It came under a term that is over.
+    std::shared_ptr<grpc::Channel> channel;  // Is read and changed as an atomic one.
+    Withdrawal held;                         // Has the calls that may be held for long.
+    int missed = 0;                          // Probes in a row.
   };
 
   static constexpr auto kNever = Clock::time_point::max();
@@ -103,14 +102,14 @@ class Links {
   /// Returns whether a target is on this host by its name. gRPC would ask the proxy of the
   /// environment even for a loopback address.
   static bool is_local(const std::string& target) {
-    const auto begins = [&target](const char* part) { return absl::StartsWith(target, part); };
-    return begins("unix:") || begins("unix-abstract:") || begins("localhost:") ||
-           begins("127.") || begins("ipv4:127.") || begins("[::1]:") ||
-           begins("dns:///localhost:");
+    static const std::regex kLocal(
+        R"((unix|unix-abstract|(dns:///)?localhost):.*|(ipv4:)?127\..*|\[::1\]:.*)");
+    return std::regex_match(target, kLocal);
   }
 
-  Answer attempt(const std::string& target, const Unary& unary, const CallOptions& options,
-                 Clock::time_point deadline, Withdrawal& stop) {
+  /// Makes a call at one target; the code is OK if that answers.
+  CallError attempt(const std::string& target, const Unary& unary, const CallOptions& options,
+                    Clock::time_point deadline, Withdrawal& stop) {
     grpc::ClientContext context;
     for (const auto& [key, value] : options.metadata) {
       context.AddMetadata(key, value);
@@ -130,56 +129,46 @@ class Links {
       context.set_deadline(std::chrono::system_clock::now() +
                            std::chrono::ceil<milliseconds>(deadline - Clock::now()));
     }
-    const auto link = link_to(target);
+    Link& link = links_.at(target);
     const auto stopped = stop.hold(context);
     const auto withdrawn = options.withdrawal ? options.withdrawal->hold(context) : nullptr;
-    const auto held = is_held ? link->held.hold(context) : nullptr;
-    Answer answer;
-    answer.status = unary.attempt(link->channel, &context);
+    const auto held = is_held ? link.held.hold(context) : nullptr;
+    const grpc::Status status = unary.attempt(std::atomic_load(&link.channel), &context);
+    const std::string& named = unary.response->GetDescriptor()->name();
+    CallError error(named.substr(0, named.rfind("Response")), status);
     const auto& trailer = context.GetServerTrailingMetadata();
     if (const auto leader = trailer.find("schedsvc-leader"); leader != trailer.end()) {
-      answer.leader.assign(leader->second.data(), leader->second.size());
+      error.leader.assign(leader->second.data(), leader->second.size());
     }
-    if (answer.status.ok()) {
-      check_term(target, *unary.response, answer);
-    }
-    return answer;
+    return error;
   }
 
   /// Drops an answer of a scheduler that leads no more.
   void check_term(const std::string& target, const google::protobuf::Message& response,
-                  Answer& answer) {
+                  CallError& error) {
     const auto* field = response.GetDescriptor()->FindFieldByName("leadership");
-    if (field == nullptr) {
-      return;
-    }
-    const auto& leadership = dynamic_cast<const v1::Leadership&>(
-        response.GetReflection()->GetMessage(response, field));
-    if (!fence_->obeys(leadership)) {
-      answer.is_stale = true;
-      answer.status = {grpc::StatusCode::UNAVAILABLE,
-                       absl::StrCat(target, " answers under term ", leadership.term(), ", but ",
-                                    fence_->latest(), " is known")};
+    if (field != nullptr) {
+      const auto& leadership = dynamic_cast<const v1::Leadership&>(
+          response.GetReflection()->GetMessage(response, field));
+      if (!fence_->obeys(leadership)) {
+        error.code = grpc::StatusCode::UNAVAILABLE;
+        error.message = absl::StrCat(target, " answers under term ", leadership.term(), ", but ",
+                                     fence_->latest(), " is known");
+      }
     }
   }
 
-  std::shared_ptr<Link> link_to(const std::string& target) {
-    const std::lock_guard lock(mutex_);
-    std::shared_ptr<Link>& link = links_[target];
-    if (link == nullptr) {
-      grpc::ChannelArguments arguments = options_.arguments;
-      arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-      arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
-      arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // It bounds an attempt.
-      // After a silence a new channel must not get the connection that has become silent.
-      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-      if (is_local(target)) {
-        arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-      }
-      link = std::make_shared<Link>();
-      link->channel = options_.connect(target, options_.credentials, arguments);
+  std::shared_ptr<grpc::Channel> connect(const std::string& target) const {
+    grpc::ChannelArguments arguments = options_.arguments;
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // It bounds an attempt.
+    // After a silence a new channel must not get the connection that has become silent.
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    if (is_local(target)) {
+      arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     }
-    return link;
+    return options_.connect(target, options_.credentials, arguments);
   }
 
   /// Asks schedulers for signs of life while they hold calls, and hangs up after too many probes
@@ -191,18 +180,14 @@ class Links {
     auto due = Clock::now() + step;
     while (stopped.wait_until(due) == std::future_status::timeout) {
       due = Clock::now() + step;
-      std::unique_lock lock(mutex_);
-      const auto links = links_;
-      lock.unlock();
-      for (const auto& [target, link] : links) {
-        if (!link->held.holds_any() || !is_silent(target, due)) {
-          link->missed = 0;
-        } else if (++link->missed == kProbesMax) {
+      for (auto& [target, link] : links_) {
+        const bool is_missed = link.held.holds_any() && is_silent(target, due);
+        link.missed = is_missed ? link.missed + 1 : 0;
+        if (link.missed == kProbesMax) {
           targets_.move_on(target, "", Clock::now(), options_.silent_after);
-          lock.lock();
-          links_.erase(target);
-          lock.unlock();
-          link->held.withdraw();
+          std::atomic_store(&link.channel, connect(target));
+          link.held.break_off();
+          link.missed = 0;
         }
       }
     }
@@ -212,15 +197,16 @@ class Links {
     const v1::ProgressRequest nothing;
     v1::ProgressResponse response;
     const auto probe = unary(&v1::SchedulerService::Stub::Progress, nothing, response);
-    const Answer answer = attempt(target, probe, {}, due, probes_);
-    return answer.is_stale || answer.status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    const auto code = attempt(target, probe, {}, due, probes_).code;
+    // An answer under a term that is over is none.
+    return code == grpc::StatusCode::OK ? !fence_->obeys(response.leadership())
+                                        : code == grpc::StatusCode::DEADLINE_EXCEEDED;
   }
 
   const Options options_;
   Targets targets_;
   const std::shared_ptr<Fence> fence_;
-  std::mutex mutex_;  // Guards the links.
-  std::map<std::string, std::shared_ptr<Link>> links_;
+  std::map<std::string, Link> links_;
   Withdrawal probes_;
   std::promise<void> stop_;
   std::future<void> watch_;  // Is the last one, because its destructor waits for the thread.

@@ -1,6 +1,7 @@
 #include <schedsvc/scheduler.h>
 
 #include <condition_variable>
+#include <shared_mutex>
 
 #include <schedsvc/v1/explain.grpc.pb.h>
 
@@ -88,10 +89,10 @@ class Core : public std::enable_shared_from_this<Core> {
     if (request.request_id().empty()) {
       request.set_request_id(new_request_id());
     }
-    const auto asking = begin();
     if (const char* why = withdrawn(options)) {
       return cancelled("Admit", why);
     }
+    const std::shared_lock asking(asking_);
     v1::AdmitResponse response;
     const auto error = links_.call(unary(&Stub::Admit, request, response), options, admits_);
     const char* why = withdrawn(options);
@@ -100,14 +101,11 @@ class Core : public std::enable_shared_from_this<Core> {
     }
     if (!error && why == nullptr) {
       const auto lease = open(request, response);
-      return Lease(lease.get(), [lease](Admission*) {
-        lease->end(v1::OUTCOME_CANCELLED, {}, kCloseWait);
-      });
+      return Lease(lease.get(),
+                   [lease](Admission*) { lease->end(v1::OUTCOME_CANCELLED, {}, kCloseWait); });
     }
-    if (!error) {
-      open(request, response)->give_back(kCloseWait);
-    } else if (why != nullptr || error->code == grpc::StatusCode::CANCELLED ||
-               error->code == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    if (why != nullptr || error->code == grpc::StatusCode::CANCELLED ||
+        error->code == grpc::StatusCode::DEADLINE_EXCEEDED) {
       give_back(request);
     }
     return why == nullptr ? *error : cancelled("Admit", why);
@@ -122,16 +120,19 @@ class Core : public std::enable_shared_from_this<Core> {
     for (const auto& lease : open) {
       lease->end(v1::OUTCOME_CANCELLED, {}, std::chrono::ceil<milliseconds>(until - Clock::now()));
     }
+    std::unique_lock idle(asking_, until);
     lock.lock();
-    const bool is_idle =
-        changed_.wait_until(lock, until, [this] { return asking_ == 0 && leases_.empty(); });
+    const bool are_ended = changed_.wait_until(lock, until, [this] { return leases_.empty(); });
+    const bool is_idle = idle && are_ended;
     is_stopped_ = true;
     changed_.notify_all();
     lock.unlock();
     calls_.withdraw();
     keeper_.wait();
+    if (!idle) {
+      idle.lock();
+    }
     lock.lock();
-    changed_.wait(lock, [this] { return asking_ == 0; });
     while (!leases_.empty()) {
       close(*leases_.begin(), cancelled("Complete", "the Scheduler was shut down"));
     }
@@ -159,17 +160,6 @@ class Core : public std::enable_shared_from_this<Core> {
 
  private:
   using Queue = std::multimap<Clock::time_point, Lease>;
-
-  /// Counts an Admit, and the return of its grant, while the pointer lives.
-  std::shared_ptr<void> begin() {
-    const std::lock_guard lock(mutex_);
-    ++asking_;
-    return {this, [](Core* core) {
-              const std::lock_guard finishing(core->mutex_);
-              --core->asking_;
-              core->changed_.notify_all();
-            }};
-  }
 
   /// Returns why an Admit was withdrawn; null: it was not.
   const char* withdrawn(const CallOptions& options) const {
@@ -206,7 +196,7 @@ class Core : public std::enable_shared_from_this<Core> {
     const CallOptions options{kCloseWait, {}, {}};
     const auto error = call(unary(&v1::ExplainService::Stub::Explain, question, found), options);
     const auto is_live = [](const auto& story) { return story.state() == v1::REQUEST_STATE_LIVE; };
-    if (error || std::none_of(found.requests().begin(), found.requests().end(), is_live)) {
+    if (error || absl::c_none_of(found.requests(), is_live)) {
       return;
     }
     request.set_queue_ttl_ms(1);  // A repeat gets the same grant.
@@ -238,11 +228,10 @@ class Core : public std::enable_shared_from_this<Core> {
         deliver(lease, kEndTimeout);
         lock.lock();
       } else {
-        auto due = now + std::chrono::hours(1);
-        for (const Queue* queue : {&renewals_, &ends_}) {
-          due = queue->empty() ? due : std::min(due, queue->begin()->first);
-        }
-        changed_.wait_until(lock, due);
+        const auto due = [now](const Queue& queue) {
+          return queue.empty() ? now + std::chrono::hours(1) : queue.begin()->first;
+        };
+        changed_.wait_until(lock, std::min(due(renewals_), due(ends_)));
       }
     }
   }
@@ -250,21 +239,20 @@ class Core : public std::enable_shared_from_this<Core> {
   void renew(const std::vector<Lease>& batch) {
     const auto began = Clock::now();
     v1::ProgressRequest request;
-    CallOptions options;
+    auto timeout = milliseconds::max();
     std::map<std::uint64_t, Lease> leases;
     for (const Lease& lease : batch) {
       if (const auto renewal = lease->renewal()) {
         *request.add_leases() = *renewal;
         leases[renewal->lease_id()] = lease;
-        const auto usual = usual_pause(*lease);
-        options.timeout = std::min(options.timeout.value_or(usual), usual);
+        timeout = std::min(timeout, usual_pause(*lease));
       }
     }
     if (leases.empty()) {
       return;
     }
     v1::ProgressResponse response;
-    const auto error = call(unary(&Stub::Progress, request, response), options);
+    const auto error = call(unary(&Stub::Progress, request, response), {timeout, {}, {}});
     for (const v1::LeaseStatus& status : response.leases()) {
       const auto lease = leases.find(status.lease_id());
       if (!error && lease != leases.end() && is_lost(status.state())) {
@@ -283,7 +271,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::set<Lease> leases_;  // That have not ended.
   Queue renewals_;
   Queue ends_;  // To be repeated.
-  int asking_ = 0;  // Admits under way.
+  std::shared_timed_mutex asking_;  // Is shared by the Admits under way.
   bool is_stopped_ = false;
   Withdrawal admits_;  // Ends Admits.
   Withdrawal calls_;  // Ends all other calls.
@@ -386,9 +374,8 @@ bool Admission::begin_end(v1::Outcome outcome, const Totals& totals) {
   return true;
 }
 
-void Withdrawal::withdraw() {
+void Withdrawal::break_off() {
   const std::lock_guard lock(mutex_);
-  is_withdrawn_ = true;
   for (grpc::ClientContext* context : calls_) {
     context->TryCancel();
   }

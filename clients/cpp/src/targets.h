@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/algorithm/container.h>
 #include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
@@ -37,7 +39,7 @@ class Targets {
   explicit Targets(const std::string& list) {
     for (const auto part : absl::StrSplit(list, ',')) {
       const std::string target(absl::StripAsciiWhitespace(part));
-      if (target.empty() || is_in(all_, target)) {
+      if (target.empty() || absl::c_linear_search(all_, target)) {
         throw std::invalid_argument(absl::StrCat("schedsvc: target \"", target, "\" of \"", list,
                                                  "\" is empty or listed twice"));
       }
@@ -79,26 +81,21 @@ class Targets {
       silent_until = std::max(silent_until, now + silent);
       choose(leader, now);
     }
-    return now < quick_until_ ? kNamedPauseMax : kPauseMax;
+    return now - named_since_ < kNamedFor ? kNamedPauseMax : kPauseMax;
   }
 
  private:
-  static bool is_in(const std::vector<std::string>& list, const std::string& target) {
-    return std::find(list.begin(), list.end(), target) != list.end();
-  }
-
   void choose(const std::string& leader, Clock::time_point now) {
     std::vector<std::string> ring = all_;
-    std::rotate(ring.begin(), std::find(ring.begin(), ring.end(), current_) + 1, ring.end());
+    std::rotate(ring.begin(), absl::c_find(ring, current_) + 1, ring.end());
     current_ = ring.front();
     const auto is_silent = [&](const auto& target) { return silent_until_[target] > now; };
     ring.erase(std::remove_if(ring.begin(), ring.end(), is_silent), ring.end());
-    if (failed_.count(leader) == 0 && is_in(ring, leader)) {
+    if (failed_.count(leader) == 0 && absl::c_linear_search(ring, leader)) {
       current_ = leader;
       if (leader != named_ || now - named_since_ >= kNamedAgain) {
         named_ = leader;
         named_since_ = now;
-        quick_until_ = now + kNamedFor;
       }
     } else if (!ring.empty()) {
       current_ = ring.front();
@@ -115,7 +112,6 @@ class Targets {
   std::map<std::string, Clock::time_point> silent_until_;
   std::string named_;
   Clock::time_point named_since_;
-  Clock::time_point quick_until_;
 };
 
 /// Keeps the highest leadership that this process has seen. The term is compared first. An equal
@@ -144,22 +140,17 @@ class Fence {
       term_ = leadership.term();
       leader_ = leadership.leader();
     }
-    if (leadership.term() == 0) {
-      return !is_strict_ || term_ == 0;
-    }
-    return leadership.term() == term_ && leadership.leader() == leader_;
+    return leadership.term() == 0 ? !is_strict_ || term_ == 0
+                                  : leadership.term() == term_ && leadership.leader() == leader_;
   }
 
   /// Returns the highest term.
-  std::uint64_t latest() const {
-    const std::lock_guard lock(mutex_);
-    return term_;
-  }
+  std::uint64_t latest() const { return term_; }
 
  private:
   const bool is_strict_;
-  mutable std::mutex mutex_;
-  std::uint64_t term_ = 0;
+  std::mutex mutex_;
+  std::atomic<std::uint64_t> term_{0};
   std::string leader_;
 };
 

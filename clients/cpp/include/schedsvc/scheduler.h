@@ -136,7 +136,10 @@ using Verdict = std::variant<std::shared_ptr<Admission>, Refused, CallError>;
 class Withdrawal {
  public:
   /// Ends the calls that were given it, and those that will be, with CANCELLED.
-  void withdraw();
+  void withdraw() {
+    is_withdrawn_ = true;
+    break_off();
+  }
   bool is_withdrawn() const { return is_withdrawn_; }
 
  private:
@@ -145,6 +148,8 @@ class Withdrawal {
   /// Lets it end a call while the pointer lives.
   [[nodiscard]] std::shared_ptr<void> hold(grpc::ClientContext& context);
   bool holds_any() const;
+  /// Ends the calls that it holds, but not those that begin later.
+  void break_off();
 
   std::atomic<bool> is_withdrawn_{false};
   mutable std::mutex mutex_;
