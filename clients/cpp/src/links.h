@@ -14,6 +14,13 @@ namespace schedsvc {
 /// After this number of unanswered probes in a row a scheduler that holds a call is silent.
 constexpr int kProbesMax = 3;
 
+/// Every scheduler would answer so.
+constexpr grpc::StatusCode kOfCaller[] = {
+    grpc::StatusCode::INVALID_ARGUMENT, grpc::StatusCode::OUT_OF_RANGE,
+    grpc::StatusCode::ALREADY_EXISTS,   grpc::StatusCode::NOT_FOUND,
+    grpc::StatusCode::UNAUTHENTICATED,  grpc::StatusCode::PERMISSION_DENIED,
+    grpc::StatusCode::RESOURCE_EXHAUSTED};
+
 /// Returns a random part of a duration.
 inline milliseconds randomly(milliseconds most) {
   thread_local absl::BitGen random;
@@ -53,14 +60,16 @@ class Links {
       const std::string target = targets_.ask();
       const auto began = Clock::now();
       CallError error = attempt(target, unary, options, deadline, stop);
-      if (error.code == grpc::StatusCode::OK) {
-        check_term(target, *unary.response, error);
+      if (error.code == grpc::StatusCode::OK && !is_obeyed(*unary.response)) {
+        error.code = grpc::StatusCode::UNAVAILABLE;
+        error.message = absl::StrCat(target, " answers under a term that is over, for ",
+                                     fence_->latest(), " is known");
       }
       if (error.code == grpc::StatusCode::OK) {
         targets_.answered();
         return std::nullopt;
       }
-      if (!targets_.several() || is_of_caller(error.code) || is_given_up()) {
+      if (!targets_.several() || absl::c_linear_search(kOfCaller, error.code) || is_given_up()) {
         return error;
       }
       const auto now = Clock::now();
@@ -88,24 +97,6 @@ class Links {
   };
 
   static constexpr auto kNever = Clock::time_point::max();
-
-  /// Returns whether every scheduler would answer so.
-  static bool is_of_caller(grpc::StatusCode code) {
-    using grpc::StatusCode;
-    static const std::set<StatusCode> kOfCaller = {
-        StatusCode::INVALID_ARGUMENT, StatusCode::OUT_OF_RANGE,    StatusCode::ALREADY_EXISTS,
-        StatusCode::NOT_FOUND,        StatusCode::UNAUTHENTICATED, StatusCode::PERMISSION_DENIED,
-        StatusCode::RESOURCE_EXHAUSTED};
-    return kOfCaller.count(code) > 0;
-  }
-
-  /// Returns whether a target is on this host by its name. gRPC would ask the proxy of the
-  /// environment even for a loopback address.
-  static bool is_local(const std::string& target) {
-    static const std::regex kLocal(
-        R"((unix|unix-abstract|(dns:///)?localhost):.*|(ipv4:)?127\..*|\[::1\]:.*)");
-    return std::regex_match(target, kLocal);
-  }
 
   /// Makes a call at one target; the code is OK if that answers.
   CallError attempt(const std::string& target, const Unary& unary, const CallOptions& options,
@@ -143,19 +134,11 @@ class Links {
     return error;
   }
 
-  /// Drops an answer of a scheduler that leads no more.
-  void check_term(const std::string& target, const google::protobuf::Message& response,
-                  CallError& error) {
+  /// Returns whether an answer counts: one of a scheduler that leads no more does not.
+  bool is_obeyed(const google::protobuf::Message& response) {
     const auto* field = response.GetDescriptor()->FindFieldByName("leadership");
-    if (field != nullptr) {
-      const auto& leadership = dynamic_cast<const v1::Leadership&>(
-          response.GetReflection()->GetMessage(response, field));
-      if (!fence_->obeys(leadership)) {
-        error.code = grpc::StatusCode::UNAVAILABLE;
-        error.message = absl::StrCat(target, " answers under term ", leadership.term(), ", but ",
-                                     fence_->latest(), " is known");
-      }
-    }
+    return field == nullptr || fence_->obeys(dynamic_cast<const v1::Leadership&>(
+                                   response.GetReflection()->GetMessage(response, field)));
   }
 
   std::shared_ptr<grpc::Channel> connect(const std::string& target) const {
@@ -165,7 +148,10 @@ class Links {
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // It bounds an attempt.
     // After a silence a new channel must not get the connection that has become silent.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    if (is_local(target)) {
+    // gRPC would ask the proxy of the environment even for a loopback address.
+    static const std::regex kLocal(
+        R"((unix|unix-abstract|(dns:///)?localhost):.*|(ipv4:)?127\..*|\[::1\]:.*)");
+    if (std::regex_match(target, kLocal)) {
       arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     }
     return options_.connect(target, options_.credentials, arguments);
@@ -199,7 +185,7 @@ class Links {
     const auto probe = unary(&v1::SchedulerService::Stub::Progress, nothing, response);
     const auto code = attempt(target, probe, {}, due, probes_).code;
     // An answer under a term that is over is none.
-    return code == grpc::StatusCode::OK ? !fence_->obeys(response.leadership())
+    return code == grpc::StatusCode::OK ? !is_obeyed(response)
                                         : code == grpc::StatusCode::DEADLINE_EXCEEDED;
   }
 

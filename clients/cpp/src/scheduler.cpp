@@ -3,6 +3,10 @@
 #include <condition_variable>
 #include <shared_mutex>
 
+#include <absl/status/status.h>
+#include <absl/strings/str_format.h>
+#include <google/protobuf/util/time_util.h>
+#include <schedsvc/client/details.pb.h>
 #include <schedsvc/v1/explain.grpc.pb.h>
 
 #include "links.h"
@@ -25,31 +29,18 @@ constexpr milliseconds kLeaseGrace{20'000};
 /// Bounds how long the end of scope waits, and a withdrawn Admit for the return of its grant.
 constexpr milliseconds kCloseWait{1'000};
 
+/// The scheduler no longer knows such a lease as live. A state of a later version is no reason to
+/// stop.
+constexpr v1::LeaseState kLost[] = {v1::LEASE_STATE_UNKNOWN, v1::LEASE_STATE_VOID,
+                                    v1::LEASE_STATE_ENDED};
+
 CallError cancelled(const char* method, const char* why) {
   return {method, {grpc::StatusCode::CANCELLED, why}};
-}
-
-std::string new_request_id() {
-  thread_local absl::BitGen random;
-  return absl::StrCat(absl::Hex(absl::Uniform<std::uint64_t>(random), absl::kZeroPad16),
-                      absl::Hex(absl::Uniform<std::uint64_t>(random), absl::kZeroPad16));
 }
 
 /// Returns the time between two renewals: two may be lost before a lease is.
 milliseconds usual_pause(const Admission& lease) {
   return std::max(milliseconds(lease.grant.ttl_ms() / 3), milliseconds(1));
-}
-
-/// Returns whether the scheduler no longer knows a lease as live. A state of a later version is no
-/// reason to stop.
-bool is_lost(v1::LeaseState state) {
-  return state == v1::LEASE_STATE_UNKNOWN || state == v1::LEASE_STATE_VOID ||
-         state == v1::LEASE_STATE_ENDED;
-}
-
-/// Returns whether the same call may succeed later.
-bool is_passing(grpc::StatusCode code) {
-  return code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::DEADLINE_EXCEEDED;
 }
 
 /// Copies the totals that are set, within the limits of the contract: a scheduler refuses the whole
@@ -65,7 +56,45 @@ void note(const Totals& totals, google::protobuf::Message& to) {
   }
 }
 
+/// Reads a detail of this name, whatever package our message of it has.
+template <class Message>
+bool unpack(const google::protobuf::Any& detail, const char* name, Message& message) {
+  return absl::EndsWith(detail.type_url(), name) && message.ParseFromString(detail.value());
+}
+
 }  // namespace
+
+CallError::CallError(std::string of, const grpc::Status& status)
+    : method(std::move(of)), code(status.error_code()), message(status.error_message()) {
+  client::Status sent;
+  sent.ParseFromString(status.error_details());  // If it cannot be read, there are no details.
+  for (const google::protobuf::Any& detail : sent.details()) {
+    if (client::BadRequest wrong; unpack(detail, "/google.rpc.BadRequest", wrong)) {
+      for (const auto& field : wrong.field_violations()) {
+        fields.push_back({field.field(), field.description()});
+      }
+    } else if (client::RetryInfo retry; unpack(detail, "/google.rpc.RetryInfo", retry)) {
+      retry_after = std::chrono::milliseconds(
+          google::protobuf::util::TimeUtil::DurationToMilliseconds(retry.retry_delay()));
+    }
+  }
+}
+
+std::string CallError::code_name() const {
+  return absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
+}
+
+std::string CallError::text() const {
+  std::string why;
+  for (const FieldViolation& wrong : fields) {
+    why += (why.empty() ? "" : "; ") + wrong.field + ": " + wrong.description;
+  }
+  return "schedsvc: " + method + ": " + code_name() + ": " + (fields.empty() ? message : why);
+}
+
+std::string Refused::text() const {
+  return "schedsvc: refused: " + v1::Outcome_Name(outcome) + ": " + refusal.message();
+}
 
 /// Is what a Scheduler and its Admissions share. One thread renews all leases and repeats ends.
 class Core : public std::enable_shared_from_this<Core> {
@@ -87,7 +116,9 @@ class Core : public std::enable_shared_from_this<Core> {
       return CallError("Admit", {grpc::StatusCode::INVALID_ARGUMENT, why});
     }
     if (request.request_id().empty()) {
-      request.set_request_id(new_request_id());
+      thread_local absl::BitGen random;
+      const auto half = [] { return absl::Uniform<std::uint64_t>(random); };
+      request.set_request_id(absl::StrFormat("%016x%016x", half(), half()));
     }
     if (const char* why = withdrawn(options)) {
       return cancelled("Admit", why);
@@ -97,7 +128,12 @@ class Core : public std::enable_shared_from_this<Core> {
     const auto error = links_.call(unary(&Stub::Admit, request, response), options, admits_);
     const char* why = withdrawn(options);
     if (!error && response.outcome() != v1::OUTCOME_GRANTED) {
-      return Refused(request.request_id(), response);
+      const auto& refusal = response.refusal();
+      return Refused{request.request_id(),
+                     v1::Outcome_IsValid(response.outcome()) ? response.outcome()
+                                                             : v1::OUTCOME_UNSPECIFIED,
+                     refusal, milliseconds(refusal.retry_after_ms()),
+                     std::chrono::microseconds(response.queue_duration_us())};
     }
     if (!error && why == nullptr) {
       const auto lease = open(request, response);
@@ -122,8 +158,8 @@ class Core : public std::enable_shared_from_this<Core> {
     }
     std::unique_lock idle(asking_, until);
     lock.lock();
-    const bool are_ended = changed_.wait_until(lock, until, [this] { return leases_.empty(); });
-    const bool is_idle = idle && are_ended;
+    const bool is_idle =
+        changed_.wait_until(lock, until, [this] { return leases_.empty(); }) && idle;
     is_stopped_ = true;
     changed_.notify_all();
     lock.unlock();
@@ -150,7 +186,10 @@ class Core : public std::enable_shared_from_this<Core> {
     lease->backoff_ = std::min(2 * lease->backoff_, kBackoffMax);
     const auto now = Clock::now();
     const std::lock_guard lock(mutex_);
-    if (error && is_passing(error->code) && now < lease->expiry_ && !is_stopped_) {
+    // The same call may succeed later after these alone.
+    const bool is_passing = error && (error->code == grpc::StatusCode::UNAVAILABLE ||
+                                      error->code == grpc::StatusCode::DEADLINE_EXCEEDED);
+    if (is_passing && now < lease->expiry_ && !is_stopped_) {
       ends_.emplace(now + pause, lease);
     } else {
       close(lease, error ? Books(*error) : Books(response));
@@ -206,33 +245,34 @@ class Core : public std::enable_shared_from_this<Core> {
     }
   }
 
+  /// Takes what is due out of a queue. Its caller holds the lock.
+  static std::vector<Lease> take(Queue& queue, std::size_t most) {
+    std::vector<Lease> due;
+    while (due.size() < most && !queue.empty() && queue.begin()->first <= Clock::now()) {
+      due.push_back(queue.extract(queue.begin()).mapped());
+    }
+    return due;
+  }
+
   /// Does what is due: renewals, several at once, before any end, however many wait.
   void keep() {
     std::unique_lock lock(mutex_);
     while (!is_stopped_) {
-      const auto now = Clock::now();
-      const auto is_due = [now](const Queue& queue) {
-        return !queue.empty() && queue.begin()->first <= now;
-      };
-      if (is_due(renewals_)) {
-        std::vector<Lease> batch;
-        while (is_due(renewals_) && batch.size() < kBatchMax) {
-          batch.push_back(renewals_.extract(renewals_.begin()).mapped());
-        }
-        lock.unlock();
-        renew(batch);
-        lock.lock();
-      } else if (is_due(ends_)) {
-        const Lease lease = ends_.extract(ends_.begin()).mapped();
-        lock.unlock();
-        deliver(lease, kEndTimeout);
-        lock.lock();
-      } else {
-        const auto due = [now](const Queue& queue) {
-          return queue.empty() ? now + std::chrono::hours(1) : queue.begin()->first;
+      const auto renewals = take(renewals_, kBatchMax);
+      const auto ends = take(ends_, renewals.empty() ? 1 : 0);
+      if (renewals.empty() && ends.empty()) {
+        const auto next = [](const Queue& queue) {
+          return queue.empty() ? Clock::now() + std::chrono::hours(1) : queue.begin()->first;
         };
-        changed_.wait_until(lock, std::min(due(renewals_), due(ends_)));
+        changed_.wait_until(lock, std::min(next(renewals_), next(ends_)));
+        continue;
       }
+      lock.unlock();
+      renew(renewals);
+      for (const Lease& lease : ends) {
+        deliver(lease, kEndTimeout);
+      }
+      lock.lock();
     }
   }
 
@@ -255,7 +295,7 @@ class Core : public std::enable_shared_from_this<Core> {
     const auto error = call(unary(&Stub::Progress, request, response), {timeout, {}, {}});
     for (const v1::LeaseStatus& status : response.leases()) {
       const auto lease = leases.find(status.lease_id());
-      if (!error && lease != leases.end() && is_lost(status.state())) {
+      if (!error && lease != leases.end() && absl::c_linear_search(kLost, status.state())) {
         lease->second->lose(status.state());
       }
     }
@@ -315,13 +355,12 @@ void Admission::on_lost(std::function<void()> stop) {
 
 void Admission::lose(v1::LeaseState state) {
   const std::lock_guard losing(losing_);
-  {
-    const std::lock_guard lock(mutex_);
-    if (end_) {
-      return;
-    }
-    lost_ = absl::StrCat("schedsvc: lease ", grant.lease_id(), " is ", v1::LeaseState_Name(state));
+  std::unique_lock lock(mutex_);
+  if (end_) {
+    return;
   }
+  lost_ = absl::StrCat("schedsvc: lease ", grant.lease_id(), " is ", v1::LeaseState_Name(state));
+  lock.unlock();
   if (const auto stop = std::exchange(stop_, nullptr)) {
     stop();
   }
@@ -343,10 +382,25 @@ Books Admission::give_back(milliseconds wait) {
   return end(v1::OUTCOME_CANCELLED, nothing, wait);
 }
 
-/// Ends the lease, and waits for its books.
+/// Ends the lease if that has not begun, and waits for its books.
 Books Admission::end(v1::Outcome outcome, const Totals& totals, milliseconds wait) {
   const auto until = Clock::now() + wait;
-  if (begin_end(outcome, totals)) {
+  std::unique_lock losing(losing_);
+  std::unique_lock lock(mutex_);
+  const bool begins = !end_.has_value();
+  if (begins) {
+    stop_ = nullptr;
+    expiry_ = Clock::now() + milliseconds(grant.ttl_ms()) + kLeaseGrace;
+    note(totals, report_);
+    end_.emplace();
+    end_->set_lease_id(grant.lease_id());
+    end_->set_pool_epoch(grant.pool_epoch());
+    end_->set_outcome(outcome);
+    note(report_, *end_);
+  }
+  lock.unlock();
+  losing.unlock();
+  if (begins) {
     core_->deliver(shared_from_this(), std::min(wait, kEndTimeout));
   }
   if (ended_.wait_until(until) == std::future_status::ready) {
@@ -354,24 +408,6 @@ Books Admission::end(v1::Outcome outcome, const Totals& totals, milliseconds wai
   }
   return CallError("Complete", {grpc::StatusCode::DEADLINE_EXCEEDED,
                                 "the scheduler has not answered yet; the client repeats the end"});
-}
-
-/// Returns false if the end has begun before.
-bool Admission::begin_end(v1::Outcome outcome, const Totals& totals) {
-  const std::lock_guard losing(losing_);
-  const std::lock_guard lock(mutex_);
-  if (end_) {
-    return false;
-  }
-  stop_ = nullptr;
-  expiry_ = Clock::now() + milliseconds(grant.ttl_ms()) + kLeaseGrace;
-  note(totals, report_);
-  end_.emplace();
-  end_->set_lease_id(grant.lease_id());
-  end_->set_pool_epoch(grant.pool_epoch());
-  end_->set_outcome(outcome);
-  note(report_, *end_);
-  return true;
 }
 
 void Withdrawal::break_off() {

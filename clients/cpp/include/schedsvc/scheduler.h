@@ -49,8 +49,6 @@ struct CallError {
 
 /// Is the scheduler's verdict that a request does not run.
 struct Refused {
-  Refused(std::string request_id, const v1::AdmitResponse& response);
-
   std::string request_id;
   /// Is OUTCOME_UNSPECIFIED if a later version of the contract gave the reason.
   v1::Outcome outcome;
@@ -110,7 +108,6 @@ class Admission : public std::enable_shared_from_this<Admission> {
   std::optional<Totals> renewal() const;
   void lose(v1::LeaseState state);
   Books end(v1::Outcome outcome, const Totals& totals, std::chrono::milliseconds wait);
-  bool begin_end(v1::Outcome outcome, const Totals& totals);
 
   const std::shared_ptr<Core> core_;
   // It is locked before the other one. The thread that renews calls `stop_` under it, so that an
@@ -175,10 +172,7 @@ struct Options {
   /// Is passed to the channels.
   grpc::ChannelArguments arguments;
   /// Makes the channel to a target, interceptors included.
-  std::function<std::shared_ptr<grpc::Channel>(
-      const std::string&, const std::shared_ptr<grpc::ChannelCredentials>&,
-      const grpc::ChannelArguments&)>
-      connect = grpc::CreateCustomChannel;
+  std::function<decltype(grpc::CreateCustomChannel)> connect = grpc::CreateCustomChannel;
   /// Is how long a call looks for a target that leads, if there are several.
   std::chrono::milliseconds failover_wait{5'000};
   /// Is the silence after which a client leaves one of several targets.
