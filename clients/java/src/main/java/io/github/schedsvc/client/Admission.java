@@ -167,6 +167,7 @@ public final class Admission implements AutoCloseable {
   /** Repeats the end until the scheduler has it, or the lease has surely expired. */
   private void deliver(CompleteRequest request, long expiry, long backoffMs) {
     scheduler
+        .channel
         .ask(SchedulerServiceGrpc.getCompleteMethod(), request, endOptions())
         .whenComplete(
             (found, failure) -> {
@@ -201,6 +202,7 @@ public final class Admission implements AutoCloseable {
     }
     long usualMs = grant.getTtlMs() / 3;
     scheduler
+        .channel
         .ask(SchedulerServiceGrpc.getProgressMethod(), request, CallOptions.DEFAULT)
         .whenComplete(
             (response, failure) -> {

@@ -1,6 +1,7 @@
 package io.github.schedsvc.client;
 
 import io.github.schedsvc.v1.ProgressRequest;
+import io.github.schedsvc.v1.ProgressResponse;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
@@ -16,9 +17,9 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Function;
 
 /**
  * Makes unary calls. With several targets it asks one after the other, until the deadline of the
@@ -46,17 +47,12 @@ final class FailoverChannel extends Channel {
   private final Duration silentAfter;
   private final Map<String, Link> links = new LinkedHashMap<>();
 
-  FailoverChannel(
-      Targets targets,
-      Function<String, Link> link,
-      Timer timer,
-      Duration failoverWait,
-      Duration silentAfter) {
-    this.targets = targets;
+  FailoverChannel(Scheduler.Builder options, Timer timer) {
+    this.targets = options.targets;
     this.timer = timer;
-    this.failoverWait = failoverWait;
-    this.silentAfter = silentAfter;
-    targets.all().forEach(target -> links.put(target, link.apply(target)));
+    this.failoverWait = options.failoverWait;
+    this.silentAfter = options.silentAfter;
+    targets.all().forEach(target -> links.put(target, new Link(target, options)));
     if (targets.several()) {
       probeLater();
     }
@@ -77,7 +73,8 @@ final class FailoverChannel extends Channel {
 
   /** Makes a call of this client's own, which no context of a caller cancels. */
   <Q, R> CompletableFuture<R> ask(MethodDescriptor<Q, R> method, Q request, CallOptions options) {
-    return Link.start(new Call<>(method, options, Context.current().fork()), request);
+    return Link.start(
+        new Call<>(method, options, Context.current().fork()), request, new CompletableFuture<>());
   }
 
   void close() {
@@ -106,11 +103,14 @@ final class FailoverChannel extends Channel {
     CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(step, TimeUnit.NANOSECONDS);
     Link.start(
             link.newCall(SchedulerServiceGrpc.getProgressMethod(), options, new Metadata()),
-            ProgressRequest.getDefaultInstance())
+            ProgressRequest.getDefaultInstance(),
+            new CompletableFuture<ProgressResponse>())
         .whenComplete(
             (answer, failure) -> {
               boolean isSilent =
-                  failure == null ? !link.check(answer).isOk() : isLate(Status.fromThrowable(failure));
+                  failure == null
+                      ? !link.check(answer).isOk()
+                      : isLate(Status.fromThrowable(failure));
               if (!isSilent) {
                 link.missed.set(0);
               } else if (link.missed.incrementAndGet() == PROBES_MAX) {
@@ -191,7 +191,9 @@ final class FailoverChannel extends Channel {
 
     private synchronized void ask(Link link, long began) {
       if (isCancelled) {
-        listener.onClose(Status.CANCELLED.withDescription("it was withdrawn"), new Metadata());
+        Status status = Status.CANCELLED.withDescription("it was withdrawn");
+        Executor executor = options.getExecutor() == null ? Runnable::run : options.getExecutor();
+        executor.execute(() -> listener.onClose(status, new Metadata()));
         return;
       }
       CallOptions bounded = options;
@@ -202,8 +204,9 @@ final class FailoverChannel extends Channel {
         bounded = options.withDeadline(earlier(options.getDeadline(), silent));
       }
       attempt = link.newCall(method, bounded, headers);
-      Link.start(attempt, message)
-          .whenComplete((answer, failure) -> ended(link, began, answer, failure));
+      CompletableFuture<R> answer = new CompletableFuture<>();
+      answer.whenComplete((found, failure) -> ended(link, began, found, failure));
+      Link.start(attempt, message, answer);
     }
 
     private void ended(Link link, long began, R answer, Throwable failure) {

@@ -38,11 +38,11 @@ final class Link {
   private long triedAt;
   private boolean isClosed;
 
-  Link(String target, Supplier<ManagedChannel> connect, Fence fence, String token) {
+  Link(String target, Scheduler.Builder options) {
     this.target = target;
-    this.connect = connect;
-    this.fence = fence;
-    this.token = token;
+    this.connect = () -> options.channel(target).build();
+    this.fence = Fence.of(options.targets.all());
+    this.token = options.token;
     this.channel = connect.get();
   }
 
@@ -64,9 +64,12 @@ final class Link {
     return MetadataUtils.newAttachHeadersInterceptor(sent).interceptCall(method, options, ready());
   }
 
-  /** Makes a unary call; the future fails with a {@link CallException}. */
-  static <Q, R> CompletableFuture<R> start(ClientCall<Q, R> call, Q request) {
-    CompletableFuture<R> answer = new CompletableFuture<>();
+  /**
+   * Makes a unary call. What depends on the answer already runs in the call's own executor: a
+   * blocking stub waits there. It fails with a {@link CallException}.
+   */
+  static <Q, R> CompletableFuture<R> start(
+      ClientCall<Q, R> call, Q request, CompletableFuture<R> answer) {
     ClientCalls.asyncUnaryCall(
         call,
         request,

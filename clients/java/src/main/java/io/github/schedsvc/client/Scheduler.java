@@ -16,7 +16,6 @@ import io.grpc.Context;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannelBuilder;
-import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.List;
@@ -48,21 +47,14 @@ public final class Scheduler implements AutoCloseable {
   private static final Duration CLOSE_WAIT = Duration.ofSeconds(10);
 
   final Timer timer = new Timer();
-  private final FailoverChannel channel;
+  final FailoverChannel channel;
   /** What is under way, requests that wait and admissions, and how to end it. */
   private final Map<CompletableFuture<?>, Runnable> ends = new ConcurrentHashMap<>();
 
   private volatile boolean isClosed;
 
   private Scheduler(Builder builder) {
-    Fence fence = Fence.of(builder.targets.all());
-    channel =
-        new FailoverChannel(
-            builder.targets,
-            target -> new Link(target, () -> builder.channel(target).build(), fence, builder.token),
-            timer,
-            builder.failoverWait,
-            builder.silentAfter);
+    channel = new FailoverChannel(builder, timer);
   }
 
   /**
@@ -135,7 +127,7 @@ public final class Scheduler implements AutoCloseable {
     }
     ClientCall<AdmitRequest, AdmitResponse> call =
         channel.newCall(SchedulerServiceGrpc.getAdmitMethod(), CallOptions.DEFAULT);
-    Link.start(call, asked)
+    Link.start(call, asked, new CompletableFuture<>())
         .handle((response, failure) -> settle(asked, admitted, response, failure))
         .thenCompose(given -> given)
         .whenComplete((books, failure) -> settled.complete(null));
@@ -161,29 +153,20 @@ public final class Scheduler implements AutoCloseable {
   public boolean close(Duration most) {
     isClosed = true;
     List.copyOf(ends.values()).forEach(Runnable::run);
-    boolean isDone = awaitEnds(most);
+    boolean isDone = true; // Also if an end failed.
+    try {
+      CompletableFuture.allOf(ends.keySet().toArray(new CompletableFuture<?>[0]))
+          .exceptionally(failure -> null)
+          .get(most.toNanos(), TimeUnit.NANOSECONDS);
+    } catch (ExecutionException | TimeoutException e) {
+      isDone = false;
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+      isDone = false;
+    }
     timer.close();
     channel.close();
     return isDone;
-  }
-
-  private boolean awaitEnds(Duration most) {
-    try {
-      CompletableFuture.allOf(ends.keySet().toArray(new CompletableFuture<?>[0]))
-          .get(most.toNanos(), TimeUnit.NANOSECONDS);
-      return true;
-    } catch (ExecutionException e) {
-      return true; // All have ended, if not all well.
-    } catch (TimeoutException e) {
-      return false;
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt();
-      return false;
-    }
-  }
-
-  <Q, R> CompletableFuture<R> ask(MethodDescriptor<Q, R> method, Q request, CallOptions options) {
-    return channel.ask(method, request, options);
   }
 
   /** Notes what has begun, until it is done, and how to end it. */
@@ -224,12 +207,14 @@ public final class Scheduler implements AutoCloseable {
             .setTenant(request.getTenant())
             .build();
     AdmitRequest again = request.toBuilder().setQueueTtlMs(1).build();
-    return ask(ExplainServiceGrpc.getExplainMethod(), question, Admission.endOptions())
+    return channel
+        .ask(ExplainServiceGrpc.getExplainMethod(), question, Admission.endOptions())
         .thenCompose(
             found ->
                 found.getRequestsList().stream()
                         .anyMatch(story -> story.getState() == RequestState.REQUEST_STATE_LIVE)
-                    ? ask(SchedulerServiceGrpc.getAdmitMethod(), again, Admission.endOptions())
+                    ? channel.ask(
+                        SchedulerServiceGrpc.getAdmitMethod(), again, Admission.endOptions())
                     : CompletableFuture.completedFuture(AdmitResponse.getDefaultInstance()))
         .thenCompose(
             response ->
@@ -249,12 +234,12 @@ public final class Scheduler implements AutoCloseable {
 
   /** Sets a client up. Its defaults suit one scheduler without TLS. */
   public static final class Builder {
-    private final Targets targets;
-    private String token;
+    final Targets targets;
+    String token;
+    Duration failoverWait = Duration.ofSeconds(5);
+    Duration silentAfter = Duration.ofMillis(1500);
     private ChannelCredentials credentials = InsecureChannelCredentials.create();
     private Consumer<ManagedChannelBuilder<?>> configure = channel -> {};
-    private Duration failoverWait = Duration.ofSeconds(5);
-    private Duration silentAfter = Duration.ofMillis(1500);
 
     private Builder(String targets) {
       this.targets = Targets.parse(targets);
@@ -295,7 +280,7 @@ public final class Scheduler implements AutoCloseable {
       return new Scheduler(this);
     }
 
-    private ManagedChannelBuilder<?> channel(String target) {
+    ManagedChannelBuilder<?> channel(String target) {
       ManagedChannelBuilder<?> channel = Grpc.newChannelBuilder(target, credentials);
       configure.accept(channel);
       return channel;
