@@ -288,6 +288,17 @@ TEST(Scheduler, GivesUpItsShutdownWhenTheTimeIsOver) {
   EXPECT_EQ(as<CallError>(open->complete()).code, StatusCode::CANCELLED);
 }
 
+TEST(Scheduler, BreaksAnEndOffWhenItGivesUpItsShutdown) {
+  fake::Scheduler f;
+  Scheduler scheduler(f.target());
+  const auto open = admit(scheduler);
+  f.with([](State& s) { s.hangs = true; });
+  auto ends = std::async(std::launch::async, [&open] { return as<CallError>(open->complete()); });
+  f.until([](const State& s) { return s.count("Complete") == 1; });
+  EXPECT_FALSE(scheduler.shutdown(milliseconds(0)));
+  EXPECT_EQ(ends.get().code, StatusCode::CANCELLED);
+}
+
 TEST(Scheduler, ReturnsAGrantThatCrossesAWithdrawal) {
   fake::Scheduler f;
   {
