@@ -48,7 +48,7 @@ public final class Scheduler implements AutoCloseable {
 
   final Timer timer = new Timer();
   final FailoverChannel channel;
-  /** What is under way, requests that wait and admissions, and how to end it. */
+  /** Has the requests that wait and the admissions, each with how to end it. */
   private final Map<CompletableFuture<?>, Runnable> ends = new ConcurrentHashMap<>();
 
   private volatile boolean isClosed;
