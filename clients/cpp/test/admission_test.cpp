@@ -179,7 +179,10 @@ TEST(Admission, IsNotToldOfALossAfterItsEnd) {
   for (int n = 0; n < 20; ++n) {
     std::atomic<bool> has_ended{false};
     auto admission = admit(scheduler);
-    admission->on_lost([&has_ended] { EXPECT_FALSE(has_ended); });
+    admission->on_lost([&has_ended] {
+      std::this_thread::sleep_for(milliseconds(5));  // The end has to wait for it.
+      EXPECT_FALSE(has_ended);
+    });
     f.with([](State& s) { s.leases.rbegin()->second.state = v1::LEASE_STATE_VOID; });
     std::this_thread::sleep_for(milliseconds(n));
     charged(admission->cancel());

@@ -65,8 +65,8 @@ final class Link {
   }
 
   /**
-   * Makes a unary call, which fails with a {@link CallException}. The executor of the call runs each
-   * function that waits for the answer already, because a blocking stub listens to that one alone.
+   * Makes a unary call, which fails with a {@link CallException}. The executor of the call runs
+   * each function that waits for the answer already: a blocking stub listens to that one alone.
    */
   static <Q, R> CompletableFuture<R> start(
       ClientCall<Q, R> call, Q request, CompletableFuture<R> answer) {
