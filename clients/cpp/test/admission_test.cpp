@@ -177,16 +177,16 @@ TEST(Admission, IsNotToldOfALossAfterItsEnd) {
   f.with([](State& s) { s.ttl = milliseconds(30); });
   Scheduler scheduler(f.target());
   for (int n = 0; n < 20; ++n) {
-    std::atomic<bool> has_ended{false};
+    const auto has_ended = std::make_shared<std::atomic<bool>>(false);
     auto admission = admit(scheduler);
-    admission->on_lost([&has_ended] {
+    admission->on_lost([has_ended] {
       std::this_thread::sleep_for(milliseconds(5));  // The end has to wait for it.
-      EXPECT_FALSE(has_ended);
+      EXPECT_FALSE(*has_ended);
     });
     f.with([](State& s) { s.leases.rbegin()->second.state = v1::LEASE_STATE_VOID; });
     std::this_thread::sleep_for(milliseconds(n));
     charged(admission->cancel());
-    has_ended = true;
+    *has_ended = true;
   }
 }
 
