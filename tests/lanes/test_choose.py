@@ -100,7 +100,7 @@ def test_a_change_of_what_chooses_selects_everything(path: str) -> None:
         ("proto/schedsvc/v1/pool.proto", "test-java"),
         ("schedsvc/service/scheduler_servicer.py", "test-java"),
         ("clients/cpp/CMakeLists.txt", "test-cpp"),
-        ("clients/cpp/src/links.cpp", "test-cpp"),
+        ("clients/cpp/src/links.h", "test-cpp"),
         ("clients/conformance/queue.json", "test-cpp"),
         ("proto/schedsvc/v1/pool.proto", "test-cpp"),
         ("schedsvc/service/scheduler_servicer.py", "test-cpp"),

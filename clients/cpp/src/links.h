@@ -1,16 +1,12 @@
 #pragma once
 
-#include <condition_variable>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
-
+#include <absl/random/random.h>
+#include <absl/strings/match.h>
 #include <schedsvc/scheduler.h>
 
-#include "stop.h"
+#include <regex>
+#include <thread>
+
 #include "targets.h"
 
 namespace schedsvc {
@@ -18,52 +14,188 @@ namespace schedsvc {
 /// After this number of unanswered probes in a row a scheduler that holds a call is silent.
 constexpr int kProbesMax = 3;
 
+/// Every scheduler would answer so.
+constexpr grpc::StatusCode kOfCaller[] = {
+    grpc::StatusCode::INVALID_ARGUMENT, grpc::StatusCode::OUT_OF_RANGE,
+    grpc::StatusCode::ALREADY_EXISTS,   grpc::StatusCode::NOT_FOUND,
+    grpc::StatusCode::UNAUTHENTICATED,  grpc::StatusCode::PERMISSION_DENIED,
+    grpc::StatusCode::RESOURCE_EXHAUSTED};
+
 /// Returns a random part of a duration.
-milliseconds randomly(milliseconds most);
+inline milliseconds randomly(milliseconds most) {
+  thread_local absl::BitGen random;
+  return milliseconds(absl::Uniform(absl::IntervalClosed, random, 0, most.count()));
+}
 
 /// Makes unary calls, each target by one channel that all calls share. With several targets it asks
 /// one after the other, until the deadline of the call, and for at most a set time without one that
 /// leads.
 class Links {
  public:
-  Links(const std::string& targets, Options options);
-  Links(const Links&) = delete;
-  Links& operator=(const Links&) = delete;
-  ~Links();
+  Links(const std::string& targets, Options options)
+      : options_(std::move(options)), targets_(targets), fence_(Fence::of(targets_.all())) {
+    for (const std::string& target : targets_.all()) {
+      links_[target].channel = connect(target);
+    }
+    if (targets_.several()) {
+      watch_ = std::async(std::launch::async, [this] { watch(); });
+    }
+  }
+
+  ~Links() {
+    stop_.set_value();
+    probes_.withdraw();
+  }
 
   /// Makes a call that its own withdrawal ends, and `stop`.
-  std::optional<CallError> call(const Unary& unary, const CallOptions& options, Stop& stop);
+  std::optional<CallError> call(const Unary& unary, const CallOptions& options, Withdrawal& stop) {
+    auto away_since = Clock::now();
+    const auto deadline = options.timeout ? away_since + *options.timeout : kNever;
+    const auto is_given_up = [&] {
+      // gRPC may end a call a moment before its deadline.
+      return deadline - Clock::now() < milliseconds(1) || stop.is_withdrawn() ||
+             (options.withdrawal && options.withdrawal->is_withdrawn());
+    };
+    while (true) {
+      const std::string target = targets_.ask();
+      const auto began = Clock::now();
+      CallError error = attempt(target, unary, options, deadline, stop);
+      if (error.code == grpc::StatusCode::OK && !is_obeyed(*unary.response)) {
+        error.code = grpc::StatusCode::UNAVAILABLE;
+        error.message = absl::StrCat(target, " answers under a term that is over, for ",
+                                     fence_->latest(), " is known");
+      }
+      if (error.code == grpc::StatusCode::OK) {
+        targets_.answered();
+        return std::nullopt;
+      }
+      if (!targets_.several() || absl::c_linear_search(kOfCaller, error.code) || is_given_up()) {
+        return error;
+      }
+      const auto now = Clock::now();
+      const bool is_silent = error.code == grpc::StatusCode::DEADLINE_EXCEEDED;
+      if (now - began > options_.failover_wait) {  // It was held by one that answered until then.
+        away_since = now;
+      }
+      const auto pause = randomly(targets_.move_on(
+          target, error.leader, now, is_silent ? options_.silent_after : milliseconds(0)));
+      if (now - away_since > options_.failover_wait) {
+        return error;
+      }
+      std::this_thread::sleep_until(std::min(now + pause, deadline));
+      if (is_given_up()) {
+        return error;
+      }
+    }
+  }
 
  private:
   struct Link {
-    std::shared_ptr<grpc::Channel> channel;
-    Stop held;  // Has the calls that may be held for long.
+    std::shared_ptr<grpc::Channel> channel;  // Is read and changed as an atomic one.
+    Withdrawal held;                         // Has the calls that may be held for long.
+    int missed = 0;                          // Probes in a row.
   };
-  struct Answer {
-    grpc::Status status;
-    std::string leader;
-    bool is_stale = false;  // It came under a term that is over.
-  };
-  using Deadline = std::optional<Clock::time_point>;
 
-  Answer attempt(const std::string& target, const Unary& unary, const CallOptions& options,
-                 Deadline deadline, Stop& stop);
-  void authorise(grpc::ClientContext& context, const CallOptions& options) const;
-  std::shared_ptr<grpc::Channel> channel(const std::string& target);
-  void hang_up(const std::string& target);
-  void watch();
-  bool holds_any() const;
-  int probe(const std::string& target, int missed);
+  static constexpr auto kNever = Clock::time_point::max();
+
+  /// Makes a call at one target; the code is OK if that answers.
+  CallError attempt(const std::string& target, const Unary& unary, const CallOptions& options,
+                    Clock::time_point deadline, Withdrawal& stop) {
+    grpc::ClientContext context;
+    for (const auto& [key, value] : options.metadata) {
+      context.AddMetadata(key, value);
+    }
+    if (!options_.token.empty()) {
+      context.AddMetadata("authorization", "Bearer " + options_.token);
+    }
+    if (const auto term = fence_->latest(); term > 0) {
+      context.AddMetadata("schedsvc-term", std::to_string(term));
+    }
+    // An Admit may be held for long, so it is watched. Others are answered at once.
+    const bool is_held = unary.response->GetDescriptor() == v1::AdmitResponse::descriptor();
+    if (targets_.several() && !is_held) {
+      deadline = std::min(deadline, Clock::now() + options_.silent_after);
+    }
+    if (deadline != kNever) {
+      context.set_deadline(std::chrono::system_clock::now() +
+                           std::chrono::ceil<milliseconds>(deadline - Clock::now()));
+    }
+    Link& link = links_.at(target);
+    const auto stopped = stop.hold(context);
+    const auto withdrawn = options.withdrawal ? options.withdrawal->hold(context) : nullptr;
+    const auto held = is_held ? link.held.hold(context) : nullptr;
+    const grpc::Status status = unary.attempt(std::atomic_load(&link.channel), &context);
+    const std::string& named = unary.response->GetDescriptor()->name();
+    CallError error(named.substr(0, named.rfind("Response")), status);
+    const auto& trailer = context.GetServerTrailingMetadata();
+    if (const auto leader = trailer.find("schedsvc-leader"); leader != trailer.end()) {
+      error.leader.assign(leader->second.data(), leader->second.size());
+    }
+    return error;
+  }
+
+  /// Returns whether an answer counts: one of a scheduler that leads no more does not.
+  bool is_obeyed(const google::protobuf::Message& response) {
+    const auto* field = response.GetDescriptor()->FindFieldByName("leadership");
+    return field == nullptr || fence_->obeys(dynamic_cast<const v1::Leadership&>(
+                                   response.GetReflection()->GetMessage(response, field)));
+  }
+
+  std::shared_ptr<grpc::Channel> connect(const std::string& target) const {
+    grpc::ChannelArguments arguments = options_.arguments;
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // It bounds an attempt.
+    // After a silence a new channel must not get the connection that has become silent.
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    // gRPC would ask the proxy of the environment even for a loopback address.
+    static const std::regex kLocal(
+        R"((unix|unix-abstract|(dns:///)?localhost):.*|(ipv4:)?127\..*|\[::1\]:.*)");
+    if (std::regex_match(target, kLocal)) {
+      arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    }
+    return options_.connect(target, options_.credentials, arguments);
+  }
+
+  /// Asks schedulers for signs of life while they hold calls, and hangs up after too many probes
+  /// without an answer. Each probe has its own deadline, so a process that stood still loses one
+  /// probe at most.
+  void watch() {
+    const auto step = options_.silent_after / kProbesMax;
+    const auto stopped = stop_.get_future();
+    auto due = Clock::now() + step;
+    while (stopped.wait_until(due) == std::future_status::timeout) {
+      due = Clock::now() + step;
+      for (auto& [target, link] : links_) {
+        const bool is_missed = link.held.holds_any() && is_silent(target, due);
+        link.missed = is_missed ? link.missed + 1 : 0;
+        if (link.missed == kProbesMax) {
+          targets_.move_on(target, "", Clock::now(), options_.silent_after);
+          std::atomic_store(&link.channel, connect(target));
+          link.held.break_off();
+          link.missed = 0;
+        }
+      }
+    }
+  }
+
+  bool is_silent(const std::string& target, Clock::time_point due) {
+    const v1::ProgressRequest nothing;
+    v1::ProgressResponse response;
+    const auto probe = unary(&v1::SchedulerService::Stub::Progress, nothing, response);
+    const auto code = attempt(target, probe, {}, due, probes_).code;
+    // An answer under a term that is over is none.
+    return code == grpc::StatusCode::OK ? !is_obeyed(response)
+                                        : code == grpc::StatusCode::DEADLINE_EXCEEDED;
+  }
 
   const Options options_;
   Targets targets_;
   const std::shared_ptr<Fence> fence_;
-  mutable std::mutex mutex_;  // Guards the channels, and what follows.
   std::map<std::string, Link> links_;
-  std::condition_variable changed_;
-  bool is_stopped_ = false;
-  Stop probes_;
-  std::thread watching_;  // Runs if there are several targets.
+  Withdrawal probes_;
+  std::promise<void> stop_;
+  std::future<void> watch_;  // Is the last one, because its destructor waits for the thread.
 };
 
 }  // namespace schedsvc

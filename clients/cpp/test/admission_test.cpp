@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "fake.h"
-#include "keeper.h"
 #include "requests.h"
 
 namespace schedsvc {
@@ -34,11 +33,11 @@ TEST(Admission, RepeatsAnEndThatDoesNotArrive) {
   });
   Scheduler scheduler(f.target());
   auto admission = admit(scheduler);
-  const auto books = charged(admission.complete(totals({}, {}, 3)));
+  const auto books = charged(admission->complete(totals({}, {}, 3)));
   EXPECT_EQ(books.output_tokens(), 3);
   EXPECT_EQ(books.outcome(), v1::OUTCOME_COMPLETED);
   for (int n = 0; n < 100; ++n) {
-    EXPECT_EQ(charged(admission.cancel(totals({}, {}, 50))).output_tokens(), 3);
+    EXPECT_EQ(charged(admission->cancel(totals({}, {}, 50))).output_tokens(), 3);
   }
   f.with([](State& s) {
     EXPECT_EQ(s.count("Complete"), 7u);
@@ -52,10 +51,10 @@ TEST(Admission, CancelsAtItsEndOfScopeWhatHasNotEnded) {
   Scheduler scheduler(f.target());
   {
     auto done = admit(scheduler);
-    charged(done.complete());
+    charged(done->complete());
     auto moved = admit(scheduler);
     auto here = std::move(moved);
-    here.report(totals(100, {}, 5));
+    here->report(totals(100, {}, 5));
     auto other = admit(scheduler);
     other = std::move(here);  // The lease that it had ends.
     f.with([](State& s) { EXPECT_EQ(s.live(), 1u); });
@@ -85,7 +84,7 @@ TEST(Admission, EndsWhenAnExceptionLeavesTheScope) {
 TEST(Admission, BringsTotalsWithinTheLimits) {
   fake::Scheduler f;
   Scheduler scheduler(f.target());
-  charged(admit(scheduler).complete(totals(-1, -9, std::int64_t{1} << 40)));
+  charged(admit(scheduler)->complete(totals(-1, -9, std::int64_t{1} << 40)));
   const auto end = f.with([](State& s) { return s.leases[1].ends[0]; });
   EXPECT_TRUE(end.has_input_tokens() && end.input_tokens() == 0);
   EXPECT_TRUE(end.has_cached_input_tokens() && end.cached_input_tokens() == 0);
@@ -96,7 +95,7 @@ TEST(Admission, DoesNotRepeatAnEndThatCannotSucceed) {
   fake::Scheduler f;
   f.with([](State& s) { s.failures["Complete"] = repeated(StatusCode::NOT_FOUND, 2); });
   Scheduler scheduler(f.target());
-  const auto error = as<CallError>(admit(scheduler).cancel());
+  const auto error = as<CallError>(admit(scheduler)->cancel());
   EXPECT_EQ(error.text(), "schedsvc: Complete: NOT_FOUND: as the test asked");
   f.with([](State& s) { EXPECT_EQ(s.count("Complete"), 1u); });
 }
@@ -107,7 +106,7 @@ TEST(Admission, DoesNotWaitInItsDestructorForAnEndThatTakesLong) {
   Scheduler scheduler(f.target());
   {
     auto admission = admit(scheduler);
-    EXPECT_EQ(as<CallError>(admission.complete({}, milliseconds(20))).code,
+    EXPECT_EQ(as<CallError>(admission->complete({}, milliseconds(20))).code,
               StatusCode::DEADLINE_EXCEEDED);
   }
   f.with([](State& s) {
@@ -122,8 +121,8 @@ TEST(Admission, CostsNothingIfItIsGivenBack) {
   fake::Scheduler f;
   Scheduler scheduler(f.target());
   auto admission = admit(scheduler);
-  admission.report(totals(100, 16, 7));
-  charged(admission.give_back());
+  admission->report(totals(100, 16, 7));
+  charged(admission->give_back());
   const auto end = f.with([](State& s) { return s.leases[1].ends[0]; });
   EXPECT_EQ(end.outcome(), v1::OUTCOME_CANCELLED);
   EXPECT_TRUE(end.has_input_tokens() && end.has_cached_input_tokens() && end.has_output_tokens());
@@ -138,9 +137,9 @@ TEST(Admission, TellsOnceThatItsLeaseIsLost) {
     Scheduler scheduler(f.target());
     auto admission = admit(scheduler);
     std::promise<void> stopped;  // A second call would throw.
-    admission.on_lost([&stopped] { stopped.set_value(); });
-    admission.report(totals(100, 16, {}));
-    admission.report(totals({}, {}, 7));
+    admission->on_lost([&stopped] { stopped.set_value(); });
+    admission->report(totals(100, 16, {}));
+    admission->report(totals({}, {}, 7));
     f.until([](const State& s) {
       const auto& reports = s.leases.at(1).reports;
       return !reports.empty() && reports.back().output_tokens() == 7 &&
@@ -152,14 +151,14 @@ TEST(Admission, TellsOnceThatItsLeaseIsLost) {
       return s.leases[1].reports.size();
     });
     f.until([seen](const State& s) { return s.leases.at(1).reports.size() > seen + 1; });
-    EXPECT_FALSE(admission.lost());
+    EXPECT_FALSE(admission->lost());
     f.with([state](State& s) { s.leases[1].state = state; });
     stopped.get_future().wait();
-    EXPECT_EQ(admission.lost(), "schedsvc: lease 1 is " + v1::LeaseState_Name(state));
+    EXPECT_EQ(admission->lost(), "schedsvc: lease 1 is " + v1::LeaseState_Name(state));
     bool is_late_told = false;
-    admission.on_lost([&is_late_told] { is_late_told = true; });
+    admission->on_lost([&is_late_told] { is_late_told = true; });
     EXPECT_TRUE(is_late_told);
-    charged(admission.cancel());
+    charged(admission->cancel());
   }
 }
 
@@ -168,7 +167,7 @@ TEST(Admission, CanEndInTheCallThatTellsOfItsLoss) {
   f.with([](State& s) { s.ttl = milliseconds(30); });
   Scheduler scheduler(f.target());
   auto admission = admit(scheduler);
-  admission.on_lost([&admission] { admission.cancel({}, milliseconds(0)); });
+  admission->on_lost([&admission] { admission->cancel({}, milliseconds(0)); });
   f.with([](State& s) { s.leases[1].state = v1::LEASE_STATE_VOID; });
   f.until([](const State& s) { return s.live() == 0; });
 }
@@ -178,13 +177,16 @@ TEST(Admission, IsNotToldOfALossAfterItsEnd) {
   f.with([](State& s) { s.ttl = milliseconds(30); });
   Scheduler scheduler(f.target());
   for (int n = 0; n < 20; ++n) {
-    std::atomic<bool> has_ended{false};
+    const auto has_ended = std::make_shared<std::atomic<bool>>(false);
     auto admission = admit(scheduler);
-    admission.on_lost([&has_ended] { EXPECT_FALSE(has_ended); });
+    admission->on_lost([has_ended] {
+      std::this_thread::sleep_for(milliseconds(5));  // The end has to wait for it.
+      EXPECT_FALSE(*has_ended);
+    });
     f.with([](State& s) { s.leases.rbegin()->second.state = v1::LEASE_STATE_VOID; });
     std::this_thread::sleep_for(milliseconds(n));
-    charged(admission.cancel());
-    has_ended = true;
+    charged(admission->cancel());
+    *has_ended = true;
   }
 }
 
@@ -209,7 +211,7 @@ TEST(Admission, RenewsManyLeasesInFewCalls) {
   fake::Scheduler f;
   f.with([](State& s) { s.ttl = milliseconds(900); });
   Scheduler scheduler(f.target());
-  std::vector<Admission> admissions;
+  std::vector<std::shared_ptr<Admission>> admissions;
   for (int n = 0; n < 100; ++n) {
     admissions.push_back(admit(scheduler));
   }
@@ -226,18 +228,29 @@ TEST(Admission, RenewsManyLeasesInFewCalls) {
   });
 }
 
-TEST(Keeper, RenewsBeforeItDoesOtherJobs) {
-  std::promise<bool> renewed;
-  std::atomic<int> jobs{0};
-  Keeper keeper([&](const Keeper::Leases&) { renewed.set_value(jobs < 50); });
-  std::promise<void> begins;
-  keeper.at({}, [&] { begins.get_future().wait(); });
+TEST(Admission, IsRenewedBeforeEndsAreRepeated) {
+  fake::Scheduler f;
+  std::atomic<int> early{0};  // Ends that are repeated before the renewal.
+  f.with([&](State& s) {
+    s.ttl = milliseconds(3'000);
+    s.failures["Complete"] = repeated(StatusCode::UNAVAILABLE, 10'000);
+    s.completing = [&] {
+      const bool is_early = f.with([](State& now) { return now.leases[1].reports.empty(); });
+      if (is_early && ++early == 1) {
+        std::this_thread::sleep_for(milliseconds(1'100));  // Then the renewal is due.
+      }
+    };
+  });
+  Scheduler scheduler(f.target());
+  const auto running = admit(scheduler);
+  std::vector<std::shared_ptr<Admission>> ended;
   for (int n = 0; n < 50; ++n) {
-    keeper.at({}, [&jobs] { ++jobs; });
+    ended.push_back(admit(scheduler));
+    ended.back()->complete({}, milliseconds(0));
   }
-  keeper.renew_at(Clock::now(), nullptr);
-  begins.set_value();
-  EXPECT_TRUE(renewed.get_future().get());
+  f.with([](State& s) { s.failures["Complete"].clear(); });
+  f.until([](const State& s) { return s.live() == 1 && !s.leases.at(1).reports.empty(); });
+  EXPECT_LT(early, 50);
 }
 
 TEST(Scheduler, EndsWhatIsUnderWayWhenItShutsDown) {
@@ -255,12 +268,12 @@ TEST(Scheduler, EndsWhatIsUnderWayWhenItShutsDown) {
   EXPECT_TRUE(scheduler.shutdown());
   EXPECT_EQ(waiting.get().text(), "schedsvc: Admit: CANCELLED: the Scheduler was shut down");
   f.until([](const State& s) { return s.withdrawn.size() == 1; });
-  EXPECT_FALSE(running.lost());
+  EXPECT_FALSE(running->lost());
   f.with([](State& s) {
     EXPECT_EQ(s.live(), 0u);
     EXPECT_EQ(s.leases[1].ends[0].outcome(), v1::OUTCOME_CANCELLED);
   });
-  EXPECT_EQ(charged(running.complete()).outcome(), v1::OUTCOME_CANCELLED);
+  EXPECT_EQ(charged(running->complete()).outcome(), v1::OUTCOME_CANCELLED);
   EXPECT_EQ(as<CallError>(scheduler.admit(request())).code, StatusCode::CANCELLED);
   EXPECT_EQ(as<CallError>(requests::stats(scheduler)).code, StatusCode::CANCELLED);
   f.with([](State& s) { EXPECT_EQ(s.admits.size(), 2u); });
@@ -268,7 +281,7 @@ TEST(Scheduler, EndsWhatIsUnderWayWhenItShutsDown) {
 
 TEST(Scheduler, GivesUpItsShutdownWhenTheTimeIsOver) {
   fake::Scheduler f;
-  std::optional<Admission> open;
+  std::shared_ptr<Admission> open;
   {
     Scheduler scheduler(f.target());
     open = admit(scheduler);
@@ -278,12 +291,23 @@ TEST(Scheduler, GivesUpItsShutdownWhenTheTimeIsOver) {
   EXPECT_EQ(as<CallError>(open->complete()).code, StatusCode::CANCELLED);
 }
 
+TEST(Scheduler, BreaksAnEndOffWhenItGivesUpItsShutdown) {
+  fake::Scheduler f;
+  Scheduler scheduler(f.target());
+  const auto open = admit(scheduler);
+  f.with([](State& s) { s.hangs = true; });
+  auto ends = std::async(std::launch::async, [&open] { return as<CallError>(open->complete()); });
+  f.until([](const State& s) { return s.count("Complete") == 1; });
+  EXPECT_FALSE(scheduler.shutdown(milliseconds(0)));
+  EXPECT_EQ(ends.get().code, StatusCode::CANCELLED);
+}
+
 TEST(Scheduler, ReturnsAGrantThatCrossesAWithdrawal) {
   fake::Scheduler f;
   {
     Scheduler scheduler(f.target());
     CallOptions options;
-    options.withdrawal.emplace();
+    options.withdrawal = std::make_shared<Withdrawal>();
     // The grant is out, and the client withdraws before it reads it.
     f.with([&](State& s) {
       s.decide = [&](grpc::ServerContext&, const v1::AdmitRequest& asked,
@@ -329,7 +353,7 @@ TEST(Scheduler, DoesNotSendWhatWasWithdrawnBefore) {
   fake::Scheduler f;
   Scheduler scheduler(f.target());
   CallOptions options;
-  options.withdrawal.emplace();
+  options.withdrawal = std::make_shared<Withdrawal>();
   options.withdrawal->withdraw();
   EXPECT_EQ(as<CallError>(scheduler.admit(request(), options)).code, StatusCode::CANCELLED);
   f.with([](State& s) { EXPECT_TRUE(s.calls.empty()); });
@@ -343,7 +367,7 @@ TEST(Scheduler, WithdrawsARequestThatWaits) {
   });
   Scheduler scheduler(f.target());
   CallOptions options;
-  options.withdrawal.emplace();
+  options.withdrawal = std::make_shared<Withdrawal>();
   auto waiting = std::async(std::launch::async, [&] {
     return as<CallError>(scheduler.admit(request(), options));
   });
@@ -401,7 +425,7 @@ TEST(Scheduler, PassesItsOptionsOn) {
   Scheduler scheduler(f.target(), options);
   CallOptions more;
   more.metadata = {{"x-trace", "7"}};
-  as<Admission>(scheduler.admit(request(), more)).cancel();
+  as<std::shared_ptr<Admission>>(scheduler.admit(request(), more))->cancel();
   EXPECT_EQ(connected, std::vector{f.target()});
   f.with([](State& s) {
     ASSERT_EQ(s.calls.size(), 2u);

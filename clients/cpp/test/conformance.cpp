@@ -139,7 +139,7 @@ class Runner {
 
   ~Runner() {
     for (auto& [name, call] : calls_) {
-      call.withdrawal.withdraw();
+      call.withdrawal->withdraw();
     }
   }
 
@@ -158,7 +158,7 @@ class Runner {
       auto call = calls_.extract(step["finish"].get<std::string>());
       judge(step, call.mapped().outcome.get());
     } else if (step.contains("cancel")) {
-      calls_.at(step["cancel"].get<std::string>()).withdrawal.withdraw();
+      calls_.at(step["cancel"].get<std::string>()).withdrawal->withdraw();
     } else if (step.contains("sleep_ms")) {
       std::this_thread::sleep_for(millis(step["sleep_ms"]));
     } else {
@@ -170,7 +170,7 @@ class Runner {
 
  private:
   struct Started {
-    schedsvc::Withdrawal withdrawal;
+    std::shared_ptr<schedsvc::Withdrawal> withdrawal = std::make_shared<schedsvc::Withdrawal>();
     std::future<json> outcome;
   };
 

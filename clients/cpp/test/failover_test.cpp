@@ -46,8 +46,8 @@ TEST_F(Failover, GoesToTheNextTargetIfTheFirstIsAway) {
   a.stop();
   Scheduler scheduler(both);
   auto admission = admit(scheduler);
-  EXPECT_EQ(admission.grant().lease_id(), 101u);
-  charged(admission.complete());
+  EXPECT_EQ(admission->grant.lease_id(), 101u);
+  charged(admission->complete());
 }
 
 TEST_F(Failover, TakesTheRequestIdOfAHeldCallAlong) {
@@ -59,16 +59,16 @@ TEST_F(Failover, TakesTheRequestIdOfAHeldCallAlong) {
   });
   const auto admission = admit(scheduler);
   stops.get();
-  EXPECT_EQ(admission.grant().lease_id(), 101u);
-  a.with([&](State& s) { EXPECT_EQ(s.admits[0].request_id(), admission.request_id()); });
-  b.with([&](State& s) { EXPECT_EQ(s.admits[0].request_id(), admission.request_id()); });
+  EXPECT_EQ(admission->grant.lease_id(), 101u);
+  a.with([&](State& s) { EXPECT_EQ(s.admits[0].request_id(), admission->request_id); });
+  b.with([&](State& s) { EXPECT_EQ(s.admits[0].request_id(), admission->request_id); });
 }
 
 TEST_F(Failover, LeavesASilentSchedulerForTheNext) {
   a.with([](State& s) { s.hangs = true; });
   {
     Scheduler scheduler(both, silent_after(milliseconds(150)));
-    EXPECT_EQ(admit(scheduler).grant().lease_id(), 101u);
+    EXPECT_EQ(admit(scheduler)->grant.lease_id(), 101u);
     a.with([](State& s) { EXPECT_GE(s.count("Progress"), std::size_t{kProbesMax}); });
     b.with([](State& s) { EXPECT_EQ(s.count("Admit"), 1u); });
   }
@@ -94,21 +94,21 @@ TEST_F(Failover, StaysWithASchedulerThatAnswersProbes) {
     a.until([](const State& s) { return s.count("Progress") >= 5; });
     release.set_value();
   });
-  EXPECT_EQ(admit(scheduler).grant().lease_id(), 1u);
+  EXPECT_EQ(admit(scheduler)->grant.lease_id(), 1u);
   b.with([](State& s) { EXPECT_TRUE(s.calls.empty()); });
 }
 
 TEST_F(Failover, LeavesASchedulerWhoseTermIsOverWhileItHoldsACall) {
   a.with([](State& s) { s.leadership = leadership(6, "a/1"); });
   Scheduler scheduler(both, silent_after(milliseconds(150)));
-  charged(admit(scheduler).cancel());
+  charged(admit(scheduler)->cancel());
   a.with([this](State& s) {
     s.leadership = leadership(5, "a/0");
     s.decide = [this](grpc::ServerContext& context, const v1::AdmitRequest& asked,
                       v1::AdmitResponse&) { return a.hold(context, asked); };
   });
   b.with([](State& s) { s.leadership = leadership(7, "b/1"); });
-  EXPECT_EQ(admit(scheduler).grant().lease_id(), 101u);
+  EXPECT_EQ(admit(scheduler)->grant.lease_id(), 101u);
 }
 
 TEST_F(Failover, AsksTheNamedLeaderIfItIsInTheList) {
@@ -162,7 +162,7 @@ TEST_F(Failover, EndsWithTheWithdrawalOfTheCall) {
   options.failover_wait = std::chrono::hours(1);
   Scheduler scheduler(both, options);
   CallOptions withdrawn;
-  withdrawn.withdrawal.emplace();
+  withdrawn.withdrawal = std::make_shared<Withdrawal>();
   auto asks = std::async(std::launch::async, [&] {
     return as<CallError>(scheduler.admit(request(), withdrawn));
   });
@@ -186,7 +186,7 @@ TEST_P(Stale, GrantIsDropped) {
   Options options;
   options.failover_wait = milliseconds(300);
   Scheduler scheduler(both, options);
-  charged(admit(scheduler).cancel());
+  charged(admit(scheduler)->cancel());
   a.with([this](State& s) { s.leader = b.target(); });
   EXPECT_EQ(as<CallError>(scheduler.admit(request())).code, StatusCode::UNAVAILABLE);
   b.with([](State& s) {
@@ -194,7 +194,7 @@ TEST_P(Stale, GrantIsDropped) {
     EXPECT_EQ(s.calls[0].value("schedsvc-term"), "5");
     s.leadership = leadership(6, "b/2");
   });
-  EXPECT_GE(admit(scheduler).grant().lease_id(), 101u);
+  EXPECT_GE(admit(scheduler)->grant.lease_id(), 101u);
 }
 
 TEST_P(Stale, StateAndEndOfALeaseHaveNoEffect) {
@@ -210,7 +210,7 @@ TEST_P(Stale, StateAndEndOfALeaseHaveNoEffect) {
   b.with([](State& s) { s.leases[1].state = v1::LEASE_STATE_VOID; });
   a.with([this](State& s) { s.leader = b.target(); });
   b.until([](const State& s) { return s.leases.at(1).reports.size() >= 2; });
-  EXPECT_FALSE(admission.lost());
+  EXPECT_FALSE(admission->lost());
   auto leads = std::async(std::launch::async, [this] {
     b.until([](const State& s) { return s.leases.at(1).ends.size() >= 2; });
     a.with([](State& s) {
@@ -218,7 +218,7 @@ TEST_P(Stale, StateAndEndOfALeaseHaveNoEffect) {
       s.leader = "";
     });
   });
-  EXPECT_EQ(charged(admission.complete()).leadership().leader(), "a/1");
+  EXPECT_EQ(charged(admission->complete()).leadership().leader(), "a/1");
   a.with([](State& s) { EXPECT_EQ(s.leases[1].ends.size(), 1u); });
 }
 

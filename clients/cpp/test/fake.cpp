@@ -161,6 +161,9 @@ grpc::Status Scheduler::Complete(grpc::ServerContext* context, const v1::Complet
   if (const auto status = begin(*context, "Complete"); !status.ok()) {
     return status;
   }
+  if (const auto completing = with([](State& state) { return state.completing; })) {
+    completing();
+  }
   const bool is_known = with([&](State& state) {
     const auto lease = state.leases.find(request->lease_id());
     if (lease == state.leases.end()) {

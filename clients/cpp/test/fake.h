@@ -43,6 +43,8 @@ struct State {
   std::function<std::optional<grpc::Status>(grpc::ServerContext&, const v1::AdmitRequest&,
                                             v1::AdmitResponse&)>
       decide;
+  /// Is called before each end, without the lock.
+  std::function<void()> completing;
   /// Are the codes of the next calls of a method.
   std::map<std::string, std::deque<grpc::StatusCode>> failures;
   bool hangs = false;

@@ -43,7 +43,7 @@ class Live : public testing::Test {
     throw std::runtime_error("no flow of red");
   }
 
-  schedsvc::Admission admit() { return requests::admit(scheduler); }
+  std::shared_ptr<schedsvc::Admission> admit() { return requests::admit(scheduler); }
 
   std::vector<v1::RequestStory> explain(const std::string& id) {
     v1::ExplainRequest question;
@@ -61,10 +61,10 @@ class Live : public testing::Test {
 TEST_F(Live, TotalsAreCharged) {
   const auto before = flow();
   auto admission = admit();
-  EXPECT_EQ(admission.grant().pool(), "main");
-  EXPECT_GE(admission.grant().reserved_tokens(), 120);
-  admission.report(totals(100, 16, {}));
-  const auto books = charged(admission.complete(totals({}, {}, 7)));
+  EXPECT_EQ(admission->grant.pool(), "main");
+  EXPECT_GE(admission->grant.reserved_tokens(), 120);
+  admission->report(totals(100, 16, {}));
+  const auto books = charged(admission->complete(totals({}, {}, 7)));
   EXPECT_EQ(books.outcome(), v1::OUTCOME_COMPLETED);
   EXPECT_EQ(books.input_tokens(), 100);
   EXPECT_EQ(books.cached_input_tokens(), 16);
@@ -76,17 +76,17 @@ TEST_F(Live, TotalsAreCharged) {
 TEST_F(Live, TheEndOfScopeCancels) {
   const auto before = flow();
   { const auto admission = admit(); }
-  const auto books = charged(admit().give_back());
+  const auto books = charged(admit()->give_back());
   EXPECT_EQ(books.input_tokens() + books.output_tokens(), 0);
   EXPECT_EQ(flow().cancelled() - before.cancelled(), 2);
 }
 
 TEST_F(Live, ARequestIsExplained) {
   auto admission = admit();
-  const auto running = explain(admission.request_id());
+  const auto running = explain(admission->request_id);
   ASSERT_EQ(running.size(), 1u);
   EXPECT_EQ(running[0].state(), v1::REQUEST_STATE_LIVE);
-  charged(admission.cancel());
+  charged(admission->cancel());
   auto large = request();
   large.set_input_tokens(0, 1'000'000);
   const auto refused = as<schedsvc::Refused>(scheduler.admit(large));
@@ -98,7 +98,7 @@ TEST_F(Live, ARequestIsExplained) {
 TEST_F(Live, AFullQueueNamesItsLimit) {
   auto running = admit();
   schedsvc::CallOptions options;
-  options.withdrawal.emplace();
+  options.withdrawal = std::make_shared<schedsvc::Withdrawal>();
   auto waiting = std::async(std::launch::async, [&] {
     return as<schedsvc::CallError>(scheduler.admit(request(), options));
   });
@@ -119,7 +119,7 @@ TEST_F(Live, AFullQueueNamesItsLimit) {
   while (flow().queued() != 0) {
     std::this_thread::sleep_for(milliseconds(1));
   }
-  charged(running.cancel());
+  charged(running->cancel());
 }
 
 TEST_F(Live, AWrongFieldIsNamed) {
@@ -148,20 +148,20 @@ TEST_F(Live, ALeaseIsRenewed) {
     pool = stats().pools(0);
   }
   EXPECT_EQ(pool.live_leases(), 1);
-  EXPECT_FALSE(admission.lost());
-  EXPECT_EQ(charged(admission.complete(totals(100, {}, 9))).output_tokens(), 9);
+  EXPECT_FALSE(admission->lost());
+  EXPECT_EQ(charged(admission->complete(totals(100, {}, 9))).output_tokens(), 9);
 }
 
 TEST_F(Live, ALostLeaseIsTold) {
   auto admission = admit();
   std::promise<void> told;
-  admission.on_lost([&told] { told.set_value(); });
+  admission->on_lost([&told] { told.set_value(); });
   v1::CompleteRequest end;
-  end.set_lease_id(admission.grant().lease_id());
-  end.set_pool_epoch(admission.grant().pool_epoch());
+  end.set_lease_id(admission->grant.lease_id());
+  end.set_pool_epoch(admission->grant.pool_epoch());
   as<v1::CompleteResponse>(scheduler.call(&v1::SchedulerService::Stub::Complete, end));
   told.get_future().wait();
-  EXPECT_TRUE(admission.lost());
+  EXPECT_TRUE(admission->lost());
 }
 
 }  // namespace

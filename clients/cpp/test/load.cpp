@@ -91,22 +91,22 @@ Fate serve(schedsvc::Scheduler& scheduler, Counts& counts, microseconds work,
     counts.fail(error->text());
     return Fate::kFailed;
   }
-  auto& admission = std::get<schedsvc::Admission>(verdict);
+  auto& admission = std::get<std::shared_ptr<schedsvc::Admission>>(verdict);
   ++counts.ran;
   schedsvc::Totals totals;
-  totals.input_tokens = 100;
-  totals.output_tokens = 5;
-  admission.report(totals);
-  admission.on_lost([&stop] { stop.ring(); });
+  totals.set_input_tokens(100);
+  totals.set_output_tokens(5);
+  admission->report(totals);
+  admission->on_lost([&stop] { stop.ring(); });
   if (stop.wait(work)) {
-    if (const auto lost = admission.lost()) {
+    if (const auto lost = admission->lost()) {
       counts.fail(*lost);
       return Fate::kFailed;
     }
     return Fate::kWithdrawn;  // The end of scope cancels it.
   }
   // A lease whose leader was killed is unknown to the next one; the request was served.
-  admission.complete();
+  admission->complete();
   return Fate::kServed;
 }
 
@@ -148,7 +148,7 @@ void cancels(schedsvc::Scheduler& scheduler, Counts& counts, unsigned seed) {
       std::chrono::duration<double, std::micro>(steady_clock::now() - began).count() / 4;
   loops(kCancelled, [&](long at) {
     schedsvc::CallOptions options;
-    options.withdrawal.emplace();
+    options.withdrawal = std::make_shared<schedsvc::Withdrawal>();
     Bell stop;
     Bell done;
     std::thread withdraws([&] {

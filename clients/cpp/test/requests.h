@@ -27,8 +27,8 @@ Wanted as(Result&& result) {
   throw std::runtime_error("it is alternative " + std::to_string(result.index()));
 }
 
-inline schedsvc::Admission admit(schedsvc::Scheduler& scheduler) {
-  return as<schedsvc::Admission>(scheduler.admit(request()));
+inline std::shared_ptr<schedsvc::Admission> admit(schedsvc::Scheduler& scheduler) {
+  return as<std::shared_ptr<schedsvc::Admission>>(scheduler.admit(request()));
 }
 
 inline schedsvc::v1::CompleteResponse charged(schedsvc::Books books) {
@@ -43,7 +43,17 @@ inline auto stats(schedsvc::Scheduler& scheduler, const schedsvc::CallOptions& o
 inline schedsvc::Totals totals(std::optional<std::int64_t> input,
                                std::optional<std::int64_t> cached,
                                std::optional<std::int64_t> output) {
-  return {input, cached, output};
+  schedsvc::Totals made;
+  if (input) {
+    made.set_input_tokens(*input);
+  }
+  if (cached) {
+    made.set_cached_input_tokens(*cached);
+  }
+  if (output) {
+    made.set_output_tokens(*output);
+  }
+  return made;
 }
 
 }  // namespace requests

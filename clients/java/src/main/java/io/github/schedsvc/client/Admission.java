@@ -9,7 +9,6 @@ import io.github.schedsvc.v1.LeaseState;
 import io.github.schedsvc.v1.LeaseStatus;
 import io.github.schedsvc.v1.Outcome;
 import io.github.schedsvc.v1.ProgressRequest;
-import io.github.schedsvc.v1.ProgressResponse;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
 import io.grpc.CallOptions;
 import java.time.Duration;
@@ -34,7 +33,6 @@ public final class Admission implements AutoCloseable {
   /** How long close waits for an end that has to be repeated. */
   private static final long CLOSE_WAIT_MS = 1_000;
 
-  private static final long RENEW_BACKOFF_MIN_MS = 100;
   /** A state of a later version of the contract is no reason to stop. */
   private static final Set<LeaseState> LOST =
       EnumSet.of(
@@ -51,7 +49,7 @@ public final class Admission implements AutoCloseable {
   /** The lease, and what is known of its totals. */
   private final LeaseProgress.Builder report;
 
-  private boolean hasEnded;
+  private volatile boolean hasEnded;
 
   Admission(Scheduler scheduler, String requestId, AdmitResponse response) {
     this.scheduler = scheduler;
@@ -62,7 +60,8 @@ public final class Admission implements AutoCloseable {
         LeaseProgress.newBuilder()
             .setLeaseId(grant.getLeaseId())
             .setPoolEpoch(grant.getPoolEpoch());
-    renewAfter(grant.getTtlMs() / 3, RENEW_BACKOFF_MIN_MS);
+    scheduler.begin(books, () -> cancel(Totals.UNKNOWN));
+    renewAfter(grant.getTtlMs() / 3);
   }
 
   static CallOptions endOptions() {
@@ -153,16 +152,12 @@ public final class Admission implements AutoCloseable {
       if (isUnused) {
         report.setInputTokens(0).setCachedInputTokens(0).setOutputTokens(0);
       }
-      request.setLeaseId(report.getLeaseId()).setPoolEpoch(report.getPoolEpoch());
-      if (report.hasInputTokens()) {
-        request.setInputTokens(report.getInputTokens());
-      }
-      if (report.hasCachedInputTokens()) {
-        request.setCachedInputTokens(report.getCachedInputTokens());
-      }
-      if (report.hasOutputTokens()) {
-        request.setOutputTokens(report.getOutputTokens());
-      }
+      report
+          .getAllFields()
+          .forEach(
+              (field, value) ->
+                  request.setField(
+                      CompleteRequest.getDescriptor().findFieldByName(field.getName()), value));
     }
     long patience = TimeUnit.MILLISECONDS.toNanos(grant.getTtlMs() + LEASE_GRACE_MS);
     deliver(request.build(), System.nanoTime() + patience, END_BACKOFF_MIN_MS);
@@ -172,6 +167,7 @@ public final class Admission implements AutoCloseable {
   /** Repeats the end until the scheduler has it, or the lease has surely expired. */
   private void deliver(CompleteRequest request, long expiry, long backoffMs) {
     scheduler
+        .channel
         .ask(SchedulerServiceGrpc.getCompleteMethod(), request, endOptions())
         .whenComplete(
             (found, failure) -> {
@@ -179,12 +175,10 @@ public final class Admission implements AutoCloseable {
               Duration pause =
                   Duration.ofMillis(ThreadLocalRandom.current().nextLong(most / 2, most + 1));
               if (failure == null) {
-                scheduler.finish(this);
                 books.complete(found);
               } else if (!CallException.of(failure).isPassing()
                   || System.nanoTime() - expiry > 0
                   || !scheduler.timer.after(pause, () -> deliver(request, expiry, 2 * most))) {
-                scheduler.finish(this);
                 books.completeExceptionally(failure);
               }
             });
@@ -194,11 +188,11 @@ public final class Admission implements AutoCloseable {
    * Reports the totals every third of the TTL, so that two renewals may be lost before the lease
    * is.
    */
-  private void renewAfter(long pauseMs, long backoffMs) {
-    scheduler.timer.after(Duration.ofMillis(pauseMs), () -> renew(backoffMs));
+  private void renewAfter(long pauseMs) {
+    scheduler.timer.after(Duration.ofMillis(pauseMs), this::renew);
   }
 
-  private void renew(long backoffMs) {
+  private void renew() {
     ProgressRequest request;
     synchronized (this) {
       if (hasEnded || lost.isDone()) {
@@ -208,29 +202,20 @@ public final class Admission implements AutoCloseable {
     }
     long usualMs = grant.getTtlMs() / 3;
     scheduler
+        .channel
         .ask(SchedulerServiceGrpc.getProgressMethod(), request, CallOptions.DEFAULT)
         .whenComplete(
             (response, failure) -> {
               if (failure == null) {
-                obey(response);
-              } else if (backoffMs < usualMs) {
-                renewAfter(backoffMs, 2 * backoffMs);
-                return;
+                response.getLeasesList().forEach(this::obey);
               }
-              renewAfter(usualMs, RENEW_BACKOFF_MIN_MS);
+              renewAfter(failure == null ? usualMs : usualMs / 8);
             });
   }
 
-  private void obey(ProgressResponse response) {
-    for (LeaseStatus found : response.getLeasesList()) {
-      synchronized (this) {
-        if (hasEnded) {
-          return;
-        }
-      }
-      if (LOST.contains(found.getState())) {
-        lost.complete(found.getState());
-      }
+  private void obey(LeaseStatus found) {
+    if (!hasEnded && LOST.contains(found.getState())) {
+      lost.complete(found.getState());
     }
   }
 }

@@ -18,9 +18,9 @@ public final class CallException extends StatusRuntimeException {
   private final transient List<FieldViolation> fields;
   private final Duration retryAfter;
 
-  private CallException(
-      StatusRuntimeException failure, List<FieldViolation> fields, Duration retryAfter) {
-    super(failure.getStatus().withCause(failure), failure.getTrailers());
+  private CallException(Throwable failure, List<FieldViolation> fields, Duration retryAfter) {
+    super(
+        Status.fromThrowable(failure).withCause(failure), Status.trailersFromThrowable(failure));
     this.fields = fields;
     this.retryAfter = retryAfter;
   }
@@ -30,15 +30,13 @@ public final class CallException extends StatusRuntimeException {
     if (failure instanceof CallException) {
       return (CallException) failure;
     }
-    StatusRuntimeException status =
-        failure instanceof StatusRuntimeException
-            ? (StatusRuntimeException) failure
-            : Status.fromThrowable(failure).asRuntimeException();
     List<FieldViolation> fields = List.of();
     Duration retryAfter = Duration.ZERO;
     try {
-      for (Any detail : StatusProto.fromStatusAndTrailers(
-          status.getStatus(), status.getTrailers()).getDetailsList()) {
+      for (Any detail :
+          StatusProto.fromStatusAndTrailers(
+                  Status.fromThrowable(failure), Status.trailersFromThrowable(failure))
+              .getDetailsList()) {
         if (detail.is(BadRequest.class)) {
           fields = detail.unpack(BadRequest.class).getFieldViolationsList();
         } else if (detail.is(RetryInfo.class)) {
@@ -47,9 +45,9 @@ public final class CallException extends StatusRuntimeException {
         }
       }
     } catch (InvalidProtocolBufferException e) {
-      status.addSuppressed(e); // The status counts all the same.
+      failure.addSuppressed(e); // The status counts all the same.
     }
-    return new CallException(status, fields, retryAfter);
+    return new CallException(failure, fields, retryAfter);
   }
 
   /** Returns the fields of the request that were wrong. */

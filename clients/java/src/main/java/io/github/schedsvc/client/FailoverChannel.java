@@ -1,6 +1,7 @@
 package io.github.schedsvc.client;
 
 import io.github.schedsvc.v1.ProgressRequest;
+import io.github.schedsvc.v1.ProgressResponse;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
@@ -12,13 +13,13 @@ import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.EnumSet;
-import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Function;
 
 /**
  * Makes unary calls. With several targets it asks one after the other, until the deadline of the
@@ -45,20 +46,16 @@ final class FailoverChannel extends Channel {
   private final Duration failoverWait;
   private final Duration silentAfter;
   private final Map<String, Link> links = new LinkedHashMap<>();
-  /** The number of Admits that each probed target holds. */
-  private final Map<Link, Integer> held = new HashMap<>();
 
-  FailoverChannel(
-      Targets targets,
-      Function<String, Link> link,
-      Timer timer,
-      Duration failoverWait,
-      Duration silentAfter) {
-    this.targets = targets;
+  FailoverChannel(Scheduler.Builder options, Timer timer) {
+    this.targets = options.targets;
     this.timer = timer;
-    this.failoverWait = failoverWait;
-    this.silentAfter = silentAfter;
-    targets.all().forEach(target -> links.put(target, link.apply(target)));
+    this.failoverWait = options.failoverWait;
+    this.silentAfter = options.silentAfter;
+    targets.all().forEach(target -> links.put(target, new Link(target, options)));
+    if (targets.several()) {
+      probeLater();
+    }
   }
 
   @Override
@@ -71,59 +68,61 @@ final class FailoverChannel extends Channel {
     if (method.getType() != MethodDescriptor.MethodType.UNARY) {
       throw Status.UNIMPLEMENTED.withDescription("only unary calls are made").asRuntimeException();
     }
-    return new Call<>(method, options);
+    return new Call<>(method, options, Context.current());
+  }
+
+  /** Makes a call of this client's own, which no context of a caller cancels. */
+  <Q, R> CompletableFuture<R> ask(MethodDescriptor<Q, R> method, Q request, CallOptions options) {
+    return Link.start(
+        new Call<>(method, options, Context.current().fork()), request, new CompletableFuture<>());
   }
 
   void close() {
     links.values().forEach(Link::close);
   }
 
-  /** Lets a target be probed while it holds a call. */
-  private synchronized void watch(Link link) {
-    if (held.putIfAbsent(link, 0) == null) {
-      probeLater(link, 0, silentAfter.toNanos() / PROBES_MAX);
-    }
-    held.merge(link, 1, Integer::sum);
-  }
-
-  private synchronized void unwatch(Link link) {
-    held.computeIfPresent(link, (target, count) -> count - 1);
-  }
-
-  private void probeLater(Link link, int missed, long nanos) {
-    timer.after(Duration.ofNanos(nanos), () -> probe(link, missed));
+  private void probeLater() {
+    Runnable probes =
+        () -> {
+          links.values().forEach(this::probe);
+          probeLater();
+        };
+    timer.after(silentAfter.dividedBy(PROBES_MAX), probes);
   }
 
   /**
    * Asks a scheduler for a sign of life while it holds calls, and hangs up if there is none. Each
    * probe has its own deadline, so a process that stood still loses one probe at most.
    */
-  private void probe(Link link, int missed) {
-    synchronized (this) {
-      if (held.remove(link, 0)) {
-        return;
-      }
-    }
-    boolean isSilent = missed == PROBES_MAX;
-    long now = System.nanoTime();
-    if (isSilent) {
-      targets.moveOn(link.target, "", now, silentAfter);
-      link.hangUp();
+  private void probe(Link link) {
+    if (link.held.get() == 0) {
+      link.missed.set(0);
+      return;
     }
     long step = silentAfter.toNanos() / PROBES_MAX;
     CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(step, TimeUnit.NANOSECONDS);
-    ClientCall<ProgressRequest, ?> call =
-        link.start(
-            SchedulerServiceGrpc.getProgressMethod(),
-            options,
-            new Metadata(),
-            answer ->
-                probeLater(
-                    link,
-                    !answer.isSilent() ? 0 : isSilent ? 1 : missed + 1,
-                    Math.max(0, step - (System.nanoTime() - now))));
-    call.sendMessage(ProgressRequest.getDefaultInstance());
-    call.halfClose();
+    Link.start(
+            link.newCall(SchedulerServiceGrpc.getProgressMethod(), options, new Metadata()),
+            ProgressRequest.getDefaultInstance(),
+            new CompletableFuture<ProgressResponse>())
+        .whenComplete(
+            (answer, failure) -> {
+              boolean isSilent =
+                  failure == null
+                      ? !link.check(answer).isOk()
+                      : isLate(Status.fromThrowable(failure));
+              if (!isSilent) {
+                link.missed.set(0);
+              } else if (link.missed.incrementAndGet() == PROBES_MAX) {
+                targets.moveOn(link.target, "", System.nanoTime(), silentAfter);
+                link.hangUp();
+                link.missed.set(0);
+              }
+            });
+  }
+
+  private static boolean isLate(Status status) {
+    return status.getCode() == Status.Code.DEADLINE_EXCEEDED;
   }
 
   private static Deadline earlier(Deadline one, Deadline other) {
@@ -134,7 +133,7 @@ final class FailoverChannel extends Channel {
   private final class Call<Q, R> extends ClientCall<Q, R> {
     private final MethodDescriptor<Q, R> method;
     private final CallOptions options;
-    private final Context context = Context.current();
+    private final Context context;
     private final boolean isHeld;
     private long awaySince;
     private Listener<R> listener;
@@ -144,9 +143,10 @@ final class FailoverChannel extends Channel {
     private boolean hasBegun;
     private boolean isCancelled;
 
-    Call(MethodDescriptor<Q, R> method, CallOptions options) {
+    Call(MethodDescriptor<Q, R> method, CallOptions options, Context context) {
       this.method = method;
       this.options = options;
+      this.context = context;
       // An Admit may be held for long, so it is watched. Others are answered at once.
       String name = SchedulerServiceGrpc.getAdmitMethod().getFullMethodName();
       this.isHeld = method.getFullMethodName().equals(name);
@@ -190,44 +190,50 @@ final class FailoverChannel extends Channel {
     }
 
     private synchronized void ask(Link link, long began) {
+      if (isCancelled) {
+        Status status = Status.CANCELLED.withDescription("it was withdrawn");
+        Executor executor = options.getExecutor() == null ? Runnable::run : options.getExecutor();
+        executor.execute(() -> listener.onClose(status, new Metadata()));
+        return;
+      }
       CallOptions bounded = options;
-      if (targets.several() && isHeld) {
-        watch(link);
+      if (isHeld) {
+        link.held.incrementAndGet();
       } else if (targets.several()) {
         Deadline silent = Deadline.after(silentAfter.toNanos(), TimeUnit.NANOSECONDS);
         bounded = options.withDeadline(earlier(options.getDeadline(), silent));
       }
-      attempt = link.start(method, bounded, headers, answer -> ended(link, began, answer));
-      if (isCancelled) {
-        attempt.cancel("it was withdrawn", null);
-      } else {
-        attempt.sendMessage(message);
-        attempt.halfClose();
-      }
+      attempt = link.newCall(method, bounded, headers);
+      CompletableFuture<R> answer = new CompletableFuture<>();
+      answer.whenComplete((found, failure) -> ended(link, began, found, failure));
+      Link.start(attempt, message, answer);
     }
 
-    private void ended(Link link, long began, Link.Attempt<R> answer) {
-      if (targets.several() && isHeld) {
-        unwatch(link);
+    private void ended(Link link, long began, R answer, Throwable failure) {
+      if (isHeld) {
+        link.held.decrementAndGet();
       }
-      if (answer.status.isOk()) {
+      Status status = failure == null ? link.check(answer) : Status.fromThrowable(failure);
+      Metadata trailers = new Metadata();
+      if (failure != null && Status.trailersFromThrowable(failure) != null) {
+        trailers.merge(Status.trailersFromThrowable(failure));
+      }
+      if (status.isOk()) {
         targets.answered();
-      } else if (goesOn(link, began, answer)) {
+        listener.onHeaders(new Metadata());
+        listener.onMessage(answer);
+      } else if (goesOn(link, began, status, trailers)) {
         return;
       }
-      listener.onHeaders(answer.headers);
-      if (answer.status.isOk()) {
-        listener.onMessage(answer.message);
-      }
-      listener.onClose(answer.status, answer.trailers);
+      listener.onClose(status, trailers);
     }
 
     /** Moves on to the next target, if that can help, and returns whether it does. */
-    private boolean goesOn(Link link, long began, Link.Attempt<R> answer) {
+    private boolean goesOn(Link link, long began, Status status, Metadata trailers) {
       Deadline deadline = earlier(options.getDeadline(), context.getDeadline());
       synchronized (this) {
         if (!targets.several()
-            || OF_CALLER.contains(answer.status.getCode())
+            || OF_CALLER.contains(status.getCode())
             || isCancelled
             || context.isCancelled()
             || (deadline != null && deadline.isExpired())) {
@@ -235,17 +241,16 @@ final class FailoverChannel extends Channel {
         }
       }
       long now = System.nanoTime();
-      boolean isSilent = answer.status.getCode() == Status.Code.DEADLINE_EXCEEDED;
       if (now - began > failoverWait.toNanos()) { // It was held by one that answered until then.
         awaySince = now;
       }
-      String leader = answer.trailers.get(LEADER);
+      String leader = trailers.get(LEADER);
       Duration pauseMax =
           targets.moveOn(
               link.target,
               leader == null ? "" : leader,
               now,
-              isSilent ? silentAfter : Duration.ZERO);
+              isLate(status) ? silentAfter : Duration.ZERO);
       Duration pause = Duration.ofNanos(ThreadLocalRandom.current().nextLong(pauseMax.toNanos()));
       return now - awaySince <= failoverWait.toNanos() && timer.after(pause, this::ask);
     }

@@ -1,6 +1,7 @@
 package io.github.schedsvc.client;
 
 import io.github.schedsvc.v1.Leadership;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -14,13 +15,14 @@ import java.util.Set;
 final class Fence {
   static final int FENCES_MAX = 1024;
 
-  private static final Map<Set<String>, Fence> FENCES =
-      new LinkedHashMap<>() {
-        @Override
-        protected boolean removeEldestEntry(Map.Entry<Set<String>, Fence> eldest) {
-          return size() > FENCES_MAX;
-        }
-      };
+  static final Map<Set<String>, Fence> FENCES =
+      Collections.synchronizedMap(
+          new LinkedHashMap<>() {
+            @Override
+            protected boolean removeEldestEntry(Map.Entry<Set<String>, Fence> eldest) {
+              return size() > FENCES_MAX;
+            }
+          });
 
   private final boolean strict;
   private long term;
@@ -32,16 +34,7 @@ final class Fence {
 
   /** Returns this process's fence for the schedulers of a list, in whatever order. */
   static Fence of(List<String> targets) {
-    synchronized (FENCES) {
-      return FENCES.computeIfAbsent(Set.copyOf(targets), all -> new Fence(all.size() > 1));
-    }
-  }
-
-  /** Returns the number of lists whose fences are kept. */
-  static int count() {
-    synchronized (FENCES) {
-      return FENCES.size();
-    }
+    return FENCES.computeIfAbsent(Set.copyOf(targets), all -> new Fence(all.size() > 1));
   }
 
   /** Returns whether an answer under this leadership has an effect; notes a higher one. */

@@ -10,8 +10,12 @@ import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
+import io.grpc.stub.ClientCalls;
+import io.grpc.stub.MetadataUtils;
+import io.grpc.stub.StreamObserver;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Consumer;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Supplier;
 
 /** Is the connection to one scheduler, which all calls share. */
@@ -22,6 +26,11 @@ final class Link {
   private static final long RECONNECT_NANOS = TimeUnit.MILLISECONDS.toNanos(100);
 
   final String target;
+  /** The number of Admits that it holds. */
+  final AtomicInteger held = new AtomicInteger();
+  /** The number of unanswered probes in a row. */
+  final AtomicInteger missed = new AtomicInteger();
+
   private final Supplier<ManagedChannel> connect;
   private final Fence fence;
   private final String token;
@@ -29,11 +38,11 @@ final class Link {
   private long triedAt;
   private boolean isClosed;
 
-  Link(String target, Supplier<ManagedChannel> connect, Fence fence, String token) {
+  Link(String target, Scheduler.Builder options) {
     this.target = target;
-    this.connect = connect;
-    this.fence = fence;
-    this.token = token;
+    this.connect = () -> options.channel(target).build();
+    this.fence = Fence.of(options.targets.all());
+    this.token = options.token;
     this.channel = connect.get();
   }
 
@@ -41,12 +50,9 @@ final class Link {
     return Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER);
   }
 
-  /** Starts a unary call. An answer of a scheduler that leads no more is dropped. */
-  <Q, R> ClientCall<Q, R> start(
-      MethodDescriptor<Q, R> method,
-      CallOptions options,
-      Metadata headers,
-      Consumer<Attempt<R>> ended) {
+  /** Returns a call with the credentials of this client, and the latest term that it knows. */
+  <Q, R> ClientCall<Q, R> newCall(
+      MethodDescriptor<Q, R> method, CallOptions options, Metadata headers) {
     Metadata sent = new Metadata();
     sent.merge(headers);
     if (token != null) {
@@ -55,10 +61,50 @@ final class Link {
     if (fence.latest() != 0) {
       sent.put(TERM, Long.toUnsignedString(fence.latest()));
     }
-    ClientCall<Q, R> call = ready().newCall(method, options);
-    call.start(new Answer<>(ended), sent);
-    call.request(2);
-    return call;
+    return MetadataUtils.newAttachHeadersInterceptor(sent).interceptCall(method, options, ready());
+  }
+
+  /**
+   * Makes a unary call, which fails with a {@link CallException}. The executor of the call runs
+   * each function that waits for the answer already: a blocking stub listens to that one alone.
+   */
+  static <Q, R> CompletableFuture<R> start(
+      ClientCall<Q, R> call, Q request, CompletableFuture<R> answer) {
+    ClientCalls.asyncUnaryCall(
+        call,
+        request,
+        new StreamObserver<R>() {
+          private R message;
+
+          @Override
+          public void onNext(R response) {
+            message = response;
+          }
+
+          @Override
+          public void onError(Throwable failure) {
+            answer.completeExceptionally(CallException.of(failure));
+          }
+
+          @Override
+          public void onCompleted() {
+            answer.complete(message);
+          }
+        });
+    return answer;
+  }
+
+  /** Returns the status of an answer: that of a scheduler that leads no more is dropped. */
+  Status check(Object answer) {
+    if (answer instanceof Message) {
+      Message message = (Message) answer;
+      FieldDescriptor field = message.getDescriptorForType().findFieldByName("leadership");
+      if (field != null && !fence.obeys((Leadership) message.getField(field))) {
+        return Status.UNAVAILABLE.withDescription(
+            target + " answers under a term that is over: " + message.getField(field));
+      }
+    }
+    return Status.OK;
   }
 
   /** Ends the calls at this target; the next one connects again. */
@@ -82,59 +128,5 @@ final class Link {
       channel.resetConnectBackoff();
     }
     return channel;
-  }
-
-  /** Holds what became of one call. */
-  static final class Attempt<R> {
-    Status status = Status.OK;
-    Metadata trailers = new Metadata();
-    Metadata headers = new Metadata();
-    R message;
-    /** The answer came under a term that is over. */
-    boolean isStale;
-
-    /** Returns whether the scheduler gave no sign of life in time. */
-    boolean isSilent() {
-      return isStale || status.getCode() == Status.Code.DEADLINE_EXCEEDED;
-    }
-  }
-
-  private final class Answer<R> extends ClientCall.Listener<R> {
-    private final Consumer<Attempt<R>> ended;
-    private final Attempt<R> attempt = new Attempt<>();
-
-    Answer(Consumer<Attempt<R>> ended) {
-      this.ended = ended;
-    }
-
-    @Override
-    public void onHeaders(Metadata headers) {
-      attempt.headers = headers;
-    }
-
-    @Override
-    public void onMessage(R message) {
-      attempt.message = message;
-    }
-
-    @Override
-    public void onClose(Status status, Metadata trailers) {
-      attempt.status = status;
-      attempt.trailers = trailers;
-      if (status.isOk() && attempt.message instanceof Message) {
-        checkTerm((Message) attempt.message);
-      }
-      ended.accept(attempt);
-    }
-
-    private void checkTerm(Message message) {
-      FieldDescriptor field = message.getDescriptorForType().findFieldByName("leadership");
-      if (field != null && !fence.obeys((Leadership) message.getField(field))) {
-        attempt.isStale = true;
-        attempt.status =
-            Status.UNAVAILABLE.withDescription(
-                target + " answers under a term that is over: " + message.getField(field));
-      }
-    }
   }
 }

@@ -2,6 +2,7 @@ package io.github.schedsvc.client;
 
 import io.github.schedsvc.v1.AdmitRequest;
 import io.github.schedsvc.v1.AdmitResponse;
+import io.github.schedsvc.v1.CompleteResponse;
 import io.github.schedsvc.v1.ExplainRequest;
 import io.github.schedsvc.v1.ExplainServiceGrpc;
 import io.github.schedsvc.v1.Outcome;
@@ -15,19 +16,16 @@ import io.grpc.Context;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannelBuilder;
-import io.grpc.MethodDescriptor;
 import io.grpc.Status;
-import io.grpc.stub.ClientCalls;
-import io.grpc.stub.StreamObserver;
 import java.time.Duration;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.function.BiConsumer;
+import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 
 /**
@@ -49,21 +47,14 @@ public final class Scheduler implements AutoCloseable {
   private static final Duration CLOSE_WAIT = Duration.ofSeconds(10);
 
   final Timer timer = new Timer();
-  private final FailoverChannel channel;
-  /** How to end what is under way: requests that wait, and admissions. */
-  private final Map<Object, Runnable> ends = new HashMap<>();
+  final FailoverChannel channel;
+  /** Has the requests that wait and the admissions, each with how to end it. */
+  private final Map<CompletableFuture<?>, Runnable> ends = new ConcurrentHashMap<>();
 
-  private boolean isClosed;
+  private volatile boolean isClosed;
 
   private Scheduler(Builder builder) {
-    Fence fence = Fence.of(builder.targets.all());
-    channel =
-        new FailoverChannel(
-            builder.targets,
-            target -> new Link(target, () -> builder.channel(target).build(), fence, builder.token),
-            timer,
-            builder.failoverWait,
-            builder.silentAfter);
+    channel = new FailoverChannel(builder, timer);
   }
 
   /**
@@ -128,14 +119,18 @@ public final class Scheduler implements AutoCloseable {
             ? request.toBuilder().setRequestId(UUID.randomUUID().toString()).build()
             : request;
     CompletableFuture<Admission> admitted = new CompletableFuture<>();
-    ClientCall<AdmitRequest, AdmitResponse> call =
-        channel.newCall(SchedulerServiceGrpc.getAdmitMethod(), CallOptions.DEFAULT);
-    Runnable withdraw = () -> admitted.completeExceptionally(closed());
-    if (!begin(admitted, withdraw)) {
-      finish(admitted);
+    CompletableFuture<Object> settled = new CompletableFuture<>();
+    begin(settled, () -> admitted.completeExceptionally(closed()));
+    if (isClosed) {
+      settled.complete(null);
       return CompletableFuture.failedFuture(closed());
     }
-    start(call, asked, (response, failure) -> settle(asked, admitted, response, failure));
+    ClientCall<AdmitRequest, AdmitResponse> call =
+        channel.newCall(SchedulerServiceGrpc.getAdmitMethod(), CallOptions.DEFAULT);
+    Link.start(call, asked, new CompletableFuture<>())
+        .handle((response, failure) -> settle(asked, admitted, response, failure))
+        .thenCompose(given -> given)
+        .whenComplete((books, failure) -> settled.complete(null));
     admitted.whenComplete((admission, failure) -> call.cancel("it was withdrawn", failure));
     return admitted;
   }
@@ -156,141 +151,76 @@ public final class Scheduler implements AutoCloseable {
    * @return whether the scheduler knows of every end
    */
   public boolean close(Duration most) {
-    List<Runnable> open;
-    synchronized (ends) {
-      isClosed = true;
-      open = List.copyOf(ends.values());
+    isClosed = true;
+    List.copyOf(ends.values()).forEach(Runnable::run);
+    boolean isDone = true; // Also if an end failed.
+    try {
+      CompletableFuture.allOf(ends.keySet().toArray(new CompletableFuture<?>[0]))
+          .exceptionally(failure -> null)
+          .get(most.toNanos(), TimeUnit.NANOSECONDS);
+    } catch (ExecutionException | TimeoutException e) {
+      isDone = false;
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+      isDone = false;
     }
-    open.forEach(Runnable::run);
-    boolean isDone = awaitEnds(most);
     timer.close();
     channel.close();
     return isDone;
   }
 
-  private boolean awaitEnds(Duration most) {
-    long until = System.nanoTime() + most.toNanos();
-    synchronized (ends) {
-      try {
-        for (long left = most.toNanos(); !ends.isEmpty() && left > 0; ) {
-          TimeUnit.NANOSECONDS.timedWait(ends, left);
-          left = until - System.nanoTime();
-        }
-      } catch (InterruptedException e) {
-        Thread.currentThread().interrupt();
-      }
-      return ends.isEmpty();
-    }
+  /** Notes what has begun, until it is done, and how to end it. */
+  void begin(CompletableFuture<?> done, Runnable end) {
+    ends.put(done, end);
+    done.whenComplete((result, failure) -> ends.remove(done));
   }
 
-  /** Makes a call of this client's own, which no context of a caller cancels. */
-  <Q, R> CompletableFuture<R> ask(MethodDescriptor<Q, R> method, Q request, CallOptions options) {
-    CompletableFuture<R> answer = new CompletableFuture<>();
-    BiConsumer<R, CallException> ended =
-        (response, failure) -> {
-          if (failure != null) {
-            answer.completeExceptionally(failure);
-          } else {
-            answer.complete(response);
-          }
-        };
-    Context.current().fork().run(() -> start(channel.newCall(method, options), request, ended));
-    return answer;
-  }
-
-  /** Notes how to end what begins; returns false once this client is closed. */
-  private boolean begin(Object key, Runnable end) {
-    synchronized (ends) {
-      ends.put(key, end);
-      return !isClosed;
-    }
-  }
-
-  void finish(Object key) {
-    synchronized (ends) {
-      ends.remove(key);
-      ends.notifyAll();
-    }
-  }
-
-  private void settle(
+  /** Hands a verdict on. The future is done when a grant that came too late is returned. */
+  private CompletableFuture<CompleteResponse> settle(
       AdmitRequest asked,
       CompletableFuture<Admission> admitted,
       AdmitResponse response,
-      CallException failure) {
+      Throwable failure) {
+    CompletableFuture<CompleteResponse> nothing = CompletableFuture.completedFuture(null);
     if (failure != null) {
-      Status.Code code = failure.getStatus().getCode();
-      if (code == Status.Code.CANCELLED || code == Status.Code.DEADLINE_EXCEEDED) {
-        giveBack(asked, () -> finish(admitted));
-      } else {
-        finish(admitted);
-      }
       admitted.completeExceptionally(failure);
-    } else if (response.getOutcome() != Outcome.OUTCOME_GRANTED) {
-      finish(admitted);
-      admitted.completeExceptionally(new RefusedException(asked.getRequestId(), response));
-    } else {
-      Admission admission = new Admission(this, asked.getRequestId(), response);
-      boolean isOpen = begin(admission, () -> admission.cancel(Totals.UNKNOWN));
-      if (!admitted.complete(admission) || !isOpen) {
-        admission.giveBack();
-      }
-      finish(admitted);
+      Status.Code code = Status.fromThrowable(failure).getCode();
+      boolean mayCross = code == Status.Code.CANCELLED || code == Status.Code.DEADLINE_EXCEEDED;
+      return mayCross ? giveBack(asked) : nothing;
     }
+    if (response.getOutcome() != Outcome.OUTCOME_GRANTED) {
+      admitted.completeExceptionally(new RefusedException(asked.getRequestId(), response));
+      return nothing;
+    }
+    Admission admission = new Admission(this, asked.getRequestId(), response);
+    return admitted.complete(admission) && !isClosed ? nothing : admission.giveBack();
   }
 
   /**
    * Returns a grant that was on its way when its request was withdrawn: a repeat gets the same one.
    * The lease of a grant that cannot be returned expires.
    */
-  private void giveBack(AdmitRequest request, Runnable done) {
+  private CompletableFuture<CompleteResponse> giveBack(AdmitRequest request) {
     ExplainRequest question =
         ExplainRequest.newBuilder()
             .setRequestId(request.getRequestId())
             .setTenant(request.getTenant())
             .build();
-    ask(ExplainServiceGrpc.getExplainMethod(), question, Admission.endOptions())
+    AdmitRequest again = request.toBuilder().setQueueTtlMs(1).build();
+    return channel
+        .ask(ExplainServiceGrpc.getExplainMethod(), question, Admission.endOptions())
         .thenCompose(
-            found -> {
-              if (found.getRequestsList().stream()
-                  .noneMatch(story -> story.getState() == RequestState.REQUEST_STATE_LIVE)) {
-                return CompletableFuture.completedFuture(null);
-              }
-              AdmitRequest again = request.toBuilder().setQueueTtlMs(1).build();
-              return ask(
-                      SchedulerServiceGrpc.getAdmitMethod(), again, Admission.endOptions())
-                  .thenCompose(
-                      response ->
-                          response.hasGrant()
-                              ? new Admission(this, request.getRequestId(), response).giveBack()
-                              : CompletableFuture.completedFuture(null));
-            })
-        .whenComplete((books, failure) -> done.run());
-  }
-
-  private static <Q, R> void start(
-      ClientCall<Q, R> call, Q request, BiConsumer<R, CallException> ended) {
-    ClientCalls.asyncUnaryCall(
-        call,
-        request,
-        new StreamObserver<R>() {
-          private R answer;
-
-          @Override
-          public void onNext(R response) {
-            answer = response;
-          }
-
-          @Override
-          public void onError(Throwable failure) {
-            ended.accept(null, CallException.of(failure));
-          }
-
-          @Override
-          public void onCompleted() {
-            ended.accept(answer, null);
-          }
-        });
+            found ->
+                found.getRequestsList().stream()
+                        .anyMatch(story -> story.getState() == RequestState.REQUEST_STATE_LIVE)
+                    ? channel.ask(
+                        SchedulerServiceGrpc.getAdmitMethod(), again, Admission.endOptions())
+                    : CompletableFuture.completedFuture(AdmitResponse.getDefaultInstance()))
+        .thenCompose(
+            response ->
+                response.hasGrant()
+                    ? new Admission(this, request.getRequestId(), response).giveBack()
+                    : CompletableFuture.completedFuture(null));
   }
 
   private static IllegalStateException closed() {
@@ -304,12 +234,12 @@ public final class Scheduler implements AutoCloseable {
 
   /** Sets a client up. Its defaults suit one scheduler without TLS. */
   public static final class Builder {
-    private final Targets targets;
-    private String token;
+    final Targets targets;
+    String token;
+    Duration failoverWait = Duration.ofSeconds(5);
+    Duration silentAfter = Duration.ofMillis(1500);
     private ChannelCredentials credentials = InsecureChannelCredentials.create();
     private Consumer<ManagedChannelBuilder<?>> configure = channel -> {};
-    private Duration failoverWait = Duration.ofSeconds(5);
-    private Duration silentAfter = Duration.ofMillis(1500);
 
     private Builder(String targets) {
       this.targets = Targets.parse(targets);
@@ -350,7 +280,7 @@ public final class Scheduler implements AutoCloseable {
       return new Scheduler(this);
     }
 
-    private ManagedChannelBuilder<?> channel(String target) {
+    ManagedChannelBuilder<?> channel(String target) {
       ManagedChannelBuilder<?> channel = Grpc.newChannelBuilder(target, credentials);
       configure.accept(channel);
       return channel;

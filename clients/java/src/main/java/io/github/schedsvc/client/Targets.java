@@ -26,8 +26,6 @@ final class Targets {
   private String current;
   private String named = "";
   private long namedSince;
-  private long quickUntil;
-  private boolean isQuick;
 
   private Targets(List<String> all) {
     this.all = all;
@@ -82,26 +80,23 @@ final class Targets {
     if (target.equals(current) && several()) {
       choose(target, leader, now, silent);
     }
-    return isQuick && now - quickUntil < 0 ? NAMED_PAUSE_MAX : PAUSE_MAX;
+    boolean isQuick = !named.isEmpty() && now - namedSince < NAMED_FOR.toNanos();
+    return isQuick ? NAMED_PAUSE_MAX : PAUSE_MAX;
   }
 
   private void choose(String target, String leader, long now, Duration silent) {
     failed.add(target);
-    if (!silent.isZero()) {
-      silentUntil.put(target, now + silent.toNanos());
-    }
+    silentUntil.merge(target, now + silent.toNanos(), Math::max);
     boolean isTrusted = !failed.contains(leader);
     List<String> ring = new ArrayList<>(all);
     Collections.rotate(ring, -all.indexOf(target) - 1);
     String first = ring.get(0);
-    ring.removeIf(each -> silentUntil.containsKey(each) && silentUntil.get(each) - now > 0);
+    ring.removeIf(each -> silentUntil.getOrDefault(each, now) > now);
     if (isTrusted && ring.contains(leader)) {
       current = leader;
       if (!leader.equals(named) || now - namedSince >= NAMED_AGAIN.toNanos()) {
         named = leader;
         namedSince = now;
-        quickUntil = now + NAMED_FOR.toNanos();
-        isQuick = true;
       }
     } else {
       current = ring.isEmpty() ? first : ring.get(0);

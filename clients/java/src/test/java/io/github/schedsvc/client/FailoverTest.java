@@ -207,6 +207,23 @@ class FailoverTest {
   }
 
   @Test
+  void retriesEndWithAnInterrupt() throws Exception {
+    a.close();
+    b.close();
+    Scheduler scheduler = open(Scheduler.builder(both).failoverWait(Duration.ofHours(1)));
+    for (int i = 0; i < 20; i++) {
+      CompletableFuture<Throwable> ended = new CompletableFuture<>();
+      Thread caller =
+          new Thread(
+              () -> ended.complete(assertThrows(Exception.class, () -> stats(scheduler))));
+      caller.start();
+      Thread.sleep(5 * i);
+      caller.interrupt();
+      assertEquals(Status.Code.CANCELLED, codeOf(await(ended)));
+    }
+  }
+
+  @Test
   void withdrawnRequestIsNotAskedElsewhere() throws Exception {
     a.decision = a::hold;
     CompletableFuture<Admission> waiting = open().admitAsync(request());

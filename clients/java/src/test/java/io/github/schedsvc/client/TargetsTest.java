@@ -82,6 +82,6 @@ class TargetsTest {
     for (int i = 0; i < 2 * Fence.FENCES_MAX; i++) {
       Fence.of(List.of(String.valueOf(i)));
     }
-    assertTrue(Fence.count() <= Fence.FENCES_MAX);
+    assertTrue(Fence.FENCES.size() <= Fence.FENCES_MAX);
   }
 }
