@@ -31,6 +31,7 @@ async def serving(
     head_s: float = HEAD_S_MAX,
     keep_alive_s: int = 5,
     connections_max: int = 0,
+    graceful_s: float | None = None,
 ) -> AsyncIterator[tuple[int, Any]]:
     """Serve on a port; give it and the server."""
     # Named as TCP, so that asyncio switches Nagle's delay off.
@@ -40,7 +41,7 @@ async def serving(
     server: Any
     if issubclass(protocol, Connection):
         config = Config(head_s=head_s, keep_alive_s=keep_alive_s, connections_max=connections_max)
-        config = replace(config, http_protocol_class=protocol)
+        config = replace(config, http_protocol_class=protocol, graceful_s=graceful_s)
         server = Server(app if lifespan == "on" else _lively(app), config)
     else:
         made = type("Limited", (protocol,), {"head_s": head_s})

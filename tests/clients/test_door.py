@@ -272,6 +272,29 @@ async def test_a_stop_lets_a_running_request_end_and_closes_idle_connections() -
             writer.close()
 
 
+async def test_a_stop_cancels_what_runs_longer_than_it_may() -> None:
+    began, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"9")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        began.set()
+        try:
+            await asyncio.sleep(3_600)
+        finally:
+            cancelled.set()
+
+    async with serving(app, graceful_s=0.05) as (port, server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await began.wait()
+        server.should_exit = True
+        assert (await reader.read()).endswith(b"\r\n\r\n")  # the head alone
+        assert cancelled.is_set()
+        await until(lambda: not server.connections)
+        writer.close()
+
+
 def memory_of_idle(kind: str, count: int) -> int:
     """Return the bytes by which a server's process grows for connections that have asked once."""
     command = [sys.executable, "-m", "tests.clients.serving", kind]
