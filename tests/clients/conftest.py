@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from schedsvc_client import ClientOptions
@@ -11,6 +12,7 @@ from schedsvc_vllm import runtime
 from schedsvc_vllm.settings import Settings
 
 from .bench import Bench
+from .serving import PROTOCOLS
 
 
 @pytest.fixture
@@ -19,6 +21,12 @@ async def fake(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
     await scheduler.start()
     yield scheduler
     await scheduler.stop()
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> Any:
+    """Name each protocol that has the limits of http_limits.py."""
+    return PROTOCOLS[request.param]
 
 
 @pytest.fixture(autouse=True)

@@ -316,8 +316,7 @@ class World:
 
     async def stop(self) -> None:
         await self.gate._close()
-        if self.upstream._http is not None:
-            await self.upstream._http.close()
+        self.upstream.close()
         self._listener.close()
         await self.fake.stop()
 

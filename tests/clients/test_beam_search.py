@@ -43,8 +43,7 @@ async def end_of(fake: FakeScheduler, server: Server, path: str, body: bytes) ->
         assert gate._runtime is not None
         await gate._runtime.session.flush(5)
         await gate._close()
-        if upstream._http is not None:
-            await upstream._http.close()
+        upstream.close()
     return fake.books[1].end
 
 
@@ -140,8 +139,7 @@ async def test_an_operator_can_refuse_it(fake: FakeScheduler) -> None:
         gate = Gate(upstream, Settings(target=fake.target, serves_beams=False))
         done = await Exchange(gate, ask(use_beam_search="yes"), owner=owner()).run()
         await gate._close()
-        if upstream._http is not None:
-            await upstream._http.close()
+        upstream.close()
     assert (done.status, done.error["code"], done.error["param"]) == (
         501, "not_served", "use_beam_search",
     )  # fmt: skip

@@ -92,8 +92,7 @@ async def gate(fake: FakeScheduler, server: Server) -> AsyncIterator[Gate]:
         made = Gate(upstream, Settings(target=fake.target))
         yield made
         await made._close()
-        if upstream._http is not None:
-            await upstream._http.close()
+        upstream.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -88,7 +88,7 @@ class Caller:
 
 
 @asynccontextmanager
-async def running(server: uvicorn.Server, authority: Authority) -> AsyncIterator[Caller]:
+async def running(server: Any, authority: Authority) -> AsyncIterator[Caller]:
     bound = socket.create_server(("127.0.0.1", 0))
     caller = Caller(bound.getsockname()[1], authority)
     task = asyncio.create_task(server.serve([bound]))

@@ -14,13 +14,13 @@ from schedsvc_vllm.certificates import XFCC, CertificateSettings, read_patterns
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.http_limits import PIPELINED_MAX
 from schedsvc_vllm.proxy import Upstream
-from schedsvc_vllm.proxy_cli import http_protocol
 from schedsvc_vllm.settings import Settings
 
 from .asgi import ask
+from .serving import serving
 from .streams.grammar import OFFER
 from .test_gate_certificates import App
-from .test_http_limits import answer_to, refuse, serving
+from .test_http_limits import answer_to, refuse
 from .test_vllm_proxy import Server, behind
 
 __all__ = ["behind"]
@@ -62,10 +62,10 @@ async def read_at(port: int, recorder: Recorder, stream: bytes, cuts: list[int])
     return recorder.read
 
 
-async def test_a_body_that_looks_like_a_head_is_not_edited() -> None:
+async def test_a_body_that_looks_like_a_head_is_not_edited(protocol: Any) -> None:
     head = b"POST /a HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
     recorder = Recorder()
-    async with serving(recorder, http_protocol()) as (port, _):
+    async with serving(recorder, protocol) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head % (2 * len(OFFER)))
         await writer.drain()
@@ -80,7 +80,7 @@ async def test_a_body_that_looks_like_a_head_is_not_edited() -> None:
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 @pytest.mark.parametrize("place", ["first", "second", "cut"])
 async def test_a_request_with_an_offer_to_upgrade_is_served(
-    offer: str, framing: str, place: str
+    protocol: Any, offer: str, framing: str, place: str
 ) -> None:
     lines = f"Upgrade: {offer}\r\nConnection: Upgrade, HTTP2-Settings\r\n".encode()
     end = b"content-length: 3\r\n\r\nabc"
@@ -91,7 +91,7 @@ async def test_a_request_with_an_offer_to_upgrade_is_served(
     cut = len(before) + request.index(b"pgrade") if place == "cut" else 0
     last = b"GET /b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     recorder = Recorder()
-    async with serving(recorder, http_protocol()) as (port, _):
+    async with serving(recorder, protocol) as (port, _):
         got = await read_at(port, recorder, before + request + last, [cut])
     assert [(path, body) for _, path, _, body in got] == [
         *([("/a", b"abc")] * (2 if before else 1)),
@@ -99,23 +99,22 @@ async def test_a_request_with_an_offer_to_upgrade_is_served(
     ]
 
 
-async def test_pipelined_offers_have_the_limit_of_other_requests() -> None:
+async def test_pipelined_offers_have_the_limit_of_other_requests(protocol: Any) -> None:
     request = b"GET /a HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
     held = asyncio.Event()
 
     async def app(_: Scope, __: Receive, ___: Send) -> None:
         await held.wait()
 
-    async with serving(app, http_protocol()) as (port, server):
+    async with serving(app, protocol) as (port, _):
         assert await answer_to(port, request * (PIPELINED_MAX + 2)) == b""
-        assert server.server_state.total_requests == 0
         held.set()
 
 
 @pytest.mark.parametrize("target", [b"/x", b"x:80"])
-async def test_connect_is_refused(target: bytes) -> None:
+async def test_connect_is_refused(protocol: Any, target: bytes) -> None:
     recorder = Recorder()
-    async with serving(recorder, http_protocol()) as (port, _):
+    async with serving(recorder, protocol) as (port, _):
         request = b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\n\r\n" % target
         answer = await answer_to(port, request)
     assert answer.startswith(b"HTTP/1.1 501 ")
@@ -123,9 +122,9 @@ async def test_connect_is_refused(target: bytes) -> None:
 
 
 @pytest.mark.parametrize("target", [b"/a#f", b"/a?b=1#c?d", b"/a?#", b"http://x/a#f"])
-async def test_a_target_with_a_fragment_is_refused(target: bytes) -> None:
+async def test_a_target_with_a_fragment_is_refused(protocol: Any, target: bytes) -> None:
     recorder = Recorder()
-    async with serving(recorder, http_protocol()) as (port, _):
+    async with serving(recorder, protocol) as (port, _):
         request = b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target
         answer = await answer_to(port, request)
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -157,11 +156,11 @@ def app_of(front: str, given: Settings, upstream: str) -> Any:
 
 
 async def test_a_trailer_names_no_tenant(
-    front: str, fake: FakeScheduler, behind: tuple[Server, str]
+    protocol: Any, front: str, fake: FakeScheduler, behind: tuple[Server, str]
 ) -> None:
     given = Settings(target=fake.target, client_id="g", tenant_headers=("x-tenant-id",))
     app = app_of(front, given, behind[1])
-    async with serving(app, http_protocol(), lifespan="on") as (port, _):
+    async with serving(app, protocol, lifespan="on") as (port, _):
         for headers in ([b"x-tenant-id: a"], []):
             answer = await answer_to(port, chunked(ask(), b"X-Tenant-Id: b", *headers))
             assert b" 200 OK" in answer
@@ -169,14 +168,14 @@ async def test_a_trailer_names_no_tenant(
 
 
 async def test_a_trailer_is_no_certificate(
-    front: str, fake: FakeScheduler, behind: tuple[Server, str]
+    protocol: Any, front: str, fake: FakeScheduler, behind: tuple[Server, str]
 ) -> None:
     patterns = read_patterns("spiffe://corp.test/sa/{tenant}")
     certificates = CertificateSettings(patterns, set_by="haproxy")
     given = Settings(target=fake.target, certificates=certificates)
     app = app_of(front, given, behind[1])
     trailer = f"{XFCC}: URI=spiffe://corp.test/sa/victim".encode()
-    async with serving(app, http_protocol(), lifespan="on") as (port, _):
+    async with serving(app, protocol, lifespan="on") as (port, _):
         answer = await answer_to(port, chunked(ask(), trailer))
         assert b" 401 " in answer.split(b"\r\n")[0]
         assert (
@@ -186,7 +185,7 @@ async def test_a_trailer_is_no_certificate(
 
 
 @pytest.mark.parametrize("is_early", [False, True])
-async def test_a_connection_that_a_trailer_closes_is_closed(is_early: bool) -> None:
+async def test_a_connection_that_a_trailer_closes_is_closed(protocol: Any, is_early: bool) -> None:
     """The parser reads no byte behind such a trailer: an open connection would hang."""
     recorder = Recorder()
     answered = asyncio.Event()
@@ -195,7 +194,7 @@ async def test_a_connection_that_a_trailer_closes_is_closed(is_early: bool) -> N
         await (refuse if is_early else recorder)(scope, receive, send)
         answered.set()
 
-    async with serving(app, http_protocol()) as (port, _):
+    async with serving(app, protocol) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         if is_early:
@@ -207,11 +206,13 @@ async def test_a_connection_that_a_trailer_closes_is_closed(is_early: bool) -> N
     assert (b"connection: close" in got) == (not is_early)
 
 
-async def test_a_trailer_is_not_forwarded(fake: FakeScheduler, behind: tuple[Server, str]) -> None:
+async def test_a_trailer_is_not_forwarded(
+    protocol: Any, fake: FakeScheduler, behind: tuple[Server, str]
+) -> None:
     server, url = behind
     given = Settings(target=fake.target, client_id="g", tenant_headers=("x-tenant-id",))
     app = app_of("proxy", given, url)
-    async with serving(app, http_protocol(), lifespan="on") as (port, _):
+    async with serving(app, protocol, lifespan="on") as (port, _):
         trailer = b"x-tenant-id: b\r\nx-own: 1\r\nauthorization: Bearer k"
         assert b" 200 OK" in await answer_to(port, chunked(ask(), trailer, b"x-tenant-id: a"))
     headers: dict[str, Any] = server.seen[-1][2]

@@ -237,8 +237,7 @@ async def proxy(fake: FakeScheduler, raw: Raw) -> AsyncIterator[Gate]:
     gate = Gate(upstream, Settings(target=fake.target))
     yield gate
     await gate._close()
-    if upstream._http is not None:
-        await upstream._http.close()
+    upstream.close()
     server.close()
     await server.wait_closed()
 

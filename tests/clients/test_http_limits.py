@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-import uvicorn
-from schedsvc_vllm import http_limits
 from schedsvc_vllm.asgi import Receive, Scope, Send
+from schedsvc_vllm.door.connection import Connection
 from schedsvc_vllm.http_limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, bound_server
-from schedsvc_vllm.proxy_cli import http_protocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.waiting import until
+
+from .serving import serving
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -55,22 +53,6 @@ async def refuse(_: Scope, __: Receive, send: Send) -> None:
     await send({"type": "http.response.body"})
 
 
-@contextlib.asynccontextmanager
-async def serving(
-    app: Any, protocol: Any, *, lifespan: Literal["on", "off"] = "off"
-) -> AsyncIterator[tuple[int, uvicorn.Server]]:
-    config = uvicorn.Config(app, http=protocol, lifespan=lifespan, log_level="critical")
-    server = uvicorn.Server(config)
-    bound = socket.create_server(("127.0.0.1", 0))
-    running = asyncio.create_task(server.serve([bound]))
-    try:
-        yield bound.getsockname()[1], server
-    finally:
-        server.should_exit = True
-        server.force_exit = lifespan == "off"
-        await running
-
-
 async def answer_to(port: int, *parts: bytes, then: bytes = b"") -> bytes:
     """Send the parts, then `then` without end; return what comes until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -103,10 +85,10 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-async def test_endless_head_ends_the_connection(kind: str) -> None:
+async def test_endless_head_ends_the_connection(protocol: Any, kind: str) -> None:
     start, more = ENDLESS[kind]
     app = _App()
-    async with serving(app, http_protocol()) as (port, _):
+    async with serving(app, protocol) as (port, _):
         answer = await answer_to(port, start, then=more)
     # The client's system may drop the answer when it finds the connection closed.
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
@@ -119,9 +101,9 @@ async def test_endless_head_ends_the_connection(kind: str) -> None:
         GET + b"a:\r\n" * HEADERS_MAX + b"\r\n",
     ],
 )
-async def test_head_beyond_a_limit_gets_431(head: bytes) -> None:
+async def test_head_beyond_a_limit_gets_431(protocol: Any, head: bytes) -> None:
     app = _App()
-    async with serving(app, http_protocol()) as (port, _):
+    async with serving(app, protocol) as (port, _):
         answer = await answer_to(port, head)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"at most 65536 bytes, 256 fields" in answer
@@ -129,18 +111,20 @@ async def test_head_beyond_a_limit_gets_431(head: bytes) -> None:
 
 
 @pytest.mark.parametrize(("more", "status"), [(0, b"200 OK"), (1, b"431 ")])
-async def test_the_bytes_of_a_head_are_counted_exactly(more: int, status: bytes) -> None:
+async def test_the_bytes_of_a_head_are_counted_exactly(
+    protocol: Any, more: int, status: bytes
+) -> None:
     rest = b"connection: close\r\n\r\n"
     others = sum(map(len, (b"/", b"host", b"x", b"x-a", b"connection", b"close")))
     value = b"b" * (HEAD_BYTES_MAX - others + more)
-    async with serving(_App(), http_protocol()) as (port, _):
+    async with serving(_App(), protocol) as (port, _):
         answer = await answer_to(port, GET + b"x-a: " + value + b"\r\n" + rest)
     assert answer.startswith(b"HTTP/1.1 " + status)
 
 
-async def test_a_head_in_two_reads_is_counted_as_one() -> None:
+async def test_a_head_in_two_reads_is_counted_as_one(protocol: Any) -> None:
     half = b"x-a: " + b"b" * (HEAD_BYTES_MAX // 2) + b"\r\n"
-    async with serving(_App(), http_protocol()) as (port, _):
+    async with serving(_App(), protocol) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         # The first half comes with the earlier request, which is answered once both are read.
         writer.write(GET + b"\r\n" + GET + half)
@@ -151,60 +135,60 @@ async def test_a_head_in_two_reads_is_counted_as_one() -> None:
 
 
 @pytest.mark.parametrize("line", [b"a:\r\n", b"a: " + b"b" * 1_000 + b"\r\n"])
-async def test_trailers_in_the_read_of_their_head_count(line: bytes) -> None:
+async def test_trailers_in_the_read_of_their_head_count(protocol: Any, line: bytes) -> None:
     app = _App()
     app.go.clear()
     request = POST + b"1\r\nx\r\n0\r\n" + line * HEADERS_MAX + b"\r\n"
-    async with serving(app, http_protocol()) as (port, server):
+    async with serving(app, protocol) as (port, _):
         assert await answer_to(port, request + GET + b"\r\n") == b""
-        assert server.server_state.total_requests == 0
 
 
-async def test_a_read_full_of_headers_is_not_parsed_to_its_end() -> None:
+async def test_a_read_full_of_headers_is_not_parsed_to_its_end(protocol: Any) -> None:
     parsed: list[int] = []
 
-    class Counting(http_protocol()):  # type: ignore[misc] # made at run time
+    class Counting(protocol):  # type: ignore[misc] # made at run time
         def send_400_response(self, msg: str) -> None:
             parsed.append(len(self.headers))
             super().send_400_response(msg)
+
+        def _refuse(self, answer: bytes) -> None:
+            parsed.append(len(self._fields))
+            super()._refuse(answer)
 
     async with serving(_App(), Counting) as (port, _):
         await answer_to(port, GET + b"a:\r\n" * 65_536)
     assert HEADERS_MAX < parsed[0] <= PIECE // len(b"a:\r\n")
 
 
-async def test_heads_below_the_limits_are_served() -> None:
+async def test_heads_below_the_limits_are_served(protocol: Any) -> None:
     large = GET + b"x-a: " + b"b" * (HEAD_BYTES_MAX - 1_000) + b"\r\n\r\n"
     many = GET + b"a: b\r\n" * (HEADERS_MAX - 2) + b"connection: close\r\n\r\n"
     body = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1_000_000
     app = _App()
-    async with serving(app, http_protocol()) as (port, _):
+    async with serving(app, protocol) as (port, _):
         assert (await answer_to(port, large, body, many)).count(b" 200 OK") == 3
 
 
-async def test_pipelined_requests_have_a_limit() -> None:
+async def test_pipelined_requests_have_a_limit(protocol: Any) -> None:
     app = _App()
     app.go.clear()
-    async with serving(app, http_protocol()) as (port, server):
+    async with serving(app, protocol) as (port, _):
         assert await answer_to(port, (GET + b"\r\n") * 1_000) == b""
-        assert server.server_state.total_requests == 0
         app.go.set()
         within = (GET + b"\r\n") * PIPELINED_MAX + GET + b"connection: close\r\n\r\n"
         assert (await answer_to(port, within)).count(b" 200 OK") == PIPELINED_MAX + 1
 
 
 @pytest.mark.parametrize("start", [b"", GET, GET + b"\r\n" + GET])
-async def test_head_that_does_not_end_is_closed(start: bytes) -> None:
-    protocol = http_limits.bounded(HttpToolsProtocol, head_s=0.2)
-    async with serving(_App(), protocol) as (port, _):
+async def test_head_that_does_not_end_is_closed(protocol: Any, start: bytes) -> None:
+    async with serving(_App(), protocol, head_s=0.2) as (port, _):
         assert (await answer_to(port, start)).count(b" 200 OK") == start.count(b"\r\n\r\n")
 
 
-async def test_request_that_runs_has_no_time_for_its_head() -> None:
+async def test_request_that_runs_has_no_time_for_its_head(protocol: Any) -> None:
     app = _App()
     app.go.clear()
-    protocol = http_limits.bounded(HttpToolsProtocol, head_s=1.0)
-    async with serving(app, protocol) as (port, _):
+    async with serving(app, protocol, head_s=1.0) as (port, _):
         asking = asyncio.ensure_future(answer_to(port, GET + b"connection: close\r\n\r\n"))
         assert await answer_to(port) == b""  # its time begins later and has ended
         app.go.set()
@@ -214,7 +198,7 @@ async def test_request_that_runs_has_no_time_for_its_head() -> None:
 async def test_connections_beyond_the_limit_are_closed() -> None:
     app = _App()
     app.go.clear()
-    async with serving(app, http_protocol(1)) as (port, _):
+    async with serving(app, connections_max=1) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET + b"\r\n")
         assert await answer_to(port) == b""
@@ -231,9 +215,10 @@ BEHIND = [
 
 
 @pytest.mark.parametrize(("head", "behind"), BEHIND)
-async def test_bytes_behind_an_answer_keep_the_keep_alive_limit(head: bytes, behind: bytes) -> None:
-    async with serving(refuse, http_protocol()) as (port, server):
-        server.config.timeout_keep_alive = 1
+async def test_bytes_behind_an_answer_keep_the_keep_alive_limit(
+    protocol: Any, head: bytes, behind: bytes
+) -> None:
+    async with serving(refuse, protocol, keep_alive_s=1) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head + b"\r\n")
         assert await reader.readuntil(b"\r\n\r\n")
@@ -246,12 +231,12 @@ async def test_bytes_behind_an_answer_keep_the_keep_alive_limit(head: bytes, beh
 async def test_bytes_behind_an_answer_leave_its_connection_idle(head: bytes, behind: bytes) -> None:
     read = bytearray()
 
-    class Reading(http_protocol(1)):  # type: ignore[misc] # made at run time
+    class Reading(Connection):  # type: ignore[misc] # made at run time
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             read.extend(data)
 
-    async with serving(refuse, Reading) as (port, _):
+    async with serving(refuse, Reading, connections_max=1) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head + b"\r\n")
         assert await reader.readuntil(b"\r\n\r\n")
@@ -262,7 +247,7 @@ async def test_bytes_behind_an_answer_leave_its_connection_idle(head: bytes, beh
 
 
 @pytest.mark.parametrize("requests", [2, 100])
-async def test_pipelining_client_that_leaves_ends_what_runs(requests: int) -> None:
+async def test_pipelining_client_that_leaves_ends_what_runs(protocol: Any, requests: int) -> None:
     began, left = asyncio.Event(), asyncio.Event()
 
     async def app(_: Scope, receive: Receive, __: Send) -> None:
@@ -271,7 +256,7 @@ async def test_pipelining_client_that_leaves_ends_what_runs(requests: int) -> No
             pass
         left.set()
 
-    async with serving(app, http_protocol()) as (port, _):
+    async with serving(app, protocol) as (port, _):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write((GET + b"\r\n") * requests)
         await asyncio.wait_for(began.wait(), 60)

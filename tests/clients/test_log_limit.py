@@ -29,7 +29,7 @@ END = b" HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
 #: The bytes of a client, and the text that the log then has.
 FLOODS = {
     b"\x16\x03\x01\x02\x00\x01\r\n\r\n": "no valid HTTP",
-    b"GET /broken" + END: "Exception in ASGI application",
+    b"GET /broken" + END: "broke off an answer",
     b"GET /other" + END: "not valid HTTP",
     b"GET /away" + END: "cannot be reached",
 }

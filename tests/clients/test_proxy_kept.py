@@ -78,8 +78,7 @@ async def statuses(blunt: Blunt, *before_each: Any) -> list[int]:
     for act in before_each:
         act()  # the loop has no turn between this and the next request
         found.append((await Exchange(upstream, ask()).run()).status)
-    assert upstream._http is not None
-    await upstream._http.close()
+    upstream.close()
     return found
 
 

@@ -48,8 +48,7 @@ async def proxy(
     gate = Gate(upstream, Settings.from_environment(variables))
     yield gate
     await gate._close()
-    if upstream._http is not None:
-        await upstream._http.close()
+    upstream.close()
 
 
 async def post(gate: Gate, raw: str, **headers: str) -> Exchange:

@@ -71,8 +71,7 @@ async def run(
         assert gate._runtime is not None
         await gate._runtime.session.flush(5)
         await gate._close()
-        if upstream._http is not None:
-            await upstream._http.close()
+        upstream.close()
     return got[0], made[0]
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedsvc_vllm import http_limits, proxy, proxy_headers
+from schedsvc_vllm import proxy, proxy_headers
+from schedsvc_vllm.door import connection
+from schedsvc_vllm.door.connection import Connection
 
 from tests.seeds import fresh
 
@@ -17,7 +19,6 @@ from .streams.world import Disagreement, Stream, World
 
 _FOUND_IN = 4_000
 Plant = Callable[[pytest.MonkeyPatch], None]
-Bounded: Any = http_limits._Bounded
 
 
 @pytest.mark.parametrize("seed", fresh(2))
@@ -52,20 +53,20 @@ async def test_the_proxy_serves_each_listed_deviation(tmp_path: Path) -> None:
 
 
 def trailers_are_headers(patch: pytest.MonkeyPatch) -> None:
-    kept = Bounded.on_headers_complete
+    kept = Connection.on_headers_complete
 
     def on_headers_complete(self: Any) -> None:
         kept(self)
-        if self.cycle is not None:
-            self.headers = self.cycle.scope["headers"]
+        if self._reading is not None:
+            self._fields = self._reading.scope["headers"]
 
-    patch.setattr(Bounded, "on_headers_complete", on_headers_complete)
+    patch.setattr(Connection, "on_headers_complete", on_headers_complete)
 
 
 def offers_are_cut_out_of_the_bytes(patch: pytest.MonkeyPatch) -> None:
-    kept = Bounded._feed
+    kept = Connection._feed
     patch.setattr(
-        Bounded, "_feed", lambda self, data: kept(self, data.replace(b"Upgrade: h2c\r\n", b""))
+        Connection, "_feed", lambda self, data: kept(self, data.replace(b"Upgrade: h2c\r\n", b""))
     )
 
 
@@ -78,29 +79,35 @@ def fields_of_the_connection_pass(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_head_passes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(http_limits, "head_refusal", lambda *_: b"")
+    patch.setattr(connection, "head_refusal", lambda *_: b"")
 
 
 def a_fragment_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    kept = http_limits.head_refusal
-    patch.setattr(http_limits, "head_refusal", lambda method, _, *rest: kept(method, b"/", *rest))
+    checks, describes = connection.head_refusal, Connection._scope
+
+    def scope(self: Any, *head: Any) -> Any:
+        self._url = self._url.partition(b"#")[0]
+        return describes(self, *head)
+
+    patch.setattr(connection, "head_refusal", lambda method, _, *rest: checks(method, b"/", *rest))
+    patch.setattr(Connection, "_scope", scope)
 
 
 def bytes_end_the_limit_of_an_idle_connection(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Bounded, "_wait_for_request", lambda _: None)
+    patch.setattr(Connection, "_wait_for_request", lambda _: None)
 
 
 def a_trailer_leaves_its_connection_open(patch: pytest.MonkeyPatch) -> None:
-    kept = Bounded.on_message_complete
+    kept = Connection.on_message_complete
 
     def on_message_complete(self: Any) -> None:
-        cycle = self.cycle
-        keeps_alive = cycle is not None and cycle.keep_alive
+        exchange = self._reading
+        keeps_alive = exchange is not None and exchange.keeps_alive
         kept(self)
         if keeps_alive:
-            cycle.keep_alive = True
+            exchange.keeps_alive = True
 
-    patch.setattr(Bounded, "on_message_complete", on_message_complete)
+    patch.setattr(Connection, "on_message_complete", on_message_complete)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ async def test_probes_of_a_moment_share_one_request_to_the_upstream(
         before = slow.probes
         slow.go_on.clear()
         asked = [asyncio.ensure_future(get(url, "/health")) for _ in range(60)]
-        await until(lambda: len(server.server_state.tasks) == 60)
+        await until(lambda: len(server.running) == 60)
         # Pages of metrics do not wait for the end of that probe.
         assert await asyncio.gather(*(up(url) for _ in range(30))) == ["0"] * 30
         slow.go_on.set()
@@ -186,7 +186,7 @@ async def test_health_is_503_where_the_upstreams_is_not_200(
 async def test_a_page_that_hangs_behind_a_sound_probe_is_answered(
     fake: FakeScheduler, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_module, "_PAGE_LIMIT", aiohttp.ClientTimeout(total=0.2))
+    monkeypatch.setattr(proxy_module, "PAGE_S_MAX", 0.2)
     hangs = asyncio.Event()
 
     async def handle(request: web.Request) -> web.Response:

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from schedsvc_client.testing import FakeScheduler, grant
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_vllm import proxy_cli, runtime
+from schedsvc_vllm.door.upstream import UpstreamError
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.launcher import LaunchError
@@ -383,7 +383,7 @@ async def test_an_upstream_that_breaks_off_breaks_the_answer_off(
 ) -> None:
     behind[0].breaks = True
     exchange = Exchange(gate, ask(stream=True))
-    with pytest.raises(aiohttp.ClientError):
+    with pytest.raises(UpstreamError):
         await exchange.run()
     assert exchange.sent[-1].get("more_body")
     *events, why, rest = exchange.answer.split(b"\n\n")
@@ -408,7 +408,7 @@ async def test_an_upstream_that_is_away_is_a_clean_error(fake: FakeScheduler) ->
     assert fake.books[1].end.outcome == pb.OUTCOME_CANCELLED
     assert fake.books[1].end.output_tokens == 0
     assert isinstance(gate.app, Upstream)
-    await gate.app._session().close()
+    gate.app.close()
     await gate._close()
 
 

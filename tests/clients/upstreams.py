@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import uvicorn
 from aiohttp import web
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.proxy import Upstream
-from schedsvc_vllm.proxy_cli import http_protocol
 from schedsvc_vllm.settings import Settings
+
+from .serving import serving
 
 #: Sizes of an engine that reports none.
 POOL = {
@@ -43,18 +41,7 @@ async def proxy(variables: dict[str, str], upstream_url: str) -> AsyncIterator[s
     """Run the proxy as schedsvc-proxy does; give its URL."""
     upstream = Upstream(upstream_url)
     gate = Gate(upstream, Settings.from_environment(variables))
-    config = uvicorn.Config(gate, http=http_protocol(100), lifespan="off", log_level="error")
-    front = uvicorn.Server(config)
-    # Named as TCP, so that asyncio switches Nagle's delay off.
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    bound.bind(("127.0.0.1", 0))
-    bound.listen()
-    serving = asyncio.create_task(front.serve([bound]))
-    try:
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    finally:
-        front.should_exit = True
-        await serving
-        await gate._close()
-        if upstream._http is not None:
-            await upstream._http.close()
+    async with serving(gate, connections_max=100, lifespan="off") as (port, _):
+        yield f"http://127.0.0.1:{port}"
+    await gate._close()
+    upstream.close()

@@ -68,7 +68,7 @@ def test_signal_at_the_start_ends_a_staying_command_with_0(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("module", ["argparse", "schedsvc_vllm.gate", "uvicorn"])
+@pytest.mark.parametrize("module", ["argparse", "schedsvc_vllm.gate", "httptools", "uvloop"])
 def test_signal_at_the_start_ends_the_proxy_with_0(
     folder: Path, module: str, number: signal.Signals
 ) -> None:

@@ -392,7 +392,8 @@ ROOMS: dict[str, Room] = {
     # Only gates that export spans need its packages.
     "schedsvc_vllm.otel": room("schedsvc_vllm", "opentelemetry", clock=WALL),
     # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
-    "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client", "aiohttp yarl"),
+    "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client schedsvc_vllm.door"),
+    "schedsvc_vllm.door": room("schedsvc_vllm", "httptools", clock=WALL),
     # Declares the facts of the product, and writes what follows; imports nothing of it.
     "spec": room(never=IO, clock=NO_CLOCK),
     # Builds the published artefacts: packages and man pages. Nothing imports it.

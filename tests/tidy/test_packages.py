@@ -31,7 +31,7 @@ EXTRAS = {
     "schedsvc.records.usage.parquet": ("parquet",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),
     "schedsvc_vllm.otel": ("otel",),
-    "schedsvc_vllm.proxy": ("proxy",),
+    "schedsvc_vllm.door": ("proxy",),
 }
 
 

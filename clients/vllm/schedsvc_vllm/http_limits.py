@@ -1,8 +1,8 @@
 """Decides which bytes of a connection become which request, within limits.
 
-`bounded()` makes a subclass of uvicorn's httptools protocol. The proxy serves with it. The gate
-puts it into the server that it runs in, if the application names the server in `app.state.server`,
-as vLLM's does.
+`bounded()` makes a subclass of uvicorn's httptools protocol. The gate puts it into the server that
+it runs in, if the application names the server in `app.state.server`, as vLLM's does. The proxy has
+the same limits in a protocol of its own (door/connection.py), which shares the checks of heads.
 
 - The parser reads the client's bytes as they came. No code edits them, and no second reader looks
   at them first: two readers of one stream can disagree about where a request ends.
@@ -49,10 +49,11 @@ def _refusal(status: str, text: str) -> bytes:
     ).encode()
 
 
-_TOO_LARGE = _refusal(
+TOO_LARGE = _refusal(
     "431 Request Header Fields Too Large",
     f"a request's headers have at most {HEAD_BYTES_MAX} bytes, {HEADERS_MAX} fields",
 )
+INVALID = _refusal("400 Bad Request", "Invalid HTTP request received.")
 _NO_HOST = _refusal("400 Bad Request", "a request of HTTP/1.1 has exactly one Host header")
 _NO_FRAMING = _refusal("400 Bad Request", "HTTP/1.0 has no Transfer-Encoding")
 _NO_CODING = _refusal("501 Not Implemented", "Transfer-Encoding can only be chunked")
@@ -64,7 +65,7 @@ _FRAGMENT = _refusal("400 Bad Request", "the request target has a fragment (#); 
 _NO_TUNNEL = _refusal("501 Not Implemented", "CONNECT is not served: this server is no tunnel")
 
 
-class _BeyondError(Exception):
+class BeyondError(Exception):
     """The request is beyond a limit or has a wrong head. In a callback, it stops the parser."""
 
 
@@ -92,9 +93,6 @@ _Base: Any = object
 class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvicorn
     is_bounded = True
     head_s: float
-    connections_max: int
-    #: Kept connections without a request, the longest idle one first.
-    idle: dict[Any, None]
     httptools: Any
     parser: Any
     timeout_keep_alive_task: asyncio.TimerHandle | None
@@ -113,24 +111,7 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         # Empty unless the server asked for one and has verified it.
         self._certificate: dict[str, Any] | None = transport.get_extra_info("peercert")
         super().connection_made(transport)
-        if 0 < self.connections_max < len(self.connections) and not self._make_room():
-            transport.abort()
-            return
         self._wait_for_head()
-
-    def _make_room(self) -> bool:
-        """Close the connection that has been idle longest; whether there was one. O(1)."""
-        oldest = next(iter(self.idle), None)
-        if oldest is None:
-            return False
-        del self.idle[oldest]
-        oldest.transport.abort()
-        return True
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:
-            self.idle[self] = None
 
     def _wait_for_request(self) -> None:
         """Keep the limit on an idle connection: bytes behind an answer need not begin a request.
@@ -141,16 +122,14 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-            self.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.idle.pop(self, None)
         self._stop_waiting()
         self._disconnect_all()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        parts = (data,) if len(data) <= _PART_BYTES else _parts(data)
+        parts = parts_of(data)
         for part in parts:
             size = self._part = len(part)
             self._read += size
@@ -158,7 +137,7 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self._feed(part)
             self._held = 0 if self._has_progressed else self._held + size
             if self._held > HEAD_BYTES_MAX or self._is_beyond():
-                self._refusal = _TOO_LARGE
+                self._refusal = TOO_LARGE
                 if not self.transport.is_closing():
                     self.send_400_response("")
             if len(parts) > 1 and not self._reads_on():
@@ -171,7 +150,6 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
     def _feed(self, data: bytes) -> None:
         """Parse bytes as uvicorn's `data_received()` does, and go on behind offers to upgrade."""
         self._unset_keepalive_if_required()
-        self.idle.pop(self, None)
         try:
             while data:
                 try:
@@ -215,15 +193,15 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self._stop_waiting()
         self._has_progressed = True
         if self._is_beyond():
-            self._refusal = _TOO_LARGE
-            raise _BeyondError
+            self._refusal = TOO_LARGE
+            raise BeyondError
         if len(self.pipeline) >= PIPELINED_MAX:
-            raise _BeyondError
+            raise BeyondError
         version = self.parser.get_http_version()
         method = self.parser.get_method()
         if refusal := head_refusal(method, self.url, version, self.headers):
             self._refusal = refusal
-            raise _BeyondError
+            raise BeyondError
         is_upgrade = self.parser.should_upgrade()
         if is_upgrade and not self._should_upgrade():
             self._is_offer = True
@@ -258,8 +236,8 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
         if self._is_offer:
             return  # the message comes again, without its offer
         if self._is_beyond():  # by its trailers
-            self._refusal = _TOO_LARGE
-            raise _BeyondError
+            self._refusal = TOO_LARGE
+            raise BeyondError
         super().on_message_complete()
         cycle = self.cycle
         # The parser takes a Connection field of the trailers for one of the head, and reads no
@@ -311,7 +289,10 @@ class _Bounded(_Base):  # type: ignore[misc] # stands before a protocol of uvico
             self._late = None
 
 
-def _parts(data: bytes) -> list[bytes]:
+def parts_of(data: bytes) -> Sequence[bytes]:
+    """Cut a large read, so that the limits hold after each part. O(parts)."""
+    if len(data) <= _PART_BYTES:
+        return (data,)
     return [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
 
 
@@ -354,18 +335,12 @@ def head_without_offer(
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), b"".join(kept))
 
 
-def bounded(base: Any, *, head_s: float = HEAD_S_MAX, connections_max: int = 0) -> Any:
+def bounded(base: Any, *, head_s: float = HEAD_S_MAX) -> Any:
     """Make a protocol of uvicorn's `HttpToolsProtocol` that has the limits above.
 
-    `head_s`: seconds for a head. `connections_max`: for a new connection beyond this number the
-    server closes the one that has been idle longest, else the new one, at once; 0: no limit.
+    `head_s`: seconds for a head.
     """
-    attributes = {
-        "head_s": head_s,
-        "connections_max": connections_max,
-        "idle": {},
-        "httptools": importlib.import_module("httptools"),
-    }
+    attributes = {"head_s": head_s, "httptools": importlib.import_module("httptools")}
     return type("Bounded", (_Bounded, base), attributes)
 
 

@@ -6,7 +6,6 @@ from schedsvc_vllm import early_signals  # before everything that takes time
 
 # isort: split
 import argparse
-import contextlib
 import importlib
 import ipaddress
 import logging
@@ -16,13 +15,12 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.gate import Gate
-from schedsvc_vllm.http_limits import bounded
 from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split, version
 from schedsvc_vllm.log_limit import limit_lines
 from schedsvc_vllm.settings import Settings, SettingsError
@@ -179,7 +177,7 @@ def prepare(
 
 
 def check_tls(options: argparse.Namespace) -> None:
-    """Raise LaunchError if the files for TLS cannot be used; uvicorn would fail without a name."""
+    """Raise LaunchError if the files for TLS cannot be used."""
     if options.ssl_cert_reqs is None:
         options.ssl_cert_reqs = int(ssl.CERT_REQUIRED if options.ssl_ca_certs else ssl.CERT_NONE)
     if options.ssl_cert_reqs and not options.ssl_ca_certs:
@@ -195,6 +193,14 @@ def check_tls(options: argparse.Namespace) -> None:
         return
     if not key:
         raise LaunchError(f"--ssl-certfile {certificate}: give --ssl-keyfile FILE, too")
+    tls_of(options)
+
+
+def tls_of(options: argparse.Namespace) -> ssl.SSLContext | None:
+    """Read the files for TLS; None: it is not served. Raises LaunchError."""
+    certificate, key = options.ssl_certfile, options.ssl_keyfile
+    if not certificate:
+        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _read_tls(f"--ssl-keyfile {key}", lambda: open(key, "rb").close())
     # An empty password: a key that needs one must not wait until it is typed.
@@ -204,6 +210,8 @@ def check_tls(options: argparse.Namespace) -> None:
     )
     if ca := options.ssl_ca_certs:
         _read_tls(f"--ssl-ca-certs {ca}", lambda: context.load_verify_locations(ca))
+    context.verify_mode = ssl.VerifyMode(options.ssl_cert_reqs)
+    return context
 
 
 def _read_tls(where: str, read: Callable[[], None]) -> None:
@@ -216,7 +224,7 @@ def _read_tls(where: str, read: Callable[[], None]) -> None:
 
 
 def check_socket(path: str) -> None:
-    """Raise LaunchError if a Unix socket cannot be made here; uvicorn would replace a live one."""
+    """Raise LaunchError if a Unix socket cannot be made here; a live one would be replaced."""
     try:
         kind = os.stat(path).st_mode
     except FileNotFoundError:
@@ -261,84 +269,52 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
     return Gate(upstream, settings)
 
 
-def http_protocol(connections_max: int = CONNECTIONS_MAX) -> Any:
-    """Make uvicorn's HTTP/1.1 with limits."""
-    base: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
-    return bounded(base, connections_max=connections_max)
-
-
-def stoppable(base: Any) -> Any:
-    """Make uvicorn's server one whose stop by a signal is a success."""
-
-    class Server(base):  # type: ignore[misc] # its class is known when it is imported
-        stopped = False
-
-        def handle_exit(self, number: int, frame: Any) -> None:
-            self.stopped = True
-            super().handle_exit(number, frame)
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """As uvicorn does, but an ignored signal stays ignored, and none is raised again."""
-            for number in (signal.SIGTERM, signal.SIGINT):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, self.handle_exit)
-            yield
-
-    return Server
-
-
 def server_for(gate: Gate, options: argparse.Namespace) -> Any:
     """Make the server. Raises LaunchError if the extra is not installed."""
     try:
-        uvicorn: Any = importlib.import_module("uvicorn")
-    except ModuleNotFoundError:
-        raise LaunchError(f"uvicorn is not installed: {EXTRA}") from None
-    config = uvicorn.Config(
-        gate,
+        door: Any = importlib.import_module("schedsvc_vllm.door.server")
+    except ModuleNotFoundError as error:
+        raise LaunchError(f"{error.name} is not installed: {EXTRA}") from None
+    config = door.Config(
         host=options.host,
         port=options.port,
         uds=options.uds,
-        log_config=None,  # its lines go to the root's handler, which limits them
-        log_level=options.log_level,
-        access_log=False,
-        http=http_protocol(options.connections_max),
-        lifespan="on",
-        # A client could state any address; the upstream gets what it stated, and the peer's.
-        proxy_headers=False,
-        timeout_keep_alive=options.keep_alive_s,
-        timeout_graceful_shutdown=options.graceful_s,
         backlog=options.backlog,
-        ssl_certfile=options.ssl_certfile,
-        ssl_keyfile=options.ssl_keyfile,
-        ssl_ca_certs=options.ssl_ca_certs,
-        ssl_cert_reqs=options.ssl_cert_reqs,
+        tls=tls_of(options),
+        keep_alive_s=options.keep_alive_s,
+        connections_max=options.connections_max,
+        graceful_s=options.graceful_s,
     )
-    server = stoppable(uvicorn.Server)(config)
+    server = door.Server(gate, config)
     upstream: Any = gate.app
     upstream.state.server = server  # as vLLM does
-    upstream.stopping = lambda: bool(server.should_exit)
+    upstream.stopping = lambda: server.should_exit
     return server
 
 
 def serve(gate: Gate, options: argparse.Namespace) -> bool:
     """Serve until a signal; True if the start succeeded, or a signal ended it."""
     server = server_for(gate, options)
+    try:
+        uvloop: Any = importlib.import_module("uvloop")
+    except ModuleNotFoundError:
+        raise LaunchError(f"uvloop is not installed: {EXTRA}") from None
     # The default action would end the process, and there is nothing to read again.
     signal.signal(signal.SIGHUP, lambda *_: _log.warning("SIGHUP has no effect; start it again"))
     wildcard = wildcard_socket(options)
     try:
-        server.run(sockets=[wildcard] if wildcard is not None else None)
-    except SystemExit:  # the start failed
-        if not server.stopped:
-            raise
+        uvloop.run(server.serve([wildcard] if wildcard is not None else ()))
+    except OSError as error:
+        where = options.uds or f"{options.host}:{options.port}"
+        _log.error("cannot listen on %s: %s", where, error.strerror or error)
+        return False
     return bool(server.started or server.stopped)
 
 
 def wildcard_socket(options: argparse.Namespace) -> socket.socket | None:
     """Return a bound socket for all addresses of this host, of both families, if they are wanted.
 
-    uvicorn would open one family alone. None: for a real address. Raises LaunchError.
+    None: for a real address. Raises LaunchError.
     """
     if options.uds is not None or not _is_wildcard(options.host):
         return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from urllib.parse import urlsplit, urlunsplit
 
 from schedsvc_vllm.answers import BadRequestError
-from schedsvc_vllm.asgi import Scope
+from schedsvc_vllm.asgi import Headers, Scope
 
-Fields = list[tuple[str, str]]
 _PORTS = {"http": 80, "https": 443}
 # Headers of one connection, and those that must not be passed on as they are.
 _HOP_BY_HOP = frozenset(
@@ -38,10 +37,10 @@ _OVERRIDES = frozenset(
         b"x-rewrite-url",
     }
 )
-# The server in front of this app writes its own date and server.
+# The proxy writes its own date, and names no server.
 _NOT_ANSWERED = _HOP_BY_HOP | {b"date", b"server"}
-# The HTTP client writes its own host and length. The proxy has taken the body already, so that
-# it needs no "100 Continue" of the upstream.
+# The proxy writes its own host and length. It has taken the body already, so that it needs no
+# "100 Continue" of the upstream.
 _NOT_ASKED = _HOP_BY_HOP | _OVERRIDES | {b"host", b"content-length", b"expect", _FORWARDED}
 
 
@@ -50,18 +49,18 @@ def _named_by_connection(fields: Iterable[tuple[bytes, bytes]]) -> frozenset[byt
 
     Source: RFC 9110, 7.6.1.
     """
-    words = [value for name, value in fields if name.lower() == b"connection"]
+    words = [value for name, value in fields if name == b"connection"]
     if not words:
         return frozenset()
     return frozenset(word.strip().lower() for word in b",".join(words).split(b","))
 
 
-def asked_headers(scope: Scope, kept: frozenset[bytes] = frozenset()) -> Fields:
+def asked_headers(scope: Scope, kept: frozenset[bytes] = frozenset()) -> Headers:
     """Return the headers for the upstream: the caller's, but those of its connection. O(headers).
 
     `kept`: headers that a setting names, so that no caller can have them dropped on the way. The
     client's address is appended to x-forwarded-for. Raises BadRequestError for a value that is not
-    UTF-8: the HTTP client writes nothing else.
+    UTF-8, which servers read differently.
     """
     fields, dropped = scope["headers"], _NOT_ASKED
     names = dict(fields)
@@ -75,32 +74,35 @@ def asked_headers(scope: Scope, kept: frozenset[bytes] = frozenset()) -> Fields:
     headers = [pair for pair in fields if pair[0] not in dropped]
     if forwarded:
         headers.append((_FORWARDED, b", ".join(forwarded)))
-    name = b""
+    for name, value in headers:
+        if not value.isascii() and not _is_utf_8(value):
+            text = name.decode("latin-1")
+            raise BadRequestError(f"{text}: the header has to be UTF-8", text)
+    return headers
+
+
+def _is_utf_8(value: bytes) -> bool:
     try:
-        return [((name := pair[0]).decode("latin-1"), pair[1].decode()) for pair in headers]
+        value.decode()
     except UnicodeDecodeError:
-        text = name.decode("latin-1")
-        raise BadRequestError(f"{text}: the header has to be UTF-8", text) from None
+        return False
+    return True
 
 
-def answer_headers(
-    fields: Sequence[tuple[bytes, bytes]], origin: object
-) -> list[tuple[bytes, bytes]]:
+def answer_headers(fields: Headers, origin: str) -> Headers:
     """Return an answer's headers, but those of its connection. O(headers).
 
-    `origin`: a URL of the upstream, written by str() if it is needed. A location there becomes a
+    `fields`: with lower-case names. `origin`: a URL of the upstream. A location there becomes a
     path, which holds for the client.
     """
-    names, dropped = [name.lower() for name, _ in fields], _NOT_ANSWERED
+    names, dropped = dict(fields), _NOT_ANSWERED
     if b"connection" in names:
         dropped = dropped | _named_by_connection(fields)
-    headers = [pair for name, pair in zip(names, fields, strict=True) if name not in dropped]
+    headers = [pair for pair in fields if pair[0] not in dropped]
     if _LOCATIONS.isdisjoint(names):
         return headers
-    root = str(origin)
     return [
-        (name, _outside(value, root) if name.lower() in _LOCATIONS else value)
-        for name, value in headers
+        (name, _outside(value, origin) if name in _LOCATIONS else value) for name, value in headers
     ]
 
 

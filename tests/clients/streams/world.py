@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -116,7 +117,8 @@ class World:
         options, settings = proxy_cli.prepare(arguments, environment)
         self._gate = proxy_cli.build(options, settings)
         self._server = proxy_cli.server_for(self._gate, options)
-        self._server.config.http = self._watched(self._server.config.http)
+        watched = self._watched(self._server.config.http_protocol_class)
+        self._server.config = replace(self._server.config, http_protocol_class=watched)
         self._serving = asyncio.create_task(self._server.serve())
         await until(lambda: self._server.started or self._serving.done(), "the proxy's start")
         require(self._server.started, "the proxy did not start")
@@ -132,7 +134,7 @@ class World:
         """Return a protocol that reports how far the proxy has come."""
         world = self
 
-        class Watched(base):  # type: ignore[misc] # a class of uvicorn's
+        class Watched(base):  # type: ignore[misc] # known at run time
             def connection_made(self, transport: Any) -> None:
                 world._protocol, world._received = self, 0
                 super().connection_made(transport)
@@ -144,8 +146,8 @@ class World:
                     world._received += len(data)
                     world._news.set()
 
-            def on_response_complete(self) -> None:
-                super().on_response_complete()
+            def answered(self, exchange: Any) -> None:
+                super().answered(exchange)
                 world._news.set()
 
         return Watched
@@ -160,17 +162,16 @@ class World:
 
     def _is_idle(self) -> bool:
         """Return whether no request is left that has all its bytes."""
-        cycle = self._protocol.cycle
-        if self._protocol.pipeline or self._protocol.transport.is_closing():
+        exchanges = self._protocol.exchanges
+        if len(exchanges) > 1 or self._protocol.transport.is_closing():
             return False
-        return cycle is None or bool(cycle.response_complete or cycle.more_body)
+        return not exchanges or not exchanges[0].has_all
 
     def _require_limit(self) -> None:
         """A connection that waits for a head has a timer that ends it."""
-        kept, cycle = self._protocol, self._protocol.cycle
-        has_limit = kept._late is not None or kept.timeout_keep_alive_task is not None
-        is_in_body = cycle is not None and not cycle.response_complete
-        require(has_limit or is_in_body, "nothing ends a connection that is idle")
+        kept, server = self._protocol, self._server
+        has_limit = kept in server.in_head or kept in server.idle
+        require(has_limit or kept.exchanges, "nothing ends a connection that is idle")
 
     async def play(self, stream: Stream) -> Played:
         """Send a stream, and wait until the proxy has done with it."""
@@ -192,7 +193,7 @@ class World:
             self._require_limit()
             client.transport.write_eof()
             await self._until(lambda: client.is_closed)
-        while tasks := list(self._server.server_state.tasks):
+        while tasks := list(self._server.running.values()):
             await asyncio.wait(tasks)
         await self.upstream.settle()
         tenants = [admit.tenant.encode() for admit in self.fake.admits]
