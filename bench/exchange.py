@@ -52,7 +52,7 @@ Examples:
 _OWNER = SimpleNamespace(state=SimpleNamespace(vllm_config=None))
 
 
-async def _app(_: Scope, receive: Receive, send: Send) -> None:
+async def _app(_scope: Scope, receive: Receive, send: Send) -> None:
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     for _ in range(PIECES):
@@ -225,7 +225,9 @@ def main(requests: int, as_json: bool, count: tuple[str, str, str] | None) -> No
         return
     click.echo(f"a request of {PIECES} pieces, one at a time:")
     click.echo(f"  {found['instructions']:>11,} instructions of the gate")
-    click.echo(f"  {found['python_calls']:>11,} calls of Python's functions, {found['c_calls']:,} of C's")
+    click.echo(
+        f"  {found['python_calls']:>11,} calls of Python's functions, {found['c_calls']:,} of C's"
+    )
     click.echo(f"{IN_FLIGHT} in flight:")
     click.echo(f"  {found['instructions_in_flight']:>11,} instructions of the gate")
     click.echo(f"  {found['instructions_of_the_app']:>11,} of the app alone, taken off above")
