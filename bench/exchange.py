@@ -2,7 +2,7 @@
 
 It counts instructions, by callgrind, and calls, by Python's profiler, each in a process of its own
 that serves the same requests through a gate and past it. A scheduler has a process of its own, and
-the app behind the gate answers at once. What the requests take past the gate is taken off, so the
+the app behind the gate answers at once. The count of requests past the gate is subtracted, so the
 figures are the gate's own with its client of the scheduler, gRPC's threads included. One at a time
 each request has messages of its own to the scheduler; those in flight together share some. Two
 counts of instructions differ by about 2 %, because gRPC's threads wake at random.

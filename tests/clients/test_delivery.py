@@ -271,7 +271,7 @@ async def test_inside_the_engine_the_lease_ends_with_its_sequences(
     assert gate._runtime is not None
     [gated] = gate._runtime._running
     gated.report()
-    assert gated.admission is not None  # the engine still works on the sequences
+    assert gated.exchange.admission is not None  # the engine still works on the sequences
     engine.processor.request_states.clear()
     await until(lambda: has_ended(fake))
     assert not running.done()
@@ -294,9 +294,9 @@ async def test_sequences_that_go_with_their_client_are_not_completed(
     await until(lambda: client.held == 1)
     [gated] = gate._runtime._running
     engine.processor.request_states.clear()  # as the engine does for a client that has left
-    gated.mailbox.left = True
+    gated.exchange.client_left()
     gated.report()
-    assert gated.admission is not None
+    assert gated.exchange.admission is not None
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -217,7 +217,7 @@ async def test_pieces_are_let_go_while_it_runs(
     await until(lambda: gate._runtime is not None and bool(gate._runtime._running))
     assert gate._runtime is not None
     [flight] = gate._runtime._running
-    await until(lambda: flight._ending is not None and not flight._ending._new)
+    await until(lambda: flight.exchange.ending is not None and not flight.exchange.ending._new)
     go_on.set()
     await asyncio.wait_for(running, 60)
     assert gate._runtime.limit.running == 0
@@ -235,7 +235,7 @@ async def test_a_request_whose_lease_is_void_is_ended(
     fake.statuses[1] = pb.LEASE_STATE_VOID
     assert bench.gate._runtime is not None
     [flight] = bench.gate._runtime._running
-    flight.admission.progress(output_tokens=1)
+    flight.exchange.admission.progress(output_tokens=1)
     exchange = await asyncio.wait_for(running, 60)
     assert bench.engine.running == 0
     if stream:

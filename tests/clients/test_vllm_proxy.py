@@ -186,8 +186,8 @@ async def test_request_lost_in_a_restart_repeats_unless_begun(
     assert gate._runtime is not None
     [flight] = gate._runtime._running
     assert isinstance(flight, GatedRequest)
-    assert flight.admission is not None
-    flight.admission.progress(output_tokens=1)
+    assert flight.exchange.admission is not None
+    flight.exchange.admission.progress(output_tokens=1)
     exchange = await asyncio.wait_for(asked, 60)
     await gate._runtime.session.flush(5)
     assert not fake.live

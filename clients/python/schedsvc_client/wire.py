@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 #: The most of any total that is reported.
 TOKENS_MAX = 1 << 27
-#: What a value raises that is written in no usual way.
+#: An unusual value raises one of these.
 ODD = (TypeError, ValueError, AttributeError, struct.error)
 _INT32_END, _INT64_END = 1 << 31, 1 << 63
 _KEPT_MAX = 4_096

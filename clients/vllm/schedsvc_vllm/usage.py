@@ -34,12 +34,16 @@ _STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", BOM)
 # bytes count as a token.
 ANSWER_BYTES_MAX = 32 << 20
 _BYTES_PER_TOKEN = 4
+# The most pieces that wait unread.
+_PASSED_MAX = 1_024
+_DONE_EVENT = b"\n\ndata: " + DONE + b"\n\n"
+_MAY_FAIL = re.compile(rb'"error"|"response\.failed"')
 
 
 class _Told:
     """Keeps the counts of an answer so far: the last of the input, the largest of the output."""
 
-    __slots__ = ("_events", "_told", "cached_input_tokens", "failed", "form", "input_tokens")
+    __slots__ = ("_events", "_failed", "_told", "cached_input_tokens", "form", "input_tokens")
 
     def __init__(self, form: UsageForm) -> None:
         self.form = form
@@ -47,12 +51,25 @@ class _Told:
         self._told: int | None = None
         self.input_tokens: int | None = None
         self.cached_input_tokens: int | None = None
-        #: The answer states an error, whatever its status.
-        self.failed = False
+        self._failed = False
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the answer states an error, whatever its status."""
+        self.catch_up()
+        return self._failed
+
+    @failed.setter
+    def failed(self, value: bool) -> None:
+        self._failed = value
+
+    def catch_up(self) -> None:
+        """Read the pieces that have passed unread. O(bytes)."""
 
     @property
     def is_told(self) -> bool:
         """Return whether anything is known of it."""
+        self.catch_up()
         return bool(self._events or self._told is not None or self.input_tokens is not None)
 
     def _note(self, answer: object) -> bool:
@@ -76,13 +93,16 @@ class _Told:
 class UsageFilter(_Told):
     """Filters one stream of OpenAI's form.
 
+    A piece of whole events without `"usage"` passes as it is, after one search. `catch_up` reads
+    such pieces together, before anything is said of the stream.
+
     `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk. `several`:
     it has several choices. Where no usage comes, each event counts as one token. A client that
     asked for it at the end, of a server that states it beside choices alone, gets the last one in a
     chunk without choices.
     """
 
-    __slots__ = ("_choices", "_keep_all", "_keep_last", "_splitter", "_taken")
+    __slots__ = ("_choices", "_keep_all", "_keep_last", "_passed", "_splitter", "_taken")
 
     def __init__(self, *, keep_last: bool, keep_all: bool, several: bool = False) -> None:
         super().__init__(OPENAI)
@@ -92,16 +112,27 @@ class UsageFilter(_Told):
         self._splitter = EventSplitter()
         # The last event whose usage its client has to get yet; None: it has got it.
         self._taken: bytes | None = b""
+        self._passed: list[bytes] = []  # whole events without usage, unread
 
     @property
     def output_tokens(self) -> int:
         """Return the tokens that were stated, or the events seen."""
+        self.catch_up()
         if self._choices is not None:
             return max(self._told or 0, self._choices.tokens) or self._events
         return self._told or self._events
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
+        if (
+            body[-2:] == b"\n\n"
+            and not (last or self._taken or self._splitter.rest)
+            and b'"usage"' not in body
+        ):
+            self._passed.append(body)
+            if len(self._passed) >= _PASSED_MAX:
+                self.catch_up()
+            return body
         if not self._splitter.rest and (usual := self._usual(body)) is not None:
             return usual + self._usage_at_end() if last else usual
         events = self._splitter.feed(body)
@@ -111,18 +142,33 @@ class UsageFilter(_Told):
             kept.append(self._usage_at_end())
         return b"".join(kept)
 
+    def catch_up(self) -> None:
+        """Read the events that have passed, if they are one line of data each, by counting alone.
+
+        Text of a model holds no line's end: JSON escapes them.
+        """
+        if not self._passed:
+            return
+        text = b"".join(self._passed)
+        self._passed.clear()
+        count = text.count(b"\n\ndata: {") + text.startswith(b"data: {")
+        lines = 2 * (count + text.endswith(_DONE_EVENT))
+        if text.count(b"\n") == lines and not _MAY_FAIL.search(text) and b"\r" not in text:
+            self._events += count
+            return
+        for event in EventSplitter().feed(text):
+            data = data_of(event.raw)
+            if _is_failure(event.raw, data):
+                self._failed = True
+            else:
+                self._events += data[:1] == b"{"
+
     def _usual(self, body: bytes) -> bytes | None:
         """Do what `_event` does, for an event in the usual form; None for any other."""
         if body.find(b"\n") != len(body) - 2 or not body.startswith(b"data: {"):
             return None
         at = body.rfind(_KEY)
-        if at < 0:
-            is_plain = body.endswith(b"\n\n") and not (
-                b'"usage"' in body or b'"error"' in body or b"\r" in body
-            )
-            self._events += is_plain
-            return body if is_plain else None
-        usual = _USUAL_END.fullmatch(body, at)
+        usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
         if usual is None or body.find(b'"error"', 0, at) >= 0:
             return None
         prompt, completion = int(usual[1]), int(usual[2])
