@@ -20,7 +20,9 @@ from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.service_tier import ServedTier
 from schedsvc_vllm.token_counter import final_usage, metadata
 from schedsvc_vllm.tracing import QueueSpan
+from schedsvc_vllm.usage import UsageFilter
 
+_KEY = b'"usage"'
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -31,9 +33,9 @@ class GatedRequest:
     asked_again = False
     #: The scheduler has voided its lease: it is being ended.
     revoked = False
-    #: A place under the local limit, where it has no lease.
+    #: Its place under the local limit, if it has no lease.
     place: asyncio.Future[bool] | None = None
-    #: When its body was there; -1: it is asked for once more.
+    #: The time when its body was there; -1: it is asked for once more.
     read_s = -1.0
     #: A header that the gate adds for the engine; b"": none.
     traceparent = b""
@@ -44,17 +46,19 @@ class GatedRequest:
     # The start of a compressed answer, until some of it can be read.
     _held: Message | None = None
     _delivery: Delivery | None = None
-    # What is done with each piece of a body that is read here, and with each that is passed.
+    # Reads each piece of a body that is read here; and takes each that is passed.
     _read: Callable[[bytes, bool], bytes] | None = None
     _keep: Callable[[bytes], None] | None = None
-    _reads = _is_finished = False
+    # Lets pieces pass while it is calm.
+    _events: UsageFilter | None = None
+    _is_finished = False
     _told = False  # that it has begun to make tokens
     _task: asyncio.Task[Any] | None = None
 
     def __init__(self, runtime: Runtime, exchange: Exchange, mailbox: Mailbox, send: Send) -> None:
         self.exchange = exchange
         self.mailbox = mailbox
-        self._runtime, self._send = runtime, send
+        self._runtime, self._send, self._server = runtime, send, send
         exchange.left_first = exchange.has_left = mailbox.left
         mailbox.on_left = exchange.client_left
 
@@ -107,6 +111,19 @@ class GatedRequest:
         if keep is None or not message.get("more_body", False):
             return self._pass_on(message)
         body = message.get("body", b"")
+        events, delivery = self._events, self._delivery
+        if events is not None and events.is_calm and body[-2:] == b"\n\n" and _KEY not in body:
+            events.let_pass(body)
+            keep(body)
+            if delivery is None or delivery.is_behind:
+                return self._send(message)
+            steps = self._server(message).__await__()
+            try:
+                awaited = next(steps)
+            except StopIteration:
+                return NOTHING
+            delivery.hold(steps, awaited)
+            return NOTHING
         if self._read is not None:
             read = self._read(body, False)
             if not read:
@@ -239,9 +256,11 @@ class GatedRequest:
         reader, ending = exchange.reader, exchange.ending
         if reader is not None:
             tokens_max = exchange.call.max_output_tokens * exchange.sequences
+            self._server = self._send
             self._delivery = Delivery(self._send, tokens_max, runtime.send_stall_s)
             self._send = self._delivery.send
             self._read = reader.feed
+            self._events = reader if isinstance(reader, UsageFilter) else None
         if ending is not None and not exchange.is_held:
             self._keep = ending.feed
 

@@ -13,6 +13,7 @@ from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
 from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.channel import backoff_s
 
+from schedsvc_vllm.departures import Departures
 from schedsvc_vllm.engine import EngineView, Pool
 from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.fence_file import claim_pool, fence_for
@@ -87,6 +88,7 @@ class Runtime:
         self.images = settings.images.on_engine(engine.image_patch_pixels, *engine.image_pixels)
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
         self.ids = RequestIds()
+        self.departures = Departures()
         self.session = SchedulerSession(
             settings.target,
             client_id=settings.client_id or "gate",
@@ -162,13 +164,14 @@ class Runtime:
     @property
     def sizing(self) -> dict[str, Any]:
         """Return what `size_call` has to know of this gate and its engine."""
+        engine = self.engine
         return {
             "sizes": self.pool.sizes,
-            "count": self.engine.count_prompt_tokens,
+            "count": engine.count_prompt_tokens,
             "ratios": self.ratios,
             "images": self.images,
             "asking": self.asking,
-            "is_vllm": self.engine.is_before_vllm,
+            "is_vllm": engine.is_before_vllm,
             "output_limit": self._settings.output_limit,
             "serves_beams": self._settings.serves_beams,
         }

@@ -18,6 +18,7 @@ from schedsvc_client.aio import Admission, SessionState
 from schedsvc_vllm import answers
 from schedsvc_vllm.answers import Answer
 from schedsvc_vllm.asgi import ClientLeftError, Mailbox, any_done
+from schedsvc_vllm.departures import WATCH_AFTER_S
 from schedsvc_vllm.exchange import Exchange, field_of
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.limit import LocalLimitError
@@ -26,8 +27,6 @@ from schedsvc_vllm.runtime import Runtime
 
 T = TypeVar("T")
 
-# Most verdicts come sooner; only a request that really waits is watched for a client that leaves.
-WATCH_AFTER_S = 0.05
 # While the scheduler is away, no request waits longer than this for a place.
 LOCAL_WAIT_S_MAX = 30.0
 _ASK_AGAIN = Answer(0, [], b"")
@@ -118,7 +117,7 @@ async def _ask(
         asked = exchange.asked(asked_as, request_class)
         admission = exchange.admission = Admission(runtime.session, asked)
         try:
-            await first(admission.submit(), gated.mailbox)
+            await runtime.departures.wait(admission.submit(), gated.mailbox)
         except Refused as refused:
             refused.queue_duration_us += int(held_s * 1e6)
             if gated.span is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from schedsvc_vllm import json_parser
@@ -34,8 +35,6 @@ _STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", BOM)
 # bytes count as a token.
 ANSWER_BYTES_MAX = 32 << 20
 _BYTES_PER_TOKEN = 4
-# The most pieces that wait unread.
-_PASSED_MAX = 1_024
 _DONE_EVENT = b"\n\ndata: " + DONE + b"\n\n"
 _MAY_FAIL = re.compile(rb'"error"|"response\.failed"')
 
@@ -102,7 +101,10 @@ class UsageFilter(_Told):
     chunk without choices.
     """
 
-    __slots__ = ("_choices", "_keep_all", "_keep_last", "_passed", "_splitter", "_taken")
+    __slots__ = (
+        "_choices", "_keep_all", "_keep_last", "_passed", "_splitter", "_taken", "is_calm",
+        "let_pass",
+    )  # fmt: skip
 
     def __init__(self, *, keep_last: bool, keep_all: bool, several: bool = False) -> None:
         super().__init__(OPENAI)
@@ -113,6 +115,10 @@ class UsageFilter(_Told):
         # The last event whose usage its client has to get yet; None: it has got it.
         self._taken: bytes | None = b""
         self._passed: list[bytes] = []  # whole events without usage, unread
+        #: Takes such a piece while `is_calm`.
+        self.let_pass: Callable[[bytes], None] = self._passed.append
+        #: No event is incomplete, and no usage waits for the end.
+        self.is_calm = True
 
     @property
     def output_tokens(self) -> int:
@@ -124,15 +130,14 @@ class UsageFilter(_Told):
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
-        if (
-            body[-2:] == b"\n\n"
-            and not (last or self._taken or self._splitter.rest)
-            and b'"usage"' not in body
-        ):
-            self._passed.append(body)
-            if len(self._passed) >= _PASSED_MAX:
-                self.catch_up()
+        if self.is_calm and not last and body[-2:] == b"\n\n" and b'"usage"' not in body:
+            self.let_pass(body)
             return body
+        kept = self._filtered(body, last)
+        self.is_calm = not (self._taken or self._splitter.rest)
+        return kept
+
+    def _filtered(self, body: bytes, last: bool) -> bytes:
         if not self._splitter.rest and (usual := self._usual(body)) is not None:
             return usual + self._usage_at_end() if last else usual
         events = self._splitter.feed(body)
