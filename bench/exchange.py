@@ -109,7 +109,9 @@ class Calls:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-        self.c -= 1  # setprofile() itself
+        # The call of this method, and the one that ends the count.
+        self.python -= 1
+        self.c -= 1
 
     def _note(self, _: FrameType, event: str, __: object) -> None:
         if event == "call":

@@ -151,17 +151,15 @@ def _larger(told: int | None, known: int | None) -> bool:
 
 def lease_of(asked: Asked, grant: pb.Grant, now_ns: int) -> Lease:
     """Return the lease that a grant stands for."""
-    return Lease(
-        lease_id=grant.lease_id,
-        pool=grant.pool,
-        pool_epoch=grant.pool_epoch,
-        ttl_ns=grant.ttl_ms * 1_000_000 or LEASE_TTL_NS_DEFAULT,
-        reserved_tokens=grant.reserved_tokens,
-        engine_priority=grant.engine_priority,
-        asked=asked,
-        sent_ns=now_ns,
-        quota=limits_told(grant.quota) if grant.HasField("quota") else (),
-    )
+    ttl_ns = grant.ttl_ms * 1_000_000 or LEASE_TTL_NS_DEFAULT
+    # In the order of its fields: names would cost each grant a dictionary.
+    lease = Lease(
+        grant.lease_id, grant.pool, grant.pool_epoch, ttl_ns, grant.reserved_tokens,
+        grant.engine_priority, asked, now_ns,
+    )  # fmt: skip
+    if grant.HasField("quota"):
+        lease.quota = limits_told(grant.quota)
+    return lease
 
 
 class LeaseTable:

@@ -320,18 +320,19 @@ class SessionProtocol:
         if response.HasField("prefix_use"):
             use = response.prefix_use
             self.prefix_use = PrefixUse(use.hashes_max, use.placement, use.order, use.key)
-        for verdict in response.verdicts:
+        # A slice: the end of these repeated fields themselves is an error, which costs more.
+        for verdict in response.verdicts[:]:
             notice = self._judged(now_ns, verdict)
             if notice is not None:
                 notices.append(notice)
-        for status in response.leases:
+        for status in response.leases[:]:
             lost = self._lease_status(now_ns, status)
             if lost is not None:
                 notices.append(lost)
-        notices.extend(self._faulted(fault) for fault in response.faults)
-        for c in response.contests:
+        notices.extend([self._faulted(fault) for fault in response.faults[:]])
+        for c in response.contests[:]:
             notices.append(PoolContested(c.pool, c.client_id, claims=not self._welcomed_here))
-        self._beat_out = self._beat_out or (self._takes_beats and bool(response.contests))
+            self._beat_out = self._takes_beats
         return notices
 
     def _welcomed(self, now_ns: int, welcome: pb.SessionWelcome) -> Welcomed:

@@ -45,6 +45,8 @@ class Account:
     runtime: Runtime
     call: Call
     tally: TokenTotals | None = None
+    #: The number of sequences that the engine makes of it.
+    sequences = 1
     #: The id by which its client knows it.
     id = "-"
     #: The scheduler's grant; None: it runs without one.
@@ -65,20 +67,9 @@ class Account:
     _has_asked_less = False
 
     @property
-    def sequences(self) -> int:
-        """Return how many sequences the engine makes of it."""
-        return len(self.call.prompts.tokens) * self.call.n
-
-    @property
     def has_begun(self) -> bool:
         """Return whether the client has got the beginning of an answer."""
         return self.status != 0 and not self.is_held
-
-    @property
-    def is_stale(self) -> bool:
-        """Return whether its lease is of an engine before the one that stands there now."""
-        lease = self.admission.lease if self.admission is not None else None
-        return lease is not None and lease.pool_epoch < self.runtime.pool.epoch
 
     @property
     def is_whole(self) -> bool:
@@ -203,11 +194,29 @@ class Account:
             return None, None, reader.output_tokens
         return input_tokens, reader.cached_input_tokens, reader.output_tokens
 
-    def end(self, told: Usage | None, aborted: bool) -> Completion:
-        """Return how the lease ends.
+    def end(self, told: Usage | None, *, aborted: bool, is_stale: bool) -> Completion:
+        """Learn from what was used, and return how the lease ends.
 
-        `told`: the usage that vLLM leaves at its end; `aborted`: it left its sign of an abort.
+        `told`: the usage that vLLM leaves at its end; `aborted`: it left its sign of an abort;
+        `is_stale`: another engine stands there.
         """
+        completion = self._completion(told, aborted, is_stale)
+        self._learn(told)
+        return completion
+
+    def settle(self, completion: Completion) -> None:
+        """End the lease, if it has one."""
+        admission, self.admission = self.admission, None
+        if admission is not None:
+            outcome, (input_tokens, cached_tokens, output_tokens) = completion
+            admission.complete(
+                outcome=outcome,
+                input_tokens=input_tokens,
+                cached_input_tokens=cached_tokens,
+                output_tokens=output_tokens,
+            )
+
+    def _completion(self, told: Usage | None, aborted: bool, is_stale: bool) -> Completion:
         route, counted = self.call.route, self.counted()
         if self.reader is not None and (route.is_form or not route.generates):
             counted = self._sized(counted)
@@ -219,7 +228,7 @@ class Account:
             return Completion(Outcome.COMPLETED, totals)
         # Embeddings have no output to be charged for.
         totals = counted or (_UNKNOWN if route.generates else (None, None, 0))
-        if not totals[2] and self._is_free():
+        if not totals[2] and self._is_free(is_stale):
             return Completion(Outcome.CANCELLED, _NOTHING_USED)
         # Only an answer shows that a prompt alone was wanted: inside vLLM, no output is an abort.
         tells_prompts = self.reader is not None or not route.generates
@@ -227,7 +236,7 @@ class Account:
         done = is_told and not aborted and self.is_whole and self.is_answer
         return Completion(Outcome.COMPLETED if done else Outcome.CANCELLED, totals)
 
-    def learn(self, told: Usage | None) -> None:
+    def _learn(self, told: Usage | None) -> None:
         """Teach the tenant's ratio the tokens of its text."""
         prompts = self.call.prompts
         if not prompts.text_bytes or prompts.kind is None:
@@ -252,7 +261,7 @@ class Account:
         output_tokens = counted[2] if counted is not None and route.generates else 0
         return input_tokens, None, output_tokens
 
-    def _is_free(self) -> bool:
+    def _is_free(self, is_stale: bool) -> bool:
         """Return whether the engine never had it, or failed while its client waited.
 
         Otherwise the engine may have computed what no count shows; the scheduler charges its time.
@@ -262,7 +271,7 @@ class Account:
             return True
         if tally is not None and not tally.broken and not tally.has_begun:
             return True
-        return not self.left_first and (self.is_stale or self.broke or not self.is_answer)
+        return not self.left_first and (is_stale or self.broke or not self.is_answer)
 
     def _decoded(self, decoder: Decoder, body: bytes, more: bool) -> bytes:
         try:

@@ -38,6 +38,7 @@ from schedsvc_vllm.caller import Caller, Sources, Terms, peer_of, read_caller
 from schedsvc_vllm.field_names import check_case
 from schedsvc_vllm.identity import Identifier, Identity
 from schedsvc_vllm.paths import Place, place_of
+from schedsvc_vllm.prefixes import block_hashes
 from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.request_sizing import parse_json, size_call
 from schedsvc_vllm.response_ids import EARLIER, ResponseIds
@@ -68,6 +69,8 @@ class Exchange(Account):
     #: The id by which the engine knows it, and the scheduler if it was not used there before.
     engine_id = "-"
     prefix_block_hashes: tuple[int, ...] | list[int] = ()
+    #: The first question to the scheduler; None: that has been put.
+    first_asked: Asked | None = None
 
     def head(self, scope: Scope, sources: Sources, open_paths: frozenset[str]) -> Place | None:
         """Read its head; return where it goes, None: its path has no canonical form. O(headers).
@@ -132,13 +135,25 @@ class Exchange(Account):
             tenant=identity.key,
             reads_answer=tally is None and raw != b"",
             sets=sets,
-            **runtime.sizing,
+            sizes=runtime.pool.sizes,
+            count=engine.count_prompt_tokens if route.countable else None,
+            ratios=runtime.ratios,
+            images=runtime.images,
+            asking=runtime.asking,
+            is_vllm=engine.is_before_vllm,
+            output_limit=runtime.output_limit,
+            serves_beams=runtime.serves_beams,
         )
         if tally is not None:
             tally.is_search = self.call.beams
         self.model = model = fields.get("model")
         self.adapter = engine.adapter(model)
-        self.prefix_block_hashes = runtime.prefix_block_hashes(route, fields)
+        use = runtime.session.prefix_use
+        # For placement they are of no use: every request that comes here runs here.
+        if use.order and runtime.prefix_hashes and route.generates and not route.is_form:
+            self.prefix_block_hashes = block_hashes(route, fields, use)
+        self.sequences = len(self.call.prompts.tokens) * self.call.n
+        self.first_asked = self.asked(runtime.ids.claim(self.engine_id), self.terms.request_class)
 
     def asked(self, asked_as: str, request_class: str) -> Asked:
         """Return what the scheduler is asked, under an id and for a class."""

@@ -47,7 +47,7 @@ from schedsvc_vllm.paths import SAFE_METHODS, Place, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.response_ids import ResponseIds
-from schedsvc_vllm.routes import GATED_PATHS, ROUTES
+from schedsvc_vllm.routes import FORM_PATHS, GATED_PATHS, ROUTES
 from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
@@ -243,17 +243,20 @@ class Gate:
         """
         caller, identifier = exchange.caller, self._identifier
         proved = await identifier.prove(caller) if identifier.asks_for_proof else None
-        encoding = header(scope, b"content-encoding").decode("latin-1")
-        if encoding not in ("", "identity"):
+        encoding = header(scope, b"content-encoding")
+        if encoding not in (b"", b"identity"):
             raise BadRequestError(
-                f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
+                f"content-encoding: {encoding[:40].decode('latin-1')!r} is not taken; send the body"
+                " as it is",
                 status=415,
             )
         known = proved or identifier.trusted(caller)
         held.caller = identifier.listed_key(caller, proved) or known.key or held.caller
         raw = await held.read(scope, receive)
         read_s = time.monotonic()
-        exchange.body(self._rules, runtime, proved, raw, header(scope, b"content-type"))
+        is_form = exchange.place is not None and exchange.place.path in FORM_PATHS
+        kind = header(scope, b"content-type") if is_form else b""
+        exchange.body(self._rules, runtime, proved, raw, kind)
         return raw, read_s
 
     async def _run(
@@ -303,7 +306,7 @@ class Gate:
             if runtime.engine.in_doubt:
                 await first(runtime.look(), gated.mailbox)
             # Once: whatever is wrong with the pool, a request is not repeated for ever.
-            if exchange.is_stale and not gated.asked_again:
+            if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
             inner = scope_for_engine(scope, exchange.call, gated, priority)
@@ -314,7 +317,8 @@ class Gate:
                 inner = scope_for_engine(scope, exchange.call, gated, priority)
                 await self.app(inner, gated.mailbox, gated.send)
             gated.finish(scope)
-            await gated.delivered()
+            if gated.delivery is not None:
+                await gated.delivery.finish()
         except ClientLeftError:
             pass  # no client is left to answer
         except ClientStalledError:
@@ -330,7 +334,7 @@ class Gate:
             # The server may have cancelled the task, too.
             if not gated.revoked or task is None or task.uncancel():
                 raise
-            if exchange.is_stale and not exchange.has_begun:
+            if gated.is_stale and not exchange.has_begun:
                 return True  # its lease went with that engine, its client has not seen any of it
             if not exchange.has_begun:
                 message = "the scheduler has ended this request"

@@ -20,9 +20,8 @@ from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.service_tier import ServedTier
 from schedsvc_vllm.token_counter import final_usage, metadata
 from schedsvc_vllm.tracing import QueueSpan
-from schedsvc_vllm.usage import UsageFilter
+from schedsvc_vllm.usage import USAGE_KEY, UsageFilter
 
-_KEY = b'"usage"'
 _log = logging.getLogger("schedsvc_vllm")
 
 
@@ -43,13 +42,14 @@ class GatedRequest:
     span: QueueSpan | None = None
     #: The class by which it is served; "": the tenant's own.
     service_class = ""
+    #: Hands on an answer that is read here; `finish()` waits until its client has got it.
+    delivery: Delivery | None = None
     # The start of a compressed answer, until some of it can be read.
     _held: Message | None = None
-    _delivery: Delivery | None = None
     # Reads each piece of a body that is read here; and takes each that is passed.
     _read: Callable[[bytes, bool], bytes] | None = None
     _keep: Callable[[bytes], None] | None = None
-    # Lets pieces pass while it is calm.
+    # It lets pieces pass while it is calm.
     _events: UsageFilter | None = None
     _is_finished = False
     _told = False  # that it has begun to make tokens
@@ -58,7 +58,7 @@ class GatedRequest:
     def __init__(self, runtime: Runtime, exchange: Exchange, mailbox: Mailbox, send: Send) -> None:
         self.exchange = exchange
         self.mailbox = mailbox
-        self._runtime, self._send, self._server = runtime, send, send
+        self._runtime, self._send = runtime, send
         exchange.left_first = exchange.has_left = mailbox.left
         mailbox.on_left = exchange.client_left
 
@@ -74,6 +74,13 @@ class GatedRequest:
         """Return the id that the engine gets: the scheduler's, if that has granted it."""
         admission = self.exchange.admission
         return admission.asked.request_id if admission is not None else self.exchange.engine_id
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether its lease is of an engine before the one that stands there now."""
+        admission = self.exchange.admission
+        lease = admission.lease if admission is not None else None
+        return lease is not None and lease.pool_epoch < self._runtime.pool.epoch
 
     @property
     def sequences(self) -> int:
@@ -103,27 +110,23 @@ class GatedRequest:
         runtime.limit.granted()
         exchange.is_running = True
         self._task = asyncio.current_task()
-        runtime.watch(self)
+        runtime.reports.watch(self)
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass a message of the app on. No coroutine of its own: a stream has many pieces."""
         keep = self._keep
         if keep is None or not message.get("more_body", False):
             return self._pass_on(message)
-        body = message.get("body", b"")
-        events, delivery = self._events, self._delivery
-        if events is not None and events.is_calm and body[-2:] == b"\n\n" and _KEY not in body:
+        body, events = message.get("body", b""), self._events
+        if (
+            events is not None
+            and events.is_calm
+            and body[-2:] == b"\n\n"
+            and body.find(USAGE_KEY) < 0
+        ):
             events.let_pass(body)
             keep(body)
-            if delivery is None or delivery.is_behind:
-                return self._send(message)
-            steps = self._server(message).__await__()
-            try:
-                awaited = next(steps)
-            except StopIteration:
-                return NOTHING
-            delivery.hold(steps, awaited)
-            return NOTHING
+            return self._send(message)
         if self._read is not None:
             read = self._read(body, False)
             if not read:
@@ -145,14 +148,13 @@ class GatedRequest:
             exchange.ending.catch_up()
         if exchange.is_done():
             # Its client may take any time to read: the engine holds nothing any more.
-            self._end_lease()
+            counted = exchange.counted()
+            if exchange.admission is not None and counted is not None:
+                if self.span is not None:
+                    self.span.used(Outcome.COMPLETED, counted)
+                exchange.settle(Completion(Outcome.COMPLETED, counted))
         else:
             self._tell()
-
-    async def delivered(self) -> None:
-        """Wait until the client has its answer. Raises ClientStalledError, or what `send` does."""
-        if self._delivery is not None:
-            await self._delivery.finish()
 
     def finish(self, scope: Scope) -> None:
         """Close the books, without waiting. The first call counts."""
@@ -160,50 +162,33 @@ class GatedRequest:
             return
         self._is_finished = True
         exchange, runtime = self.exchange, self._runtime
-        runtime.unwatch(self)
+        runtime.reports.unwatch(self)
         self.mailbox.on_left = None
-        admission, exchange_place = exchange.admission, self.place
-        self.place = None
-        told = final_usage(scope)
-        if admission is not None:
-            # vLLM's sign of a request that the engine aborted: no usage at its usual place.
-            aborted = exchange.call.route.leaves_usage and metadata(scope) is not None
-            self._end(exchange.end(told, aborted))
+        held, self.place = holds_place(self.place), None
+        # vLLM's sign of a request that the engine aborted: no usage at its usual place.
+        aborted = exchange.call.route.leaves_usage and metadata(scope) is not None
+        completion = exchange.end(final_usage(scope), aborted=aborted, is_stale=self.is_stale)
         if self.span is not None:
-            self.span.answered(exchange.status)
-            if holds_place(exchange_place):
-                done = exchange.is_whole and exchange.is_answer
-                counted = exchange.counted() or (None, None, None)
-                self.span.used(Outcome.COMPLETED if done else Outcome.CANCELLED, counted)
-        exchange.learn(told)
+            self._trace(self.span, completion, held=held)
+        exchange.settle(completion)
         if exchange.tally is not None:
             exchange.tally.close()
-        if self._delivery is not None and not exchange.is_whole:
-            self._delivery.cancel()
-        if exchange.is_running or holds_place(exchange_place):
+        if self.delivery is not None and not exchange.is_whole:
+            self.delivery.cancel()
+        if exchange.is_running or held:
             exchange.is_running = False
             runtime.limit.ended()
 
-    def _end_lease(self) -> None:
-        counted = self.exchange.counted()
-        if self.exchange.admission is not None and counted is not None:
-            self._end(Completion(Outcome.COMPLETED, counted))
-
-    def _end(self, completion: Completion) -> None:
-        """End the lease with its totals, and note them in the request's span."""
-        admission, self.exchange.admission = self.exchange.admission, None
-        if admission is None:
-            return
-        outcome, totals = completion
-        if self.span is not None and admission.lease is not None:
-            self.span.used(outcome, totals)
-        input_tokens, cached_tokens, output_tokens = totals
-        admission.complete(
-            outcome=outcome,
-            input_tokens=input_tokens,
-            cached_input_tokens=cached_tokens,
-            output_tokens=output_tokens,
-        )
+    def _trace(self, span: QueueSpan, completion: Completion, *, held: bool) -> None:
+        """Note in the request's span how it ended; `held`: it had a place, and no lease."""
+        exchange = self.exchange
+        span.answered(exchange.status)
+        if exchange.admission is not None and exchange.admission.lease is not None:
+            span.used(*completion)
+        elif held:
+            done = exchange.is_whole and exchange.is_answer
+            counted = exchange.counted() or (None, None, None)
+            span.used(Outcome.COMPLETED if done else Outcome.CANCELLED, counted)
 
     def _tell(self) -> bool:
         """Report the counts; False: there is no output yet."""
@@ -242,27 +227,21 @@ class GatedRequest:
             if headers is None:
                 return
             message = {**message, "headers": headers}
-            self._begin()
+            if exchange.terms.states_tier and exchange.call.route.dialect is Dialect.OPENAI:
+                self._send = ServedTier(self._send, self.service_class or "default").send
+            reader = exchange.reader
+            if reader is not None:
+                tokens_max = exchange.call.max_output_tokens * exchange.sequences
+                self.delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
+                self._send = self.delivery.send
+                self._read = reader.feed
+                self._events = reader if isinstance(reader, UsageFilter) else None
+            if exchange.ending is not None and not exchange.is_held:
+                self._keep = exchange.ending.feed
             if exchange.is_held:
                 self._held = message
                 return
         await self._send(message)
-
-    def _begin(self) -> None:
-        """Choose how the pieces of the answer pass, by its start."""
-        exchange, runtime = self.exchange, self._runtime
-        if exchange.terms.states_tier and exchange.call.route.dialect is Dialect.OPENAI:
-            self._send = ServedTier(self._send, self.service_class or "default").send
-        reader, ending = exchange.reader, exchange.ending
-        if reader is not None:
-            tokens_max = exchange.call.max_output_tokens * exchange.sequences
-            self._server = self._send
-            self._delivery = Delivery(self._send, tokens_max, runtime.send_stall_s)
-            self._send = self._delivery.send
-            self._read = reader.feed
-            self._events = reader if isinstance(reader, UsageFilter) else None
-        if ending is not None and not exchange.is_held:
-            self._keep = ending.feed
 
     async def send_held(self) -> None:
         """Send the start of a compressed answer, if it waits for text."""

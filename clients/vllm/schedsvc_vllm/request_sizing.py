@@ -186,20 +186,13 @@ def size_call(
     asks = stream and reads_answer and route.stream_options
     asked = _ask_usage(raw, body, asking) if asks and asking else None
     sent = raw if asked is None else asked.body
+    most = max(1, room if limit is None else limit)
+    rewritten = sent is not given
+    # In the order of its fields: names would cost each request a dictionary.
     return Call(
-        route=route,
-        body=sent,
-        plain=raw,
-        rewritten=sent is not given,
-        reads_answer=reads_answer,
-        asked=asked,
-        prompts=prompts,
-        n=n,
-        max_output_tokens=max(1, room if limit is None else limit),
-        limit_field=limit_field,
-        stream=stream,
-        beams=beams,
-    )
+        route, sent, raw, rewritten, reads_answer, asked, prompts, n, most, limit_field, stream,
+        beams,
+    )  # fmt: skip
 
 
 def _width(route: Route, params: Mapping[str, Any], serves_beams: bool) -> tuple[int, bool]:

@@ -43,8 +43,9 @@ async def wait_for_turn(runtime: Runtime, exchange: Exchange, gated: GatedReques
         if runtime.holds and runtime.session.state is not SessionState.CONNECTED:
             reached, waited_s = await _hold(runtime, exchange, gated)
             held_s += waited_s
-            exchange.terms = exchange.terms.after(waited_s)
-        if reached and runtime.session.available:
+            exchange.terms, exchange.first_asked = exchange.terms.after(waited_s), None
+        cause = "no scheduler serves this gate"
+        if reached:
             try:
                 return await _ask(runtime, exchange, gated, held_s)
             except RequestConflict:
@@ -52,9 +53,6 @@ async def wait_for_turn(runtime: Runtime, exchange: Exchange, gated: GatedReques
             except CallError as error:
                 exchange.admission = None
                 cause = error.message
-        else:
-            last = runtime.session.last_error
-            cause = last.message if last else "not connected"
         refused = runtime.session.pool_refused
         if refused is not None:
             # The scheduler is there: running without it would take another engine's place.
@@ -111,10 +109,11 @@ async def _ask(
 
     Raises CallError if it cannot be asked, or decides nothing.
     """
-    asked_as = runtime.ids.claim(exchange.engine_id)
     request_class = exchange.terms.request_class
+    asked, exchange.first_asked = exchange.first_asked, None
+    if asked is None:
+        asked = exchange.asked(runtime.ids.claim(exchange.engine_id), request_class)
     while True:
-        asked = exchange.asked(asked_as, request_class)
         admission = exchange.admission = Admission(runtime.session, asked)
         try:
             await runtime.departures.wait(admission.submit(), gated.mailbox)
@@ -127,6 +126,7 @@ async def _ask(
             if request_class and field_of(error) == "request_class":
                 # A class that this tenant or gate may not name counts as the tenant's own.
                 request_class = ""
+                asked = exchange.asked(asked.request_id, request_class)
                 continue
             # If the whole stream is refused, no request has been decided about.
             if not runtime.session.available and not isinstance(error, _DECIDED):
@@ -163,5 +163,5 @@ async def _run_without(
         return _ASK_AGAIN
     if gated.span is not None:
         gated.span.ran_without(exchange.local_wait_us)
-    runtime.watch(gated)
+    runtime.reports.watch(gated)
     return None

@@ -20,6 +20,8 @@ from schedsvc_vllm.sse import BOM, Event, EventSplitter, data_of, name_of
 from schedsvc_vllm.stream_events import DONE, FAILURES, FRAMES, LAST
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
 
+#: The key that a piece without usage does not hold.
+USAGE_KEY = b'"usage"'
 _KEY = b',"usage":'
 _NO_USAGE = b',"usage":null'
 # How vLLM ends nearly every message: a flat usage in the only event, and one field after it.
@@ -36,7 +38,6 @@ _STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", BOM)
 ANSWER_BYTES_MAX = 32 << 20
 _BYTES_PER_TOKEN = 4
 _DONE_EVENT = b"\n\ndata: " + DONE + b"\n\n"
-_MAY_FAIL = re.compile(rb'"error"|"response\.failed"')
 
 
 class _Told:
@@ -130,7 +131,7 @@ class UsageFilter(_Told):
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
-        if self.is_calm and not last and body[-2:] == b"\n\n" and b'"usage"' not in body:
+        if self.is_calm and not last and body[-2:] == b"\n\n" and body.find(USAGE_KEY) < 0:
             self.let_pass(body)
             return body
         kept = self._filtered(body, last)
@@ -158,7 +159,8 @@ class UsageFilter(_Told):
         self._passed.clear()
         count = text.count(b"\n\ndata: {") + text.startswith(b"data: {")
         lines = 2 * (count + text.endswith(_DONE_EVENT))
-        if text.count(b"\n") == lines and not _MAY_FAIL.search(text) and b"\r" not in text:
+        is_plain = text.find(b'"error"') < 0 and text.find(b'"response.failed"') < 0
+        if is_plain and text.count(b"\n") == lines and text.find(b"\r") < 0:
             self._events += count
             return
         for event in EventSplitter().feed(text):
@@ -233,8 +235,8 @@ class UsageFilter(_Told):
         raw, is_whole = event
         if not is_whole:
             return raw
-        if b'"usage"' not in raw:
-            data = data_of(raw) if b"data:" in raw else b""
+        if raw.find(USAGE_KEY) < 0:
+            data = data_of(raw) if raw.find(b"data:") >= 0 else b""
             if _is_failure(raw, data):
                 self.failed = True
             elif data == DONE:
@@ -374,7 +376,7 @@ class UsageReader(_Told):
         else:
             self._events += name not in FRAMES
         self._whole = self._whole or name in LAST
-        if self.form.mark in data:
+        if data.find(self.form.mark) >= 0:
             with contextlib.suppress(ValueError, RecursionError):
                 self._note(_loads(data))
 
@@ -446,7 +448,7 @@ def _is_failure(raw: bytes, data: bytes) -> bool:
     """Return whether an event states an error: by its name, its type, or its data's own field."""
     if name_of(raw) in FAILURES:
         return True
-    if b'"error"' not in data and b'"response.failed"' not in data:
+    if data.find(b'"error"') < 0 and data.find(b'"response.failed"') < 0:
         return False
     try:
         return _states_an_error(json.loads(data))

@@ -90,6 +90,8 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self._targets = Targets(target)
         self.state = SessionState.CONNECTING
         self.last_error: CallError | None = None
+        #: The uses of prompt hashes that the scheduler last announced.
+        self.prefix_use = PrefixUse()
         self._options = options_of(options)
         self._credentials = credentials
         self._token = token
@@ -143,11 +145,6 @@ class SchedulerSession(EngineReports, HoldingAsker):
     def open_requests(self) -> int:
         """Return the number of requests that have no verdict yet."""
         return self._protocol.open_requests
-
-    @property
-    def prefix_use(self) -> PrefixUse:
-        """Return the uses of prompt hashes that the scheduler last announced."""
-        return self._protocol.prefix_use
 
     def start(self) -> None:
         """Begin to connect, in the running event loop. Idempotent until `close`."""
@@ -298,6 +295,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         """Take one message. Returns why the stream is of no use, if the message says so."""
         notices = self._protocol.receive(time.monotonic_ns(), response)
         self._heartbeat.heard(self._protocol.beats)
+        self.prefix_use = self._protocol.prefix_use
         wrong: CallError | None = None
         for notice in notices:
             if not isinstance(notice, Verdict):
