@@ -181,7 +181,7 @@ def size_call(
     if sizes.context_tokens and route.generates:
         limit = _fit(route, prompts, limit, sizes.context_tokens)
     room = (sizes.capacity_tokens or INT_MAX) - max(tokens)
-    if not route.is_form and (sets or body.get("priority")):
+    if raw and not route.is_form and (sets or body.get("priority")):
         raw = _forwarded(raw, body, sets)
     asks = stream and reads_answer and route.stream_options
     asked = _ask_usage(raw, body, asking) if asks and asking else None
