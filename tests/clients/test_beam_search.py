@@ -96,7 +96,7 @@ async def test_inside_vllm_every_step_of_every_beam_counts(
                 state.made.append(step)
                 del processor.request_states[name]
         assert gate._runtime is not None
-        kept.extend(len(gated._tally._prompts) for gated in gate._runtime._running)
+        kept.extend(len(gated.exchange.tally._prompts) for gated in gate._runtime.reports.running)
         assert (await receive())["type"] == "http.disconnect"
 
     gate = Gate(app, Settings(target=fake.target))

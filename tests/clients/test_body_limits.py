@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from schedsvc_client.testing import FakeScheduler
-from schedsvc_vllm import gate
+from schedsvc_vllm import exchange as exchanges
 from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.body_limits import ELEMENTS_MAX, ITEMS_MAX, check_bytes, check_elements
 from schedsvc_vllm.settings import Settings
@@ -51,7 +51,7 @@ async def test_body_with_more_text_than_the_context_is_not_even_parsed(
     def never(_body: bytes) -> None:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr(gate, "parse_json", never)
+    monkeypatch.setattr(exchanges, "parse_json", never)
     many = b'{"messages":[' + b",".join([b'{"role":"user"}'] * (context * 20 + 60_000)) + b"]}"
     exchange = await bench.ask(many, path="/v1/chat/completions")
     assert exchange.status == 413

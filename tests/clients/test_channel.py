@@ -102,7 +102,7 @@ def test_options_are_checked_and_backoff_is_bounded() -> None:
 
 def test_requests_are_checked_field_by_field() -> None:
     request = admit_request(request_id="r", input_tokens=3, max_output_tokens=4, n=2)
-    assert list(request.input_tokens) == [3]
+    assert list(request.message.input_tokens) == [3]
     for field, value in (
         ("max_output_tokens", 2**63),
         ("n", 2**31),

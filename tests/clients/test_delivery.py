@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
-from schedsvc_vllm import delivery, runtime
+from schedsvc_vllm import delivery, reports
 from schedsvc_vllm.delivery import ClientStalledError, Delivery
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
@@ -261,7 +261,7 @@ async def test_a_stalled_client_that_leaves_lets_go_of_what_waits(
 async def test_inside_the_engine_the_lease_ends_with_its_sequences(
     fake: FakeScheduler, gates: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 0.02)
+    monkeypatch.setattr(reports, "PROGRESS_PERIOD_S", 0.02)
     engine = Engine()
     engine.n = 2
     gate = gates(engine)
@@ -269,9 +269,9 @@ async def test_inside_the_engine_the_lease_ends_with_its_sequences(
     running = asyncio.ensure_future(client.run())
     await until(lambda: client.held == 1)
     assert gate._runtime is not None
-    [gated] = gate._runtime._running
+    [gated] = gate._runtime.reports.running
     gated.report()
-    assert gated.admission is not None  # the engine still works on the sequences
+    assert gated.exchange.admission is not None  # the engine still works on the sequences
     engine.processor.request_states.clear()
     await until(lambda: has_ended(fake))
     assert not running.done()
@@ -292,11 +292,11 @@ async def test_sequences_that_go_with_their_client_are_not_completed(
     client = Stalled(gate, ask(stream=True), owner=engine.owner)
     running = asyncio.ensure_future(client.run())
     await until(lambda: client.held == 1)
-    [gated] = gate._runtime._running
+    [gated] = gate._runtime.reports.running
     engine.processor.request_states.clear()  # as the engine does for a client that has left
-    gated.mailbox.left = True
+    gated.exchange.client_left()
     gated.report()
-    assert gated.admission is not None
+    assert gated.exchange.admission is not None
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from schedsvc_client.testing import FakeScheduler, refusal
 from schedsvc_client.v1 import scheduler_pb2 as pb
-from schedsvc_vllm import runtime
+from schedsvc_vllm import reports
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.settings import Settings
 
@@ -102,7 +102,7 @@ async def test_reports_of_a_stream_are_gathered(
     """A report costs the engine's API process a write: after the first, one a period is enough."""
     bench.engine.output_tokens, bench.engine.tokens_per_event = 60, 1
     bench.engine.step_s = 0.005
-    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 3_600.0)
+    monkeypatch.setattr(reports, "PROGRESS_PERIOD_S", 3_600.0)
     await bench.ask(ask(max_tokens=60, stream=True))
     await bench.settled()
     book = bench.fake.books[1]
@@ -113,12 +113,12 @@ async def test_reports_of_a_stream_are_gathered(
 async def test_the_first_token_is_reported_at_once_the_second_is_not(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 3_600.0)
+    monkeypatch.setattr(reports, "PROGRESS_PERIOD_S", 3_600.0)
     bench.engine.output_tokens, bench.engine.step_s = 1_000_000, 0.001
     running = bench.exchange(ask(stream=True))
     task = asyncio.ensure_future(running.run())
     await until(lambda: bench.fake.books and bench.fake.books[1].progress)
-    await asyncio.sleep(10 * runtime.FIRST_TOKEN_PERIOD_S)
+    await asyncio.sleep(10 * reports.FIRST_TOKEN_PERIOD_S)
     assert len(bench.fake.books[1].progress) == 1
     running.left.set()
     await task
@@ -145,9 +145,9 @@ async def test_count_that_has_begun_is_not_asked_for_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.ask()
-    kept = bench.gate._runtime
-    assert kept is not None
-    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 0.3)
+    assert bench.gate._runtime is not None
+    kept = bench.gate._runtime.reports
+    monkeypatch.setattr(reports, "PROGRESS_PERIOD_S", 0.3)
     early, late, never = Counting(2), Counting(7), Counting(10**9)
     for reporter in (early, late, never):
         kept.watch(reporter)
@@ -185,9 +185,9 @@ async def test_a_request_without_totals_silences_no_other(
     nth: int,
 ) -> None:
     await bench.ask()
-    kept = bench.gate._runtime
-    assert kept is not None
-    monkeypatch.setattr(runtime, "PROGRESS_PERIOD_S", 0.1)
+    assert bench.gate._runtime is not None
+    kept = bench.gate._runtime.reports
+    monkeypatch.setattr(reports, "PROGRESS_PERIOD_S", 0.1)
     broken, sound = Broken(nth), Counting(5)
     kept.watch(broken)
     kept.watch(sound)
@@ -200,7 +200,7 @@ async def test_a_request_without_totals_silences_no_other(
 
 def test_many_that_wait_in_the_engine_are_asked_more_seldom() -> None:
     """It is the engine's API process: 5,000 questions a second cost it a hundredth or two."""
-    delays_s = [runtime.asking_delay_s(sequences) for sequences in (1, 100, 1_000, 100_000)]
+    delays_s = [reports.asking_delay_s(sequences) for sequences in (1, 100, 1_000, 100_000)]
     assert delays_s == pytest.approx([0.02, 0.02, 0.2, 1.0])
 
 

@@ -214,10 +214,10 @@ async def test_pieces_are_let_go_while_it_runs(
         await fake.stop()
     gate = Gate(engine(answer), Settings(target=fake.target))
     running = asyncio.ensure_future(Exchange(gate, ask(), owner=owner()).run())
-    await until(lambda: gate._runtime is not None and bool(gate._runtime._running))
+    await until(lambda: gate._runtime is not None and bool(gate._runtime.reports.running))
     assert gate._runtime is not None
-    [flight] = gate._runtime._running
-    await until(lambda: flight._ending is not None and not flight._ending._new)
+    [flight] = gate._runtime.reports.running
+    await until(lambda: flight.exchange.ending is not None and not flight.exchange.ending._new)
     go_on.set()
     await asyncio.wait_for(running, 60)
     assert gate._runtime.limit.running == 0
@@ -234,8 +234,8 @@ async def test_a_request_whose_lease_is_void_is_ended(
     await until(lambda: bench.engine.running)
     fake.statuses[1] = pb.LEASE_STATE_VOID
     assert bench.gate._runtime is not None
-    [flight] = bench.gate._runtime._running
-    flight.admission.progress(output_tokens=1)
+    [flight] = bench.gate._runtime.reports.running
+    flight.exchange.admission.progress(output_tokens=1)
     exchange = await asyncio.wait_for(running, 60)
     assert bench.engine.running == 0
     if stream:

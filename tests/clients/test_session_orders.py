@@ -13,21 +13,23 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from schedsvc_client import Outcome
+from schedsvc_client.requests import Asked, admit_request
+from schedsvc_client.session_limits import SessionLimits
 from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
     Verdict,
     Welcomed,
 )
-from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
+from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.testing import grant
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 MS = 1_000_000
 
 
-def ask(request_id: str) -> pb.AdmitRequest:
-    return pb.AdmitRequest(request_id=request_id, input_tokens=[4], max_output_tokens=8)
+def ask(request_id: str) -> Asked:
+    return admit_request(request_id=request_id, input_tokens=4, max_output_tokens=8)
 
 
 class Wire:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from schedsvc_client import InvalidRequest, LeaseState, LimitExceeded, Outcome
 from schedsvc_client.errors import call_error
 from schedsvc_client.leases import LeaseTable, lease_of
+from schedsvc_client.requests import Asked, admit_request
+from schedsvc_client.session_limits import SessionLimits
 from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
     Verdict,
     Welcomed,
 )
-from schedsvc_client.session_protocol import SessionLimits, SessionProtocol
+from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.testing import grant
 from schedsvc_client.v1 import pool_pb2, tenants_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -22,8 +26,8 @@ MS = 1_000_000
 NOTHING = (None, None, None)
 
 
-def ask(request_id: str = "r") -> pb.AdmitRequest:
-    return pb.AdmitRequest(request_id=request_id, input_tokens=[4], max_output_tokens=8)
+def ask(request_id: str = "r", **fields: Any) -> Asked:
+    return admit_request(request_id=request_id, input_tokens=4, max_output_tokens=8, **fields)
 
 
 def sent(protocol: SessionProtocol, now_ns: int = 0) -> list[pb.SessionEvent]:
@@ -50,9 +54,7 @@ def opened(protocol: SessionProtocol) -> None:
 
 
 def granted(protocol: SessionProtocol, lease_id: int = 1, ttl_ms: int = 9_000) -> int:
-    request = ask(f"r{lease_id}")
-    request.tenant_proof = tenants_pb2.TENANT_PROOF_TOKEN
-    tag = protocol.admit(request)
+    tag = protocol.admit(ask(f"r{lease_id}", tenant_proof=tenants_pb2.TENANT_PROOF_TOKEN))
     sent(protocol)
     verdict = pb.SessionVerdict(tag=tag, response=grant(lease_id, ttl_ms=ttl_ms))
     (notice,) = protocol.receive(0, pb.SessionResponse(verdicts=[verdict]))

@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 from schedsvc_client.fence import Fence, Rank
 from schedsvc_client.outcomes import Outcome
+from schedsvc_client.requests import Asked, admit_request
 from schedsvc_client.session_notices import Fenced, LeaseLost
 from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.testing import grant
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.leader_pb2 import Leadership
+
+
+def ask(request_id: str) -> Asked:
+    return admit_request(request_id=request_id, input_tokens=1, max_output_tokens=1)
+
 
 LEADS = Leadership(term=5, leader="a/1")
 
@@ -32,7 +38,7 @@ def protocol() -> SessionProtocol:
     made.connected(0)
     made.receive(0, welcome(LEADS))
     for lease_id in (1, 2):
-        tag = made.admit(pb.AdmitRequest(request_id=str(lease_id), input_tokens=[1]))
+        tag = made.admit(ask(str(lease_id)))
         verdict = pb.SessionVerdict(tag=tag, response=grant(lease_id))
         made.receive(0, pb.SessionResponse(verdicts=[verdict]))
     made.complete(0, 2, Outcome.COMPLETED, (1, 0, 1))
@@ -67,7 +73,7 @@ def test_answers_of_a_stale_leader_are_dropped(
 
 def test_verdict_under_another_leadership_is_dropped(protocol: SessionProtocol) -> None:
     protocol.receive(0, welcome(LEADS))
-    tag = protocol.admit(pb.AdmitRequest(request_id="3", input_tokens=[1]))
+    tag = protocol.admit(ask("3"))
     response = grant(3)
     response.leadership.CopyFrom(Leadership(term=4, leader="a/0"))
     verdict = pb.SessionVerdict(tag=tag, response=response)

@@ -184,10 +184,10 @@ async def test_request_lost_in_a_restart_repeats_unless_begun(
     await until(lambda: len(fake.pools) == 2)
     fake.statuses[1] = pb.LEASE_STATE_VOID
     assert gate._runtime is not None
-    [flight] = gate._runtime._running
+    [flight] = gate._runtime.reports.running
     assert isinstance(flight, GatedRequest)
-    assert flight.admission is not None
-    flight.admission.progress(output_tokens=1)
+    assert flight.exchange.admission is not None
+    flight.exchange.admission.progress(output_tokens=1)
     exchange = await asyncio.wait_for(asked, 60)
     await gate._runtime.session.flush(5)
     assert not fake.live

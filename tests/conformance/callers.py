@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 from schedsvc_client import CallError, ClientOptions, LeaseState, Limit, Outcome, Refused
 from schedsvc_client.aio import Admission, AsyncScheduler
 from schedsvc_client.channel import open_aio_channel
-from schedsvc_client.leases import TOKENS_MAX
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.wire import TOKENS_MAX
 
 from tests.waiting import until
 

@@ -200,10 +200,9 @@ FAULTS = (
     ),
     Fault(
         "clients/vllm, beams",
-        "clients/vllm/schedsvc_vllm/gated_request.py",
-        "        counted = self._counted()\n        if self._reader is not",
-        "        counted = None if self._call.beams else self._counted()\n"
-        "        if self._reader is not",
+        "clients/vllm/schedsvc_vllm/account.py",
+        "route, counted = self.call.route, self.counted()",
+        "route, counted = self.call.route, None if self.call.beams else self.counted()",
         "tests/clients/test_beam_search.py",
     ),
 )

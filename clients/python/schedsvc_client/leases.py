@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from schedsvc_client import wire
 from schedsvc_client.limits import Limit, limits_told
 from schedsvc_client.outcomes import Outcome
+from schedsvc_client.requests import Asked
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 LEASE_TTL_NS_DEFAULT = 10_000_000_000
 # The reports of one Progress call: one takes at most 60 bytes of the scheduler's 64 KiB.
 PROGRESS_LEASES_MAX = 1_000
-
-# The most of any total that is reported.
-TOKENS_MAX = 1 << 27
 
 Totals = tuple[int | None, int | None, int | None]
 """Input, cached input and output tokens; None if a total is not known."""
@@ -43,7 +42,7 @@ class Lease:
     ttl_ns: int
     reserved_tokens: int
     engine_priority: int
-    request: pb.AdmitRequest
+    asked: Asked
     sent_ns: int
     input_tokens: int | None = None
     cached_input_tokens: int | None = None
@@ -71,22 +70,34 @@ class Lease:
         _tell(report, self.input_tokens, self.cached_input_tokens, self.output_tokens)
         return report
 
-    def complete(
-        self, outcome: Outcome, totals: Totals, request: pb.CompleteRequest | None = None
-    ) -> pb.CompleteRequest:
-        """Return its end, likewise; a total that is not given is the last reported one."""
-        request = request if request is not None else pb.CompleteRequest()
-        request.lease_id = self.lease_id
-        request.pool_epoch = self.pool_epoch
+    def complete(self, outcome: Outcome, totals: Totals) -> pb.CompleteRequest:
+        """Return its end; a total that is not given is the last reported one."""
+        request = pb.CompleteRequest(lease_id=self.lease_id, pool_epoch=self.pool_epoch)
         request.outcome = pb.Outcome.ValueType(outcome)
-        told = (self.input_tokens, self.cached_input_tokens, self.output_tokens)
-        final = [last if total is None else total for total, last in zip(totals, told, strict=True)]
-        _tell(request, *final)
+        _tell(request, *self._final(totals))
         return request
+
+    def complete_event(self, outcome: Outcome, totals: Totals) -> bytes:
+        """Return its end as an event of a SessionRequest."""
+        try:
+            return wire.complete_event(
+                self.lease_id, self.pool_epoch, outcome, *self._final(totals)
+            )
+        except wire.ODD:
+            event = pb.SessionEvent(complete=self.complete(outcome, totals))
+            return pb.SessionRequest(events=[event]).SerializeToString()
+
+    def _final(self, totals: Totals) -> Totals:
+        input_tokens, cached_input_tokens, output_tokens = totals
+        return (
+            self.input_tokens if input_tokens is None else input_tokens,
+            self.cached_input_tokens if cached_input_tokens is None else cached_input_tokens,
+            self.output_tokens if output_tokens is None else output_tokens,
+        )
 
     def replay(self) -> pb.LeaseReplay:
         """Everything a scheduler needs to take this lease over."""
-        request = self.request
+        request = self.asked.message
         prompts = request.input_tokens
         return pb.LeaseReplay(
             lease_id=self.lease_id,
@@ -131,26 +142,24 @@ def _tell(
 
 
 def _within(total: int) -> int:
-    return total if 0 <= total <= TOKENS_MAX else min(max(total, 0), TOKENS_MAX)
+    return total if 0 <= total <= wire.TOKENS_MAX else min(max(total, 0), wire.TOKENS_MAX)
 
 
 def _larger(told: int | None, known: int | None) -> bool:
     return told is not None and (known is None or told > known)
 
 
-def lease_of(request: pb.AdmitRequest, grant: pb.Grant, now_ns: int) -> Lease:
+def lease_of(asked: Asked, grant: pb.Grant, now_ns: int) -> Lease:
     """Return the lease that a grant stands for."""
-    return Lease(
-        lease_id=grant.lease_id,
-        pool=grant.pool,
-        pool_epoch=grant.pool_epoch,
-        ttl_ns=grant.ttl_ms * 1_000_000 or LEASE_TTL_NS_DEFAULT,
-        reserved_tokens=grant.reserved_tokens,
-        engine_priority=grant.engine_priority,
-        request=request,
-        sent_ns=now_ns,
-        quota=limits_told(grant.quota) if grant.HasField("quota") else (),
-    )
+    ttl_ns = grant.ttl_ms * 1_000_000 or LEASE_TTL_NS_DEFAULT
+    # In the order of its fields: names would cost each grant a dictionary.
+    lease = Lease(
+        grant.lease_id, grant.pool, grant.pool_epoch, ttl_ns, grant.reserved_tokens,
+        grant.engine_priority, asked, now_ns,
+    )  # fmt: skip
+    if grant.HasField("quota"):
+        lease.quota = limits_told(grant.quota)
+    return lease
 
 
 class LeaseTable:

@@ -6,8 +6,10 @@ import re
 
 import grpc
 
+from schedsvc_client import wire
 from schedsvc_client.errors import CallError, InvalidRequest, Violation
 from schedsvc_client.leases import PROGRESS_LEASES_MAX
+from schedsvc_client.requests import Asked
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 # Every scheduler accepts messages of this size, whatever its configuration says.
@@ -31,22 +33,20 @@ def progress_leases_max(message_bytes_max: int) -> int:
     return max(1, min(PROGRESS_LEASES_MAX, message_bytes_max // _PROGRESS_BYTES))
 
 
-def admit_event(tag: int, request: pb.AdmitRequest, size_max: int) -> bytes:
+def admit_event(tag: int, asked: Asked, size_max: int) -> bytes:
     """Encode an Admit as a part of a SessionRequest, in at most `size_max` bytes if possible.
 
     Hashes of prefix blocks are hints, and chained: the last are left out if they do not fit.
     """
-    message = pb.SessionRequest()
-    admit = message.events.add().admit
-    admit.tag = tag
-    admit.request.CopyFrom(request)
-    event = message.SerializeToString()
+    event = wire.admit_event(tag, asked.encoded)
     excess = len(event) - size_max
-    hashes = admit.request.prefix_block_hashes
-    if excess <= 0 or not hashes:
+    if excess <= 0 or not asked.message.prefix_block_hashes:
         return event
+    request = pb.AdmitRequest()
+    request.CopyFrom(asked.message)
+    hashes = request.prefix_block_hashes
     del hashes[max(0, len(hashes) - -(-excess // _HASH_BYTES)) :]
-    return message.SerializeToString()
+    return wire.admit_event(tag, request.SerializeToString())
 
 
 def too_large(field: str, size: int, size_max: int) -> InvalidRequest:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from schedsvc_client import wire
 from schedsvc_client.errors import InvalidRequest, Violation
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -34,6 +35,28 @@ class RequestIds:
     def next(self) -> str:
         """Make a new id."""
         return f"{self._prefix}-{os.getpid():x}-{next(self._numbers)}"
+
+
+class Asked:
+    """Holds an AdmitRequest as its bytes, which is all that most requests need of it."""
+
+    __slots__ = ("_message", "encoded", "request_id")
+
+    def __init__(self, request_id: str, encoded: bytes) -> None:
+        self.request_id, self.encoded = request_id, encoded
+        self._message: pb.AdmitRequest | None = None
+
+    @classmethod
+    def of(cls, message: pb.AdmitRequest) -> Asked:
+        """Return a message's own. It must not be changed afterwards."""
+        return cls(message.request_id, message.SerializeToString())
+
+    @property
+    def message(self) -> pb.AdmitRequest:
+        """Return the message. O(bytes) the first time."""
+        if self._message is None:
+            self._message = pb.AdmitRequest.FromString(self.encoded)
+        return self._message
 
 
 def api_key_hash(api_key: str) -> bytes:
@@ -61,8 +84,8 @@ def admit_request(
     tenant_proof: int = 0,
     client_request_id: str = "",
     session: str = "",
-) -> pb.AdmitRequest:
-    """Return the message of one request. `input_tokens`: of each prompt, or of the one.
+) -> Asked:
+    """Write the message of one request. `input_tokens`: of each prompt, or of the one.
 
     `input_estimated` False: they are counted as the engine counts; see AdmitRequest.
     `tenant_proof`: how the caller knows the name in `tenant`, a TenantProof.
@@ -71,32 +94,41 @@ def admit_request(
     Raises InvalidRequest, naming the field, if a value does not fit its type on the wire, or if
     there are more hashes than a message may have room for; the scheduler judges everything else.
     """
-    values = {
-        "request_id": request_id,
-        "tenant": tenant,
-        "api_key_sha256": api_key_sha256,
-        "pool": pool,
-        "input_tokens": (input_tokens,) if isinstance(input_tokens, int) else input_tokens,
-        "n": n,
-        "max_output_tokens": max_output_tokens,
-        "adapter": adapter,
-        "request_class": request_class,
-        "prefix_block_hashes": prefix_block_hashes,
-        "deadline_ms": deadline_ms,
-        "queue_ttl_ms": queue_ttl_ms,
-        "reports_progress": reports_progress,
-        "whole_answer": whole_answer,
-        "tenant_proof": tenant_proof,
-        "client_request_id": client_request_id,
-        "session": session,
-    }
-    if input_estimated is not None:
-        values["input_estimated"] = input_estimated
-    made = message_of(pb.AdmitRequest, **values)
-    if (hashes := len(made.prefix_block_hashes)) > PREFIX_HASHES_MAX:
+    prompts = (input_tokens,) if isinstance(input_tokens, int) else input_tokens
+    try:
+        encoded = wire.admit_request(
+            request_id, tenant, api_key_sha256, pool, prompts, n, max_output_tokens,
+            prefix_block_hashes, adapter, request_class, deadline_ms, queue_ttl_ms,
+            reports_progress, input_estimated, tenant_proof, whole_answer, client_request_id,
+            session,
+        )  # fmt: skip
+    except wire.ODD:
+        presence = {} if input_estimated is None else {"input_estimated": input_estimated}
+        encoded = message_of(
+            pb.AdmitRequest,
+            request_id=request_id,
+            tenant=tenant,
+            api_key_sha256=api_key_sha256,
+            pool=pool,
+            input_tokens=prompts,
+            n=n,
+            max_output_tokens=max_output_tokens,
+            prefix_block_hashes=prefix_block_hashes,
+            adapter=adapter,
+            request_class=request_class,
+            deadline_ms=deadline_ms,
+            queue_ttl_ms=queue_ttl_ms,
+            reports_progress=reports_progress,
+            tenant_proof=tenant_proof,
+            whole_answer=whole_answer,
+            client_request_id=client_request_id,
+            session=session,
+            **presence,
+        ).SerializeToString()
+    if (hashes := len(prefix_block_hashes)) > PREFIX_HASHES_MAX:
         text = f"has {hashes:,} hashes; at most {PREFIX_HASHES_MAX:,} are allowed"
         raise _invalid("prefix_block_hashes", text)
-    return made
+    return Asked(request_id, encoded)
 
 
 def message_of(kind: Callable[..., M], **values: Any) -> M:
@@ -135,7 +167,7 @@ class Asker(Generic[A]):
     def __init__(self) -> None:
         self._ids = RequestIds()
 
-    def _admission(self, request: pb.AdmitRequest) -> A:
+    def _admission(self, asked: Asked) -> A:
         raise NotImplementedError
 
     def admission(
@@ -164,7 +196,7 @@ class Asker(Generic[A]):
 
         Raises InvalidRequest, naming the field, if a value does not fit the wire.
         """
-        request = admit_request(
+        asked = admit_request(
             request_id=request_id or self._ids.next(),
             input_tokens=input_tokens,
             max_output_tokens=max_output_tokens,
@@ -184,4 +216,4 @@ class Asker(Generic[A]):
             client_request_id=client_request_id,
             session=session,
         )
-        return self._admission(request)
+        return self._admission(asked)

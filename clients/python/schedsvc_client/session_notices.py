@@ -32,7 +32,7 @@ class PrefixUse:
     key: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """Answers one Admit, with `lease` if it was granted."""
 

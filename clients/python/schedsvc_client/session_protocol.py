@@ -12,16 +12,16 @@ messages are small. `SessionLimits` bounds the memory.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import grpc
 
-from schedsvc_client.channel import ClientOptions
 from schedsvc_client.errors import CallError, LimitExceeded, Violation, call_error
 from schedsvc_client.fence import Fence
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import MESSAGE_BYTES_MIN, accepted_bytes, admit_event, too_large
 from schedsvc_client.outcomes import LeaseState, Outcome
+from schedsvc_client.requests import Asked
+from schedsvc_client.session_limits import SessionLimits
 from schedsvc_client.session_notices import (
     Faulted,
     Fenced,
@@ -37,35 +37,13 @@ from schedsvc_client.session_records import Ending, Lost, Pending
 from schedsvc_client.stream_fence import StreamFence
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.wire import VARINT
 
 # The seq field of a message: a tag and a varint of at most ten bytes.
 _SEQ_BYTES_MAX = 11
+_GRANTED = int(Outcome.GRANTED)
 _GOODBYE, _BEAT = -1, -2
 """In place of a lease id, among the events that the scheduler has to acknowledge."""
-
-
-@dataclass(frozen=True)
-class SessionLimits:
-    """Holds the limits of one session."""
-
-    message_bytes_max: int = 65_536
-    events_max: int = 4_096
-    open_requests_max: int = 16_384
-    unacknowledged_max: int = 65_536
-    progress_delay_ns: int = 20_000_000
-    # The scheduler forgets the answer of an ended lease after this.
-    answer_ttl_ns: int = 300_000_000_000
-
-
-def limits_of(options: ClientOptions) -> SessionLimits:
-    """Return what bounds the session of a client with these options."""
-    return SessionLimits(
-        message_bytes_max=options.message_bytes_max,
-        events_max=options.events_max,
-        open_requests_max=options.open_requests_max,
-        unacknowledged_max=options.unacknowledged_max,
-        progress_delay_ns=int(options.progress_delay_s * 1e9),
-    )
 
 
 def _encoded(event: pb.SessionEvent) -> bytes:
@@ -98,6 +76,8 @@ class SessionProtocol:
         self._learned_bytes_max = self._limits.message_bytes_max
         self._incarnation: int | None = None
         self._connected = False
+        #: The last message had no room for all that there was to send.
+        self.has_more = False
         #: The uses of prompt hashes that the scheduler last announced.
         self.prefix_use = PrefixUse()
         #: Beats that the scheduler has acknowledged, on all streams.
@@ -176,11 +156,10 @@ class SessionProtocol:
             event = _encoded(pb.SessionEvent(telemetry=telemetry))
             self._telemetry_out[telemetry.pool] = self._checked(event, "telemetry")
 
-    def admit(self, request: pb.AdmitRequest) -> int:
+    def admit(self, asked: Asked) -> int:
         """Ask for one request; returns its tag, under which the verdict will come.
 
-        The request must not be changed afterwards. Raises LimitExceeded if too many are open,
-        InvalidRequest if it does not fit a message.
+        Raises LimitExceeded if too many are open, InvalidRequest if it does not fit a message.
         """
         if len(self._pending) >= self._open_requests_max:
             raise LimitExceeded(
@@ -188,9 +167,11 @@ class SessionProtocol:
                 f"{self._open_requests_max} requests wait for their verdict already",
             )
         tag = self._next_tag
-        event = self._checked(admit_event(tag, request, self._event_bytes_max), "request")
+        event = admit_event(tag, asked, self._event_bytes_max)
+        if len(event) > self._event_bytes_max:
+            raise too_large("request", len(event), self._event_bytes_max)
         self._next_tag += 1
-        self._pending[tag] = Pending(request, event)
+        self._pending[tag] = Pending(asked, event)
         if self._connected:
             self._admit_out[tag] = None
         return tag
@@ -225,9 +206,7 @@ class SessionProtocol:
             lease = lost.lease
         if lease is None:
             return False
-        message = pb.SessionRequest()
-        lease.complete(outcome, totals, message.events.add().complete)
-        event = message.SerializeToString()
+        event = lease.complete_event(outcome, totals)
         ends_ns = lost.ends_ns if lost is not None else None
         ending = self._endings[lease_id] = Ending(lease, event, now_ns, ends_ns)
         if len(self._endings) > self._limits.unacknowledged_max:
@@ -282,7 +261,8 @@ class SessionProtocol:
         self._reset_stream()
 
     def data_to_send(self, now_ns: int) -> bytes | None:
-        """Return the next serialised SessionRequest, or None. Call it until it gives None."""
+        """Return the next serialised SessionRequest, or None. Call it again while `has_more`."""
+        self.has_more = False
         if not self._connected:
             return None
         parts: list[bytes] = []
@@ -305,7 +285,8 @@ class SessionProtocol:
         if not parts:
             return None
         self._seq = seq
-        return pb.SessionRequest(seq=seq).SerializeToString() + b"".join(parts)
+        self.has_more = self._carry is not None or len(parts) >= self._limits.events_max
+        return b"".join((b"\x08", VARINT[seq], *parts))
 
     def next_deadline_ns(self) -> int | None:
         """Return when to call `data_to_send` although nothing new was asked; None: not at all."""
@@ -339,18 +320,19 @@ class SessionProtocol:
         if response.HasField("prefix_use"):
             use = response.prefix_use
             self.prefix_use = PrefixUse(use.hashes_max, use.placement, use.order, use.key)
-        for verdict in response.verdicts:
+        # A slice: the end of these repeated fields themselves is an error, which costs more.
+        for verdict in response.verdicts[:]:
             notice = self._judged(now_ns, verdict)
             if notice is not None:
                 notices.append(notice)
-        for status in response.leases:
+        for status in response.leases[:]:
             lost = self._lease_status(now_ns, status)
             if lost is not None:
                 notices.append(lost)
-        notices.extend(self._faulted(fault) for fault in response.faults)
-        for c in response.contests:
+        notices.extend([self._faulted(fault) for fault in response.faults[:]])
+        for c in response.contests[:]:
             notices.append(PoolContested(c.pool, c.client_id, claims=not self._welcomed_here))
-        self._beat_out = self._beat_out or (self._takes_beats and bool(response.contests))
+            self._beat_out = self._takes_beats
         return notices
 
     def _welcomed(self, now_ns: int, welcome: pb.SessionWelcome) -> Welcomed:
@@ -379,7 +361,7 @@ class SessionProtocol:
         faults: list[Notice] = []
         for tag, pending in list(self._pending.items()):
             if len(pending.event) > room:
-                pending.event = admit_event(tag, pending.request, room)
+                pending.event = admit_event(tag, pending.asked, room)
             if len(pending.event) > room:
                 del self._pending[tag]
                 self._admit_out.pop(tag, None)
@@ -391,14 +373,15 @@ class SessionProtocol:
         pending = self._pending.pop(verdict.tag, None)
         if pending is None:
             return None
-        if Outcome(verdict.response.outcome) is not Outcome.GRANTED:
-            return None if pending.cancelled else Verdict(verdict.tag, verdict.response, None)
-        lease = lease_of(pending.request, verdict.response.grant, now_ns)
+        response = verdict.response
+        if response.outcome != _GRANTED:
+            return None if pending.cancelled else Verdict(verdict.tag, response, None)
+        lease = lease_of(pending.asked, response.grant, now_ns)
         self._table.open(lease)
         if pending.cancelled:
             self.complete(now_ns, lease.lease_id, Outcome.CANCELLED, (0, 0, 0))
             return None
-        return Verdict(verdict.tag, verdict.response, lease)
+        return Verdict(verdict.tag, response, lease)
 
     def _lease_status(self, now_ns: int, status: pb.LeaseStatus) -> LeaseLost | None:
         state = LeaseState(status.state)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedsvc_client.leases import Lease
-from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_client.requests import Asked
 
 
 @dataclass(slots=True)
 class Pending:
     """Holds a request without a verdict."""
 
-    request: pb.AdmitRequest
+    asked: Asked
     event: bytes
     sent: bool = False
     cancelled: bool = False

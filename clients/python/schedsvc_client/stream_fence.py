@@ -28,7 +28,7 @@ class StreamFence:
         elif not self._is_welcomed:
             return None
         wrong: CallError | None = self._fence.check(self._rank)
-        for verdict in response.verdicts:
+        for verdict in response.verdicts[:]:
             if wrong is None and verdict.response.HasField("leadership"):
                 wrong = self._fence.check(rank_of(verdict.response.leadership))
         return wrong

@@ -15,7 +15,7 @@ from schedsvc_client.channel import ClientOptions, Token, options_of
 from schedsvc_client.leases import Lease, checked_totals
 from schedsvc_client.loop_thread import LoopThread
 from schedsvc_client.outcomes import LeaseState, Outcome
-from schedsvc_client.requests import Asker
+from schedsvc_client.requests import Asked, Asker
 from schedsvc_client.thread_channel import open_thread_channel
 from schedsvc_client.v1 import explain_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -37,6 +37,7 @@ class Admission:
     """
 
     __slots__ = (
+        "_asked",
         "_holder",
         "_inner",
         "_thread",
@@ -44,11 +45,10 @@ class Admission:
         "lost",
         "on_lost",
         "queue_duration_us",
-        "request",
     )
 
-    def __init__(self, thread: LoopThread[_Inner], request: pb.AdmitRequest) -> None:
-        self.request = request
+    def __init__(self, thread: LoopThread[_Inner], asked: Asked) -> None:
+        self._asked = asked
         self.lease: Lease | None = None
         self.queue_duration_us = 0
         # The lease's state, if the scheduler gave it up before its end.
@@ -124,11 +124,16 @@ class Admission:
                 target=_call, args=(self.on_lost, state), name=name, daemon=True
             ).start()
 
+    @property
+    def request(self) -> pb.AdmitRequest:
+        """Return what it asks. It must not be changed. O(bytes) the first time."""
+        return self._asked.message
+
     def __enter__(self) -> Admission:
         if self._inner is not None:
             raise RuntimeError("an Admission asks only once; make another one")
         self._holder = self._thread.here()
-        inner = self._inner = aio.Admission(self._holder, self.request)
+        inner = self._inner = aio.Admission(self._holder, self._asked)
         inner.on_lost = self._notify_lost
         try:
             self._thread.run(lambda _: inner.__aenter__())
@@ -190,8 +195,8 @@ class Scheduler(Asker[Admission]):
         most_s = self._options.backoff_max_s
         self._thread.close(lambda inner: inner.close(flush_deadline_s=most_s))
 
-    def _admission(self, request: pb.AdmitRequest) -> Admission:
-        return Admission(self._thread, request)
+    def _admission(self, asked: Asked) -> Admission:
+        return Admission(self._thread, asked)
 
     def stats(
         self, tenants: Sequence[str] = (), flow_limit: int = 0, max_age_ms: int = 0

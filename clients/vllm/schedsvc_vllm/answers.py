@@ -58,6 +58,8 @@ _LIMIT_OF_HEADER = {
 }
 
 
+# The id by which the scheduler knows the request (`schedsvc why`).
+_ASKED_AS = b"x-schedsvc-request-id"
 # A page may read these without permission (Fetch, "CORS-safelisted response-header name").
 _SAFE_HEADERS = (b"content-type", b"content-length")
 
@@ -141,17 +143,13 @@ def bad_request(error: BadRequestError, request_id: str) -> Answer:
     return _answer(error.status, fields, request_id, headers)
 
 
-def asked_as(admission: Admission) -> tuple[str, str]:
-    """Return the header with the id by which the scheduler knows the request (`schedsvc why`)."""
-    return "x-schedsvc-request-id", admission.request.request_id
-
-
 def granted_headers(admission: Admission) -> Headers:
     """Return what an answer says of its grant: the request's id, and the quotas of its tenant."""
-    told = [asked_as(admission)]
-    if admission.lease is not None:
-        told += limits_of(admission, admission.lease.quota)
-    return [(name.encode(), value.encode()) for name, value in told]
+    lease, headers = admission.lease, [(_ASKED_AS, admission.asked.request_id.encode())]
+    if lease is not None and lease.quota:
+        told = limits_of(admission, lease.quota)
+        headers += [(name.encode(), value.encode()) for name, value in told]
+    return headers
 
 
 def limits_of(admission: Admission, quota: Sequence[Limit]) -> list[tuple[str, str]]:
@@ -167,7 +165,10 @@ def limits_of(admission: Admission, quota: Sequence[Limit]) -> list[tuple[str, s
 def refusal(refused: Refused, admission: Admission, request_id: str, param: str) -> Answer:
     """Answer with the scheduler's refusal. `param`: the field that makes a request too large."""
     face = FACES.get(refused.outcome, OVERLOADED)
-    headers = [("x-schedsvc-dropped-reason", reason_of(refused.outcome)), asked_as(admission)]
+    headers = [
+        ("x-schedsvc-dropped-reason", reason_of(refused.outcome)),
+        (_ASKED_AS.decode(), admission.asked.request_id),
+    ]
     headers += limits_of(admission, refused.quota)
     retry_after_ms = max(0, refused.retry_after_ms) or None  # 0: a retry cannot help
     if retry_after_ms is not None:
@@ -204,9 +205,9 @@ def stream_error(message: str) -> bytes:
     return b"event: error\ndata: %s\n\n" % json.dumps({"type": "error", "error": error}).encode()
 
 
-def queue_duration(duration_us: int) -> tuple[str, str]:
+def queue_duration(duration_us: int) -> tuple[bytes, bytes]:
     """Return the header that states how long a request has waited."""
-    return ("x-schedsvc-queue-duration-ms", f"{duration_us / 1_000:.3f}")
+    return (b"x-schedsvc-queue-duration-ms", b"%.3f" % (duration_us / 1_000))
 
 
 def duration_text(duration_ms: int) -> str:
@@ -255,7 +256,6 @@ def _answer(
         ("content-type", "application/json"),
         ("content-length", str(len(body))),
         ("x-request-id", request_id),
-        queue_duration(queue_duration_us),
     ]
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in common + headers]
-    return Answer(status, encoded, body)
+    return Answer(status, [*encoded, queue_duration(queue_duration_us)], body)

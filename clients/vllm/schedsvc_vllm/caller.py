@@ -175,14 +175,16 @@ def read_caller(
         if name in _ALWAYS or name in sources.terms_headers or name in sources.tenant_headers:
             sent.setdefault(name, []).append(bytes(value))
     has_terms = not sources.terms_headers.isdisjoint(sent)
+    has_key = _AUTHORIZATION in sent or _API_KEY in sent
+    certificates, names = sources.certificates, sources.tenant_headers
     return Caller(
-        network=_network_of(sent, peer, sources),
-        api_key=_part(lambda: _api_key(sent)),
-        certified=_part(lambda: _certified(sent, peer, sources.certificates)),
-        named=_part(lambda: _named(sent, sources.tenant_headers)),
-        terms=_part(lambda: _terms(sent, sources.terms_headers)) if has_terms else _NO_TERMS,
-        request_id=_request_id(sent),
-        idempotency_key=sent[_IDEMPOTENCY_KEY][0] if _IDEMPOTENCY_KEY in sent else b"",
+        _network_of(sent, peer, sources),
+        _part(lambda: _api_key(sent)) if has_key else "",
+        None if certificates is None else _part(lambda: _certified(sent, peer, certificates)),
+        _part(lambda: _named(sent, names)) if names and not sent.keys().isdisjoint(names) else "",
+        _part(lambda: _terms(sent, sources.terms_headers)) if has_terms else _NO_TERMS,
+        _request_id(sent) if _REQUEST_ID in sent else "",
+        sent[_IDEMPOTENCY_KEY][0] if _IDEMPOTENCY_KEY in sent else b"",
     )
 
 
@@ -256,9 +258,7 @@ def _api_key(sent: _Sent) -> str:
     return _once(sent, _API_KEY).decode("latin-1").strip()
 
 
-def _certified(sent: _Sent, peer: Peer, certificates: CertificateSettings | None) -> str | None:
-    if certificates is None:
-        return None
+def _certified(sent: _Sent, peer: Peer, certificates: CertificateSettings) -> str | None:
     return certificates.tenant(peer.certificate, _once(sent, _XFCC) if certificates.set_by else b"")
 
 

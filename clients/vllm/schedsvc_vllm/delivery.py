@@ -39,7 +39,15 @@ class Delivery:
     """Delivers one answer to one client."""
 
     __slots__ = (
-        "_bytes", "_bytes_max", "_error", "_room", "_send", "_stall_s", "_waiting", "_writer"
+        "_bytes",
+        "_bytes_max",
+        "_error",
+        "_is_behind",
+        "_room",
+        "_send",
+        "_stall_s",
+        "_waiting",
+        "_writer",
     )  # fmt: skip
 
     def __init__(self, send: Send, tokens_max: int, stall_s: float) -> None:
@@ -52,19 +60,22 @@ class Delivery:
         self._room: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
+        # The server holds messages back, or has failed.
+        self._is_behind = False
 
     def send(self, message: Message) -> Awaitable[None]:
         """Take a message, which reaches the client some time. Raises ClientStalledError.
 
         The caller must await the result. No coroutine of its own: a stream has many pieces.
         """
-        if self._writer is not None or self._error is not None:
+        if self._is_behind:
             return self._keep(message)
         steps = self._send(message).__await__()
         try:
             awaited = next(steps)
         except StopIteration:
             return NOTHING
+        self._is_behind = True
         self._writer = asyncio.ensure_future(self._write(steps, awaited))
         return NOTHING
 
@@ -118,6 +129,7 @@ class Delivery:
             self._error = error
         finally:
             self._writer = None
+            self._is_behind = self._error is not None
             self._make_room()
 
     def _make_room(self) -> None:

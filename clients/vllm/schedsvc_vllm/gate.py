@@ -30,33 +30,29 @@ from schedsvc_vllm.asgi import (
     header,
     path_of,
 )
-from schedsvc_vllm.audio_routes import parse_form
 from schedsvc_vllm.bodies import Bodies, Body
-from schedsvc_vllm.body_limits import check_bytes, check_elements
 from schedsvc_vllm.caller import Caller, Sources, peer_of, read_caller
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.decoding import DecodingError
 from schedsvc_vllm.delivery import ClientStalledError
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.engine_scope import scope_for_engine
-from schedsvc_vllm.field_names import check_case
+from schedsvc_vllm.exchange import Exchange, Rules
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.http_limits import bound_server, certificates_unseen
-from schedsvc_vllm.idempotency import Replays
+from schedsvc_vllm.idempotency import Entry, Key, Replays
 from schedsvc_vllm.identity import Identifier, check_operator
 from schedsvc_vllm.log_limit import limit_lines
-from schedsvc_vllm.paths import SAFE_METHODS, Place, place_of, with_path
+from schedsvc_vllm.paths import SAFE_METHODS, Place, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.refusals import Reason
-from schedsvc_vllm.request_sizing import parse_json, size_call
-from schedsvc_vllm.response_ids import EARLIER, ResponseIds
-from schedsvc_vllm.response_ids import PATH as RESPONSES_PATH
-from schedsvc_vllm.routes import FORM_PATHS, GATED_PATHS, ONE_PROMPT_PATHS, ROUTES, route_of
+from schedsvc_vllm.response_ids import ResponseIds
+from schedsvc_vllm.routes import FORM_PATHS, GATED_PATHS, ROUTES
 from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
 from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.tracing import QueueSpan, Tracing, open_tracing
-from schedsvc_vllm.turn import Request, first, refusal_of, wait_for_turn
+from schedsvc_vllm.turn import first, refusal_of, wait_for_turn
 
 HEALTH_PATH = "/health"
 _MISCONFIGURED = "the gate of this server is misconfigured"
@@ -83,7 +79,7 @@ class Gate:
         self._bodies = Bodies(0, 0)  # without settings, none is read
         self._access: Access | None = None
         self._sources = Sources()
-        self._responses = ResponseIds()
+        self._let_through = frozenset[str]()
         limit_lines(_log)
         try:
             self._settings = settings or Settings.from_environment()
@@ -91,10 +87,10 @@ class Gate:
             limits = (self._settings.body_bytes_max, self._settings.bodies_bytes_max)
             self._bodies = Bodies(*limits)
             self._sources = Sources.of(self._settings)
-            self._responses = ResponseIds(self._settings.response_key)
-            self._access = Access(
-                self._identifier, self._responses, self._settings.operator_keys_sha256
-            )
+            self._let_through = self._settings.open_paths
+            responses = ResponseIds(self._settings.response_key)
+            self._rules = Rules(self._identifier, responses)
+            self._access = Access(self._identifier, responses, self._settings.operator_keys_sha256)
         except SettingsError as error:
             _log.error("the gate cannot work: %s", error)
             self._broken, self._access = error, None
@@ -150,9 +146,9 @@ class Gate:
         """Serve a request that needs a credential, or may cost the engine something."""
         if self._runtime is None:
             self._begin(scope)
-        caller = self._caller(scope)
-        open_paths = self._settings.open_paths if self._settings is not None else frozenset()
-        place = place_of(scope, open_paths)
+        exchange = Exchange()
+        place = exchange.head(scope, self._sources, self._let_through)
+        caller = exchange.caller
         if place is None:
             told = str(scope["path"])[:200]
             error = BadRequestError(f"the path {told!r} contains characters that no endpoint uses")
@@ -163,14 +159,14 @@ class Gate:
         if scope["method"] in SAFE_METHODS and place.path in GATED_PATHS:
             error = BadRequestError(f"{place.path}: the method must be POST", status=405)
             await self._refuse(error, caller, scope, send)
-        elif place.gated:
+        elif not place.gated:
+            await self._ungated(place, caller, scope, receive, send)
+        else:
             body = self._bodies.open(caller.network)
             try:
-                await self._gated(body, place.path, caller, scope, receive, send)
+                await self._gated(body, exchange, scope, receive, send)
             finally:
                 body.release()
-        else:
-            await self._ungated(place, caller, scope, receive, send)
 
     async def _ungated(
         self, place: Place, caller: Caller, scope: Scope, receive: Receive, send: Send
@@ -194,20 +190,19 @@ class Gate:
         await self._read(scope, receive, send)
 
     async def _gated(
-        self, held: Body, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send
+        self, held: Body, exchange: Exchange, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        runtime = self._runtime
+        runtime, caller = self._runtime, exchange.caller
         if runtime is None or self._settings is None:
             answer = answers.unavailable(_MISCONFIGURED, Reason.GATE_MISCONFIGURED, "-")
             await self._say(answer, scope, send)
             return
+        entry = None
         try:
-            request, raw = await self._take_in(runtime, held, path, caller, scope, receive)
-            key, is_stream = caller.idempotency_key, request.call.stream
-            entry = None
+            raw, read_s = await self._take_in(runtime, held, exchange, scope, receive)
             # Unidentified callers share one empty name: one must not read another's answer.
-            if self._settings.joins_retries and (tenant := request.identity.key):
-                entry = self._replays.entry(key, tenant, path, raw, is_stream=is_stream)
+            if caller.idempotency_key and self._settings.joins_retries:
+                entry = self._entry(exchange, raw)
         except ClientLeftError:
             return
         except RecursionError:
@@ -223,105 +218,71 @@ class Gate:
             await self._refuse(error, caller, scope, send)
             return
         if entry is None:
-            await self._run(runtime, request, scope, receive, send)
+            await self._run(runtime, exchange, read_s, scope, receive, send)
             return
-        run = partial(self._run, runtime, request, scope)
-        if is_stream:
+        run = partial(self._run, runtime, exchange, read_s, scope)
+        if exchange.call.stream:
             await self._replays.stream(entry[0], run, receive, send)
         else:
             await self._replays.join(*entry, run, receive, send)
 
+    def _entry(self, exchange: Exchange, raw: bytes) -> tuple[Key, Entry] | None:
+        """Return the entry of a request that may be a retry; None: it runs by itself."""
+        tenant, path = exchange.identity.key, exchange.place.path if exchange.place else ""
+        if not tenant:
+            return None
+        key, is_stream = exchange.caller.idempotency_key, exchange.call.stream
+        return self._replays.entry(key, tenant, path, raw, is_stream=is_stream)
+
     async def _take_in(
-        self,
-        runtime: Runtime,
-        held: Body,
-        path: str,
-        caller: Caller,
-        scope: Scope,
-        receive: Receive,
-    ) -> tuple[Request, bytes]:
-        """Read and size a request; return its body, too.
+        self, runtime: Runtime, held: Body, exchange: Exchange, scope: Scope, receive: Receive
+    ) -> tuple[bytes, float]:
+        """Prove the caller, and read and size the body; return it, and when it was there.
 
         Raises BadRequestError, BodyTooLargeError, ClientLeftError, RecursionError.
         """
-        proved = await self._identifier.prove(caller)
-        encoding = header(scope, b"content-encoding").decode("latin-1")
-        if encoding not in ("", "identity"):
+        caller, identifier = exchange.caller, self._identifier
+        proved = await identifier.prove(caller) if identifier.asks_for_proof else None
+        encoding = header(scope, b"content-encoding")
+        if encoding not in (b"", b"identity"):
             raise BadRequestError(
-                f"content-encoding: {encoding[:40]!r} is not taken; send the body as it is",
+                f"content-encoding: {encoding[:40].decode('latin-1')!r} is not taken; send the body"
+                " as it is",
                 status=415,
             )
-        known = proved or self._identifier.trusted(caller)
-        held.caller = self._identifier.listed_key(caller, proved) or known.key or held.caller
+        known = proved or identifier.trusted(caller)
+        held.caller = identifier.listed_key(caller, proved) or known.key or held.caller
         raw = await held.read(scope, receive)
         read_s = time.monotonic()
-        if path in ONE_PROMPT_PATHS:
-            check_bytes(raw, runtime.pool.sizes.context_tokens)
-        if path in FORM_PATHS:
-            body = parse_form(header(scope, b"content-type").decode("latin-1"), raw)
-        else:
-            body = parse_json(raw)
-        if not runtime.engine.is_vllm:
-            check_case(body)
-        route = route_of(path, body)
-        check_elements(body, route.batch_fields)
-        identity = proved or self._identifier.identity(caller, body, known)
-        terms = self._identifier.terms(caller, body, identity)
-        shown_id, engine_id = self._identifier.request_ids(caller)
-        tally = runtime.counter.tally() if runtime.counter is not None else None
-        sets = {}
-        if path == RESPONSES_PATH:
-            owner = self._identifier.owner(caller, proved)
-            if body.get(EARLIER) is not None:
-                self._responses.check(body[EARLIER], owner, EARLIER)
-            sets["request_id"] = self._responses.make(owner)
-        call = size_call(
-            route,
-            raw,
-            body,
-            tenant=identity.key,
-            reads_answer=tally is None,
-            sets=sets,
-            **runtime.sizing,
-        )
-        request = Request(
-            call=call,
-            identity=identity,
-            terms=terms,
-            adapter=runtime.engine.adapter(body.get("model")),
-            model=body.get("model"),
-            id=shown_id,
-            engine_id=engine_id,
-            prefix_block_hashes=runtime.prefix_block_hashes(route, body),
-            tally=tally,
-            read_s=read_s,
-        )
-        return request, raw
+        is_form = exchange.place is not None and exchange.place.path in FORM_PATHS
+        kind = header(scope, b"content-type") if is_form else b""
+        exchange.body(self._rules, runtime, proved, raw, kind)
+        return raw, read_s
 
     async def _run(
-        self, runtime: Runtime, request: Request, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+        self, runtime: Runtime, exchange: Exchange, read_s: float, scope: Scope,
+        receive: Receive, send: Send,
+    ) -> None:  # fmt: skip
         """Wait for its turn and run it; repeat once if another engine has come meanwhile."""
         scope.setdefault("state", {})
         span: QueueSpan | None = None
         traceparent = b""
         if self._tracing is not None:
-            scope, traceparent, span = self._tracing.begin(scope, request.read_s)
-        told = self._settings
-        period_s = told.queue_comments_s if told is not None and request.call.stream else 0.0
-        comments = QueueComments(send, period_s, request.id) if period_s else None
-        send = comments.send if comments is not None else send
-        mailbox = Mailbox(receive, request.call.body)
-        ids = (request.id, request.engine_id)
-        gated = GatedRequest(
-            runtime, request.call, request.identity.key, mailbox, send, request.tally, ids
-        )
-        gated.read_s, gated.traceparent, gated.span = request.read_s, traceparent, span
-        gated.states_tier = request.terms.states_tier
+            scope, traceparent, span = self._tracing.begin(scope, read_s)
+        told, comments = self._settings, None
+        if told is not None and told.queue_comments_s and exchange.call.stream:
+            comments = QueueComments(send, told.queue_comments_s, exchange.id)
+            send = comments.send
+        mailbox = Mailbox(receive, exchange.call.body)
+        gated = GatedRequest(runtime, exchange, mailbox, send)
+        gated.read_s = read_s
         if span is not None:
-            span.attributes.update(request.span_attributes(runtime.pool.name))
+            gated.traceparent, gated.span = traceparent, span
+            span.attributes.update(exchange.span_attributes())
+        elif traceparent:
+            gated.traceparent = traceparent
         try:
-            while await self._run_once(runtime, request, gated, scope, send):
+            while await self._run_once(runtime, exchange, gated, scope, send):
                 mailbox.play_again()
                 gated = gated.again()
         finally:
@@ -332,11 +293,11 @@ class Gate:
                 await comments.stop()
 
     async def _run_once(
-        self, runtime: Runtime, request: Request, gated: GatedRequest, scope: Scope, send: Send
+        self, runtime: Runtime, exchange: Exchange, gated: GatedRequest, scope: Scope, send: Send
     ) -> bool:
         """Run it, and close its books on every way out; whether it has to be run again."""
         try:
-            refusal = await wait_for_turn(runtime, request, gated)
+            refusal = await wait_for_turn(runtime, exchange, gated)
             if refusal is not None:
                 if gated.span is not None:
                     gated.span.waited(refusal.status, refusal.headers)
@@ -348,39 +309,40 @@ class Gate:
             if gated.is_stale and not gated.asked_again:
                 return True
             priority = gated.engine_priority if runtime.sets_priority else None
-            inner = scope_for_engine(scope, request.call, gated, priority)
-            gated.was_sent = True
+            inner = scope_for_engine(scope, exchange.call, gated, priority)
+            exchange.was_sent = True
             await self.app(inner, gated.mailbox, gated.send)
-            while gated.asks_less():
-                gated.mailbox.play_again(gated.call.body)
-                inner = scope_for_engine(scope, gated.call, gated, priority)
+            while exchange.asks_less():
+                gated.mailbox.play_again(exchange.call.body)
+                inner = scope_for_engine(scope, exchange.call, gated, priority)
                 await self.app(inner, gated.mailbox, gated.send)
             gated.finish(scope)
-            await gated.delivered()
+            if gated.delivery is not None:
+                await gated.delivery.finish()
         except ClientLeftError:
             pass  # no client is left to answer
         except ClientStalledError:
-            _log.warning("a client that reads nothing is disconnected: %s", request.id)
+            _log.warning("a client that reads nothing is disconnected: %s", exchange.id)
         except DecodingError as error:
-            _log.warning("the engine's answer to %s cannot be decoded: %s", request.id, error)
-            if not gated.has_begun:
+            _log.warning("the engine's answer to %s cannot be decoded: %s", exchange.id, error)
+            if not exchange.has_begun:
                 gated.finish(scope)
                 message = f"the server behind this one gave an answer that is damaged: {error}"
-                await self._say(answers.bad_gateway(message, request.id), scope, send)
+                await self._say(answers.bad_gateway(message, exchange.id), scope, send)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # The server may have cancelled the task, too.
             if not gated.revoked or task is None or task.uncancel():
                 raise
-            if gated.is_stale and not gated.has_begun:
+            if gated.is_stale and not exchange.has_begun:
                 return True  # its lease went with that engine, its client has not seen any of it
-            if not gated.has_begun:
+            if not exchange.has_begun:
                 message = "the scheduler has ended this request"
-                answer = answers.unavailable(message, Reason.LEASE_REVOKED, request.id)
+                answer = answers.unavailable(message, Reason.LEASE_REVOKED, exchange.id)
                 gated.finish(scope)
                 await self._say(answer, scope, send)
         except Exception:
-            gated.broke = True
+            exchange.broke = True
             await gated.send_held()  # then the client's connection breaks as the answer did
             raise
         finally:

@@ -111,6 +111,12 @@ class Identifier:
         """Return the key set by which tokens are verified; None: none are."""
         return None if self._tokens is None else self._tokens.source
 
+    @property
+    def asks_for_proof(self) -> bool:
+        """Return whether `prove()` may ask for any."""
+        is_open = self.keys is None and self._tokens is None and not self.api_keys_sha256
+        return self._has_certificates or not is_open
+
     async def close(self) -> None:
         """Stop that."""
         if self._tokens is not None:
@@ -132,9 +138,9 @@ class Identifier:
             return Identity(tenant=tenant, proof=TenantProof.CERTIFICATE)
         if self.api_keys_sha256 and key_is_known(caller, self.api_keys_sha256):
             return None
+        if not self.asks_for_proof:
+            return None
         if self.keys is None and self._tokens is None and not self.api_keys_sha256:
-            if not self._has_certificates:
-                return None
             raise BadRequestError(
                 "a client certificate is needed that names a tenant",
                 status=401,

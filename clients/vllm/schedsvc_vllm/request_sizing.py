@@ -28,6 +28,7 @@ _ASK_ALL = {"include_usage": True, "continuous_usage_stats": True}
 _ASK_ALL_TAIL = b',"stream_options":' + json.dumps(_ASK_ALL, separators=(",", ":")).encode() + b"}"
 
 _NOTHING: Mapping[str, Any] = {}
+_WIDTHS = frozenset(("n", "best_of"))
 # Names under which servers other than vLLM take the limit of a completion or a chat, the first of
 # them all of them. The gate writes the limit under that one, so that a server knows it.
 _ALIASES = ("max_tokens", "max_completion_tokens", "n_predict", "num_predict", "max_new_tokens")
@@ -157,7 +158,9 @@ def size_call(
     given = raw
     params = _params(route, body)
     n, beams = _width(route, params, serves_beams)
-    stream = _flag(body, "stream")
+    stream = body.get("stream")
+    if type(stream) is not bool:
+        stream = _flag(body, "stream")
     limit_field, limit = _limit(route, params)
     if not is_vllm and route.stream_options and not route.params_field:
         limit_field, limit = _limit_elsewhere(body)
@@ -178,30 +181,23 @@ def size_call(
     if sizes.context_tokens and route.generates:
         limit = _fit(route, prompts, limit, sizes.context_tokens)
     room = (sizes.capacity_tokens or INT_MAX) - max(tokens)
-    if not route.is_form and (sets or body.get("priority")):
+    if raw and not route.is_form and (sets or body.get("priority")):
         raw = _forwarded(raw, body, sets)
     asks = stream and reads_answer and route.stream_options
     asked = _ask_usage(raw, body, asking) if asks and asking else None
     sent = raw if asked is None else asked.body
+    most = max(1, room if limit is None else limit)
+    rewritten = sent is not given
+    # In the order of its fields: names would cost each request a dictionary.
     return Call(
-        route=route,
-        body=sent,
-        plain=raw,
-        rewritten=sent is not given,
-        reads_answer=reads_answer,
-        asked=asked,
-        prompts=prompts,
-        n=n,
-        max_output_tokens=max(1, room if limit is None else limit),
-        limit_field=limit_field,
-        stream=stream,
-        beams=beams,
-    )
+        route, sent, raw, rewritten, reads_answer, asked, prompts, n, most, limit_field, stream,
+        beams,
+    )  # fmt: skip
 
 
 def _width(route: Route, params: Mapping[str, Any], serves_beams: bool) -> tuple[int, bool]:
     """Return how many sequences are made of each prompt, and whether they are beams."""
-    beams = route.generates and _flag(params, "use_beam_search")
+    beams = route.generates and "use_beam_search" in params and _flag(params, "use_beam_search")
     if beams and not serves_beams:
         raise BadRequestError(
             "use_beam_search: this server does not serve beam search (its operator can open it"
@@ -211,9 +207,9 @@ def _width(route: Route, params: Mapping[str, Any], serves_beams: bool) -> tuple
             code="not_served",
         )
     # The width of a beam search is its n.
-    has_n = route.has_n or beams
-    n = max(_count(params, "n", 1), _count(params, "best_of", 1)) if has_n else 1
-    return n, beams
+    if _WIDTHS.isdisjoint(params) or not (route.has_n or beams):
+        return 1, beams
+    return max(_count(params, "n", 1), _count(params, "best_of", 1)), beams
 
 
 def _forwarded(raw: bytes, body: Mapping[str, Any], sets: Mapping[str, Any]) -> bytes:
@@ -341,7 +337,7 @@ def _limit(route: Route, params: Mapping[str, Any]) -> tuple[str, int | None]:
         value = params.get(name)
         if value is None:
             continue
-        number = _whole(value)
+        number = value if type(value) is int else _whole(value)
         # vLLM takes 0 if only the prompt is to be scored, and judges a large value by the context.
         if number is None or number < 0:
             raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
@@ -354,10 +350,9 @@ def _limit_elsewhere(body: Mapping[str, Any]) -> tuple[str, int]:
     """Return the largest limit that a server may take, and its field; 0: none, or without end."""
     found = "max_tokens", 0
     for name in _ALIASES:
-        value = body.get(name)
-        if value is None:
+        if name not in body or (value := body[name]) is None:
             continue
-        number = _whole(value)
+        number = value if type(value) is int else _whole(value)
         if number is None or number < 0:
             raise BadRequestError(f"{name}: must be a whole number from 1 to {INT_MAX}", name)
         if number > found[1]:

@@ -68,7 +68,7 @@ class ResponseEnd:
                 self._bytes_left -= len(text)
             elif self._is_stream:
                 text = self._tail + text
-                self._has_last = self._has_last or any(event in text for event in _LAST_EVENTS)
+                self._has_last = self._has_last or max(map(text.find, _LAST_EVENTS)) >= 0
                 self._tail = text[-_TAIL_BYTES:]
         self._new.clear()
 

@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
 
 from schedsvc_client import ChannelCredentials, ClientOptions, tls_credentials
 from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.channel import backoff_s
 
+from schedsvc_vllm.departures import Departures
 from schedsvc_vllm.engine import EngineView, Pool
 from schedsvc_vllm.estimate import TokenRatios
 from schedsvc_vllm.fence_file import claim_pool, fence_for
 from schedsvc_vllm.limit import LocalLimit
 from schedsvc_vllm.metrics_page import Counts
-from schedsvc_vllm.prefixes import block_hashes
-from schedsvc_vllm.prompt_forms import Route
+from schedsvc_vllm.reports import PROGRESS_PERIOD_S, Reports
 from schedsvc_vllm.request_ids import RequestIds
 from schedsvc_vllm.request_sizing import Asking
 from schedsvc_vllm.scrape import (
@@ -34,14 +32,6 @@ from schedsvc_vllm.settings import Settings, SettingsError
 from schedsvc_vllm.telemetry import Reading
 
 TELEMETRY_PERIOD_S = 1.0
-# Every report costs the engine's API process a write. The scheduler waits for first tokens: it
-# admits the next prompts when they arrive, so a late report here delays the next request. Growth
-# can wait: the ledger foresees it, ends carry their totals themselves, and in simulations once a
-# second serves as well as five times.
-FIRST_TOKEN_PERIOD_S = 0.02
-PROGRESS_PERIOD_S = 1.0
-# The most sequences a second that the gate checks for a first token: some microseconds each.
-_ASKED_PER_S_MAX = 5_000
 # Longer than between two reports of totals: a busy engine's telemetry leaves with those.
 _IDLE_PERIOD_S = max(TELEMETRY_PERIOD_S, PROGRESS_PERIOD_S) + 0.2
 # If no request here waits, an end is held back to share a message: mostly with the next request of
@@ -51,20 +41,6 @@ _END_DELAY_S = 0.02
 _AWAY_OPEN = "requests run without admission (SCHEDSVC_UNREACHABLE=open)"
 _AWAY_CLOSED = "requests get 503 (SCHEDSVC_UNREACHABLE=closed)"
 _log = logging.getLogger("schedsvc_vllm")
-
-
-class Reporter(Protocol):
-    """Declares something that has running totals to report."""
-
-    @property
-    def sequences(self) -> int:
-        """Return how many sequences the engine makes of it."""
-
-    def begin(self) -> bool:
-        """Report the first totals, if there are any; whether that is done."""
-
-    def report(self) -> None:
-        """Report the totals so far."""
 
 
 class Runtime:
@@ -87,6 +63,7 @@ class Runtime:
         self.images = settings.images.on_engine(engine.image_patch_pixels, *engine.image_pixels)
         self.limit = LocalLimit(settings.fail_open_concurrency_min)
         self.ids = RequestIds()
+        self.departures = Departures()
         self.session = SchedulerSession(
             settings.target,
             client_id=settings.client_id or "gate",
@@ -116,14 +93,13 @@ class Runtime:
             settings.histogram_tenants_max,
             upstream_up=engine.upstream_up,
         )
-        self._running: set[Reporter] = set()
-        self._beginning: set[Reporter] = set()  # those without a report of totals yet
-        self._busy = asyncio.Event()
-        self._asking: asyncio.TimerHandle | None = None
-        self._reporting: asyncio.TimerHandle | None = None
+        self.reports = Reports(self._reported)
         #: How much usage streams are asked for, and whether a server is known to take that.
         self.asking = Asking.IN_EVERY_EVENT
         self.asking_is_known = False
+        #: Whether prompts are hashed, while the scheduler orders requests by their hashes.
+        self.prefix_hashes = settings.prefix_hashes
+        self.output_limit, self.serves_beams = settings.output_limit, settings.serves_beams
         self.send_stall_s = settings.send_stall_s
         self.fail_open = settings.fail_open
         self._looking: asyncio.Task[None] | None = None
@@ -137,8 +113,8 @@ class Runtime:
 
     async def close(self) -> None:
         """Cancel what is open, and hang up."""
-        timers = (self._asking, self._reporting, self._telling)
-        for work in (self._looking, self._scraping, *timers):
+        self.reports.close()
+        for work in (self._looking, self._scraping, self._telling):
             if work is not None:
                 work.cancel()
         self._telling = None
@@ -148,53 +124,11 @@ class Runtime:
         if self._claim is not None:
             self._claim.close()
 
-    def prefix_block_hashes(self, route: Route, body: Mapping[str, Any]) -> list[int]:
-        """Hash the blocks of a prompt while the scheduler orders requests by them. O(prompt).
-
-        For placement they are of no use: every request that comes here runs here.
-        """
-        use = self.session.prefix_use
-        is_text = route.generates and not route.is_form
-        if not (use.order and self._settings.prefix_hashes and is_text):
-            return []
-        return block_hashes(route, body, use)
-
-    @property
-    def sizing(self) -> dict[str, Any]:
-        """Return what `size_call` has to know of this gate and its engine."""
-        return {
-            "sizes": self.pool.sizes,
-            "count": self.engine.count_prompt_tokens,
-            "ratios": self.ratios,
-            "images": self.images,
-            "asking": self.asking,
-            "is_vllm": self.engine.is_before_vllm,
-            "output_limit": self._settings.output_limit,
-            "serves_beams": self._settings.serves_beams,
-        }
-
     def look(self) -> asyncio.Future[None]:
         """Check which engine runs there; calls in the meantime share one check."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look())
         return asyncio.shield(self._looking)
-
-    def watch(self, reporter: Reporter) -> None:
-        """Ask for running totals from time to time, until `unwatch`."""
-        self._running.add(reporter)
-        self._beginning.add(reporter)
-        self._busy.set()
-        if self._asking is None:
-            self._ask_soon()
-        if self._reporting is None:
-            self._report_soon()
-
-    def unwatch(self, reporter: Reporter) -> None:
-        """Ask no more. Idempotent."""
-        self._running.discard(reporter)
-        self._beginning.discard(reporter)
-        if not self._running:
-            self._busy.clear()
 
     def _offer(self) -> None:
         self.session.register_pool(
@@ -229,42 +163,10 @@ class Runtime:
             self.pool = pool
             self._offer()
 
-    def _ask_soon(self) -> None:
-        delay_s = asking_delay_s(sum(reporter.sequences for reporter in self._beginning))
-        self._asking = asyncio.get_running_loop().call_later(delay_s, self._ask)
-
-    def _ask(self) -> None:
-        """Have requests with a first token report it. O(sequences without one)."""
-        self._asking = None
-        for reporter in tuple(self._beginning):
-            if self._ask_one(reporter, reporter.begin):
-                self._beginning.discard(reporter)
-        if self._beginning:
-            self._ask_soon()
-
-    def _report_soon(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._reporting = loop.call_later(PROGRESS_PERIOD_S, self._report_progress)
-
-    def _report_progress(self) -> None:
-        """Have running requests report their totals. O(sequences)."""
-        self._reporting = None
-        for reporter in tuple(self._running):
-            self._ask_one(reporter, reporter.report)
+    def _reported(self) -> None:
         if self._telling is not None:
             # Reports of the same moment share one message.
             self._tell_engine()
-        if self._running:
-            self._report_soon()
-
-    def _ask_one(self, reporter: Reporter, question: Callable[[], object]) -> bool:
-        """Ask one request; one that cannot answer is asked no more, and the others go on."""
-        try:
-            return bool(question())
-        except Exception:
-            _log.exception("a request cannot report its totals before it ends")
-            self.unwatch(reporter)
-            return False
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
@@ -304,10 +206,10 @@ class Runtime:
                 failures, runs = failures + 1, False
             if failures:
                 await asyncio.sleep(backoff_s(SCRAPE_PERIOD_S, SCRAPE_PERIOD_S_MAX, failures))
-            elif not (self._running or runs):
+            elif not (self.reports.running or runs):
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await within(self._busy.wait(), SCRAPE_PERIOD_S)
-            if self._running or runs:
+                    await within(self.reports.busy.wait(), SCRAPE_PERIOD_S)
+            if self.reports.running or runs:
                 # The scheduler steers by what a busy engine says of itself: busy by what this
                 # process runs, or others that share the engine.
                 await asyncio.sleep(TELEMETRY_PERIOD_S)
@@ -331,11 +233,6 @@ class Runtime:
                 used_tokens=reading.used_tokens,
                 preemptions=reading.preemptions,
             )
-
-
-def asking_delay_s(sequences: int) -> float:
-    """Return after how long to ask whether any of these sequences has begun."""
-    return min(max(FIRST_TOKEN_PERIOD_S, sequences / _ASKED_PER_S_MAX), PROGRESS_PERIOD_S)
 
 
 def now_ns() -> int:

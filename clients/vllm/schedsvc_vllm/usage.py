@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from schedsvc_vllm import json_parser
@@ -19,6 +20,8 @@ from schedsvc_vllm.sse import BOM, Event, EventSplitter, data_of, name_of
 from schedsvc_vllm.stream_events import DONE, FAILURES, FRAMES, LAST
 from schedsvc_vllm.usage_forms import OPENAI, UsageForm
 
+#: The key that a piece without usage does not hold.
+USAGE_KEY = b'"usage"'
 _KEY = b',"usage":'
 _NO_USAGE = b',"usage":null'
 # How vLLM ends nearly every message: a flat usage in the only event, and one field after it.
@@ -34,12 +37,13 @@ _STARTS = (b"data:", b"event:", b"id:", b"retry:", b":", BOM)
 # bytes count as a token.
 ANSWER_BYTES_MAX = 32 << 20
 _BYTES_PER_TOKEN = 4
+_DONE_EVENT = b"\n\ndata: " + DONE + b"\n\n"
 
 
 class _Told:
     """Keeps the counts of an answer so far: the last of the input, the largest of the output."""
 
-    __slots__ = ("_events", "_told", "cached_input_tokens", "failed", "form", "input_tokens")
+    __slots__ = ("_events", "_failed", "_told", "cached_input_tokens", "form", "input_tokens")
 
     def __init__(self, form: UsageForm) -> None:
         self.form = form
@@ -47,12 +51,25 @@ class _Told:
         self._told: int | None = None
         self.input_tokens: int | None = None
         self.cached_input_tokens: int | None = None
-        #: The answer states an error, whatever its status.
-        self.failed = False
+        self._failed = False
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the answer states an error, whatever its status."""
+        self.catch_up()
+        return self._failed
+
+    @failed.setter
+    def failed(self, value: bool) -> None:
+        self._failed = value
+
+    def catch_up(self) -> None:
+        """Read the pieces that have passed unread. O(bytes)."""
 
     @property
     def is_told(self) -> bool:
         """Return whether anything is known of it."""
+        self.catch_up()
         return bool(self._events or self._told is not None or self.input_tokens is not None)
 
     def _note(self, answer: object) -> bool:
@@ -76,13 +93,19 @@ class _Told:
 class UsageFilter(_Told):
     """Filters one stream of OpenAI's form.
 
+    A piece of whole events without `"usage"` passes as it is, after one search. `catch_up` reads
+    such pieces together, before anything is said of the stream.
+
     `keep_last`: the client asked for the usage at the end; `keep_all`: in every chunk. `several`:
     it has several choices. Where no usage comes, each event counts as one token. A client that
     asked for it at the end, of a server that states it beside choices alone, gets the last one in a
     chunk without choices.
     """
 
-    __slots__ = ("_choices", "_keep_all", "_keep_last", "_splitter", "_taken")
+    __slots__ = (
+        "_choices", "_keep_all", "_keep_last", "_passed", "_splitter", "_taken", "is_calm",
+        "let_pass",
+    )  # fmt: skip
 
     def __init__(self, *, keep_last: bool, keep_all: bool, several: bool = False) -> None:
         super().__init__(OPENAI)
@@ -92,16 +115,30 @@ class UsageFilter(_Told):
         self._splitter = EventSplitter()
         # The last event whose usage its client has to get yet; None: it has got it.
         self._taken: bytes | None = b""
+        self._passed: list[bytes] = []  # whole events without usage, unread
+        #: Takes such a piece while `is_calm`.
+        self.let_pass: Callable[[bytes], None] = self._passed.append
+        #: No event is incomplete, and no usage waits for the end.
+        self.is_calm = True
 
     @property
     def output_tokens(self) -> int:
         """Return the tokens that were stated, or the events seen."""
+        self.catch_up()
         if self._choices is not None:
             return max(self._told or 0, self._choices.tokens) or self._events
         return self._told or self._events
 
     def feed(self, body: bytes, last: bool) -> bytes:
         """Take a piece of the stream (`last`: nothing follows); what the client is to get."""
+        if self.is_calm and not last and body[-2:] == b"\n\n" and body.find(USAGE_KEY) < 0:
+            self.let_pass(body)
+            return body
+        kept = self._filtered(body, last)
+        self.is_calm = not (self._taken or self._splitter.rest)
+        return kept
+
+    def _filtered(self, body: bytes, last: bool) -> bytes:
         if not self._splitter.rest and (usual := self._usual(body)) is not None:
             return usual + self._usage_at_end() if last else usual
         events = self._splitter.feed(body)
@@ -111,18 +148,34 @@ class UsageFilter(_Told):
             kept.append(self._usage_at_end())
         return b"".join(kept)
 
+    def catch_up(self) -> None:
+        """Read the events that have passed, if they are one line of data each, by counting alone.
+
+        Text of a model holds no line's end: JSON escapes them.
+        """
+        if not self._passed:
+            return
+        text = b"".join(self._passed)
+        self._passed.clear()
+        count = text.count(b"\n\ndata: {") + text.startswith(b"data: {")
+        lines = 2 * (count + text.endswith(_DONE_EVENT))
+        is_plain = text.find(b'"error"') < 0 and text.find(b'"response.failed"') < 0
+        if is_plain and text.count(b"\n") == lines and text.find(b"\r") < 0:
+            self._events += count
+            return
+        for event in EventSplitter().feed(text):
+            data = data_of(event.raw)
+            if _is_failure(event.raw, data):
+                self._failed = True
+            else:
+                self._events += data[:1] == b"{"
+
     def _usual(self, body: bytes) -> bytes | None:
         """Do what `_event` does, for an event in the usual form; None for any other."""
         if body.find(b"\n") != len(body) - 2 or not body.startswith(b"data: {"):
             return None
         at = body.rfind(_KEY)
-        if at < 0:
-            is_plain = body.endswith(b"\n\n") and not (
-                b'"usage"' in body or b'"error"' in body or b"\r" in body
-            )
-            self._events += is_plain
-            return body if is_plain else None
-        usual = _USUAL_END.fullmatch(body, at)
+        usual = _USUAL_END.fullmatch(body, at) if at >= 0 else None
         if usual is None or body.find(b'"error"', 0, at) >= 0:
             return None
         prompt, completion = int(usual[1]), int(usual[2])
@@ -182,8 +235,8 @@ class UsageFilter(_Told):
         raw, is_whole = event
         if not is_whole:
             return raw
-        if b'"usage"' not in raw:
-            data = data_of(raw) if b"data:" in raw else b""
+        if raw.find(USAGE_KEY) < 0:
+            data = data_of(raw) if raw.find(b"data:") >= 0 else b""
             if _is_failure(raw, data):
                 self.failed = True
             elif data == DONE:
@@ -323,7 +376,7 @@ class UsageReader(_Told):
         else:
             self._events += name not in FRAMES
         self._whole = self._whole or name in LAST
-        if self.form.mark in data:
+        if data.find(self.form.mark) >= 0:
             with contextlib.suppress(ValueError, RecursionError):
                 self._note(_loads(data))
 
@@ -395,7 +448,7 @@ def _is_failure(raw: bytes, data: bytes) -> bool:
     """Return whether an event states an error: by its name, its type, or its data's own field."""
     if name_of(raw) in FAILURES:
         return True
-    if b'"error"' not in data and b'"response.failed"' not in data:
+    if data.find(b'"error"') < 0 and data.find(b'"response.failed"') < 0:
         return False
     try:
         return _states_an_error(json.loads(data))

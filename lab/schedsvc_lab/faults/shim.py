@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from schedsvc_client import LimitExceeded, Outcome
+from schedsvc_client.requests import Asked
 from schedsvc_client.session_notices import (
     Faulted,
     LeaseLost,
@@ -226,7 +227,7 @@ class Shim:
         if not self.is_alive:
             return
         try:
-            job.tag = self.protocol.admit(job.request)
+            job.tag = self.protocol.admit(Asked.of(job.request))
         except LimitExceeded:
             job.is_over = True
             return

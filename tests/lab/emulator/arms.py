@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedsvc_vllm.runtime import FIRST_TOKEN_PERIOD_S, PROGRESS_PERIOD_S
+from schedsvc_vllm.reports import FIRST_TOKEN_PERIOD_S, PROGRESS_PERIOD_S
 
 from schedsvc.config import Config
 from schedsvc_lab.engine import Profile, load_profile

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from schedsvc_client.leases import Lease, Totals, checked_totals
 from schedsvc_client.outcomes import LeaseState, Outcome
-from schedsvc_client.requests import Asker
+from schedsvc_client.requests import Asked, Asker
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 _log = logging.getLogger("schedsvc_client.admission")
@@ -45,17 +45,17 @@ class Admission:
         "_ended",
         "_holder",
         "_submitted",
+        "asked",
         "asked_s",
         "held_us",
         "lease",
         "lost",
         "on_lost",
         "queue_duration_us",
-        "request",
     )
 
-    def __init__(self, holder: Holder, request: pb.AdmitRequest) -> None:
-        self.request = request
+    def __init__(self, holder: Holder, asked: Asked) -> None:
+        self.asked = asked
         self.lease: Lease | None = None
         self.queue_duration_us = 0
         # When it was asked for, and how long before the scheduler of the verdict was asked.
@@ -67,6 +67,11 @@ class Admission:
         self._holder = holder
         self._submitted = False
         self._ended = False
+
+    @property
+    def request(self) -> pb.AdmitRequest:
+        """Return what it asks. It must not be changed. O(bytes) the first time."""
+        return self.asked.message
 
     @property
     def granted(self) -> bool:
@@ -161,5 +166,5 @@ class Admission:
 class HoldingAsker(Asker[Admission], Holder):
     """Holds the common part of the Session and the unary client."""
 
-    def _admission(self, request: pb.AdmitRequest) -> Admission:
-        return Admission(self, request)
+    def _admission(self, asked: Asked) -> Admission:
+        return Admission(self, asked)

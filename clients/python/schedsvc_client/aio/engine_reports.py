@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from schedsvc_client.aio.session_writer import Alarm
 from schedsvc_client.requests import message_of
 from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.v1 import pool_pb2
@@ -13,7 +12,7 @@ class EngineReports:
     """Keeps the part of a session that describes an engine."""
 
     _protocol: SessionProtocol
-    _wake: asyncio.Event
+    _wake: Alarm
 
     def register_pool(
         self,

@@ -18,6 +18,7 @@ from schedsvc_client.aio.engine_reports import EngineReports
 from schedsvc_client.aio.heartbeat import Heartbeat
 from schedsvc_client.aio.session_state import SessionState
 from schedsvc_client.aio.session_stream import SessionStream
+from schedsvc_client.aio.session_writer import Alarm
 from schedsvc_client.channel import (
     ClientOptions,
     Token,
@@ -40,6 +41,7 @@ from schedsvc_client.errors import (
 from schedsvc_client.fence import Fence, fence_of
 from schedsvc_client.leases import Lease, Totals
 from schedsvc_client.outcomes import Outcome
+from schedsvc_client.session_limits import limits_of
 from schedsvc_client.session_notices import (
     Faulted,
     Fenced,
@@ -51,7 +53,7 @@ from schedsvc_client.session_notices import (
     Verdict,
     Welcomed,
 )
-from schedsvc_client.session_protocol import SessionProtocol, limits_of
+from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.targets import Targets
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
@@ -88,6 +90,8 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self._targets = Targets(target)
         self.state = SessionState.CONNECTING
         self.last_error: CallError | None = None
+        #: The uses of prompt hashes that the scheduler last announced.
+        self.prefix_use = PrefixUse()
         self._options = options_of(options)
         self._credentials = credentials
         self._token = token
@@ -104,7 +108,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
         self._reached: list[asyncio.Future[bool]] = []
         # The time from which no scheduler serves this session; None while one serves it.
         self._away_since_s: float | None = time.monotonic()
-        self._wake = asyncio.Event()
+        self._wake = Alarm()
         bound_s = self._options.silent_after_s
         if self._targets.several:
             bound_s = self._options.failover_silent_after_s
@@ -142,11 +146,6 @@ class SchedulerSession(EngineReports, HoldingAsker):
         """Return the number of requests that have no verdict yet."""
         return self._protocol.open_requests
 
-    @property
-    def prefix_use(self) -> PrefixUse:
-        """Return the uses of prompt hashes that the scheduler last announced."""
-        return self._protocol.prefix_use
-
     def start(self) -> None:
         """Begin to connect, in the running event loop. Idempotent until `close`."""
         if self.state is SessionState.CLOSED:
@@ -167,6 +166,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
             self._protocol.say_goodbye()
             await self.flush(flush_deadline_s)
         self._set_state(SessionState.CLOSED)
+        self._wake.cancel()
         for timer in filter(None, (self._give_up_timer, self._ends_timer)):
             timer.cancel()
         if self._task is not None:
@@ -217,7 +217,7 @@ class SchedulerSession(EngineReports, HoldingAsker):
             raise RuntimeError("the session is not started; use `async with` or start()")
         if self._given_up is not None:
             raise self._given_up.again()
-        tag = self._protocol.admit(admission.request)
+        tag = self._protocol.admit(admission.asked)
         future = asyncio.get_running_loop().create_future()
         self._waiting[tag] = (admission, future)
         future.add_done_callback(lambda done: self._withdraw(tag) if done.cancelled() else None)
@@ -226,10 +226,8 @@ class SchedulerSession(EngineReports, HoldingAsker):
 
     def report(self, lease: Lease, totals: Totals) -> None:
         """Report running totals; the writer looks at them when they are due."""
-        was_due_ns = self._protocol.next_deadline_ns()
         self._protocol.progress(time.monotonic_ns(), lease.lease_id, totals)
-        if self._protocol.next_deadline_ns() != was_due_ns:
-            self._wake.set()
+        self._wake.at(self._protocol.next_deadline_ns())
 
     def end(self, lease: Lease, outcome: Outcome, totals: Totals) -> None:
         """Queue a Complete; the protocol repeats it until it is acknowledged."""
@@ -295,10 +293,13 @@ class SchedulerSession(EngineReports, HoldingAsker):
 
     def _take(self, response: pb.SessionResponse) -> CallError | None:
         """Take one message. Returns why the stream is of no use, if the message says so."""
-        was_due_ns = self._protocol.next_deadline_ns()
         notices = self._protocol.receive(time.monotonic_ns(), response)
         self._heartbeat.heard(self._protocol.beats)
-        wrong = next((error for error in map(_ends_stream, notices) if error is not None), None)
+        self.prefix_use = self._protocol.prefix_use
+        wrong: CallError | None = None
+        for notice in notices:
+            if not isinstance(notice, Verdict):
+                wrong = wrong or _ends_stream(notice)
         for notice in notices:
             # A stream whose pools are all refused is none to ask on: it never counts as connected.
             if wrong is None or not isinstance(notice, Welcomed):
@@ -308,8 +309,10 @@ class SchedulerSession(EngineReports, HoldingAsker):
                 if not future.done():
                     future.set_result(None)
             self._flushed.clear()
-        if self._protocol.has_news or self._protocol.next_deadline_ns() != was_due_ns:
+        if self._protocol.has_news:
             self._wake.set()
+        elif notices:
+            self._wake.at(self._protocol.next_deadline_ns())
         return wrong
 
     # Notices from the scheduler.

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from schedsvc_client.aio.heartbeat import Heartbeat
-from schedsvc_client.aio.session_writer import send_all
+from schedsvc_client.aio.session_writer import Alarm, send_all
 from schedsvc_client.errors import CallError, defect, from_rpc_error, silent, unavailable
 from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -32,7 +32,7 @@ class SessionStream:
         self,
         protocol: SessionProtocol,
         heartbeat: Heartbeat,
-        wake: asyncio.Event,
+        wake: Alarm,
         take: Callable[[pb.SessionResponse], CallError | None],
     ) -> None:
         self._protocol = protocol

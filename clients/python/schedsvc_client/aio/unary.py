@@ -35,7 +35,7 @@ from schedsvc_client.fence import Fence
 from schedsvc_client.leases import Lease, LeaseTable, Totals, lease_of
 from schedsvc_client.message_sizes import accepted_bytes, progress_leases_max
 from schedsvc_client.outcomes import LeaseState, Outcome
-from schedsvc_client.requests import message_of
+from schedsvc_client.requests import Asked, message_of
 from schedsvc_client.v1 import explain_pb2, identity_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1.explain_pb2_grpc import ExplainServiceStub
@@ -191,7 +191,7 @@ class AsyncScheduler(HoldingAsker):
         admission.queue_duration_us = response.queue_duration_us
         if Outcome(response.outcome) is not Outcome.GRANTED:
             raise refused(response)
-        lease = lease_of(admission.request, response.grant, time.monotonic_ns())
+        lease = lease_of(admission.asked, response.grant, time.monotonic_ns())
         self._table.open(lease)
         self._running[lease.lease_id] = admission
         admission.lease = lease
@@ -213,7 +213,7 @@ class AsyncScheduler(HoldingAsker):
         except asyncio.CancelledError:
             # Awaiting it has cancelled the call, unless the answer was here already.
             call.cancel()
-            self._spawn(self._give_back(call, admission.request))
+            self._spawn(self._give_back(call, admission.asked))
             raise
         except grpc.RpcError as error:
             raise from_rpc_error(error, target) from None
@@ -249,14 +249,14 @@ class AsyncScheduler(HoldingAsker):
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
         return self._context.is_obeyed(target, response)
 
-    async def _give_back(self, call: Any, request: pb.AdmitRequest) -> None:
+    async def _give_back(self, call: Any, asked: Asked) -> None:
         response: pb.AdmitResponse | None
         try:
             response = await call
         except (asyncio.CancelledError, grpc.RpcError):
-            response = await self._lost_verdict(request)
+            response = await self._lost_verdict(asked.message)
         if response is not None and Outcome(response.outcome) is Outcome.GRANTED:
-            lease = lease_of(request, response.grant, time.monotonic_ns())
+            lease = lease_of(asked, response.grant, time.monotonic_ns())
             self.end(lease, Outcome.CANCELLED, (0, 0, 0))
 
     async def _lost_verdict(self, request: pb.AdmitRequest) -> pb.AdmitResponse | None:
