@@ -1,4 +1,4 @@
-"""`python -m tests.lab.sim.headroom` measures what the adaptive headroom costs beside the best fixed one.
+"""Measures what the adaptive headroom costs beside the best fixed one.
 
 Tenants whose lengths are drawn from a public trace wait all the time for one engine, in virtual
 time. Each load runs with the adaptive headroom from its default start and from a bad one, and with
@@ -52,7 +52,7 @@ _NS = 1_000_000_000
 Lengths = Sequence[Sequence[tuple[int, int]]]
 _EPILOG = """\b
 Example:
-  python -m tests.lab.sim.headroom --traces ../shared/data/traces
+  python -m tests.lab.sim.headroom --traces TRACES
 
 The bar: at most 3 preemptions of 1,000, and 0.99 of the tokens a second of the best fixed headroom
 that preempts no more; from a bad start it has five minutes to get there.
