@@ -1,9 +1,10 @@
 # Fair sharing by virtual token counters (Sheng et al., OSDI 2024, arXiv 2401.00588).
 #
 # A flow is the queue of one tenant in one class. It has one counter and a queue for each target:
-# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p. Each
-# target has a line of its non-empty queues, in each class by (counter, sequence number of the
-# head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
+# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p, and a
+# target above POOLS_MAX those that name a set of pools. The first two kinds of targets have a line
+# of their non-empty queues, in each class by (counter, sequence number of the head). A queue of a
+# set stands in the lines of its pools. Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
 # the flows of a class: those of a better class are ahead by what it had before the others.
 #
 # Lift: each class has a level, the highest value that the least counter of its backlogged flows has
@@ -28,7 +29,7 @@ cdef class Flows:
     cdef list families  # families of all nodes, see tree.pxi
     cdef int32_t first_stale[TREE_LEVELS]  # nodes of each depth that are not placed; -1: none
     cdef int32_t stale_count
-    cdef list candidates  # line of queues for each target
+    cdef list candidates  # line of queues for any pool, and for each pool
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and flows have positions in them
     cdef bint one_line  # with many pools, requests for any have one line, see local_position.pxi
@@ -49,7 +50,7 @@ cdef class Flows:
     cdef int64_t recent_weight  # weight of the root's flows that are or were lately active
     cdef int32_t recent_count  # how many tenants' flows are, of all
     cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
-    cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
+    cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target; of a set, for all its pools
     cdef int64_t exempt_queued, exempt_live  # requests and leases of exempt flows
     cdef int64_t resuming_until_ns
     cdef int32_t resuming, resume_at  # flows that return; how many were looked at in the end
@@ -70,6 +71,7 @@ cdef class Flows:
     cdef int32_t unsorted  # the number of first queues that may still have the former order
     cdef bint has_salts  # some flow has, or had, a `salt`
     cdef Requests requests
+    cdef PoolSets sets
     cdef Quotas quotas
     cdef Classes classes
     cdef AgentSessions agents
@@ -84,6 +86,7 @@ cdef class Flows:
         for c in range(TREE_LEVELS):
             self.first_stale[c] = NONE
         self.requests, self.quotas, self.classes = requests, quotas, classes
+        self.sets = requests.sets
         self.changed, self.agents, self.vouchers = DirtyQueue(), AgentSessions(), Vouchers()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
@@ -175,11 +178,13 @@ cdef class Flows:
                 memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
 
     cdef inline bint may_take(self, int32_t pool, int32_t target) noexcept:
-        """Return whether a pool takes requests for a target: it is that pool, or they name none
-        (-1).
+        """Return whether a pool takes requests for a target: it is that pool, or in that set, or
+        they name none (-1).
 
         A pool that is named only takes none of the latter. O(1).
         """
+        if is_set(target):
+            return set_has(&self.sets.of(target).members, pool)
         return target == pool or (target == NONE and not set_has(&self.named_only, pool))
 
     cdef inline Family family_of(self, int32_t node):
@@ -266,6 +271,11 @@ cdef class Flows:
             size = larger(self.queue_size, 0)
             self.queues = <Queue*>extend(self.queues, size, sizeof(Queue))
             self.queue_size = size
+        if target > POOLS_MAX:
+            q = self._empty_set_queue(flow)
+            if q != NONE:
+                self.queues[q].target = target
+                return q
         q = self.queue_count
         self.queue_count += 1
         memset(&self.queues[q], 0, sizeof(Queue))
@@ -280,6 +290,22 @@ cdef class Flows:
         self.items[flow].first_queue = q
         return q
 
+    cdef int32_t _empty_set_queue(self, int32_t flow) noexcept:
+        """Return an empty queue that a flow had for a set, -1: there is none. A flow that names
+        many sets one after the other needs few queues. O(targets of the flow)."""
+        cdef int32_t q = self.items[flow].first_queue
+        while q != NONE and (self.queues[q].target <= POOLS_MAX or self.queues[q].chain.count):
+            q = self.queues[q].next_queue
+        return q
+
+    cdef inline int32_t line_count(self, int32_t target) noexcept:
+        """Return in how many lines a queue for a target stands. O(1)."""
+        return self.sets.of(target - 1).count if target > POOLS_MAX else 1
+
+    cdef inline int32_t line_target(self, int32_t target, int32_t k) noexcept:
+        """Return the target of one of these lines. O(1)."""
+        return self.sets.of(target - 1).pools[k] + 1 if target > POOLS_MAX else target
+
     cdef inline bint needs_tree(self, const Queue* queue) noexcept:
         return queue.by_deadline or self.keeps_places or self.place_from is not None
 
@@ -290,6 +316,12 @@ cdef class Flows:
         if self.order == ORDER_INPUT and self.queues[q].head != NONE:  # a node has no requests
             return self.requests.items[self.queues[q].head].prompt_tokens
         return self.queues[q].key if self.order == ORDER_EXTERNAL else 0
+
+    cdef int64_t key_in(self, int32_t q, int32_t pool) noexcept:
+        """Return the key of a queue in the line of a pool, its own or one of its set. O(pools)."""
+        if self.order == ORDER_COUNTER and self.queues[q].target > POOLS_MAX:
+            return self.counter_at(self.queues[q].flow, pool) // self.grain
+        return self.key_of(q)
 
     cdef inline int64_t counter_in(self, int32_t q) noexcept:
         """Return the counter that orders a queue: with several pools, the one in its own."""

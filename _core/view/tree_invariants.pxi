@@ -57,7 +57,7 @@ cdef int check_node(Core core, int32_t node) except -1:
             q = queue_at(flows, node, target, line.nodes[k].id)
             check_invariant(
                 core, stands_by(
-                    flows, q, &line.nodes[k], flows.key_of(q), arrival_of(flows, q)
+                    flows, q, &line.nodes[k], flows.key_in(q, target - 1), arrival_of(flows, q)
                 ),
                 "a child stands at its counter and its head",
             )

@@ -52,7 +52,7 @@ def test_a_beat_is_acknowledged_at_once_and_changes_nothing() -> None:
     s.check()
 
 
-@pytest.mark.parametrize("sign", [BEAT, asking(2, "r2", pool="p"), reporting(1, epoch=5)])
+@pytest.mark.parametrize("sign", [BEAT, asking(2, "r2", pools=["p"]), reporting(1, epoch=5)])
 @pytest.mark.parametrize("epoch", [1, 7])
 def test_an_engine_that_answers_keeps_its_pool(sign: pb.SessionEvent, epoch: int) -> None:
     s = scheduler()
@@ -80,7 +80,7 @@ def test_an_engine_that_is_silent_loses_its_pool() -> None:
     s = scheduler()
     first, _ = joining(s, "one", offering("p", epoch=5))
     first.grant(0, 1, "r", 60, pool="p")
-    first.send(0, asking(2, "waits", 60, pool="p"))
+    first.send(0, asking(2, "waits", 60, pools=["p"]))
     second, _ = joining(s, "two", offering("p", epoch=6), now_ns=SECOND)
     due_ns = SECOND + BOUND
     assert s.next_deadline() == due_ns
@@ -116,7 +116,7 @@ def test_a_call_after_a_pause_finds_the_pool_of_the_newcomer(waits: bool) -> Non
     if waits:  # behind a request whose wait has ended before anything is polled
         first.grant(0, 1, "r", 60, pool="p")
         s.admit_wire(0, 0, admit_message("large", (60,)).SerializeToString(), SECOND)
-        first.send(0, asking(2, "waits", 20, pool="p"))
+        first.send(0, asking(2, "waits", 20, pools=["p"]))
     joining(s, "two", offering("p", epoch=6))
     handle = s.admit_wire(BOUND, 0, admit_message("new").SerializeToString())
     (decision,) = [d for d in s.poll(BOUND) if d.handle == handle]

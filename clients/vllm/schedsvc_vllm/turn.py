@@ -205,7 +205,7 @@ def _admission(
         tenant=identity.tenant,
         api_key_sha256=identity.api_key_sha256,
         tenant_proof=identity.proof,
-        pool=runtime.pool.name,
+        pools=[runtime.pool.name],
         input_tokens=call.prompts.tokens,
         n=call.n,
         max_output_tokens=call.max_output_tokens,
