@@ -465,7 +465,7 @@ cdef class Scheduler(ClusterApi):
 
     def show_histograms(self, int32_t flow, bint shown):
         known_tenant(self, flow)
-        self.flows.show_times(flow, shown)
+        show_times(self.flows, flow, shown)
 
     def histogram_bounds_ms(self):
         return self.time_bounds.ms

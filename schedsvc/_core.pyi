@@ -265,8 +265,9 @@ class Scheduler(ClusterApi):
         first 512 count. With `whole_answer` no count is known before the end, so the input is
         posted at the grant. `session` names the conversation of an agent that it is a turn of.
         `pools` takes the place of `pool`: the request may run in any of these, at most 64 of one
-        fairness domain. While the queued requests of a flow name 16 such sets, another is refused as
-        REJECTED_LIMIT. O(log n + hashes), with several pools O(pools of the set * log n), the first with a session in a queue O(queued there * log n) once.
+        fairness domain. While the queued requests of a flow name 16 such sets, another is refused
+        as REJECTED_LIMIT. O(log n + hashes), with several pools O(pools of the set * log n), the
+        first with a session in a queue O(queued there * log n) once.
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0

@@ -9,7 +9,7 @@ cdef inline void fetch(Core core, const Ask* ask) noexcept:
         return
     if core.flows.one_line:
         fetch_pool(core, ask)
-    fetch_places(core.flows, ask.flow, core.flows.line_target(ask.target + 1, 0))
+    fetch_places(core.flows, ask.flow, core.flows.sets.line_at(ask.target + 1, 0))
     if core.flows.items[ask.flow].queued:
         return
     # It becomes the first of its queue, and may be granted at once.

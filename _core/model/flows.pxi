@@ -1,11 +1,11 @@
 # Fair sharing by virtual token counters (Sheng et al., OSDI 2024, arXiv 2401.00588).
 #
 # A flow is the queue of one tenant in one class. It has one counter and a queue for each target:
-# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p, and a
-# target above POOLS_MAX those that name a set of pools. The first two kinds of targets have a line
-# of their non-empty queues, in each class by (counter, sequence number of the head). A queue of a
-# set stands in the lines of its pools. Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
-# the flows of a class: those of a better class are ahead by what it had before the others.
+# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p, and
+# a target above POOLS_MAX those of a set of pools. Any pool and each pool have a line of non-empty
+# queues, in each class by (counter, sequence number of the head); a set those of its pools. Under
+# FCFS the counter's place in the key is 0. Counters are compared, and lifted, among the flows of a
+# class: those of a better class are ahead by what it had before the others.
 #
 # Lift: each class has a level, the highest value that the least counter of its backlogged flows has
 # had at a pick or a lift. A flow that becomes backlogged is lifted to the level less the credit. So
@@ -153,36 +153,18 @@ cdef class Flows:
         f.guarantee = NONE if f.exempt else self.items[base].guarantee
         f.own_quota, f.group = self.items[base].own_quota, self.items[base].group
         f.refuses, f.dry_runs = self.items[base].refuses, self.items[base].dry_runs
-        self._count_times(f, self.items[base].times == self.items[base].own_times)
+        self.count_times(f, self.items[base].times == self.items[base].own_times)
         return flow
 
-    cdef int _count_times(self, Flow* f, bint shown) except -1:
+    cdef int count_times(self, Flow* f, bint shown) except -1:
         if shown and f.own_times == NULL:
             f.own_times = <FlowTimes*>self.times_slab.alloc()
         f.times = f.own_times if shown else &self.other_times[f.cls]
         return 0
 
-    cdef int show_times(self, int32_t flow, bint shown) except -1:
-        """Count a tenant's times in histograms of its own, or in the shared ones. O(classes)."""
-        while flow != NONE:
-            self._count_times(&self.items[flow], shown)
-            flow = self.items[flow].sibling
-        return 0
-
-    cdef void clear_times(self, int32_t cls) noexcept:
-        """Begin the histograms of a class at 0: its place has gone to another one. O(flows)."""
-        cdef int32_t flow
-        memset(&self.other_times[cls], 0, sizeof(FlowTimes))
-        for flow in range(self.count):
-            if self.items[flow].cls == cls and self.items[flow].own_times != NULL:
-                memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
-
     cdef inline bint may_take(self, int32_t pool, int32_t target) noexcept:
-        """Return whether a pool takes requests for a target: it is that pool, or in that set, or
-        they name none (-1).
-
-        A pool that is named only takes none of the latter. O(1).
-        """
+        """Return whether a pool takes requests for a target: it is that pool, or of that set, or
+        they name none (-1) and it is not named only. O(1)."""
         if is_set(target):
             return set_has(&self.sets.of(target).members, pool)
         return target == pool or (target == NONE and not set_has(&self.named_only, pool))
@@ -298,14 +280,6 @@ cdef class Flows:
             q = self.queues[q].next_queue
         return q
 
-    cdef inline int32_t line_count(self, int32_t target) noexcept:
-        """Return in how many lines a queue for a target stands. O(1)."""
-        return self.sets.of(target - 1).count if target > POOLS_MAX else 1
-
-    cdef inline int32_t line_target(self, int32_t target, int32_t k) noexcept:
-        """Return the target of one of these lines. O(1)."""
-        return self.sets.of(target - 1).pools[k] + 1 if target > POOLS_MAX else target
-
     cdef inline bint needs_tree(self, const Queue* queue) noexcept:
         return queue.by_deadline or self.keeps_places or self.place_from is not None
 
@@ -316,12 +290,6 @@ cdef class Flows:
         if self.order == ORDER_INPUT and self.queues[q].head != NONE:  # a node has no requests
             return self.requests.items[self.queues[q].head].prompt_tokens
         return self.queues[q].key if self.order == ORDER_EXTERNAL else 0
-
-    cdef int64_t key_in(self, int32_t q, int32_t pool) noexcept:
-        """Return the key of a queue in the line of a pool, its own or one of its set. O(pools)."""
-        if self.order == ORDER_COUNTER and self.queues[q].target > POOLS_MAX:
-            return self.counter_at(self.queues[q].flow, pool) // self.grain
-        return self.key_of(q)
 
     cdef inline int64_t counter_in(self, int32_t q) noexcept:
         """Return the counter that orders a queue: with several pools, the one in its own."""

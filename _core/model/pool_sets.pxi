@@ -4,8 +4,9 @@
 # A set is in use while a queued request names it. One that is not keeps its number until a new set
 # needs it, so what an event has to say of a request that it refused can still be said.
 #
-# A set has at most SET_POOLS_MAX pools: a request stands in the line of each of them. Few sets are in use at a time, as few as a router has
-# models, so their number has a bound, and that of one tenant a smaller one.
+# A request has an entry in the line of each pool of its set, so a set has at most SET_POOLS_MAX. A
+# router names few sets, as many as it has models. So at most SETS_MAX are in use, and a flow may
+# name FLOW_SETS_MAX.
 
 cdef enum:
     SETS_MAX = 1_024
@@ -47,6 +48,17 @@ cdef class PoolSets:
 
     cdef inline PoolSet* of(self, int32_t target) noexcept:
         return &self.items[target - POOLS_MAX]
+
+    cdef inline int32_t line_count(self, int32_t queue_target) noexcept:
+        """Return in how many lines a queue stands, by its target, which is one more than that of
+        its requests. O(1)."""
+        return self.of(queue_target - 1).count if queue_target > POOLS_MAX else 1
+
+    cdef inline int32_t line_at(self, int32_t queue_target, int32_t k) noexcept:
+        """Return the number of one of these lines. O(1)."""
+        if queue_target > POOLS_MAX:
+            return self.of(queue_target - 1).pools[k] + 1
+        return queue_target
 
     cdef int32_t target_of(self, const IndexSet* members, int32_t pools) except -2:
         """Return the target that stands for several pools, whose numbers are below `pools`; -1: all

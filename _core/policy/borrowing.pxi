@@ -276,8 +276,8 @@ cdef void note_saturation(Core core) noexcept:
 cdef inline bint is_contested(Flows flows, int32_t target, int32_t cls) noexcept:
     """Return whether several of a class are in a line of a target. O(pools of the target)."""
     cdef int32_t k
-    for k in range(flows.line_count(target)):
-        if (<Line>flows.candidates[flows.line_target(target, k)]).heap(cls).count > 1:
+    for k in range(flows.sets.line_count(target)):
+        if (<Line>flows.candidates[flows.sets.line_at(target, k)]).heap(cls).count > 1:
             return True
     return False
 
@@ -444,9 +444,9 @@ cdef int check_shares(Core core) except -1:
         counted += core.flows.items[flow].throttled
     for q in range(core.flows.queue_count):
         held += core.flows.queues[q].throttled
-        for k in range(core.flows.line_count(core.flows.queues[q].target)):
+        for k in range(core.flows.sets.line_count(core.flows.queues[q].target)):
             line = core.quotas.guarantees.throttled_for[
-                core.flows.line_target(core.flows.queues[q].target, k)
+                core.flows.sets.line_at(core.flows.queues[q].target, k)
             ]
             check_invariant(
                 core,

@@ -10,8 +10,8 @@
 # the lines of all pools, and those for a set of pools in the lines of these.
 #
 # A position belongs to a flow and a pool. One for each line and pool would do only while each flow
-# has one target: of two flows that ask for a pool, the one that was also served in a quick one would
-# get nothing of it after the quick one has gone, until the other has caught up.
+# has one target. Otherwise, of two flows that ask for a pool, the one that was also served in a
+# quick one would get nothing after the quick one has gone, until the other has caught up.
 #
 # In the tree of shares all of this holds among the children of each node. A node is backlogged in a
 # pool while a child is; it is lifted when the first of them becomes so.
@@ -202,8 +202,8 @@ cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
             if flows.queues[q].target > POOLS_MAX:
                 if target and flows.may_take(target - 1, flows.queues[q].target - 1):
                     return 0
-                for k in range(flows.line_count(flows.queues[q].target)):
-                    set_add(&busy, flows.line_target(flows.queues[q].target, k) - 1)
+                for k in range(flows.sets.line_count(flows.queues[q].target)):
+                    set_add(&busy, flows.sets.line_at(flows.queues[q].target, k) - 1)
             elif flows.queues[q].target:
                 set_add(&busy, flows.queues[q].target - 1)
             elif not flows.one_line and flows.may_take(target - 1, NONE):
@@ -231,8 +231,8 @@ cdef int begin_in_set(Flows flows, int32_t flow, int32_t target) except -1:
     cdef IndexSet stands
     cdef int32_t k, pool
     find_lines(flows, flow, &queued, &stands)
-    for k in range(flows.line_count(target)):
-        pool = flows.line_target(target, k) - 1
+    for k in range(flows.sets.line_count(target)):
+        pool = flows.sets.line_at(target, k) - 1
         if set_has(&queued, pool + 1):
             continue
         if flows.one_line or not is_for(flows, &queued, pool):
@@ -350,8 +350,8 @@ cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stan
     set_clear(queued, <int32_t>len(flows.candidates))
     set_clear(stands, <int32_t>len(flows.candidates))
     while q != NONE:
-        for k in range(flows.line_count(flows.queues[q].target)):
-            target = flows.line_target(flows.queues[q].target, k)
+        for k in range(flows.sets.line_count(flows.queues[q].target)):
+            target = flows.sets.line_at(flows.queues[q].target, k)
             if flows.queues[q].chain.count:
                 set_add(queued, target)
             if has_place(flows, q):

@@ -11,8 +11,8 @@ cdef bint unthrottle(Flows flows, int32_t q) except -1:
     queue.throttled = False
     flows.items[queue.flow].throttled -= 1
     s.throttled -= 1
-    for k in range(flows.line_count(queue.target)):
-        (<Line>s.throttled_for[flows.line_target(queue.target, k)]).remove(
+    for k in range(flows.sets.line_count(queue.target)):
+        (<Line>s.throttled_for[flows.sets.line_at(queue.target, k)]).remove(
             flows.items[queue.flow].cls, q
         )
     s.dues.remove(q)
@@ -40,8 +40,8 @@ cdef int note_throttled(Flows flows, int32_t flow) except -1:
                 key = flows.queues[q].key
             if f.limited:  # behind all that may
                 key += VTC_REBASE
-            for k in range(flows.line_count(flows.queues[q].target)):
-                target = flows.line_target(flows.queues[q].target, k)
+            for k in range(flows.sets.line_count(flows.queues[q].target)):
+                target = flows.sets.line_at(flows.queues[q].target, k)
                 (<Line>flows.quotas.guarantees.throttled_for[target]).put(
                     f.cls, q, key, head.seq, flows.now_ns
                 )

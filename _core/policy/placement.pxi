@@ -1,5 +1,5 @@
-# Where a request runs that may run in several pools, any or those of a set: where the least is promised, or in a fuller
-# one in which its LoRA adapter is active already, if it can begin there at once.
+# Where a request runs that may run in any pool, or in those of a set: where the least is promised,
+# or in a fuller one in which its LoRA adapter is active already, if it can begin there at once.
 
 cdef inline int64_t promised_ppm(Core core, int32_t pool) noexcept:
     return (

@@ -203,11 +203,11 @@ cdef Node rank_of(Core core, int32_t i, int32_t target) noexcept:
 
 cdef int32_t flows_before(Core core, int32_t i) except -1:
     """Return how many flows of its class are ahead of it in the line, a node as one; more than
-    SCAN_MAX are not counted. Of a set of pools, the pool counts in which they are the fewest.
+    SCAN_MAX are not counted. In a set of pools, the one counts in which they are the fewest.
     O(levels * SCAN_MAX * pools of the set)."""
     cdef int32_t target = core.requests.items[i].target, k, least = NONE, count
-    for k in range(core.flows.line_count(target + 1)):
-        count = flows_before_in(core, i, core.flows.line_target(target + 1, k) - 1)
+    for k in range(core.flows.sets.line_count(target + 1)):
+        count = flows_before_in(core, i, core.flows.sets.line_at(target + 1, k) - 1)
         least = count if least == NONE else min(least, count)
     return least
 

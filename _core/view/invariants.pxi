@@ -245,7 +245,7 @@ cdef int check_candidates(Core core) except -1:
                 check_invariant(
                     core,
                     stands_by(
-                        core.flows, q, &heap.nodes[k], core.flows.key_in(q, pool),
+                        core.flows, q, &heap.nodes[k], key_in(core.flows, q, pool),
                         arrival_of(core.flows, q),
                     )
                     and core.flows.items[core.flows.queues[q].flow].cls == c,

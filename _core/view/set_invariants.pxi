@@ -1,8 +1,8 @@
 # Verifies the sets of pools that requests name, and where their queues stand.
 
 cdef int check_sets(Core core) except -1:
-    """Check that sets count the queued requests that name them, and that a queue of a set stands in
-    the line of each of its pools. O(requests + sets * pools + queues * pools)."""
+    """Check the sets against the queued requests, and that a queue of a set has an entry in the
+    line of each of its pools. O(requests + sets * pools + queues * pools)."""
     cdef PoolSets sets = core.flows.sets
     cdef list users = [0] * sets.count
     cdef list of_pool = [0] * POOLS_MAX
@@ -45,8 +45,8 @@ cdef int check_set_queues(Flows flows, Core core) except -1:
         if flows.queues[q].target <= POOLS_MAX:
             continue
         in_sets[flow] += flows.queues[q].stands
-        for k in range(flows.line_count(flows.queues[q].target)):
-            target = flows.line_target(flows.queues[q].target, k)
+        for k in range(flows.sets.line_count(flows.queues[q].target)):
+            target = flows.sets.line_at(flows.queues[q].target, k)
             node = flows.items[flow].parent
             line = own_heap(flows, node, flows.items[flow].cls, target - 1)
             if node == NONE:

@@ -225,8 +225,7 @@ type AdmitRequest struct {
 	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// SHA-256 of the tenant's API key (32 bytes), looked up in the tenants file for an empty tenant.
 	ApiKeySha256 []byte `protobuf:"bytes,3,opt,name=api_key_sha256,json=apiKeySha256,proto3" json:"api_key_sha256,omitempty"`
-	// The pools it may run in, by name, at most 64, of one fairness domain; empty: any. It runs in one
-	// of those that are registered when it arrives.
+	// It runs in one of these that is registered now: at most 64, of one fairness domain; empty: any.
 	Pools []string `protobuf:"bytes,4,rep,name=pools,proto3" json:"pools,omitempty"`
 	// Input tokens of each prompt, at least one entry, each at least 1.
 	InputTokens []int64 `protobuf:"varint,5,rep,packed,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`

@@ -45,7 +45,7 @@ class Job:
 
 
 class Sets(NamedTuple):
-    """Says of which pools requests name several, and how many requests do."""
+    """Holds the pools of which requests name several, and how many requests do."""
 
     names: list[str]
     permille: int

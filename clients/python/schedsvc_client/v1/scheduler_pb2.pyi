@@ -217,9 +217,7 @@ class AdmitRequest(_message.Message):
     """The conversation of an agent that this is a turn of, at most 256 bytes; empty: none."""
     @_builtins.property
     def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The pools it may run in, by name, at most 64, of one fairness domain; empty: any. It runs in one
-        of those that are registered when it arrives.
-        """
+        """It runs in one of these that is registered now: at most 64, of one fairness domain; empty: any."""
 
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
