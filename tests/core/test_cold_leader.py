@@ -128,7 +128,7 @@ def test_replayed_leases_are_marked() -> None:
     s = leader()
     gate = Stream(s)
     gate.send(0, offering(1), runs(7), BEAT)
-    granted = gate.grant(0, 1, "new", pool="p")
+    granted = gate.grant(0, 1, "new", pools=["p"])
     rows = s.list_leases(0, 0, 1_000, 1_000)[1]
     assert {row["lease_id"]: row["replayed"] for row in rows} == {7: True, granted: False}
 

@@ -55,7 +55,7 @@ def test_a_pool_grants_once_all_gates_have_replayed() -> None:
 def test_a_single_gate_is_granted_with_its_first_request(gates: int) -> None:
     stream = Stream(scheduler())
     stream.send(0, offering(gates))
-    stream.grant(0, 1, "r", pool="p")
+    stream.grant(0, 1, "r", pools=["p"])
 
 
 def test_a_gate_of_the_version_before_is_not_waited_for() -> None:
@@ -100,9 +100,9 @@ def test_a_pool_waits_once() -> None:
     for stream in streams:
         stream.send(0, offering(2), BEAT)
     streams[1].session.close(0)
-    streams[0].grant(0, 1, "r", pool="p")
+    streams[0].grant(0, 1, "r", pools=["p"])
     streams[0].send(0, offering(4))
-    streams[0].grant(0, 2, "r2", pool="p")
+    streams[0].grant(0, 2, "r2", pools=["p"])
     s.check()
 
 
@@ -117,7 +117,7 @@ def test_saved_state_knows_what_runs() -> None:
     s.set_saved(0, rows)
     stream = Stream(s)
     stream.send(0, offering(3))
-    stream.grant(0, 1, "r", pool="p")
+    stream.grant(0, 1, "r", pools=["p"])
 
 
 @pytest.mark.parametrize("gates", [-1, (1 << 16) + 1])

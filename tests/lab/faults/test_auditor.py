@@ -59,7 +59,7 @@ class Desk:
 
     def ask(
         self, now_ns: int, name: str, tokens: int = 10, tenant: str = "a", output: int = 10,
-        **more: str,
+        **more: Any,
     ) -> int:  # fmt: skip
         self.tags += 1
         request = pb.AdmitRequest(
