@@ -271,7 +271,7 @@ cdef class Scheduler(ClusterApi):
             invalid("pool", f"no pool has the index {pool}")
         ask.flow = flow
         ask.target = numbered_target(self, pools) if pools else pool
-        ask.pools_hash = 0
+        ask.pools_hash = self.flows.sets.of(ask.target).hi | 1 if is_set(ask.target) else 0
         ask.prompt_tokens = <int32_t>input_tokens
         ask.prompt_max_tokens = <int32_t>((input_tokens + prompts - 1) // prompts)
         ask.output_max_tokens = <int32_t>max_output_tokens

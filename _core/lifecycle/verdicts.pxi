@@ -166,7 +166,7 @@ cdef void fill_refusal(
     cdef int64_t free
     memset(v, 0, sizeof(Verdict))
     v.outcome = outcome
-    v.pool = target
+    v.pool = NONE if is_set(target) else target
     v.flow = flow
     if flow == NONE:
         return

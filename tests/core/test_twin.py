@@ -63,6 +63,7 @@ ASK: tuple[dict[str, Any], ...] = (
         "sequences": (1, 1, 1, 2, 4),
         "n": (1, 1, 2, 4),
         "input_estimated": (True, False),
+        "pools": ((), (), (), (0, 1), (1, 2), (2, 1, 0)),
     },
     {
         "queue_ttl_ns": (0, 0, 5 * SECOND),

@@ -7,7 +7,7 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 from schedsvc import _core as core
 
 from .twin_remote import RemoteService
-from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
+from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict, target_of
 
 
 class Twin(RemoteService):
@@ -34,11 +34,13 @@ class Twin(RemoteService):
         prefix_block_hashes: tuple[int, ...] = (),
         input_estimated: bool = True,
         whole_answer: bool = False,
+        pools: tuple[int, ...] = (),
     ) -> int:
         self.enter(now_ns)
+        target = target_of(pool, pools)
         cls, base = self.classes.of(flow, request_class), flow
         flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
-        payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter, cls)
+        payload = (input_tokens, longest, max_output_tokens, sequences, n, target, adapter, cls)
         for known in self.known():
             if self.names_of(known) == (principal, base, request_id):
                 if known.payload not in (None, payload):
@@ -53,7 +55,7 @@ class Twin(RemoteService):
             flow,
             request_id,
             payload,
-            pool,
+            target,
             input_tokens,
             longest,
             max_output_tokens,
