@@ -274,12 +274,14 @@ cdef void note_saturation(Core core) noexcept:
 
 
 cdef inline bint is_contested(Flows flows, int32_t target, int32_t cls) noexcept:
-    """Return whether several of a class are in a line of a target. O(pools of the target)."""
+    """Return whether several of a class are in the line of a target; for a set, in those of all its
+    pools. A pool that has nothing else waiting lets a queue go, so no other one may hold it again.
+    O(pools of the target)."""
     cdef int32_t k
     for k in range(flows.sets.line_count(target)):
-        if (<Line>flows.candidates[flows.sets.line_at(target, k)]).heap(cls).count > 1:
-            return True
-    return False
+        if (<Line>flows.candidates[flows.sets.line_at(target, k)]).heap(cls).count < 2:
+            return False
+    return True
 
 
 cdef bint must_throttle(Core core, int32_t i) noexcept:

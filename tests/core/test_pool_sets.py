@@ -332,6 +332,21 @@ def test_a_request_of_a_set_runs_where_its_prompt_is_cached() -> None:
     s.check()
 
 
+def test_a_pool_without_others_lets_a_held_set_go() -> None:
+    """Another pool of the set, where others wait, may not hold it again for ever."""
+    s = pools(2, saturation_ppm=1_000_000)
+    s.set_flow_quota(0, 0, share=60)
+    admit(s, 0, "a", 40, 40, pool=0)
+    admit(s, 0, "fills", 25, 25, flow=1, pool=1)
+    assert len(s.poll(0)) == 2
+    admit(s, 1, "b", 80, 15, flow=1, pool=1)
+    admit(s, 1, "a too", 80, 15, pools=(0, 1))
+    assert s.poll(1) == []
+    assert s.next_deadline() > 1  # it has nothing to do at once
+    assert not s.flow_stats(1, 0)["held_to_share"]
+    s.check()
+
+
 def test_a_flow_that_is_beyond_its_share_is_held_in_all_pools_of_a_set() -> None:
     s = pools(2, saturation_ppm=1)
     s.set_flow_quota(0, 0, share=60)  # a token a second

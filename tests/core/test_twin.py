@@ -185,6 +185,7 @@ class Twins(RuleBasedStateMachine):
         more["sequences"] *= more["n"]
         if more["pool"] >= len(self.pair.twin.pools):
             more["pool"] = -1
+        more["pools"] = tuple(p for p in more["pools"] if p < len(self.pair.twin.pools))
         if self.pair.twin.classes.find(more["request_class"]) < 0:
             more["request_class"] = b""
         handle = self.pair.both(

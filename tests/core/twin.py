@@ -38,6 +38,8 @@ class Twin(RemoteService):
     ) -> int:
         self.enter(now_ns)
         target = target_of(pool, pools)
+        if not all(self.positions.counts(pools[0], other) for other in pools):
+            raise TwinError(3, "pools")
         cls, base = self.classes.of(flow, request_class), flow
         flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
         payload = (input_tokens, longest, max_output_tokens, sequences, n, target, adapter, cls)

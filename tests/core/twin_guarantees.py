@@ -238,7 +238,7 @@ class Shares:
         if self.share_of(r.flow) == -1 or r.seq in self.paid:
             return False
         cls = self.state.flows[r.flow].cls
-        alone = all(len(self.state.heads(line, cls)) < 2 for line in r.lines)
+        alone = any(len(self.state.heads(line, cls)) < 2 for line in r.lines)
         if r.seq not in self.quotas.bills or (alone and not self.is_saturated(r.target)):
             return False
         self.know()

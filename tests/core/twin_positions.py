@@ -139,12 +139,12 @@ class Positions:
                 continue
             if pool == served_in:
                 p.key = max(0, p.key + more)
-            elif self._counts(pool, served_in):
+            elif self.counts(pool, served_in):
                 p.foreign = max(0, p.foreign + more)
                 p.key = max(0, p.key + more)
         self.bring_back(flow)
 
-    def _counts(self, pool: int, served_in: int | bytes) -> bool:
+    def counts(self, pool: int, served_in: int | bytes) -> bool:
         domain = self.state.limits["fairness_domain"]
         models, names = self.state.quotas.models, self.state.pool_names
         if isinstance(served_in, bytes):
