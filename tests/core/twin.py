@@ -38,7 +38,7 @@ class Twin(RemoteService):
     ) -> int:
         self.enter(now_ns)
         target = target_of(pool, pools)
-        if not all(self.positions.counts(pools[0], other) for other in pools):
+        if not all(p == pools[0] or self.positions.counts(p, pools[0]) for p in pools):
             raise TwinError(3, "pools")
         cls, base = self.classes.of(flow, request_class), flow
         flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
