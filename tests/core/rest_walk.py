@@ -168,7 +168,7 @@ class RestWalk:
                 self.waiting.append(handle)
 
     def _set(self) -> tuple[int, ...]:
-        """Draw pools that a request names in place of one, or of none; (): it does not."""
+        """Draw the pools that a request names instead of one or none; (): it does not."""
         if self.set_draws.random() >= self.names_set:
             return ()
         count = self.set_draws.choice((1, 1, 2))

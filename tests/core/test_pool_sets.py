@@ -110,7 +110,7 @@ def test_flows_of_sets_share_a_pool_that_died_and_returned(
 def test_a_flow_of_several_targets_keeps_its_part_where_one_of_them_dies(
     world_of: Callable[..., PoolWorld],
 ) -> None:
-    """With one position for each line, A would get nothing of p0 until G has caught up."""
+    """If each line had one position, A would get nothing of p0 until G had caught up."""
     world = world_of("AG", [1_000, 10_000, 1_000])
     world.flood("A", (0, 2))
     world.flood("A", 1)
@@ -292,8 +292,8 @@ def test_a_set_is_evicted_once_all_its_pools_drain() -> None:
     assert admit(s, 3, "later", pools=(0, 1)) == -core.REJECTED_DRAINING
 
 
-def wait_told(target: Target) -> int:
-    """Return the wait that one more request is told, of a flow that floods two equal pools."""
+def wait_forecast(target: Target) -> int:
+    """Return the forecast for one more request of a flow that floods two equal pools."""
     world = PoolWorld("AB", [1_000, 1_000])
     world.flood("A", target)
     world.flood("B", target)
@@ -304,12 +304,12 @@ def wait_told(target: Target) -> int:
 
 
 def test_a_set_of_all_pools_waits_as_long_as_any() -> None:
-    assert wait_told((0, 1)) == pytest.approx(wait_told(-1), rel=0.15)
-    assert wait_told((0, 1)) < 60 * 1_000
+    assert wait_forecast((0, 1)) == pytest.approx(wait_forecast(-1), rel=0.15)
+    assert wait_forecast((0, 1)) < 60 * 1_000
 
 
 def test_waits_of_a_set_that_overlaps_are_forecast() -> None:
-    """What waits for p0 alone does not keep a request from p1."""
+    """Requests for p0 alone keep no other request from p1."""
     world = PoolWorld("AB", [1_000, 1_000])
     world.flood("B", 0)
     world.flood("A", (0, 1))
@@ -333,7 +333,7 @@ def test_a_request_of_a_set_runs_where_its_prompt_is_cached() -> None:
 
 
 def test_a_pool_without_others_lets_a_held_set_go() -> None:
-    """Another pool of the set, where others wait, may not hold it again for ever."""
+    """Where others wait, another pool of the set holds it again only if all are contested."""
     s = pools(2, saturation_ppm=1_000_000)
     s.set_flow_quota(0, 0, share=60)
     admit(s, 0, "a", 40, 40, pool=0)

@@ -84,9 +84,8 @@ def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
     for i, (capacity, block) in enumerate(((300, 1), (640, 16), (210, 7))):
         pair.both("set_pool", b"p%d" % i, 1, capacity, block, (0, 6, 0)[i])
     handles: list[int] = []
-    sets = random.Random(seed ^ 0x5E7)  # a stream of its own
     names, exempt = walk_classes(rnd, pair, flows[0])
-    limits = QuotaLimits(rnd, pair)
+    limits, sets = QuotaLimits(rnd, pair), random.Random(seed ^ 0x5E7)  # a stream of its own
     for n in range(events):
         dice = rnd.random()
         live = pair.twin.leases()
@@ -103,8 +102,7 @@ def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
                 deadline_ns=rnd.choice((0, 0, 5 * SECOND, 10**8)),
                 pools=sets.choice(SETS),
             )  # fmt: skip
-            if handle is not None and handle > 0:
-                handles.append(handle)
+            handles += [handle] if handle is not None and handle > 0 else []
         elif dice < 0.85 and live:
             r = rnd.choice(live)
             if rnd.random() < 0.5:

@@ -7,11 +7,16 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 from schedsvc import _core as core
 
 from .twin_remote import RemoteService
-from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict, target_of
+from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, Target, TwinError, Verdict, target_of
 
 
 class Twin(RemoteService):
     """Has the methods, arguments and results of the core's Scheduler; a handle is a seq."""
+
+    def _target_of(self, pool: int, pools: tuple[int, ...]) -> Target:
+        if not all(p == pools[0] or self.positions.counts(p, pools[0]) for p in pools):
+            raise TwinError(3, "pools")
+        return target_of(pool, pools)
 
     def admit(
         self,
@@ -37,9 +42,7 @@ class Twin(RemoteService):
         pools: tuple[int, ...] = (),
     ) -> int:
         self.enter(now_ns)
-        target = target_of(pool, pools)
-        if not all(p == pools[0] or self.positions.counts(p, pools[0]) for p in pools):
-            raise TwinError(3, "pools")
+        target = self._target_of(pool, pools)
         cls, base = self.classes.of(flow, request_class), flow
         flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
         payload = (input_tokens, longest, max_output_tokens, sequences, n, target, adapter, cls)
