@@ -110,7 +110,7 @@ def test_flows_of_sets_share_a_pool_that_died_and_returned(
 def test_a_flow_of_several_targets_keeps_its_part_where_one_of_them_dies(
     world_of: Callable[..., PoolWorld],
 ) -> None:
-    """If each line had one position, A would get nothing of p0 until G had caught up."""
+    """Flow A has a position in each pool, and so it does not wait until G has caught up."""
     world = world_of("AG", [1_000, 10_000, 1_000])
     world.flood("A", (0, 2))
     world.flood("A", 1)
@@ -309,7 +309,6 @@ def test_a_set_of_all_pools_waits_as_long_as_any() -> None:
 
 
 def test_waits_of_a_set_that_overlaps_are_forecast() -> None:
-    """Requests for p0 alone keep no other request from p1."""
     world = PoolWorld("AB", [1_000, 1_000])
     world.flood("B", 0)
     world.flood("A", (0, 1))
@@ -333,7 +332,6 @@ def test_a_request_of_a_set_runs_where_its_prompt_is_cached() -> None:
 
 
 def test_a_pool_without_others_lets_a_held_set_go() -> None:
-    """Where others wait, another pool of the set holds it again only if all are contested."""
     s = pools(2, saturation_ppm=1_000_000)
     s.set_flow_quota(0, 0, share=60)
     admit(s, 0, "a", 40, 40, pool=0)
