@@ -250,7 +250,7 @@ cdef class Scheduler(ClusterApi):
         int64_t deadline_ns=0, bint reports_progress=False, int32_t principal=0, uint64_t tag=0,
         int64_t n=1, bytes adapter=b"", int64_t told_output=0, bytes request_class=b"",
         tuple prefix_block_hashes=(), bint input_estimated=True, bint whole_answer=False,
-        bytes session=b"",
+        bytes session=b"", tuple pools=(),
     ):
         cdef Ask ask
         cdef int64_t prompts
@@ -270,7 +270,8 @@ cdef class Scheduler(ClusterApi):
         if not NONE <= pool < self.ledger.count:
             invalid("pool", f"no pool has the index {pool}")
         ask.flow = flow
-        ask.target = pool
+        ask.target = numbered_target(self, pools) if pools else pool
+        ask.pools_hash = self.flows.sets.of(ask.target).hi | 1 if is_set(ask.target) else 0
         ask.prompt_tokens = <int32_t>input_tokens
         ask.prompt_max_tokens = <int32_t>((input_tokens + prompts - 1) // prompts)
         ask.output_max_tokens = <int32_t>max_output_tokens
@@ -300,10 +301,10 @@ cdef class Scheduler(ClusterApi):
         handle = admit_message(self, &message, 0, principal, 0, queue_ttl_ns)
         if handle < 0:
             fill_refusal(
-                self, &verdict, message.flow, target_of(self, &message.pool), <int>-handle,
+                self, &verdict, message.flow, message.target, <int>-handle,
                 <uint64_t>self.received, principal,
             )
-            verdict.only_named = verdict.only_named and message.pool.size == 0
+            verdict.only_named = verdict.only_named and message.pools == 0
             return encode_verdict(self, &verdict)
         i = self.requests.lookup(handle)
         if self.requests.items[i].state == QUEUED:
@@ -464,7 +465,7 @@ cdef class Scheduler(ClusterApi):
 
     def show_histograms(self, int32_t flow, bint shown):
         known_tenant(self, flow)
-        self.flows.show_times(flow, shown)
+        show_times(self.flows, flow, shown)
 
     def histogram_bounds_ms(self):
         return self.time_bounds.ms

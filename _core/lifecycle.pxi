@@ -30,6 +30,7 @@ include "lifecycle/configure.pxi"        # enter(), tenants, classes, pools, tel
 include "lifecycle/live_settings.pxi"    # settings that change while everything runs
 include "lifecycle/remote_service.pxi"   # what flows were served by other members
 include "lifecycle/kept_places.pxi"      # places in the queue that outlive the leader
+include "lifecycle/targets.pxi"          # the pools that an Admit names
 include "lifecycle/admit.pxi"            # an Admit becomes a queued request or an answer
 include "lifecycle/replay.pxi"           # leases that their holders report after a restart
 include "lifecycle/late_usage.pxi"       # usage of leases whose replay came too late

@@ -3,6 +3,7 @@
 include "model/classes.pxi"        # Class, Classes, Line: priority classes and the heads of each
 include "model/predictor.pxi"      # Predictor: output lengths by tenant and adapter
 include "model/principals.pxi"     # Principal, Principals: what each caller may name and hold
+include "model/pool_sets.pxi"      # PoolSets: the sets of pools that requests name
 include "model/requests.pxi"       # Request, Lease, Requests, Chain: every request and its state
 include "model/prices.pxi"         # price_of(): what a request costs
 include "model/wait_times.pxi"     # how long a request has waited, and for what

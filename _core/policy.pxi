@@ -2,6 +2,7 @@
 
 include "policy/session_keys.pxi"       # the counters by which sessions of a tenant are ordered
 include "policy/tree_lines.pxi"         # the order of queues at each node of the tree
+include "policy/line_heads.pxi"         # the first requests in the lines of a pool
 include "policy/local_position.pxi"     # where flows stand in each of several pools
 include "policy/lead.pxi"               # service in all pools, and how far it may lead
 include "policy/pool_comes.pxi"         # flows get their positions in a pool that comes

@@ -10,4 +10,5 @@ include "view/explain.pxi"     # why a request waits
 include "view/adapter_invariants.pxi"  # verifies rare fields of requests, and their adapters
 include "view/pool_order_invariants.pxi"  # verifies which pools may be left out
 include "view/tree_invariants.pxi"  # verifies the tree of shares
+include "view/set_invariants.pxi"  # verifies the sets of pools that requests name
 include "view/invariants.pxi"  # verifies every invariant from the records

@@ -76,7 +76,7 @@ class Caller:
         asks = []
         for number in range(self._asked, self._asked + count):
             request = pb.AdmitRequest(
-                request_id=f"r{number}", tenant=f"team-{number % _TENANTS}", pool="gpu-1",
+                request_id=f"r{number}", tenant=f"team-{number % _TENANTS}", pools=["gpu-1"],
                 input_tokens=[100], max_output_tokens=100,
             )  # fmt: skip
             asks.append(pb.SessionEvent(admit=pb.SessionAdmit(tag=number + 1, request=request)))

@@ -65,7 +65,7 @@ def _lease(stub: Any, number: int) -> pb.Grant:
     request = pb.AdmitRequest(
         request_id=f"probe-{time.time_ns()}-{number}",
         tenant="probe",
-        pool="probe",
+        pools=["probe"],
         input_tokens=[10],
         max_output_tokens=10,
         reports_progress=True,

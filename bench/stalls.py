@@ -196,7 +196,7 @@ MESSAGES: Mapping[str, Callable[[int], _Event]] = {
     "Cancel of unknown tags": lambda n: {"cancel": pb.SessionCancel(tag=n + 1)},
     "Cancel without a tag": lambda _: {"cancel": pb.SessionCancel()},
     "Admit": lambda n: _ask(f"m{n}", tag=n + 1),
-    "Admit, refused as unknown pool": lambda n: _ask(f"u{n}", tag=n + 1, pool="q"),
+    "Admit, refused as unknown pool": lambda n: _ask(f"u{n}", tag=n + 1, pools=["q"]),
     "Admit without an id": lambda n: _ask("", tag=n + 1),
     "Admit with 4,096 hashes of prefixes": lambda n: _ask(
         f"h{n}", tag=n + 1, prefix_block_hashes=range(1, 4_097)

@@ -247,7 +247,7 @@ class Scheduler(ClusterApi):
         deadline_ns: int = 0, reports_progress: bool = False, principal: int = 0, tag: int = 0,
         n: int = 1, adapter: bytes = b"", told_output: int = 0, request_class: bytes = b"",
         prefix_block_hashes: tuple[int, ...] = (), input_estimated: bool = True,
-        whole_answer: bool = False, session: bytes = b"",
+        whole_answer: bool = False, session: bytes = b"", pools: tuple[int, ...] = (),
     ) -> int:  # fmt: skip
         """Ask for one request. Returns a handle (> 0), or the negated outcome where refused.
 
@@ -264,7 +264,10 @@ class Scheduler(ClusterApi):
         `prefix_block_hashes` are chained 64-bit hashes of the prompt's full blocks; of these the
         first 512 count. With `whole_answer` no count is known before the end, so the input is
         posted at the grant. `session` names the conversation of an agent that it is a turn of.
-        O(log n + hashes), the first with a session in a queue O(queued there * log n) once.
+        `pools` takes the place of `pool`: the request may run in any of these, at most 64 of one
+        fairness domain. While the queued requests of a flow name 16 such sets, another is refused
+        as REJECTED_LIMIT. O(log n + hashes), with several pools O(pools of the set * log n), the
+        first with a session in a queue O(queued there * log n) once.
         """
     def admit_wire(
         self, now_ns: int, principal: int, data: bytes, queue_ttl_ns: int = 0

@@ -34,6 +34,7 @@ cdef enum:
     SEQUENCES_MAX = 1024
     WEIGHT_MILLI_MAX = 1_000_000_000
     POOLS_ORDERED = 64  # with more of them, what may run anywhere stands in one line for all
+    SET_POOLS_MAX = POOLS_ORDERED  # that a request may name
     POOLS_REUSED = 64  # from this number on, a free place is used before a new one
     NAME_BYTES_MAX = 256
     ID_BYTES_MAX = 128

@@ -9,7 +9,7 @@ cdef inline void fetch(Core core, const Ask* ask) noexcept:
         return
     if core.flows.one_line:
         fetch_pool(core, ask)
-    fetch_places(core.flows, ask.flow, ask.target + 1)
+    fetch_places(core.flows, ask.flow, core.flows.sets.line_at(ask.target + 1, 0))
     if core.flows.items[ask.flow].queued:
         return
     # It becomes the first of its queue, and may be granted at once.
@@ -41,7 +41,7 @@ cdef void fetch_pool(Core core, const Ask* ask) noexcept:
     # The pool that would be served first now. If it is another one, nothing is lost but this.
     cdef Positions positions = core.flows.positions
     cdef int32_t pool = core.ledger.order.ahead() if ask.target == NONE else ask.target
-    if pool == NONE:
+    if not is_one_pool(pool):
         return
     core.ledger.prefetch(pool, ask.flow)
     prefetch_line((<Line>core.flows.candidates[pool + 1]).heap_at[ask.cls])
@@ -68,7 +68,8 @@ cdef void identify(
     if ask.adapter.size:
         h = mix(h, ask.adapter_key.lo)
     h = mix(h, (<uint64_t>ask.n << 32) | <uint64_t>ask.sequences)
-    h = mix(h, <uint64_t>(ask.target + 1))
+    # Several names mean other pools as these come and go.
+    h = mix(h, ask.pools_hash if ask.pools_hash else <uint64_t>(ask.target + 1))
     if ask.cls:
         h = mix(h, <uint64_t>ask.cls)
     if ask.session.size:
@@ -267,7 +268,9 @@ cdef int64_t admit_request(Core core, Ask* ask) except? -1:
     lacks_adapter = ask.adapter.size > 0 and core.requests.rare_of(r).adapter == NONE
     outcome = reason_to_refuse(core, r, lacks_adapter)
     if not outcome or f.dry_runs:
-        if lacks_adapter or lacks_place(core, ask.principal, ask.prompt_tokens):
+        if lacks_adapter or lacks_place(core, ask.principal, ask.prompt_tokens) or (
+            is_set(r.target) and lacks_set(core.flows, r.flow, r.target)
+        ):
             outcome = OUT_REJECTED_LIMIT
     if outcome == 0 and core.quotas.count:
         outcome = quota_refusal(core, i)
@@ -417,7 +420,8 @@ cdef int64_t admit_message(
     m.flow = ask.flow = flow_of(core, &m.tenant, &m.key)
     if ask.flow != NONE:
         core.flows.prefetch(ask.flow)
-    ask.target = target_of(core, &m.pool)
+    ask.target = m.target = named_target(core, m)
+    ask.pools_hash = m.pools_hash
     ask.owner = owner
     ask.principal = principal
     if not grants_tenant(core, principal, ask.flow, &m.tenant):
@@ -431,7 +435,7 @@ cdef int64_t admit_message(
         return -refuse(core, NONE, OUT_REJECTED_UNKNOWN_TENANT, tag)
     if core.unknown_refused and ask.flow == core.unknown_flow:
         count_dry_run(core, ask.flow, refusal_place(OUT_REJECTED_UNKNOWN_TENANT))
-    if ask.target == NONE and m.pool.size:
+    if ask.target == NONE and m.pools:
         core.received += 1
         core.flows.items[ask.flow].received += 1
         return -refuse(core, ask.flow, OUT_REJECTED_NO_POOL, tag)
@@ -481,7 +485,3 @@ cdef int32_t flow_of(Core core, Slice* tenant, Slice* key) except? -1:
 cdef inline bint is_born(Core core, int32_t flow, const Slice* tenant, int64_t proof) noexcept:
     """Return whether a name that stands for this flow gets one of its own."""
     return core.unknown_own and flow == core.unknown_flow and tenant.size > 0 and proof > 0
-
-
-cdef int32_t target_of(Core core, Slice* pool) except? -1:
-    return core.pool_names.get(slice_bytes(pool), NONE) if pool.size else NONE

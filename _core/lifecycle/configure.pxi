@@ -102,7 +102,7 @@ cdef int32_t change_class(
     check_range("ageing_ns", ageing_ns, 1, <int64_t>1 << 60)
     c = core.classes.set(name, <int32_t>rank, ageing_ns, exempt)
     if c < len(before) and before[c] != name:
-        core.flows.clear_times(c)
+        clear_times(core.flows, c)
         core.classes.items[c].aged = 0
         core.granted_apart[c] = -granted_in_class(core, c)
     core.ledger.touch_all()

@@ -72,7 +72,9 @@ cdef int serve_pool(Core core, int32_t pool) except -1:
 cdef bint serve_aside(Core core, int32_t pool) except -1:
     """Look at what is held aside while a pool has no next request: 1 where a queue was let go."""
     cdef Pool* p = &core.ledger.pools[pool]
-    p.reason = WAIT_STRICT if free_line(core.flows, pool).count else WAIT_NONE
+    p.reason = WAIT_NONE
+    if free_line(core.flows, pool).count or (<Line>core.flows.candidates[pool + 1]).count:
+        p.reason = WAIT_STRICT
     if p.reason == WAIT_NONE and has_throttled(core.flows, pool):
         p.reason = WAIT_SHARE
         return let_one_go(core, pool)

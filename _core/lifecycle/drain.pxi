@@ -122,17 +122,17 @@ cdef bint sweep_chain(Core core, int32_t i, int64_t* work) except -1:
 
 
 cdef bint may_be_stranded(Core core, int32_t target) noexcept:
-    return target == NONE or core.ledger.closed or core.ledger.pools[target].draining
+    return not is_one_pool(target) or core.ledger.closed or core.ledger.pools[target].draining
 
 
 cdef bint is_stranded(Core core, const Request* r) noexcept:
     """Return whether every pool that can hold a queued request is drained. O(pools)."""
     cdef int32_t p
     cdef bint some = False
-    if core.ledger.closed or r.target != NONE:
+    if core.ledger.closed or is_one_pool(r.target):
         return True
     for p in range(core.ledger.count):
-        if core.flows.may_take(p, NONE) and core.ledger.can_hold(p, r):
+        if core.flows.may_take(p, r.target) and core.ledger.can_hold(p, r):
             if not core.ledger.pools[p].draining:
                 return False
             some = True

@@ -65,20 +65,28 @@ cdef int evict_late(Core core, int32_t i) except -1:
 
 
 cdef int evict_unholdable(Core core, int32_t pool) except -1:
-    """Evict a request for any pool, at the head of its class, that no registered pool can hold
-    any more: it would hide those behind it; whether that was done. O(classes), where the head is
+    """Evict a request for several pools, at the head of its class, that none of them can hold any
+    more: it would hide those behind it; whether that was done. O(classes), where the head is
     another pool's O(classes * pools)."""
-    cdef Line free = free_line(core.flows, pool)
+    if evict_unholdable_in(core, free_line(core.flows, pool), pool):
+        return 1
+    if core.flows.sets.used == 0:
+        return 0
+    return evict_unholdable_in(core, <Line>core.flows.candidates[pool + 1], pool)
+
+
+cdef int evict_unholdable_in(Core core, Line line, int32_t pool) except -1:
+    # One that must run in this pool is evicted at its turn, see evict_head().
     cdef int32_t i, k
     cdef Heap heap
-    if free.count == 0:
+    if line.count == 0:
         return 0
     for k in range(core.classes.count):
-        heap = free.heap(core.classes.order[k])
+        heap = line.heap(core.classes.order[k])
         if heap.count == 0:
             continue
         i = first_head(core.flows, heap, pool)
-        if is_unholdable(core, i, pool):
+        if not is_one_pool(core.requests.items[i].target) and is_unholdable(core, i, pool):
             evict(core, i, OUT_EVICTED_TOO_LARGE)
             return 1
     return 0
@@ -86,11 +94,11 @@ cdef int evict_unholdable(Core core, int32_t pool) except -1:
 
 cdef bint is_unholdable(Core core, int32_t i, int32_t pool) noexcept:
     """Return whether no pool can hold a request, this one the least. O(1), else O(pools)."""
-    cdef int32_t p
+    cdef int32_t p, target = core.requests.items[i].target
     if core.ledger.can_hold(pool, &core.requests.items[i]):
         return False
     for p in range(core.ledger.count):
-        if core.flows.may_take(p, NONE) and core.ledger.can_hold(p, &core.requests.items[i]):
+        if core.flows.may_take(p, target) and core.ledger.can_hold(p, &core.requests.items[i]):
             return False
     return True
 
@@ -117,9 +125,9 @@ cdef bint evict_head(Core core, int32_t i, int32_t pool) except -1:
         return True
     if core.requests.rare_of(r).deadline_ns and shed_head(core, i, pool):
         return True
-    # The pool has shrunk below what it had accepted. One that names no pool is next only where a
+    # The pool has shrunk below what it had accepted. One for several pools is next only where a
     # pool can hold it, see first_in_class().
-    if r.target != NONE and not core.ledger.can_hold(pool, r):
+    if is_one_pool(r.target) and not core.ledger.can_hold(pool, r):
         evict(core, i, OUT_EVICTED_TOO_LARGE)
         return True
     return False

@@ -85,6 +85,30 @@ cdef int settle_pool(Core core, int32_t pool) except -1:
     return place_all_nodes(core.flows)
 
 
+cdef int let_unnamed_out(Core core, int32_t pool) except -1:
+    """Let requests that do not name a pool wait for its cap no more: it takes only those that name
+    it from now on. O(sessions + those * log n)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t n, i
+    cdef list waited = []
+    for n in range(agents.hold_used):
+        if agents.holds[n].requests.count and agents.shares[agents.holds[n].share].pool == pool:
+            leave_hold(core, n, True, NONE, waited)
+    for i in waited:
+        line_up(core, i)
+    return 0
+
+
+cdef int note_opened(Core core, int32_t pool) except -1:
+    """Let requests of active sessions wait for no cap in a pool that takes requests that name none.
+    O(active sessions of the pool)."""
+    cdef int32_t s = core.ledger.pools[pool].oldest_session
+    while s != NONE:
+        note_begun(core, s)
+        s = core.flows.agents.items[s].next
+    return 0
+
+
 cdef int close_to_unnamed(Core core, int32_t pool) except -1:
     """Let requests that name no pool leave the lines of a pool, and wait for others. They are
     evicted if all of these drain. O(queues * levels * log n + sessions that wait for its cap)."""

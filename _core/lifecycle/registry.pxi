@@ -91,6 +91,7 @@ cdef int32_t free_place(Core core, int32_t principal) noexcept:
             and not p.draining
             and p.live == 0
             and core.flows.queued_for[pool + 1] == 0
+            and core.flows.sets.of_pool[pool] == 0
             and not waits_for_cap(core, pool)
         ):
             return pool
@@ -107,6 +108,7 @@ cdef int32_t new_pool(Core core, bytes name, int32_t principal) except -1:
     if pool != NONE:
         del core.pool_names[core.pool_list[pool]]
         core.pool_list[pool] = name
+        core.flows.sets.forget(pool)
         forget_footprints(core, pool)
         core.ledger.clear(pool)
         core.prefixes.pools[pool] = PrefixIndex()

@@ -103,7 +103,7 @@ cdef int64_t next_fading_ns(Core core, const Pool* p) noexcept:
 cdef inline bint may_choose(Core core) noexcept:
     """Return whether a waiting request may prefer a pool to the emptiest, see placement.pxi. The
     order in which pools are looked at then depends on all of them."""
-    return (<Line>core.flows.candidates[0]).count and (
+    return has_choice(core) and (
         (core.settings.adapter_affinity_ppm and core.adapters.count)
         or (core.settings.prefix_affinity_ppm and core.prefixes.queued)
     )

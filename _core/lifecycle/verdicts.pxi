@@ -166,7 +166,7 @@ cdef void fill_refusal(
     cdef int64_t free
     memset(v, 0, sizeof(Verdict))
     v.outcome = outcome
-    v.pool = target
+    v.pool = NONE if is_set(target) else target
     v.flow = flow
     if flow == NONE:
         return
@@ -185,7 +185,7 @@ cdef void fill_refusal(
     )
     if target == NONE and core.ledger.count == 1 and core.flows.may_take(0, NONE):
         target = 0
-    if target != NONE and core.principals.sees_pool(principal, core.pool_list[target]):
+    if is_one_pool(target) and core.principals.sees_pool(principal, core.pool_list[target]):
         p = &core.ledger.pools[target]
         v.pool_capacity_tokens = p.capacity_blocks * p.block_size
         # Where headroom is below nothing an idle pool may promise more than it holds.

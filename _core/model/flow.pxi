@@ -39,6 +39,7 @@ ctypedef struct Flow:
     uint8_t dry_runs  # its requests are decided and counted, and all granted at once
     uint8_t exempt  # its class is
     uint8_t limited, born  # held to its share, it may not borrow; made at first sight
+    int16_t in_sets  # its queues of sets of pools that stand in lines
     Rate served  # while it is backlogged
     # The rest, of grants, reports and ends.
     int64_t interval_ns  # moving average of the time between two grants
@@ -80,4 +81,5 @@ ctypedef struct Queue:
     bint in_tree  # it has a treap: its requests do not come in the order of the queue
     bint throttled  # its head is beyond the share of its flow while that binds
     int64_t key  # of its head, where a function gives keys
+    bint stands  # it is in the line of its target, or in those of the pools of its set
     int32_t position  # its flow's position in its pool, once known; -1: not yet, or for any pool

@@ -109,3 +109,20 @@ cdef void forget_waits(Flow* f, int64_t now_ns) noexcept:
     f.gave_up_ns = NONE
     memset(&f.shed_accuracy, 0, sizeof(ShedAccuracy))
     f.input_before, f.cached_before = f.input_tokens, f.cached_tokens
+
+
+cdef int show_times(Flows flows, int32_t flow, bint shown) except -1:
+    """Count a tenant's times in histograms of its own, or in the shared ones. O(classes)."""
+    while flow != NONE:
+        flows.count_times(&flows.items[flow], shown)
+        flow = flows.items[flow].sibling
+    return 0
+
+
+cdef void clear_times(Flows flows, int32_t cls) noexcept:
+    """Begin the histograms of a class at 0: its place has gone to another one. O(flows)."""
+    cdef int32_t flow
+    memset(&flows.other_times[cls], 0, sizeof(FlowTimes))
+    for flow in range(flows.count):
+        if flows.items[flow].cls == cls and flows.items[flow].own_times != NULL:
+            memset(flows.items[flow].own_times, 0, sizeof(FlowTimes))

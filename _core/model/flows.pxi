@@ -1,10 +1,11 @@
 # Fair sharing by virtual token counters (Sheng et al., OSDI 2024, arXiv 2401.00588).
 #
 # A flow is the queue of one tenant in one class. It has one counter and a queue for each target:
-# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p. Each
-# target has a line of its non-empty queues, in each class by (counter, sequence number of the
-# head). Under FCFS the counter's place in the key is 0. Counters are compared, and lifted, among
-# the flows of a class: those of a better class are ahead by what it had before the others.
+# target 0 holds requests that may run in any pool, target p + 1 those that must run in pool p, and
+# a target above POOLS_MAX those of a set of pools. Any pool and each pool have a line of non-empty
+# queues, in each class by (counter, sequence number of the head); a set those of its pools. Under
+# FCFS the counter's place in the key is 0. Counters are compared, and lifted, among the flows of a
+# class: those of a better class are ahead by what it had before the others.
 #
 # Lift: each class has a level, the highest value that the least counter of its backlogged flows has
 # had at a pick or a lift. A flow that becomes backlogged is lifted to the level less the credit. So
@@ -28,7 +29,7 @@ cdef class Flows:
     cdef list families  # families of all nodes, see tree.pxi
     cdef int32_t first_stale[TREE_LEVELS]  # nodes of each depth that are not placed; -1: none
     cdef int32_t stale_count
-    cdef list candidates  # line of queues for each target
+    cdef list candidates  # line of queues for any pool, and for each pool
     cdef list anywhere  # with several pools, the line for any of them in the order of each
     cdef bint local  # there are several, and flows have positions in them
     cdef bint one_line  # with many pools, requests for any have one line, see local_position.pxi
@@ -49,7 +50,7 @@ cdef class Flows:
     cdef int64_t recent_weight  # weight of the root's flows that are or were lately active
     cdef int32_t recent_count  # how many tenants' flows are, of all
     cdef int32_t linger_first, linger_last  # those that were, in the order in which they went idle
-    cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target
+    cdef int32_t queued_for[POOLS_MAX + 1]  # requests for each target; of a set, for all its pools
     cdef int64_t exempt_queued, exempt_live  # requests and leases of exempt flows
     cdef int64_t resuming_until_ns
     cdef int32_t resuming, resume_at  # flows that return; how many were looked at in the end
@@ -70,6 +71,7 @@ cdef class Flows:
     cdef int32_t unsorted  # the number of first queues that may still have the former order
     cdef bint has_salts  # some flow has, or had, a `salt`
     cdef Requests requests
+    cdef PoolSets sets
     cdef Quotas quotas
     cdef Classes classes
     cdef AgentSessions agents
@@ -84,6 +86,7 @@ cdef class Flows:
         for c in range(TREE_LEVELS):
             self.first_stale[c] = NONE
         self.requests, self.quotas, self.classes = requests, quotas, classes
+        self.sets = requests.sets
         self.changed, self.agents, self.vouchers = DirtyQueue(), AgentSessions(), Vouchers()
         self.treaps, self.refusal_slab = Treaps(), SlabAllocator(sizeof(NO_REFUSALS))
         self.times_slab = SlabAllocator(sizeof(FlowTimes))
@@ -150,36 +153,20 @@ cdef class Flows:
         f.guarantee = NONE if f.exempt else self.items[base].guarantee
         f.own_quota, f.group = self.items[base].own_quota, self.items[base].group
         f.refuses, f.dry_runs = self.items[base].refuses, self.items[base].dry_runs
-        self._count_times(f, self.items[base].times == self.items[base].own_times)
+        self.count_times(f, self.items[base].times == self.items[base].own_times)
         return flow
 
-    cdef int _count_times(self, Flow* f, bint shown) except -1:
+    cdef int count_times(self, Flow* f, bint shown) except -1:
         if shown and f.own_times == NULL:
             f.own_times = <FlowTimes*>self.times_slab.alloc()
         f.times = f.own_times if shown else &self.other_times[f.cls]
         return 0
 
-    cdef int show_times(self, int32_t flow, bint shown) except -1:
-        """Count a tenant's times in histograms of its own, or in the shared ones. O(classes)."""
-        while flow != NONE:
-            self._count_times(&self.items[flow], shown)
-            flow = self.items[flow].sibling
-        return 0
-
-    cdef void clear_times(self, int32_t cls) noexcept:
-        """Begin the histograms of a class at 0: its place has gone to another one. O(flows)."""
-        cdef int32_t flow
-        memset(&self.other_times[cls], 0, sizeof(FlowTimes))
-        for flow in range(self.count):
-            if self.items[flow].cls == cls and self.items[flow].own_times != NULL:
-                memset(self.items[flow].own_times, 0, sizeof(FlowTimes))
-
     cdef inline bint may_take(self, int32_t pool, int32_t target) noexcept:
-        """Return whether a pool takes requests for a target: it is that pool, or they name none
-        (-1).
-
-        A pool that is named only takes none of the latter. O(1).
-        """
+        """Return whether a pool takes requests for a target: it is that pool, or of that set, or
+        they name none (-1) and it is not named only. O(1)."""
+        if is_set(target):
+            return set_has(&self.sets.of(target).members, pool)
         return target == pool or (target == NONE and not set_has(&self.named_only, pool))
 
     cdef inline Family family_of(self, int32_t node):
@@ -266,6 +253,11 @@ cdef class Flows:
             size = larger(self.queue_size, 0)
             self.queues = <Queue*>extend(self.queues, size, sizeof(Queue))
             self.queue_size = size
+        if target > POOLS_MAX:
+            q = self._empty_set_queue(flow)
+            if q != NONE:
+                self.queues[q].target = target
+                return q
         q = self.queue_count
         self.queue_count += 1
         memset(&self.queues[q], 0, sizeof(Queue))
@@ -278,6 +270,14 @@ cdef class Flows:
         self.queues[q].position = NONE
         self.queues[q].next_queue = self.items[flow].first_queue
         self.items[flow].first_queue = q
+        return q
+
+    cdef int32_t _empty_set_queue(self, int32_t flow) noexcept:
+        """Return an empty queue that a flow had for a set, -1: there is none. A flow that names
+        many sets one after the other needs few queues. O(targets of the flow)."""
+        cdef int32_t q = self.items[flow].first_queue
+        while q != NONE and (self.queues[q].target <= POOLS_MAX or self.queues[q].chain.count):
+            q = self.queues[q].next_queue
         return q
 
     cdef inline bint needs_tree(self, const Queue* queue) noexcept:

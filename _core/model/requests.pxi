@@ -99,7 +99,7 @@ ctypedef struct Request:
     int32_t forecast_wait_us, forecast_first_us  # at its arrival; -1: not
     int16_t sequences  # prompts times n
     int16_t n  # completions of each prompt
-    int16_t target  # pool it has to run in, -1: any
+    int16_t target  # pool it has to run in, or a set of pools; -1: any, see pool_sets.pxi
     int16_t pool  # pool of its lease
     uint8_t state
     uint8_t has_deadline  # it says how long it will wait
@@ -130,10 +130,11 @@ cdef class Requests:
     cdef int32_t states[5]  # how many in each state
     cdef SlabAllocator lease_slab, head_state_slab, wait_times_slab
     cdef Principals principals
+    cdef PoolSets sets
 
     def __cinit__(self, Principals principals):
         self.first_free = NONE
-        self.principals = principals
+        self.principals, self.sets = principals, PoolSets()
         self.open_rare_fields()
         self.rare_open = 0
         self.lease_slab = SlabAllocator(sizeof(Lease))
@@ -232,6 +233,8 @@ cdef class Requests:
             if r.head_state.wait_times != NULL:
                 self.wait_times_slab.free(r.head_state.wait_times)
             self.head_state_slab.free(r.head_state)
+        if r.state == QUEUED and is_set(r.target):
+            self.sets.let_go(r.target)
         self.states[r.state] -= 1
         self.principals.move(
             r.principal, r.state, FREE, -(<int64_t>r.prompt_tokens) if r.state == QUEUED else 0
@@ -248,7 +251,17 @@ cdef class Requests:
             r.principal, r.state, state,
             (<int64_t>(state == QUEUED) - (r.state == QUEUED)) * r.prompt_tokens,
         )
+        if is_set(r.target):
+            self._enter_set(r, state)
         r.state = state
+
+    cdef void _enter_set(self, Request* r, int state) noexcept:
+        # One that is granted runs in a pool, and its set may become another one.
+        if state == QUEUED:
+            self.sets.hold(r.target)
+        elif r.state == QUEUED:
+            self.sets.let_go(r.target)
+            r.target = r.pool
 
     cdef inline int64_t handle(self, int32_t i) noexcept:
         return (<int64_t>self.items[i].generation << 32) | i

@@ -7,6 +7,7 @@ ctypedef struct Ask:
     Hash128 key
     uint64_t payload
     uint64_t tag
+    uint64_t pools_hash  # of the names of several pools; 0: it names at most one
     Hash128 adapter_key
     Hash128 place  # keyed hash of principal, tenant and id, if places are kept
     int64_t waited_ns  # at an earlier leader, which confirms it
@@ -17,7 +18,7 @@ ctypedef struct Ask:
     int64_t deadline_ns  # for the first token; 0: none
     int32_t flow  # in the default class, until `enter_class()`
     int32_t cls
-    int32_t target  # pool, -1: any
+    int32_t target  # pool, or set of pools; -1: any
     int32_t prompt_tokens, prompt_max_tokens, output_max_tokens, sequences, n
     int32_t owner, principal
     int32_t told_output  # output of each sequence, by an oracle

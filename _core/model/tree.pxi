@@ -110,10 +110,6 @@ cdef class Family:
             return self.no_line
         return <Heap>self.anywhere[pool]
 
-    cdef inline bint has(self, int32_t target, int32_t place) noexcept:
-        """Return whether a child is queued for a target. O(1)."""
-        return target < <int32_t>len(self.lines) and (<Heap>self.lines[target]).has(place)
-
     cdef inline bint stands_in(self, int32_t pool) noexcept:
         """Return whether a child is in a line of a pool, and so the node. O(1)."""
         return (

@@ -209,7 +209,8 @@ cdef void note_turn(Core core, int32_t pool, const Request* head, bint aged) noe
     cdef int32_t cls = core.flows.items[head.flow].cls
     cdef Pool* p = &core.ledger.pools[pool]
     cdef int64_t work
-    (<Line>core.flows.candidates[head.target + 1]).since_ns[cls] = core.now_ns
+    cdef int32_t line = 0 if head.target == NONE else pool + 1
+    (<Line>core.flows.candidates[line]).since_ns[cls] = core.now_ns
     p.aged = aged
     core.classes.items[cls].aged += aged
     if core.settings.backfill_surplus_ppm:

@@ -273,6 +273,17 @@ cdef void note_saturation(Core core) noexcept:
             p.saturated = False
 
 
+cdef inline bint is_contested(Flows flows, int32_t target, int32_t cls) noexcept:
+    """Return whether several of a class are in the line of a target; for a set, in those of all its
+    pools. A pool that has nothing else waiting lets a queue go, so no other one may hold it again.
+    O(pools of the target)."""
+    cdef int32_t k
+    for k in range(flows.sets.line_count(target)):
+        if (<Line>flows.candidates[flows.sets.line_at(target, k)]).heap(cls).count < 2:
+            return False
+    return True
+
+
 cdef bint must_throttle(Core core, int32_t i) noexcept:
     """Return whether a head is beyond its flow's share while that binds: in saturation, or with
     others of its class in the same line. O(pools)."""
@@ -282,7 +293,7 @@ cdef bint must_throttle(Core core, int32_t i) noexcept:
         return False
     if core.quotas.bills[r.bill].share_source != PAID_NOT:
         return False
-    if (<Line>core.flows.candidates[r.target + 1]).heap(f.cls).count < 2:
+    if not is_contested(core.flows, r.target + 1, f.cls):
         if not is_saturated(core, r.target):
             return False
     return not bucket_has(&core.quotas.guarantees.items[f.guarantee].unused, core.now_ns)
@@ -416,7 +427,7 @@ cdef int fill_quotas(Core core) except -1:
 
 cdef int check_shares(Core core) except -1:
     """Held queues, and that no bucket holds more than a minute's tokens."""
-    cdef int32_t node, q, flow, held = 0, listed = 0, counted = 0
+    cdef int32_t node, q, k, flow, held = 0, listed = 0, counted = 0
     cdef Guarantee* n
     cdef Line line
     know_shares(core)
@@ -435,13 +446,17 @@ cdef int check_shares(Core core) except -1:
         counted += core.flows.items[flow].throttled
     for q in range(core.flows.queue_count):
         held += core.flows.queues[q].throttled
-        check_invariant(
-            core,
-            (<Line>core.quotas.guarantees.throttled_for[core.flows.queues[q].target]).has(
-                core.flows.items[core.flows.queues[q].flow].cls, q
-            ) == core.flows.queues[q].throttled,
-            "every held queue is listed for its target",
-        )
+        for k in range(core.flows.sets.line_count(core.flows.queues[q].target)):
+            line = core.quotas.guarantees.throttled_for[
+                core.flows.sets.line_at(core.flows.queues[q].target, k)
+            ]
+            check_invariant(
+                core,
+                line.has(core.flows.items[core.flows.queues[q].flow].cls, q)
+                == core.flows.queues[q].throttled,
+                "every held queue is listed for its target",
+            )
+            listed -= k > 0 and core.flows.queues[q].throttled
         check_invariant(
             core, core.flows.queues[q].throttled or not core.quotas.guarantees.dues.has(q),
             "only held queues wait for their shares",

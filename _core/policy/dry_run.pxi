@@ -82,10 +82,10 @@ cdef int32_t dry_run_pool(Core core, int32_t i) noexcept:
     cdef int32_t p, best = NONE
     cdef int64_t share, least = 0
     cdef bint holds, holding = False
-    if r.target != NONE:
+    if is_one_pool(r.target):
         return r.target if core.ledger.serves(r.target) else NONE
     for p in range(core.ledger.count):
-        if not core.ledger.serves(p) or not core.flows.may_take(p, NONE):
+        if not core.ledger.serves(p) or not core.flows.may_take(p, r.target):
             continue
         holds = core.ledger.can_hold(p, r)
         share = promised_ppm(core, p)

@@ -30,7 +30,7 @@ cdef int rank_queue(Flows flows, int32_t q) except -1:
     if state.lined_ns < 0:
         state.lined_ns = flows.now_ns
     wait_inside(flows.requests, head, flows.now_ns)
-    if target:
+    if 0 < target <= POOLS_MAX:
         flows.pool_order.touch(target - 1)
     if not flows.local:
         return stand(flows, q)

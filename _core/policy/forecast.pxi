@@ -105,16 +105,55 @@ cdef int64_t own_pace(Core core, int32_t flow, const Pace* pace) noexcept:
 
 cdef int64_t work_before(Core core, int32_t flow, int32_t target) except -1:
     """Return the work of other flows that precedes the next request of this one. O(SCAN_MAX +
-    classes)."""
-    cdef Flow* f = &core.flows.items[flow]
+    classes), for a set of pools O(pools of the set * SCAN_MAX)."""
+    cdef int64_t before = classes_before(core, core.flows.items[flow].cls), of_class
+    if core.flows.order != ORDER_COUNTER:
+        return before
+    if is_set(target):
+        best_of_set(core, flow, target, &of_class)
+        return before + of_class
+    return before + siblings_before(core, flow, target)
+
+
+cdef inline int64_t classes_before(Core core, int32_t cls) noexcept:
+    """Return what is queued in better classes. O(classes)."""
     cdef int64_t before = 0
     cdef int32_t c
     for c in range(core.classes.count):
-        if core.classes.goes_before(c, f.cls):
+        if core.classes.goes_before(c, cls):
             before += core.flows.backlog[c]
-    if core.flows.order != ORDER_COUNTER:
-        return before
-    return before + siblings_before(core, flow, target)
+    return before
+
+
+cdef int64_t best_of_set(
+    Core core, int32_t flow, int32_t target, int64_t* before
+) noexcept:
+    """Return how long the work of its class keeps the next request of a flow from the best pool of
+    a set, and that work. O(pools of the set * levels * SCAN_MAX)."""
+    cdef const PoolSet* s = core.flows.sets.of(target)
+    cdef int64_t best = NONE, each, ahead, pace
+    cdef int32_t k, p
+    before[0] = 0
+    for k in range(s.count):
+        p = s.pools[k]
+        pace = pace_milli(&core.ledger.pools[p].drain, core.ledger.pools[p].drain.work)
+        if pace == 0 or not core.ledger.serves(p):
+            continue
+        ahead = siblings_before(core, flow, p)
+        each = time_for(ahead, pace)
+        if best < 0 or each < best:
+            best, before[0] = each, ahead
+    return max(<int64_t>0, best)
+
+
+cdef int64_t part_in_pool(Core core, int32_t target, int32_t pool, int64_t work) noexcept:
+    """Return how much of the work of a set a pool will take, by its part of their paces.
+    O(pools)."""
+    cdef Pace pace = pace_of(core, target)
+    cdef const Rate* drain = &core.ledger.pools[pool].drain
+    if pace.whole == 0:
+        return work // core.flows.sets.of(target).count
+    return <int64_t>(<wide>work * pace_milli(drain, drain.work) // pace.whole)
 
 
 cdef int64_t siblings_before(Core core, int32_t flow, int32_t target) noexcept:
@@ -162,8 +201,9 @@ cdef int64_t root_before(Core core, int32_t flow, int32_t target) noexcept:
 cdef int64_t smaller_before(
     Core core, Heap heap, int32_t node, int32_t flow, int32_t target, int64_t counter
 ) noexcept:
-    """Work that the flows of a node's line (-1: of the root's) take until their counters reach this
-    one. Reads the heap from the best one down."""
+    """Return the work that the flows of a node's line (-1: of the root's) take until their counters
+    reach this one; of a set of pools, the part of this pool. Reads the heap from the best one down.
+    O(SCAN_MAX), for each queue of a set O(pools) more."""
     cdef int32_t open[4 * SCAN_MAX + 4]
     cdef int32_t count = 0, seen = 0, at, child
     cdef int64_t before = 0, their, least
@@ -185,9 +225,12 @@ cdef int64_t smaller_before(
                 // 1_000_000_000
             )
             if is_node(core.flows, queue.flow):
-                before += min(their, core.flows.items[queue.flow].queued_work)
+                their = min(their, core.flows.items[queue.flow].queued_work)
             else:
-                before += min(their, work_in_queue(core.flows, queue, NONE))
+                their = min(their, work_in_queue(core.flows, queue, NONE))
+            if queue.target > POOLS_MAX:
+                their = part_in_pool(core, queue.target - 1, target - 1, their)
+            before += their
         for child in range(4 * at + 1, min(4 * at + 5, heap.count)):
             open[count] = child
             count += 1
@@ -219,12 +262,16 @@ cdef int64_t wait_from(
 ) except -2:
     """Return the wait of a request with `own_ahead` of its own queue ahead of it; -1: unknown. If
     the order is not by counters, everything in its class or a better one is ahead. O(SCAN_MAX +
-    pools + classes)."""
+    pools + classes), for a set of pools O(pools of the set * SCAN_MAX) more."""
     cdef Pace pace = pace_of(core, target)
     cdef Flow* f = &core.flows.items[flow]
     cdef int64_t before, wait_ns
     if pace.whole == 0:
         return NONE
+    if is_set(target) and core.flows.order == ORDER_COUNTER:
+        wait_ns = time_for(own_ahead, own_pace(core, flow, &pace))
+        wait_ns += time_for(work + classes_before(core, f.cls), pace.whole)
+        return min(WAIT_MAX_NS, wait_ns + best_of_set(core, flow, target, &before))
     before = work_before(core, flow, target)
     if core.flows.order != ORDER_COUNTER:
         work += max(own_ahead, core.flows.backlog[f.cls])
@@ -249,12 +296,19 @@ cdef int64_t wait_of_new(
 
 
 cdef int64_t wait_of_next(Core core, int32_t flow, int64_t work) except -2:
-    """Return the wait of one more request of a flow for the pool that its queued requests name. If
-    these name several, or it has none queued: for the best of those pools. -1: unknown.
-    O(pools * (SCAN_MAX + pools + classes))."""
+    """Return the wait of one more request of a flow for the target that its queued requests name.
+    If these name several, or it has none queued: for the best of those. -1: unknown.
+    O((pools + its sets) * (SCAN_MAX + pools + classes))."""
     cdef int64_t best = NONE, each
     cdef bint queued = core.flows.items[flow].queued > 0
-    cdef int32_t target, q
+    cdef int32_t target, q = core.flows.items[flow].first_queue
+    while q != NONE:
+        target = core.flows.queues[q].target - 1
+        if is_set(target) and core.flows.queues[q].chain.count:
+            each = wait_of_new(core, flow, target, work, NONE) if has_to_wait(core, target) else 0
+            if each >= 0:
+                best = each if best < 0 else min(best, each)
+        q = core.flows.queues[q].next_queue
     for target in range(NONE, core.ledger.count):
         if target != NONE and not core.ledger.serves(target):
             continue

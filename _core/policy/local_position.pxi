@@ -7,7 +7,11 @@
 # with one pool nothing is ever forgiven, and what a flow does in one pool cannot starve it, or
 # the others, in another one. The pool forgives nothing later: otherwise a flow could save up
 # service elsewhere, and have its service in the pool itself forgiven. Requests for any pool are in
-# the lines of all pools.
+# the lines of all pools, and those for a set of pools in the lines of these.
+#
+# A position belongs to a flow and a pool. One for each line and pool would do only while each flow
+# has one target. Otherwise, of two flows that ask for a pool, the one that was also served in a
+# quick one would get nothing after the quick one has gone, until the other has caught up.
 #
 # In the tree of shares all of this holds among the children of each node. A node is backlogged in a
 # pool while a child is; it is lifted when the first of them becomes so.
@@ -184,16 +188,23 @@ cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
     """The flow gets something queued for a target: lift it in each pool that this target means
     and in which it had nothing queued. O(pools), with one line O(targets of the flow)."""
     cdef IndexSet busy
-    cdef int32_t q = flows.items[flow].first_queue, n, pool, pools
+    cdef int32_t q = flows.items[flow].first_queue, n, k, pool, pools
     if target == 0 and flows.one_line:
         return 0
+    if target > POOLS_MAX:
+        return begin_in_set(flows, flow, target)
     pools = <int32_t>len(flows.anywhere)
     busy = flows.named_only
     while q != NONE:
         if flows.queues[q].chain.count:
             if flows.queues[q].target == target:
                 return 0  # it stands in these pools already
-            if flows.queues[q].target:
+            if flows.queues[q].target > POOLS_MAX:
+                if target and flows.may_take(target - 1, flows.queues[q].target - 1):
+                    return 0
+                for k in range(flows.sets.line_count(flows.queues[q].target)):
+                    set_add(&busy, flows.sets.line_at(flows.queues[q].target, k) - 1)
+            elif flows.queues[q].target:
                 set_add(&busy, flows.queues[q].target - 1)
             elif not flows.one_line and flows.may_take(target - 1, NONE):
                 return 0
@@ -210,6 +221,22 @@ cdef int begin_in_pools(Flows flows, int32_t flow, int32_t target) except -1:
     for pool in range(pools):
         if not set_has(&busy, pool):
             begin_at(flows, new_position(flows, flow, pool))
+    return 0
+
+
+cdef int begin_in_set(Flows flows, int32_t flow, int32_t target) except -1:
+    """The flow gets something queued for a set of pools. O(targets + pools of the set *
+    positions)."""
+    cdef IndexSet queued
+    cdef IndexSet stands
+    cdef int32_t k, pool
+    find_lines(flows, flow, &queued, &stands)
+    for k in range(flows.sets.line_count(target)):
+        pool = flows.sets.line_at(target, k) - 1
+        if set_has(&queued, pool + 1):
+            continue
+        if flows.one_line or not is_for(flows, &queued, pool):
+            begin_in_pool(flows, flow, pool)
     return 0
 
 
@@ -317,17 +344,18 @@ cdef int leave_anywhere(Flows flows, int32_t q) except -1:
 
 
 cdef void find_lines(Flows flows, int32_t flow, IndexSet* queued, IndexSet* stands) noexcept:
-    """Find the targets for which a flow has requests queued, and those for which it is in the line.
-    O(targets)."""
-    cdef int32_t q = flows.items[flow].first_queue, target
+    """Find the targets for which a flow has requests queued, and those for which it is in the line;
+    for a set of pools, these pools. O(targets + pools of its sets)."""
+    cdef int32_t q = flows.items[flow].first_queue, target, k
     set_clear(queued, <int32_t>len(flows.candidates))
     set_clear(stands, <int32_t>len(flows.candidates))
     while q != NONE:
-        target = flows.queues[q].target
-        if flows.queues[q].chain.count:
-            set_add(queued, target)
-        if has_place(flows, q):
-            set_add(stands, target)
+        for k in range(flows.sets.line_count(flows.queues[q].target)):
+            target = flows.sets.line_at(flows.queues[q].target, k)
+            if flows.queues[q].chain.count:
+                set_add(queued, target)
+            if has_place(flows, q):
+                set_add(stands, target)
         q = flows.queues[q].next_queue
 
 

@@ -13,7 +13,30 @@
 
 cdef int32_t first_in_class(Core core, int32_t pool, int32_t cls) except -2:
     """Return the least (counter, seq) of a class among those that must run in a pool and those that
-    may. -1: none. O(1)."""
+    may. -1: none. O(1); where the pool cannot hold the first of a set of pools, O(LOOKAHEAD^2)."""
+    cdef int32_t i = first_of_class(core, pool, cls)
+    if i == NONE or not is_set(core.requests.items[i].target) or (
+        core.ledger.can_hold(pool, &core.requests.items[i])
+    ):
+        return i
+    return first_holdable(core, pool, cls)
+
+
+cdef int32_t first_holdable(Core core, int32_t pool, int32_t cls) noexcept:
+    """Return the first request of a class that a pool can hold or that must run there, of the
+    LOOKAHEAD first; -1: none of these. Another pool can hold the others."""
+    cdef int32_t found[LOOKAHEAD]
+    cdef int32_t k, count = next_in_class(core, pool, cls, found, 0)
+    for k in range(count):
+        if core.requests.items[found[k]].target == pool or (
+            core.ledger.can_hold(pool, &core.requests.items[found[k]])
+        ):
+            return found[k]
+    return NONE
+
+
+cdef int32_t first_of_class(Core core, int32_t pool, int32_t cls) except -2:
+    # Whether the pool can hold a request of a set or not.
     cdef Heap own = (<Line>core.flows.candidates[pool + 1]).heap(cls)
     cdef Heap free = free_line(core.flows, pool).heap(cls)
     cdef int32_t shared = NONE, i

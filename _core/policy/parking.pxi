@@ -5,12 +5,16 @@ cdef bint unthrottle(Flows flows, int32_t q) except -1:
     n)."""
     cdef Queue* queue = &flows.queues[q]
     cdef Guarantees s = flows.quotas.guarantees
+    cdef int32_t k
     if not queue.throttled:
         return False
     queue.throttled = False
     flows.items[queue.flow].throttled -= 1
     s.throttled -= 1
-    (<Line>s.throttled_for[queue.target]).remove(flows.items[queue.flow].cls, q)
+    for k in range(flows.sets.line_count(queue.target)):
+        (<Line>s.throttled_for[flows.sets.line_at(queue.target, k)]).remove(
+            flows.items[queue.flow].cls, q
+        )
     s.dues.remove(q)
     if s.throttled == 0:
         flows.quotas.wakes.remove(s.root)
@@ -18,10 +22,10 @@ cdef bint unthrottle(Flows flows, int32_t q) except -1:
 
 
 cdef int note_throttled(Flows flows, int32_t flow) except -1:
-    """Give the held queues of a flow their places among those of their targets.
-    O(targets * log n)."""
+    """Give the held queues of a flow their places among those of their targets; of a set, in each
+    of its pools. O((targets + pools of its sets) * log n)."""
     cdef Flow* f = &flows.items[flow]
-    cdef int32_t q = f.first_queue
+    cdef int32_t q = f.first_queue, k, target
     cdef const Request* head
     cdef int64_t key
     while q != NONE:
@@ -36,9 +40,11 @@ cdef int note_throttled(Flows flows, int32_t flow) except -1:
                 key = flows.queues[q].key
             if f.limited:  # behind all that may
                 key += VTC_REBASE
-            (<Line>flows.quotas.guarantees.throttled_for[flows.queues[q].target]).put(
-                f.cls, q, key, head.seq, flows.now_ns
-            )
+            for k in range(flows.sets.line_count(flows.queues[q].target)):
+                target = flows.sets.line_at(flows.queues[q].target, k)
+                (<Line>flows.quotas.guarantees.throttled_for[target]).put(
+                    f.cls, q, key, head.seq, flows.now_ns
+                )
         q = flows.queues[q].next_queue
     return 0
 

@@ -78,7 +78,9 @@ cdef int32_t head_for(Core core, int32_t pool, bint* aged) except -2:
                 else:
                     heap = line.heap(c)
                 head = least_served(core.flows, first_head(core.flows, heap, pool), pool)
-                if target or core.ledger.can_hold(pool, &core.requests.items[head]):
+                if core.requests.items[head].target == pool or (
+                    core.ledger.can_hold(pool, &core.requests.items[head])
+                ):
                     i, due_ns, aged[0] = head, line.due_ns(c), True
     return i
 
@@ -137,9 +139,10 @@ cdef int32_t next_in_line(
 
 
 cdef int32_t next_of_detached(Core core, int32_t pool) except -2:
-    """Return the request that waits for a pool to come; -1: none. O(pools + classes)."""
+    """Return the request that waits for a pool to come; -1: none, or the next of its own may run in
+    another pool. O(pools + classes)."""
     cdef Line own = <Line>core.flows.candidates[pool + 1]
-    cdef int32_t p, cls
+    cdef int32_t p, cls, i
     cdef bint aged, some = False
     if core.requests.states[QUEUED] == 0:
         return NONE
@@ -148,4 +151,5 @@ cdef int32_t next_of_detached(Core core, int32_t pool) except -2:
     if not some:
         return head_for(core, pool, &aged)
     cls = own.best()
-    return NONE if cls == NONE else first_head(core.flows, own.heap(cls), pool)
+    i = NONE if cls == NONE else first_head(core.flows, own.heap(cls), pool)
+    return NONE if i != NONE and is_set(core.requests.items[i].target) else i

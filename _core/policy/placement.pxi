@@ -1,11 +1,16 @@
-# Where a request runs that may run in several pools: where the least is promised, or in a fuller
-# one in which its LoRA adapter is active already, if it can begin there at once.
+# Where a request runs that may run in any pool, or in those of a set: where the least is promised,
+# or in a fuller one in which its LoRA adapter is active already, if it can begin there at once.
 
 cdef inline int64_t promised_ppm(Core core, int32_t pool) noexcept:
     return (
         core.ledger.pools[pool].promised_blocks * 1_000_000
         // core.ledger.pools[pool].capacity_blocks
     )
+
+
+cdef inline bint has_choice(Core core) noexcept:
+    """Return whether something waits that may run in several pools. O(1)."""
+    return (<Line>core.flows.candidates[0]).count > 0 or core.flows.sets.used > 0
 
 
 cdef int32_t nearest(Core core, int32_t pool) except -2:
@@ -22,7 +27,7 @@ cdef int32_t nearest(Core core, int32_t pool) except -2:
     r = &core.requests.items[i]
     adapter = core.requests.rare_of(r).adapter
     if (
-        r.target != NONE or adapter == NONE or is_full(core, r.flow)
+        is_one_pool(r.target) or adapter == NONE or is_full(core, r.flow)
         or lora_is_active(&core.ledger.pools[pool].loras, adapter)
     ):
         return pool
@@ -51,8 +56,8 @@ cdef int32_t placed(Core core, int32_t pool) except -2:
     request, and among those that serve this as well for its prefix. O(pools), with hashes O(pools
     log)."""
     cdef int32_t near = pool
-    if (<Line>core.flows.candidates[0]).count == 0:
-        return pool  # nothing has a choice
+    if not has_choice(core):
+        return pool
     if core.settings.adapter_affinity_ppm and core.adapters.count:
         near = nearest(core, pool)
     if core.settings.prefix_affinity_ppm and core.prefixes.queued:
@@ -70,7 +75,7 @@ cdef int32_t with_prefix(Core core, int32_t first, int32_t pool) except -2:
     if i == NONE or core.prefixes.of(i) == NULL:
         return pool
     r = &core.requests.items[i]
-    if r.target != NONE or is_full(core, r.flow):
+    if is_one_pool(r.target) or is_full(core, r.flow):
         return pool
     adapter = core.requests.rare_of(r).adapter
     has_adapter = adapter != NONE and lora_is_active(&core.ledger.pools[pool].loras, adapter)

@@ -11,6 +11,17 @@ cdef void begin_shift(Flows flows, int32_t pool) noexcept:
         )
 
 
+cdef bint has_queue_in(Flows flows, int32_t flow, int32_t pool) noexcept:
+    """Return whether a flow has a queue of requests that name a pool, alone or in a set.
+    O(targets)."""
+    cdef int32_t q = flows.items[flow].first_queue
+    while q != NONE:
+        if flows.queues[q].target and flows.may_take(pool, flows.queues[q].target - 1):
+            return True
+        q = flows.queues[q].next_queue
+    return False
+
+
 cdef int begin_one_line(Flows flows) except -1:
     """There are many pools now: what may run anywhere leaves the lines of each, and flows keep
     positions only in pools for which they had requests. O(flows + queues * pools * log n)."""
@@ -24,7 +35,7 @@ cdef int begin_one_line(Flows flows) except -1:
         flows.items[flow].first_position = NONE
         while n != NONE:
             last, n = n, flows.positions.items[n].next_position
-            if flows.find_queue(flow, flows.positions.items[last].pool + 1) != NONE:
+            if has_queue_in(flows, flow, flows.positions.items[last].pool):
                 flows.positions.items[last].next_position = flows.items[flow].first_position
                 flows.items[flow].first_position = last
             else:

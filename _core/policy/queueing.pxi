@@ -7,7 +7,10 @@ cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
     f.queued += more
     f.queued_tokens += more * r.prompt_tokens
     flows.queued_tokens += more * r.prompt_tokens
-    flows.queued_for[r.target + 1] += more
+    if is_set(r.target):
+        count_in_set(flows, r.target, more)
+    else:
+        flows.queued_for[r.target + 1] += more
     if f.exempt:
         flows.exempt_queued += more
         flows.exempt_tokens += more * r.prompt_tokens
@@ -22,6 +25,13 @@ cdef void count_queued(Flows flows, const Request* r, int32_t more) noexcept:
     count_weight(flows, r.flow, more)
     if f.parent != NONE:
         add_to_nodes(flows, r.flow, more, more * r.work)
+
+
+cdef void count_in_set(Flows flows, int32_t target, int32_t more) noexcept:
+    cdef const PoolSet* s = flows.sets.of(target)
+    cdef int32_t k
+    for k in range(s.count):
+        flows.queued_for[s.pools[k] + 1] += more
 
 
 cdef inline void count_weight(Flows flows, int32_t flow, int32_t more) noexcept:

@@ -269,7 +269,7 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
         room = p.limits.sessions_max_tokens - p.sessions_tokens
         if best == NONE or room > most:
             best, most = pool, room
-    if best == NONE and r.target == NONE and a.first_hold != NONE:
+    if best == NONE and not is_one_pool(r.target) and a.first_hold != NONE:
         # No pool can hold it now. In the queue it could overtake others of its session.
         return agents.shares[agents.holds[a.first_hold].share].pool
     return best
@@ -341,7 +341,7 @@ cdef int let_hold_in(Core core, int32_t n) except -1:
     """Queue what waits of a session for one cap, but for what another one holds back. O(log n)
     each."""
     cdef list waited = []
-    leave_hold(core, n, False, waited)
+    leave_hold(core, n, False, NONE, waited)
     for i in waited:
         line_up(core, i)
     return 0
@@ -351,55 +351,34 @@ cdef int let_session_in(Core core, int32_t s) except -1:
     """A session has become active in a pool: queue what waited for that, and what may run in any.
     O(requests of the session that wait * log n)."""
     cdef AgentSessions agents = core.flows.agents
-    cdef int32_t n = agents.items[s].first_hold, after
+    cdef int32_t n = agents.items[s].first_hold, after, pool
     cdef list waited = []
     while n != NONE:
         after = agents.holds[n].next_hold
-        leave_hold(
-            core, n, agents.shares[agents.holds[n].share].pool != agents.items[s].pool, waited
-        )
+        pool = agents.items[s].pool
+        leave_hold(core, n, agents.shares[agents.holds[n].share].pool != pool, pool, waited)
         n = after
     for i in waited:
         line_up(core, i)
     return 0
 
 
-cdef int leave_hold(Core core, int32_t n, bint only_any, list waited) except -1:
-    """Take the requests of a hold out, or only those that may run in any pool, and append them."""
-    cdef int32_t i = core.flows.agents.holds[n].requests.head, after
+cdef int leave_hold(Core core, int32_t n, bint only_any, int32_t pool, list waited) except -1:
+    """Take the requests of a hold out, or only those for any pool or a set with `pool` (-1: any
+    pool), and append them."""
+    cdef int32_t i = core.flows.agents.holds[n].requests.head, after, target
     while i != NONE:
         after = core.requests.items[i].next
-        if not only_any or core.requests.items[i].target == NONE:
+        target = core.requests.items[i].target
+        if not only_any or target == NONE or (
+            pool != NONE and is_set(target) and core.flows.may_take(pool, target)
+        ):
             leave_cap(core, i)
             waited.append(i)
             wait_for(core.requests, i, WAITS_QUEUE, core.now_ns)
             core.requests.items[i].head_state.head_ns = NONE
             core.requests.items[i].head_state.lined_ns = NONE
         i = after
-    return 0
-
-
-cdef int let_unnamed_out(Core core, int32_t pool) except -1:
-    """Let requests that do not name a pool wait for its cap no more: it takes only those that name
-    it from now on. O(sessions + those * log n)."""
-    cdef AgentSessions agents = core.flows.agents
-    cdef int32_t n, i
-    cdef list waited = []
-    for n in range(agents.hold_used):
-        if agents.holds[n].requests.count and agents.shares[agents.holds[n].share].pool == pool:
-            leave_hold(core, n, True, waited)
-    for i in waited:
-        line_up(core, i)
-    return 0
-
-
-cdef int note_opened(Core core, int32_t pool) except -1:
-    """Let requests of active sessions wait for no cap in a pool that takes requests that name none.
-    O(active sessions of the pool)."""
-    cdef int32_t s = core.ledger.pools[pool].oldest_session
-    while s != NONE:
-        note_begun(core, s)
-        s = core.flows.agents.items[s].next
     return 0
 
 

@@ -5,6 +5,10 @@
 # the first head in its line. Under orders without counters no flow is below a node. With several
 # pools a queue for any of them is also in the order of each pool, at every level.
 #
+# A queue of a set of pools stands in the lines of these pools, among those that must run there. At
+# the root it has an entry of its own in each. In a family a child has one entry in a line: the
+# oldest of its heads that stand there gives that its arrival. So nodes have no queues of sets.
+#
 # Reports charge nodes many times between two picks, so a node that is charged is only noted as
 # stale. Until `place_nodes()` its entries have the keys of before, which are no greater than those
 # of now; a refund places a node at once. Every event that reads lines places the stale nodes first,
@@ -53,11 +57,7 @@ cdef inline bint is_node(Flows flows, int32_t flow) noexcept:
 
 cdef inline bint has_place(Flows flows, int32_t q) noexcept:
     """Return whether a queue stands in its line. O(1)."""
-    cdef const Flow* f = &flows.items[flows.queues[q].flow]
-    cdef int32_t target = flows.queues[q].target
-    if f.parent == NONE:
-        return (<Line>flows.candidates[target]).has(f.cls, q)
-    return (<Family>flows.families[flows.items[f.parent].family]).has(target, f.place)
+    return flows.queues[q].stands
 
 
 cdef inline void note_place(
@@ -86,6 +86,7 @@ cdef inline void watch(Flows flows, int32_t flow) noexcept:
 cdef inline int put_in_line(Flows flows, int32_t q, int64_t key, int64_t arrival) except -1:
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int32_t target = flows.queues[q].target
+    flows.queues[q].stands = True
     if f.parent == NONE:
         note_place(flows, target, (<Line>flows.candidates[target]).heap(f.cls), q, arrival)
         return (<Line>flows.candidates[target]).put(f.cls, q, key, arrival, flows.now_ns)
@@ -135,6 +136,7 @@ cdef inline int take_from_line(Flows flows, int32_t q) except -1:
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int32_t target = flows.queues[q].target
     note_line(flows, target)
+    flows.queues[q].stands = False
     if f.parent == NONE:
         (<Line>flows.candidates[target]).remove(f.cls, q)
     else:
@@ -145,11 +147,104 @@ cdef inline int take_from_line(Flows flows, int32_t q) except -1:
 cdef inline int stand_nodes(Flows flows, int32_t q) except -1:
     """The line of a queue's node has changed: give each node above its place, as far up as one
     changes. O(levels * log n)."""
-    cdef int32_t node = flows.items[flows.queues[q].flow].parent
+    return stand_nodes_above(flows, flows.queues[q].flow, flows.queues[q].target)
+
+
+cdef inline int stand_nodes_above(Flows flows, int32_t flow, int32_t target) except -1:
+    cdef int32_t node = flows.items[flow].parent
     while node != NONE:
-        if not stand_node(flows, flows.queue_of(node, flows.queues[q].target)):
+        if not stand_node(flows, flows.queue_of(node, target)):
             return 0
         node = flows.items[node].parent
+    return 0
+
+
+cdef int32_t first_standing(Flows flows, int32_t flow, int32_t target) noexcept:
+    """Return the queue of a tenant's flow with the oldest head of those in the line of a pool,
+    whose target that is; -1: none is there. O(targets)."""
+    cdef int32_t q = flows.items[flow].first_queue, first = NONE
+    cdef int64_t seq, least = 0
+    while q != NONE:
+        if flows.queues[q].stands and flows.queues[q].target and (
+            flows.may_take(target - 1, flows.queues[q].target - 1)
+        ):
+            seq = flows.requests.items[flows.queues[q].head].seq
+            if first == NONE or seq < least:
+                first, least = q, seq
+        q = flows.queues[q].next_queue
+    return first
+
+
+cdef int place_child(Flows flows, int32_t flow, int32_t target, int32_t pool_position) except -1:
+    """Give a tenant's flow below a node its entry in the line of a pool, with the oldest of its
+    heads that stand there, or none. `pool_position`: its position there, if any head does.
+    O(targets + levels * log n)."""
+    cdef const Flow* f = &flows.items[flow]
+    cdef int32_t q = first_standing(flows, flow, target)
+    cdef Heap line = flows.family_of(f.parent).line(target)
+    cdef int64_t first = line.nodes[0].tie if line.count else NONE, seq
+    if q == NONE:
+        note_line(flows, target)
+        line.remove(f.place)
+    else:
+        seq = flows.requests.items[flows.queues[q].head].seq
+        note_place(flows, target, line, f.place, seq)
+        line.put(f.place, position_key(flows, flow, pool_position), seq)
+    if line.count and line.nodes[0].tie == first:
+        return 0
+    return stand_nodes_above(flows, flow, target)
+
+
+cdef inline int64_t position_key(Flows flows, int32_t flow, int32_t position) noexcept:
+    """Return the key of a flow in the order by counters, by its position in a pool. O(1)."""
+    if not flows.lifts:
+        return flows.items[flow].vtc // flows.grain
+    return flows.positions.items[position].key // flows.grain
+
+
+cdef int stand_in_set(Flows flows, int32_t q) except -1:
+    """Give a queue of a set of pools its place in the line of each.
+    O(positions + pools of the set * (targets + levels * log n))."""
+    cdef Queue* queue = &flows.queues[q]
+    cdef Flow* f = &flows.items[queue.flow]
+    cdef int32_t n = f.first_position, target = queue.target, flow = queue.flow, pool
+    cdef int64_t key = 0, seq = flows.requests.items[queue.head].seq
+    cdef Heap heap
+    f.in_sets += not queue.stands
+    queue.stands = True
+    if flows.order != ORDER_COUNTER:
+        key = flows.key_of(q)
+    while n != NONE:
+        pool = flows.positions.items[n].pool
+        if flows.may_take(pool, target - 1):
+            if f.parent != NONE:
+                place_child(flows, flow, pool + 1, n)
+            else:
+                if flows.order == ORDER_COUNTER:
+                    key = position_key(flows, flow, n)
+                heap = (<Line>flows.candidates[pool + 1]).heap(f.cls)
+                note_place(flows, pool + 1, heap, q, seq)
+                (<Line>flows.candidates[pool + 1]).put(f.cls, q, key, seq, flows.now_ns)
+        n = flows.positions.items[n].next_position
+    return 0
+
+
+cdef int leave_set(Flows flows, int32_t q) except -1:
+    """Take a queue of a set out of the lines of its pools.
+    O(positions + pools of the set * (targets + levels * log n))."""
+    cdef int32_t flow = flows.queues[q].flow, target = flows.queues[q].target
+    cdef int32_t n = flows.items[flow].first_position, pool
+    flows.items[flow].in_sets -= 1
+    flows.queues[q].stands = False
+    while n != NONE:
+        pool = flows.positions.items[n].pool
+        if flows.may_take(pool, target - 1):
+            if flows.items[flow].parent != NONE:
+                place_child(flows, flow, pool + 1, n)
+            else:
+                note_line(flows, pool + 1)
+                (<Line>flows.candidates[pool + 1]).remove(flows.items[flow].cls, q)
+        n = flows.positions.items[n].next_position
     return 0
 
 
@@ -159,8 +254,16 @@ cdef inline int stand(Flows flows, int32_t q) except -1:
     cdef const Flow* f = &flows.items[flows.queues[q].flow]
     cdef int64_t seq = flows.requests.items[flows.queues[q].head].seq, first = NONE
     cdef void* line
+    if flows.queues[q].target > POOLS_MAX:
+        return stand_in_set(flows, q)
     if f.parent == NONE:
         return put_in_line(flows, q, flows.key_of(q), seq)
+    flows.queues[q].stands = True
+    if f.in_sets and flows.queues[q].target:
+        return place_child(
+            flows, flows.queues[q].flow, flows.queues[q].target,
+            flows.find_position(flows.queues[q].flow, flows.queues[q].target - 1),
+        )
     line = (<Family>flows.families[flows.items[f.parent].family]).line_at(flows.queues[q].target)
     if (<Heap>line).count:
         first = (<Heap>line).nodes[0].tie
@@ -174,6 +277,16 @@ cdef inline int leave_line(Flows flows, int32_t q) except -1:
     O(levels * log n)."""
     if not has_place(flows, q):
         return 0
+    if flows.queues[q].target > POOLS_MAX:
+        return leave_set(flows, q)
+    if flows.items[flows.queues[q].flow].in_sets and flows.queues[q].target and (
+        flows.items[flows.queues[q].flow].parent != NONE
+    ):
+        flows.queues[q].stands = False
+        return place_child(
+            flows, flows.queues[q].flow, flows.queues[q].target,
+            flows.find_position(flows.queues[q].flow, flows.queues[q].target - 1),
+        )
     take_from_line(flows, q)
     return stand_nodes(flows, q)
 
@@ -326,93 +439,10 @@ cdef inline int32_t child_at(Flows flows, int32_t node, int32_t id) noexcept:
 cdef inline int32_t queue_at(Flows flows, int32_t node, int32_t target, int32_t id) noexcept:
     """Return the queue with a number in the line of a node for a target, -1: of the root.
     O(targets)."""
+    cdef int32_t child
     if node == NONE:
         return id
-    return flows.find_queue(flows.family_of(node).members[id], target)
-
-
-cdef int32_t first_head(Flows flows, Heap line, int32_t pool) noexcept:
-    """Return the request that is first in a line of the root that is not empty, in the order of a
-    pool. O(levels)."""
-    cdef int32_t q = line.nodes[0].id, target = flows.queues[q].target, node, cls
-    while is_node(flows, flows.queues[q].flow):
-        node = flows.queues[q].flow
-        cls = flows.items[node].cls
-        line = own_heap(flows, node, cls, pool) if target else free_heap(flows, node, cls, pool)
-        q = queue_at(flows, node, target, line.nodes[0].id)
-    return flows.queues[q].head
-
-
-cdef int32_t least_served(Flows flows, int32_t i, int32_t pool) noexcept:
-    """Return the head whose session was served least, ties by arrival: `i`, which is the first of
-    its flow in a pool, or the flow's other head there. O(targets)."""
-    cdef const Request* r = &flows.requests.items[i]
-    cdef const Request* other
-    cdef int32_t q
-    cdef int64_t less_by
-    if not has_one_order(flows, r.flow):
-        return i
-    q = flows.find_queue(r.flow, pool + 1 if r.target == NONE else 0)
-    if q == NONE or not has_place(flows, q):
-        return i
-    other = &flows.requests.items[flows.queues[q].head]
-    less_by = session_key(flows, counted_session(flows, r))
-    less_by -= session_key(flows, counted_session(flows, other))
-    if less_by > 0 or (less_by == 0 and other.seq < r.seq):
-        return flows.queues[q].head
-    return i
-
-
-cdef int32_t first_of_two(
-    Flows flows, int32_t node, int32_t cls, int32_t pool, int64_t shift
-) noexcept:
-    """Return the request of a class that is first in a pool below a node, -1: the root, with a
-    shift added to the keys of those that may run anywhere; -1: there is none. A node is compared
-    with its siblings once, and its children in both lines with each other. O(levels)."""
-    cdef Heap own = own_heap(flows, node, cls, pool), free = free_heap(flows, node, cls, pool)
-    cdef int32_t q
-    while own.count or free.count:
-        if own.count == 0 or (free.count and less_by(&free.nodes[0], &own.nodes[0], shift)):
-            q = queue_at(flows, node, 0, free.nodes[0].id)
-        else:
-            q = queue_at(flows, node, pool + 1, own.nodes[0].id)
-        node = flows.queues[q].flow
-        if not is_node(flows, node):
-            return least_served(flows, flows.queues[q].head, pool)
-        own, free = own_heap(flows, node, cls, pool), free_heap(flows, node, cls, pool)
-    return NONE
-
-
-cdef int32_t next_heads(
-    Flows flows, int32_t node, int32_t cls, int32_t pool, int64_t shift, int32_t* found,
-    int32_t taken,
-) noexcept:
-    """Return the first requests of a class in a pool below a node, -1: the root, behind those that
-    were taken, LOOKAHEAD at most with them: those of the first child first. O(levels *
-    LOOKAHEAD^2)."""
-    cdef int32_t next_ids[LOOKAHEAD]
-    cdef bint is_free[LOOKAHEAD]
-    cdef int32_t seen[LOOKAHEAD]
-    cdef int32_t k, m, q, child, count = best_first(
-        own_heap(flows, node, cls, pool), free_heap(flows, node, cls, pool), shift, next_ids,
-        is_free, 0,
-    )
-    for k in range(count):
-        q = queue_at(flows, node, 0 if is_free[k] else pool + 1, next_ids[k])
-        child = seen[k] = flows.queues[q].flow
-        if count == LOOKAHEAD:
-            watch(flows, child)  # behind it another may come into sight
-        if taken == LOOKAHEAD:
-            return taken
-        for m in range(k):
-            if seen[m] == child:  # it stands in both lines
-                break
-        else:
-            m = k
-        if is_node(flows, child):
-            if m == k:
-                taken = next_heads(flows, child, cls, pool, shift, found, taken)
-        elif m == k or not has_one_order(flows, child):
-            found[taken] = least_served(flows, flows.queues[q].head, pool)
-            taken += 1
-    return taken
+    child = flows.family_of(node).members[id]
+    if target and flows.items[child].in_sets:
+        return first_standing(flows, child, target)
+    return flows.find_queue(child, target)

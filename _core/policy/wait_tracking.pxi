@@ -51,7 +51,7 @@ cdef int32_t emptiest_with(Core core, int32_t i, int32_t pool, int32_t before) n
     which it was; while that rests none of the others has become emptier. O(1), else O(pools)."""
     cdef PoolOrder order = core.ledger.order
     cdef int32_t q, best = pool
-    if core.requests.items[i].target != NONE:
+    if is_one_pool(core.requests.items[i].target):
         return pool
     if before != NONE and before != pool and order.is_asleep(before) and (
         core.ledger.pools[before].next == i

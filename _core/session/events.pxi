@@ -5,12 +5,12 @@ cdef int read_replay(
     int64_t* reserved,
 ) except -1:
     """Read, check and resolve a LeaseReplay."""
-    cdef Slice request_id, tenant, key, pool, adapter, request_class, session
+    cdef Slice request_id, tenant, key, pool, request_class
     cdef int64_t v[8]  # fields 6 to 13, by number - 6
     cdef int64_t tag, proof = 0
     memset(v, 0, sizeof(v))
     request_id.at, request_id.size, lease_id[0] = c.at, 0, 0
-    tenant = key = pool = adapter = request_class = session = request_id
+    tenant = key = pool = request_class = request_id
     while True:
         tag = read_tag(c)
         if tag == 0:
@@ -28,7 +28,7 @@ cdef int read_replay(
         elif tag & 7 == VARINT and 6 <= tag >> 3 <= 13:
             v[(tag >> 3) - 6] = <int64_t>read_varint(c)
         elif tag == 14 << 3 | LENGTH:
-            read_text(c, &adapter)
+            read_text(c, &ask.adapter)
         elif tag == 15 << 3 | LENGTH:
             read_text(c, &request_class)
         elif tag == 16 << 3 | VARINT:
@@ -38,21 +38,21 @@ cdef int read_replay(
         elif tag == 18 << 3 | LENGTH:
             read_text(c, &ask.client_id)
         elif tag == 19 << 3 | LENGTH:
-            read_text(c, &session)
+            read_text(c, &ask.session)
         else:
             skip(c, tag)
     check_whole(c, "replay")
     check_text("request_id", &request_id, 1, ID_BYTES_MAX)
     check_client_id(&ask.client_id, &request_id)
     check_text("tenant", &tenant, 0, NAME_BYTES_MAX)
-    check_names(&pool, &adapter, &request_class, &session)
+    check_text("pool", &pool, 0, ID_BYTES_MAX)
+    check_names(&ask.adapter, &request_class, &ask.session)
     check_range("reserved_tokens", v[1], 0, TOKENS_MAX)
     check_range("prompt_tokens", v[2], 1, TOKENS_MAX)
     check_range("sequences", v[7], 0, SEQUENCES_MAX)
     check_output(v[2], v[3], max(<int64_t>1, v[7]))
     epoch[0], reserved[0] = v[0], v[1]
     usage[0] = checked_usage(v[4], v[5], v[6])
-    ask.adapter, ask.session = adapter, session
     hash_adapter(core, ask)
     ask.flow = flow_of(core, &tenant, &key)
     # A tenant that the principal may not name any more does not end what runs.

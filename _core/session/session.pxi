@@ -279,15 +279,15 @@ cdef class Session(PoolOffers):
         if self.open_count >= self.core.settings.session_open_max:
             self.core.received += 1
             message.flow = flow_of(self.core, &message.tenant, &message.key)
+            message.target = target_of(self.core, &message.pool) if message.pools == 1 else NONE
             handle = -refuse(self.core, NONE, OUT_REJECTED_LIMIT, tag)
         else:
             handle = admit_message(self.core, &message, self.owner, self.principal, tag, 0)
         if handle < 0:
             fill_refusal(
-                self.core, &v, message.flow, target_of(self.core, &message.pool), <int>-handle,
-                tag, self.principal,
+                self.core, &v, message.flow, message.target, <int>-handle, tag, self.principal,
             )
-            v.only_named = v.only_named and message.pool.size == 0
+            v.only_named = v.only_named and message.pools == 0
             v.tag = tag
             return self.push(&v)
         i = self.core.requests.lookup(handle)

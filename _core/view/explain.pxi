@@ -188,13 +188,14 @@ cdef dict story_of(Core core, int64_t now_ns, int32_t i):
     return story
 
 
-cdef Node rank_of(Core core, int32_t i) noexcept:
-    """Return where a request would stand in its line if it were the head of its queue."""
+cdef Node rank_of(Core core, int32_t i, int32_t target) noexcept:
+    """Return where a request would stand in its line, or in that of a pool of its set, if it were
+    the head of its queue."""
     cdef Request* r = &core.requests.items[i]
     cdef Node mine
     mine.key, mine.tie, mine.id = 0, r.seq, NONE
     if core.flows.order == ORDER_COUNTER:
-        mine.key = core.flows.counter_at(r.flow, r.target) // core.flows.grain
+        mine.key = core.flows.counter_at(r.flow, target) // core.flows.grain
     elif core.flows.order == ORDER_INPUT:
         mine.key = r.prompt_tokens
     return mine
@@ -202,32 +203,41 @@ cdef Node rank_of(Core core, int32_t i) noexcept:
 
 cdef int32_t flows_before(Core core, int32_t i) except -1:
     """Return how many flows of its class are ahead of it in the line, a node as one; more than
-    SCAN_MAX are not counted. O(levels * SCAN_MAX)."""
+    SCAN_MAX are not counted. In a set of pools, the one counts in which they are the fewest.
+    O(levels * SCAN_MAX * pools of the set)."""
+    cdef int32_t target = core.requests.items[i].target, k, least = NONE, count
+    for k in range(core.flows.sets.line_count(target + 1)):
+        count = flows_before_in(core, i, core.flows.sets.line_at(target + 1, k) - 1)
+        least = count if least == NONE else min(least, count)
+    return least
+
+
+cdef int32_t flows_before_in(Core core, int32_t i, int32_t pool) except -1:
     cdef Request* r = &core.requests.items[i]
-    cdef Node mine = rank_of(core, i)
+    cdef Node mine = rank_of(core, i, pool)
     cdef Line free
     cdef Heap line
     cdef Family family
     cdef int32_t node
-    cdef int32_t flow = r.flow, cls = core.flows.items[flow].cls, count = 0, target = r.target + 1
+    cdef int32_t flow = r.flow, cls = core.flows.items[flow].cls, count = 0, target = pool + 1
     cdef int64_t shift
     while core.flows.items[flow].parent != NONE:
         node = core.flows.items[flow].parent
         family = core.flows.family_of(node)
         if target:
             count = nodes_before(core, family.line_of(target), family, &mine, flow, count)
-            line = free_heap(core.flows, node, cls, r.target)
+            line = free_heap(core.flows, node, cls, pool)
         else:
             line = family.line_of(0)
         count = nodes_before(core, line, family, &mine, flow, count)
         flow = node
         if core.flows.order == ORDER_COUNTER:
-            mine.key = core.flows.counter_at(flow, r.target) // core.flows.grain
-    if r.target == NONE:
+            mine.key = core.flows.counter_at(flow, pool) // core.flows.grain
+    if pool == NONE:
         free = <Line>core.flows.candidates[0]
     else:
-        free = free_line(core.flows, r.target)
-    shift = shift_of(core.flows, cls, r.target) if r.target != NONE else 0
+        free = free_line(core.flows, pool)
+    shift = shift_of(core.flows, cls, pool) if pool != NONE else 0
     mine.key -= shift
     count = nodes_before(core, free.heap(cls), None, &mine, flow, count)
     mine.key += shift

@@ -232,7 +232,7 @@ cdef int check_backlog(Core core) except -1:
 cdef int check_candidates(Core core) except -1:
     cdef Line line
     cdef Heap heap
-    cdef int32_t k, q, c
+    cdef int32_t k, q, c, pool = NONE
     for c in range(CLASSES_MAX):
         check_invariant(core, (<Heap>core.flows.actives[c]).valid(), "heap order of active flows")
     check_positions(core)
@@ -245,12 +245,13 @@ cdef int check_candidates(Core core) except -1:
                 check_invariant(
                     core,
                     stands_by(
-                        core.flows, q, &heap.nodes[k], core.flows.key_of(q),
+                        core.flows, q, &heap.nodes[k], key_in(core.flows, q, pool),
                         arrival_of(core.flows, q),
                     )
                     and core.flows.items[core.flows.queues[q].flow].cls == c,
                     "a candidate stands at its counter and its head, in its class",
                 )
+        pool += 1
     return 0
 
 
@@ -459,6 +460,7 @@ cdef int check_all(Core core) except -1:
     check_requests(core)
     check_flows(core)
     check_tenants(core)
+    check_sets(core)
     check_pools(core)
     check_pool_order(core)
     check_quotas(core)

@@ -5,7 +5,7 @@ cdef enum:
 
 
 cdef str pool_name_of(Core core, int32_t pool):
-    return "" if pool == NONE else core.pool_list[pool].decode()
+    return core.pool_list[pool].decode() if is_one_pool(pool) else ""
 
 
 cdef int32_t requests_before(Core core, int32_t i) noexcept:

@@ -124,7 +124,10 @@ cdef int check_holds(Core core, int32_t s) except -1:
             count += 1
             check_invariant(
                 core, core.requests.rare_of(&core.requests.items[i]).hold == n
-                and core.requests.items[i].target in (NONE, pool),
+                and (
+                    core.requests.items[i].target == NONE
+                    or core.flows.may_take(pool, core.requests.items[i].target)
+                ),
                 "who waits for the cap of a pool may run there",
             )
             i = core.requests.items[i].next

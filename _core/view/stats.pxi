@@ -328,8 +328,8 @@ cdef int64_t fairness_gap(Flows flows) except -1:
     in a pool, and not because of their own quotas. O(queues * pools + (classes + families) *
     pools)."""
     cdef int64_t widest = 0
-    cdef int32_t q, k, n, flow, target, pools = <int32_t>len(flows.anywhere) if flows.local else 1
-    cdef int32_t count
+    cdef int32_t q, k, n, flow, target, pool, count
+    cdef int32_t pools = <int32_t>len(flows.anywhere) if flows.local else 1
     cdef Span* spans
     if pools == 0:
         return 0
@@ -350,7 +350,9 @@ cdef int64_t fairness_gap(Flows flows) except -1:
         elif target == 0 and flows.one_line:
             widen(&spans[k + pools], flows.items[flow].vtc)
         elif target:
-            widen(&spans[k + target - 1], flows.counter_at(flow, target - 1))
+            for n in range(flows.sets.line_count(target)):
+                pool = flows.sets.line_at(target, n) - 1
+                widen(&spans[k + pool], flows.counter_at(flow, pool))
         else:
             n = flows.items[flow].first_position
             while n != NONE:

@@ -8,6 +8,13 @@ cdef int64_t arrival_of(Flows flows, int32_t q) except -1:
     return flows.requests.items[flows.queues[q].head].seq
 
 
+cdef int64_t key_in(Flows flows, int32_t q, int32_t pool) except *:
+    """Return the key of a queue in the line of a pool, its own or one of its set. O(pools)."""
+    if flows.order == ORDER_COUNTER and flows.queues[q].target > POOLS_MAX:
+        return flows.counter_at(flows.queues[q].flow, pool) // flows.grain
+    return flows.key_of(q)
+
+
 cdef bint stands_by(Flows flows, int32_t q, const Node* entry, int64_t key, int64_t tie) except *:
     """Return whether an entry of a queue is right; a node that waits to be placed has its earlier
     key."""
@@ -57,7 +64,7 @@ cdef int check_node(Core core, int32_t node) except -1:
             q = queue_at(flows, node, target, line.nodes[k].id)
             check_invariant(
                 core, stands_by(
-                    flows, q, &line.nodes[k], flows.key_of(q), arrival_of(flows, q)
+                    flows, q, &line.nodes[k], key_in(flows, q, target - 1), arrival_of(flows, q)
                 ),
                 "a child stands at its counter and its head",
             )

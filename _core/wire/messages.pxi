@@ -5,13 +5,17 @@ ctypedef struct Usage:
     int64_t input_tokens, cached_tokens, output_tokens
 
 ctypedef struct AdmitMessage:
-    Slice request_id, client_id, tenant, key, pool, adapter, request_class, session
+    Slice request_id, client_id, tenant, key, adapter, request_class, session
+    Slice pool  # the first that it names
+    int64_t pools  # how many it names
+    uint64_t pools_hash  # of several names, once found, in any order
     int64_t prompt_tokens, prompt_max_tokens, prompts
     int64_t n, max_output_tokens, hashes, deadline_ms, queue_ttl_ms, proof
     uint64_t prompts_hash
     bint reports_progress, whole_answer, has_exact_input
     Cursor body  # the whole message, for fields that are read only if needed
     int32_t flow  # its tenant's flow, once found; -1: none
+    int32_t target  # the pool or set of pools that it names, once found; -1: none
 
 
 cdef int check_output(int64_t prompt_tokens, int64_t output_max, int64_t sequences) except -1:
@@ -42,10 +46,39 @@ cdef int check_client_id(Slice* id, const Slice* request_id) except -1:
     return 0
 
 
-cdef int check_names(
-    Slice* pool, Slice* adapter, Slice* request_class, Slice* session
-) except -1:
-    check_text("pool", pool, 0, ID_BYTES_MAX)
+cdef tuple POOL_FIELDS = tuple(f"pools[{place}]" for place in range(SET_POOLS_MAX))
+
+
+cdef int check_pool_names(const AdmitMessage* m) except -1:
+    """Check the names of the pools in which a request may run. O(bytes + names^2)."""
+    cdef Slice names[SET_POOLS_MAX]
+    cdef Cursor c = m.body
+    cdef int32_t k = 0, other
+    cdef int64_t tag
+    names[0] = m.pool
+    if m.pools > SET_POOLS_MAX:
+        invalid(
+            "pools", f"has {m.pools:,} names; at most {<int64_t>SET_POOLS_MAX} are allowed"
+        )
+    if m.pools == 1:
+        return check_text(POOL_FIELDS[0], &names[0], 1, ID_BYTES_MAX)
+    while k < m.pools:
+        tag = read_tag(&c)
+        if tag != 4 << 3 | LENGTH:
+            skip(&c, tag)
+            continue
+        names[k] = read_slice(&c)
+        check_text(POOL_FIELDS[k], &names[k], 1, ID_BYTES_MAX)
+        for other in range(k):
+            if names[other].size == names[k].size and memcmp(
+                names[other].at, names[k].at, <size_t>names[k].size
+            ) == 0:
+                invalid(POOL_FIELDS[k], f"repeats pools[{other}]")
+        k += 1
+    return 0
+
+
+cdef int check_names(Slice* adapter, Slice* request_class, Slice* session) except -1:
     check_text("adapter", adapter, 0, NAME_BYTES_MAX)
     check_text("request_class", request_class, 0, NAME_BYTES_MAX)
     return check_text("session", session, 0, NAME_BYTES_MAX)
@@ -104,7 +137,11 @@ cdef int parse_admit(AdmitMessage* m, Cursor c) except -1:
         elif tag == 3 << 3 | LENGTH:
             m.key = read_slice(&c)
         elif tag == 4 << 3 | LENGTH:
-            read_text(&c, &m.pool)
+            if m.pools == 0:
+                m.pool = read_slice(&c)
+            else:
+                read_slice(&c)
+            m.pools += 1
         elif tag == 5 << 3 | LENGTH:
             packed = read_message(&c)
             while packed.at < packed.end and not packed.bad:
@@ -153,7 +190,8 @@ cdef int check_admit(AdmitMessage* m) except -1:
     check_text("request_id", &m.request_id, 1, ID_BYTES_MAX)
     check_client_id(&m.client_id, &m.request_id)
     check_text("tenant", &m.tenant, 0, NAME_BYTES_MAX)
-    check_names(&m.pool, &m.adapter, &m.request_class, &m.session)
+    check_pool_names(m)
+    check_names(&m.adapter, &m.request_class, &m.session)
     if m.key.size != 0 and m.key.size != 32:
         invalid("api_key_sha256", f"must have 32 bytes, not {m.key.size:,}")
     if m.prompts == 0:

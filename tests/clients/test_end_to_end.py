@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_the_queue_and_a_full_queue(
 ) -> None:
     """A lease holds the pool, four requests fill the queue, the next is refused, and one leaves."""
     shape: dict[str, Any] = {"input_tokens": [1_500] * 2, "max_output_tokens": 440}
-    holding = await scheduler.admission(tenant="c", pool="default", **shape).__aenter__()
+    holding = await scheduler.admission(tenant="c", pools=["default"], **shape).__aenter__()
     big = {"prompt": [1] * 1_900, "max_tokens": 8}
     waiting = [asyncio.ensure_future(ask(http, "b", **big)) for _ in range(4)]
     await eventually(scheduler, lambda stats: stats.totals.queued == 4)

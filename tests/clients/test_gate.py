@@ -32,7 +32,7 @@ async def test_a_completion_is_admitted_and_billed_to_the_token(bench: Bench) ->
     admit = bench.fake.admits[0]
     assert done.answer_headers["x-schedsvc-request-id"] == admit.request_id
     assert (admit.tenant, list(admit.input_tokens), admit.n) == ("acme", [3], 2)
-    assert (admit.max_output_tokens, admit.pool) == (50, "default")
+    assert (admit.max_output_tokens, admit.pools) == (50, ["default"])
     assert admit.reports_progress
     assert admit.whole_answer
     end = bench.fake.books[1].end

@@ -94,7 +94,9 @@ async def cached_of_mixed(
 
     Returns how many tokens were found cached, by the answers, and of how many.
     """
-    async with scheduler.admission(tenant="c", input_tokens=1, max_output_tokens=1, pool="default"):
+    async with scheduler.admission(
+        tenant="c", input_tokens=1, max_output_tokens=1, pools=["default"]
+    ):
         tasks = []
         for number in range(2 * EACH):
             tenant, token = ("a", first) if number % 2 == 0 else ("b", first + 1)

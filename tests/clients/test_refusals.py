@@ -174,7 +174,7 @@ async def full(programs: Programs) -> AsyncIterator[Callable[..., Any]]:
     async with AsyncScheduler(programs.target) as scheduler, contextlib.AsyncExitStack() as sdks:
         await eventually(scheduler, empty)
         shape: dict[str, Any] = {"input_tokens": [1_800] * 2, "max_output_tokens": 200}
-        holding = await scheduler.admission(tenant="b", pool="default", **shape).__aenter__()
+        holding = await scheduler.admission(tenant="b", pools=["default"], **shape).__aenter__()
 
         async def queue(tenant: str) -> asyncio.Task[Any]:
             sdk = await sdks.enter_async_context(client(programs.engine_url, tenant))

@@ -75,7 +75,7 @@ async def scheduler(programs: Both) -> AsyncIterator[AsyncScheduler]:
 async def filled(scheduler: AsyncScheduler, pool: str) -> Admission:
     """Take the pool's room, so that BIG does not fit."""
     shape: dict[str, Any] = {"input_tokens": [1_500] * 2, "max_output_tokens": 440}
-    return await scheduler.admission(tenant="c", pool=pool, **shape).__aenter__()
+    return await scheduler.admission(tenant="c", pools=[pool], **shape).__aenter__()
 
 
 async def queued(scheduler: AsyncScheduler, count: int) -> None:

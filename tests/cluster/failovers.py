@@ -102,7 +102,7 @@ class World:
             end_s = time.monotonic() + stopped_s
             while time.monotonic() < end_s:
                 request = pb.AdmitRequest(
-                    request_id=f"probe-{len(asked)}", tenant="light", pool="probed",
+                    request_id=f"probe-{len(asked)}", tenant="light", pools=["probed"],
                     input_tokens=[16], max_output_tokens=16,
                 )  # fmt: skip
                 asked.append(stub.Admit(request, metadata=proof(), timeout=stopped_s + 5))

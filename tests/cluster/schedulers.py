@@ -131,7 +131,7 @@ class Load:
         while True:
             self._next += 1
             ask = pb.AdmitRequest(
-                request_id=f"{tenant}-{self._next}", tenant=tenant, pool=pool,
+                request_id=f"{tenant}-{self._next}", tenant=tenant, pools=[pool],
                 input_tokens=[INPUT], max_output_tokens=1,
             )  # fmt: skip
             answer = await stub.Admit(ask, timeout=120)

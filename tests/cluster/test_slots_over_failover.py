@@ -80,7 +80,7 @@ async def test_a_cap_holds_over_a_failover(tmp_path: Path, store: StoreServer, k
     async with two_sets(tmp_path, store) as sets:
         gate = await sets.gate()
         running = [
-            gate.admission(tenant="t", pool="p", input_tokens=100, max_output_tokens=16)
+            gate.admission(tenant="t", pools=["p"], input_tokens=100, max_output_tokens=16)
             for _ in range(CAP)
         ]
         for each in running:

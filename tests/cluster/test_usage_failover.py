@@ -154,7 +154,7 @@ async def test_a_gate_that_dies_with_the_leader_is_estimated(
         )
         session.register_pool(pool="p", epoch=1, capacity_tokens=6_400, block_size_tokens=16)
         session.start()
-        it = session.admission(tenant="light", pool="p", input_tokens=100, max_output_tokens=40)
+        it = session.admission(tenant="light", pools=["p"], input_tokens=100, max_output_tokens=40)
         await it.submit()
         it.progress(input_tokens=100, output_tokens=10)
         a.send(signal.SIGKILL)

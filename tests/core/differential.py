@@ -7,7 +7,7 @@ from schedsvc import _core as core
 
 from .twin import Twin
 from .twin_rejections import most_retry_ms
-from .twin_types import ENDED, QUEUED, Request, TwinError, Verdict
+from .twin_types import ENDED, QUEUED, Request, TwinError, Verdict, may_run
 from .twin_view import core_view, view, wait_reasons
 
 
@@ -153,7 +153,7 @@ class Differential:
             queue = self.twin.order.queue(r.flow, r.target)
             assert got["place"]["queue_ahead"] == queue.index(r)
             nexts = {p for p, row in enumerate(got["pools"]) if row["is_next"]}
-            pools = [p for p in range(len(self.twin.pools)) if r.target in (-1, p)]
+            pools = [p for p in range(len(self.twin.pools)) if may_run(r.target, p)]
             assert nexts == {k for k, p in enumerate(pools) if self.twin.head_for(p)[0] is r}
 
     def save(self) -> None:

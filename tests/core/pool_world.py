@@ -17,7 +17,15 @@ INPUT, OUTPUT = 128, 256
 CHARGE = INPUT + 2 * OUTPUT  # the service of one request
 SLOTS = 8
 ANY = -1
+Target = int | tuple[int, ...]  # any pool, a pool, or the pools of a set
 DEPTH = 4 * SLOTS  # so that it never runs out while others end at one moment
+
+
+def pools_of(target: Target) -> tuple[int, ...]:
+    """Return the pools that requests for a target name."""
+    if isinstance(target, tuple):
+        return target
+    return () if target == ANY else (target,)
 
 
 class PoolWorld:
@@ -38,11 +46,11 @@ class PoolWorld:
         self.begun = [0] * len(rates)
         for pool in range(1, len(rates)):
             self.begin_epoch(pool)
-        self.waiting: Counter[tuple[int, int]] = Counter()  # by flow and target
-        self.backlogged: set[tuple[int, int]] = set()
+        self.waiting: Counter[tuple[int, Target]] = Counter()  # by flow and target
+        self.backlogged: set[tuple[int, Target]] = set()
         self.ends: list[tuple[int, int, int, int]] = []  # when, lease id, flow, pool
         self.plan: list[tuple[int, int, Callable[[], None]]] = []
-        self.asked: dict[int, tuple[int, int]] = {}  # handle: flow and target
+        self.asked: dict[int, tuple[int, Target]] = {}  # handle: flow and target
         self.served: dict[int, Counter[tuple[str, int]]] = defaultdict(Counter)  # by second
         self.grants: dict[tuple[str, int], list[float]] = defaultdict(list)
         self.count = 0
@@ -50,21 +58,21 @@ class PoolWorld:
     def at(self, second: float, do: Callable[[], None]) -> None:
         heapq.heappush(self.plan, (int(second * SECOND), len(self.plan), do))
 
-    def ask(self, name: str, target: int, requests: int = 1) -> None:
+    def ask(self, name: str, target: Target, requests: int = 1) -> None:
         flow = self.flows.index(name)
         for _ in range(requests):
             self.count += 1
             handle = self.scheduler.admit(
-                self.now_ns, flow, str(self.count).encode(), INPUT, OUTPUT, pool=target
+                self.now_ns, flow, str(self.count).encode(), INPUT, OUTPUT, pools=pools_of(target)
             )
             self.asked[handle] = flow, target
             self.waiting[flow, target] += 1
 
-    def flood(self, name: str, target: int) -> None:
+    def flood(self, name: str, target: Target) -> None:
         self.backlogged.add((self.flows.index(name), target))
         self.ask(name, target, DEPTH)
 
-    def leave(self, name: str, target: int) -> None:
+    def leave(self, name: str, target: Target) -> None:
         self.backlogged.discard((self.flows.index(name), target))
 
     def slow(self, pool: int, rate: float) -> None:
@@ -115,7 +123,9 @@ class PoolWorld:
                 if self.begun[pool] < SLOTS:  # the first ones, so they end one by one
                     took = took * self.begun[pool] // SLOTS
                 heapq.heappush(self.ends, (self.now_ns + took, d.lease_id, flow, pool))
-            for flow, target in sorted(self.backlogged):
+            for flow, target in sorted(
+                self.backlogged, key=lambda each: (each[0], pools_of(each[1]))
+            ):
                 if self.waiting[flow, target] < DEPTH:
                     self.ask(self.flows[flow], target, DEPTH - self.waiting[flow, target])
             if not decisions:

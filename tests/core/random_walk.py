@@ -56,6 +56,7 @@ class RandomWalk:
         self.waiting: dict[int, int] = {}  # handle -> when it was asked
         self.leases: dict[int, core.Decision] = {}  # live as far as the auditor knows
         self.withdrawn: set[int] = set()
+        self.named: dict[int, tuple[int, ...]] = {}  # the pools of a set, by handle
         self.handles: set[int] = set()  # ever given out
         # The tokens of prompts and of outputs, and the number of sequences, by handle.
         self.asked: dict[int, tuple[int, int]] = {}
@@ -94,6 +95,7 @@ class RandomWalk:
             inputs,
             output,
             pool=min(ask.choice((-1, -1, -1, 0, 1, 2)), self.pools - 1),
+            pools=(named := self.pools_of(serial)),
             sequences=sequences,
             queue_ttl_ns=ask.choice((0, 0, SECOND)),
             reports_progress=ask.random() < 0.5,
@@ -106,8 +108,12 @@ class RandomWalk:
             self.handles.add(handle)
             self.asked[handle] = output * sequences, sequences
             self.waiting[handle] = self.now_ns
+            self.named[handle] = named
         elif handle > 0:
             assert repeated, "a handle names one request"
+
+    def pools_of(self, _serial: int) -> tuple[int, ...]:
+        return ()
 
     def session_of(self, _ask: random.Random) -> bytes:
         return b""
@@ -121,6 +127,7 @@ class RandomWalk:
                 assert self.waiting.pop(d.handle) == self.now_ns - d.waited_ns
                 assert d.lease_id not in self.leases
                 assert d.waited_ns < LIMITS["queue_ttl_ns"]
+                assert not self.named[d.handle] or d.pool in self.named[d.handle]
                 self.leases[d.lease_id] = d
             else:
                 asked_ns = self.waiting.pop(d.handle)

@@ -37,6 +37,9 @@ class RestWalk:
         self.classes = _CLASSES[: rnd.choice((0, 0, 2, 3))]
         self.sessions = rnd.choice((0, 0, 4))
         self.deadlines = rnd.random() < 0.2
+        # A stream of its own, so that walks without sets stay as they are.
+        self.set_draws = random.Random(seed ^ 0x5E7)
+        self.names_set = self.set_draws.choice((0.0, 0.2, 0.7))
         self.draws = rnd.randrange(1 << 60)  # draws of the configuration, the same for both
         self.calm, self.woken = self._core(), self._core()
         self.both = self.calm, self.woken
@@ -153,6 +156,7 @@ class RestWalk:
                 prompt,
                 output,
                 pool=rnd.randrange(self.pools) if rnd.random() < self.names_pool else -1,
+                pools=self._set(),
                 reports_progress=rnd.random() < 0.8,
                 deadline_ns=SECOND if self.deadlines and rnd.random() < 0.5 else 0,
                 adapter=b"a%d" % rnd.randrange(self.adapters) if self.adapters else b"",
@@ -162,6 +166,14 @@ class RestWalk:
             )
             if handle > 0:
                 self.waiting.append(handle)
+
+    def _set(self) -> tuple[int, ...]:
+        """Draw the pools that a request names instead of one or none; (): it does not."""
+        if self.set_draws.random() >= self.names_set:
+            return ()
+        count = self.set_draws.choice((1, 1, 2))
+        few = self.set_draws.sample(range(min(self.pools, 5)), count)
+        return (*few, self.set_draws.randrange(self.pools))
 
     def _lease(self) -> core.Decision | None:
         return self.random.choice(self.leases) if self.leases else None

@@ -83,7 +83,7 @@ def test_two_gates_have_to_replay() -> None:
     gates = [Stream(s), Stream(s)]
     for gate in gates:
         gate.send(0, offering(2))
-    gates[0].send(0, BEAT, asking(1, "r", pool="p"))
+    gates[0].send(0, BEAT, asking(1, "r", pools=["p"]))
     assert fates(gates[0].pull(0)) == []
     gates[1].send(0, BEAT)
     assert fates(gates[0].pull(0)) == [(1, core.GRANTED)]
@@ -119,7 +119,7 @@ def test_a_gate_that_lies_fills_its_own_pool_at_most() -> None:
     assert notices(gate.send(0, runs(1, request_class="unknown"))) == []
     assert s.stats(0)["totals"]["live_leases"] == accepted
     assert s.stats(0)["totals"]["replays_refused"] == 11 - accepted
-    gate.send(0, BEAT, asking(1, "new", pool="p"))
+    gate.send(0, BEAT, asking(1, "new", pools=["p"]))
     assert fates(gate.pull(0)) == []
     s.check()
 
@@ -128,7 +128,7 @@ def test_replayed_leases_are_marked() -> None:
     s = leader()
     gate = Stream(s)
     gate.send(0, offering(1), runs(7), BEAT)
-    granted = gate.grant(0, 1, "new", pool="p")
+    granted = gate.grant(0, 1, "new", pools=["p"])
     rows = s.list_leases(0, 0, 1_000, 1_000)[1]
     assert {row["lease_id"]: row["replayed"] for row in rows} == {7: True, granted: False}
 

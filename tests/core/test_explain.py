@@ -272,10 +272,10 @@ def test_a_pool_that_is_away() -> None:
     shim, other = Stream(s), Stream(s)
     shim.push(0, offering("p", capacity=30))
     other.push(0, offering("q", capacity=30))
-    shim.push(0, asking(1, "runs", 10, pool="p"))
+    shim.push(0, asking(1, "runs", 10, pools=["p"]))
     keeper = Stream(s)
     keeper.push(
-        0, asking(1, "there", 10, pool="p"), asking(2, "anywhere", 10, max_output_tokens=20)
+        0, asking(1, "there", 10, pools=["p"]), asking(2, "anywhere", 10, max_output_tokens=20)
     )
     keeper.push(0, asking(3, "next", 10, max_output_tokens=20))
     shim.session.close(SECOND)

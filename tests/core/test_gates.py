@@ -35,7 +35,7 @@ def test_a_pool_grants_once_all_gates_have_replayed() -> None:
     s = scheduler()
     first, second = Stream(s), Stream(s)
     first.send(0, offering(2))
-    assert first.send(0, asking(1, "r", 60, pool="p")).verdicts == []
+    assert first.send(0, asking(1, "r", 60, pools=["p"])).verdicts == []
     assert pool(s, 0)["wait_reason"] == "DETACHED"
     # The other process runs a request: without its replay, both would not fit.
     answer = second.send(
@@ -55,7 +55,7 @@ def test_a_pool_grants_once_all_gates_have_replayed() -> None:
 def test_a_single_gate_is_granted_with_its_first_request(gates: int) -> None:
     stream = Stream(scheduler())
     stream.send(0, offering(gates))
-    stream.grant(0, 1, "r", pool="p")
+    stream.grant(0, 1, "r", pools=["p"])
 
 
 def test_a_gate_of_the_version_before_is_not_waited_for() -> None:
@@ -69,7 +69,7 @@ def test_a_gate_that_never_comes_is_waited_for_until_its_leases_are_over() -> No
     s = scheduler(queue_ttl_ns=10 * WINDOW)
     stream = Stream(s)
     stream.send(SECOND, offering(3))
-    stream.send(SECOND, asking(1, "r", pool="p"))
+    stream.send(SECOND, asking(1, "r", pools=["p"]))
     assert s.next_deadline() == SECOND + WINDOW
     s.poll(SECOND + WINDOW - 1)
     assert fates(stream.pull(SECOND + WINDOW - 1)) == []
@@ -85,7 +85,7 @@ def test_a_gate_counts_once_while_it_is_there() -> None:
         stream.send(0, offering(2), BEAT)
         stream.session.close(0)
     stays = Stream(s)
-    stays.send(0, offering(2), BEAT, BEAT, asking(1, "r", pool="p"))
+    stays.send(0, offering(2), BEAT, BEAT, asking(1, "r", pools=["p"]))
     assert fates(stays.pull(0)) == []
     # A stream that replayed before it offered the pool counts too.
     other = Stream(s)
@@ -100,9 +100,9 @@ def test_a_pool_waits_once() -> None:
     for stream in streams:
         stream.send(0, offering(2), BEAT)
     streams[1].session.close(0)
-    streams[0].grant(0, 1, "r", pool="p")
+    streams[0].grant(0, 1, "r", pools=["p"])
     streams[0].send(0, offering(4))
-    streams[0].grant(0, 2, "r2", pool="p")
+    streams[0].grant(0, 2, "r2", pools=["p"])
     s.check()
 
 
@@ -117,7 +117,7 @@ def test_saved_state_knows_what_runs() -> None:
     s.set_saved(0, rows)
     stream = Stream(s)
     stream.send(0, offering(3))
-    stream.grant(0, 1, "r", pool="p")
+    stream.grant(0, 1, "r", pools=["p"])
 
 
 @pytest.mark.parametrize("gates", [-1, (1 << 16) + 1])

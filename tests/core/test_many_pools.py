@@ -61,8 +61,8 @@ def test_one_stream_offers_1024_pools_that_go_and_return() -> None:
     gate, engines = Stream(s), Stream(s)
     assert not faults(engines.send(0, *(offering(f"q{k}", capacity=20) for k in range(POOLS))))
     assert faults(engines.send(0, offering("one-more"))) == [(0, 8, "pool.pool")]
-    lease_id = gate.grant(0, 1, "runs", pool="q900")
-    gate.send(0, asking(2, "waits", pool="q900"))
+    lease_id = gate.grant(0, 1, "runs", pools=["q900"])
+    gate.send(0, asking(2, "waits", pools=["q900"]))
     engines.session.close(0)
     s.poll(0)
     assert pool(s, 0, 900)["wait_reason"] == "DETACHED"

@@ -53,7 +53,7 @@ def test_without_any_pool_that_takes_them_they_are_refused(pools: int) -> None:
     assert admit(s, 0, "r") == -core.REJECTED_NO_POOL
     answer = Stream(s).send(0, asking(1, "x")).verdicts[0].response.refusal
     assert "takes only requests that name its pool" in answer.message
-    wrong = Stream(s).send(0, asking(1, "y", pool="nope")).verdicts[0].response.refusal
+    wrong = Stream(s).send(0, asking(1, "y", pools=["nope"])).verdicts[0].response.refusal
     assert "none of the name asked for" in wrong.message
     assert grant(s, 0, "named", pool=0).pool == 0
     s.check()

@@ -84,7 +84,7 @@ def test_a_pool_without_streams_may_begin_at_an_earlier_epoch() -> None:
     first = Stream(s)
     first.send(0, offering("q", epoch=9))
     assert faults(first.send(0, offering("q", epoch=8)))
-    lease = first.send(0, asking(1, "r", pool="q")).verdicts[0].response.grant
+    lease = first.send(0, asking(1, "r", pools=["q"])).verdicts[0].response.grant
     first.session.close(0)
     again = Stream(s)
     assert not faults(again.send(0, offering("q", epoch=8)))

@@ -357,13 +357,13 @@ def test_pool_with_another_owner_starts_without_its_telemetry() -> None:
     after = Stream(s, 3)
     after.send(0, offering("g"))
     assert s.stats(0)["pools"][0]["engine_used_tokens"] == 0
-    assert fates(after.send(0, asking(1, "r", pool="g"))) == [(1, core.GRANTED)]
+    assert fates(after.send(0, asking(1, "r", pools=["g"]))) == [(1, core.GRANTED)]
     s.check()
 
 
 def pool_limits(s: core.Scheduler, principal: int) -> list[int]:
     """Return the pool's figures in the refusal of a request that is too large for every pool."""
-    message = admit_message("r", (5_000,), tenant="acme", pool="p").SerializeToString()
+    message = admit_message("r", (5_000,), tenant="acme", pools=["p"]).SerializeToString()
     data = s.admit_wire(0, principal, message)
     assert isinstance(data, bytes)
     answer = pb.AdmitResponse.FromString(data)

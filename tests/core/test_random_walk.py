@@ -35,6 +35,9 @@ def test_same_events_same_digest() -> None:
     assert other.core.digest() not in digests
 
 
+SETS: tuple[tuple[int, ...], ...] = ((), (), (), (0, 1), (1, 2), (2, 0), (0, 1, 2), (1, 1))
+
+
 def walk_classes(
     rnd: random.Random, pair: Differential, flow: int
 ) -> tuple[list[bytes], list[bytes]]:
@@ -82,7 +85,7 @@ def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
         pair.both("set_pool", b"p%d" % i, 1, capacity, block, (0, 6, 0)[i])
     handles: list[int] = []
     names, exempt = walk_classes(rnd, pair, flows[0])
-    limits = QuotaLimits(rnd, pair)
+    limits, sets = QuotaLimits(rnd, pair), random.Random(seed ^ 0x5E7)  # a stream of its own
     for n in range(events):
         dice = rnd.random()
         live = pair.twin.leases()
@@ -97,9 +100,9 @@ def twin_walk(seed: int, events: int) -> tuple[Differential, QuotaLimits]:
                 adapter=rnd.choice((b"", b"a%d" % (rnd.randrange(400) ** 2 // 8_000))),
                 request_class=rnd.choice(exempt if flow == flows[0] else names),
                 deadline_ns=rnd.choice((0, 0, 5 * SECOND, 10**8)),
+                pools=sets.choice(SETS),
             )  # fmt: skip
-            if handle is not None and handle > 0:
-                handles.append(handle)
+            handles += [handle] if handle is not None and handle > 0 else []
         elif dice < 0.85 and live:
             r = rnd.choice(live)
             if rnd.random() < 0.5:

@@ -26,7 +26,7 @@ requests = built(
     pb.AdmitRequest,
     request_id=st.sampled_from(("r1", "r2", "r3", "")),
     tenant=st.sampled_from(("f", "f", "g", "")),
-    pool=names,
+    pools=st.lists(names, max_size=3),
     input_tokens=st.lists(numbers, max_size=3),
     n=st.integers(-1, 3),
     max_output_tokens=numbers,

@@ -421,7 +421,7 @@ def test_pool_stays_reserved_for_an_owner_that_reconnects() -> None:
     s.set_flow(b"f", 1_000)
     owner = Stream(s, 1)
     owner.send(0, offering("p", capacity=100))
-    owner.send(0, asking(1, "r", pool="p"))
+    owner.send(0, asking(1, "r", pools=["p"]))
     owner.session.close(SECOND)
     free_ns = SECOND + TTL + GRACE
     assert "was offered by another caller until a moment ago" in offers(s, 2, SECOND, epoch=9)

@@ -52,12 +52,12 @@ def test_a_beat_is_acknowledged_at_once_and_changes_nothing() -> None:
     s.check()
 
 
-@pytest.mark.parametrize("sign", [BEAT, asking(2, "r2", pool="p"), reporting(1, epoch=5)])
+@pytest.mark.parametrize("sign", [BEAT, asking(2, "r2", pools=["p"]), reporting(1, epoch=5)])
 @pytest.mark.parametrize("epoch", [1, 7])
 def test_an_engine_that_answers_keeps_its_pool(sign: pb.SessionEvent, epoch: int) -> None:
     s = scheduler()
     first, _ = joining(s, "one", offering("p", epoch=5))
-    lease_id = first.grant(0, 1, "r", pool="p")
+    lease_id = first.grant(0, 1, "r", pools=["p"])
     second, answer = joining(s, "two", offering("p", epoch=epoch), now_ns=SECOND)
     # Nothing is known yet: the newcomer gets no welcome, and asks for nothing.
     wait = [pool_pb2.PoolContest(pool="p", client_id="one")]
@@ -79,8 +79,8 @@ def test_an_engine_that_answers_keeps_its_pool(sign: pb.SessionEvent, epoch: int
 def test_an_engine_that_is_silent_loses_its_pool() -> None:
     s = scheduler()
     first, _ = joining(s, "one", offering("p", epoch=5))
-    first.grant(0, 1, "r", 60, pool="p")
-    first.send(0, asking(2, "waits", 60, pool="p"))
+    first.grant(0, 1, "r", 60, pools=["p"])
+    first.send(0, asking(2, "waits", 60, pools=["p"]))
     second, _ = joining(s, "two", offering("p", epoch=6), now_ns=SECOND)
     due_ns = SECOND + BOUND
     assert s.next_deadline() == due_ns
@@ -97,7 +97,7 @@ def test_an_engine_that_is_silent_loses_its_pool() -> None:
     ]
     assert (pool(s, due_ns)["epoch"], pool(s, due_ns)["live_leases"]) == (6, 0)
     assert s.stats(due_ns)["totals"]["queued"] == 0
-    second.grant(due_ns, 1, "new", 60, pool="p")
+    second.grant(due_ns, 1, "new", 60, pools=["p"])
     # Its stream is of no use any more, whatever it sends.
     for act in (lambda: first.send(due_ns, BEAT), lambda: first.session.take(due_ns)):
         with pytest.raises(core.CallerError, match="took this stream's pool over") as caught:
@@ -114,9 +114,9 @@ def test_a_call_after_a_pause_finds_the_pool_of_the_newcomer(waits: bool) -> Non
     s = scheduler(dispatch="strict")
     first, _ = joining(s, "one", offering("p", epoch=5))
     if waits:  # behind a request whose wait has ended before anything is polled
-        first.grant(0, 1, "r", 60, pool="p")
+        first.grant(0, 1, "r", 60, pools=["p"])
         s.admit_wire(0, 0, admit_message("large", (60,)).SerializeToString(), SECOND)
-        first.send(0, asking(2, "waits", 20, pool="p"))
+        first.send(0, asking(2, "waits", 20, pools=["p"]))
     joining(s, "two", offering("p", epoch=6))
     handle = s.admit_wire(BOUND, 0, admit_message("new").SerializeToString())
     (decision,) = [d for d in s.poll(BOUND) if d.handle == handle]
@@ -280,7 +280,7 @@ def test_replays_of_a_newcomer_change_nothing_meanwhile() -> None:
 def test_without_the_setting_a_newcomer_takes_over_at_once() -> None:
     s = scheduler(sign_of_life_ns=0)
     first, _ = joining(s, "one", offering("p", epoch=5))
-    lease_id = first.grant(0, 1, "r", pool="p")
+    lease_id = first.grant(0, 1, "r", pools=["p"])
     _, answer = joining(s, "two", offering("p", epoch=6))
     assert welcomed(answer)
     assert notices(first.pull(0)) == [(lease_id, pb.LEASE_STATE_VOID)]

@@ -83,7 +83,7 @@ class Life:
     # The events.
 
     def admit(self) -> pb.SessionResponse:
-        said = self.stream.send(self.now_ns, asking(self.tag + 1, "r", pool="p"))
+        said = self.stream.send(self.now_ns, asking(self.tag + 1, "r", pools=["p"]))
         if self.state == "QUEUED":
             (fault,) = said.faults
             assert (fault.tag, fault.code) == (self.tag + 1, 6), "it is open on this stream"

@@ -183,7 +183,7 @@ def test_a_probe_that_takes_no_turn_shows_that_the_rest_could_have_been_served()
 def test_a_retry_after_is_as_long_as_the_wait_is_too_long() -> None:
     line = Named()
     line.flood(40)
-    message = admit_message("late", pool="p", queue_ttl_ms=2_000)
+    message = admit_message("late", pools=["p"], queue_ttl_ms=2_000)
     answer = line.s.admit_wire(line.now_ns, 0, message.SerializeToString())
     assert isinstance(answer, bytes)
     verdict = pb.AdmitResponse.FromString(answer)

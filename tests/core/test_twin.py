@@ -63,6 +63,7 @@ ASK: tuple[dict[str, Any], ...] = (
         "sequences": (1, 1, 1, 2, 4),
         "n": (1, 1, 2, 4),
         "input_estimated": (True, False),
+        "pools": ((), (), (), (0, 1), (1, 2), (2, 1, 0)),
     },
     {
         "queue_ttl_ns": (0, 0, 5 * SECOND),
@@ -184,6 +185,7 @@ class Twins(RuleBasedStateMachine):
         more["sequences"] *= more["n"]
         if more["pool"] >= len(self.pair.twin.pools):
             more["pool"] = -1
+        more["pools"] = tuple(p for p in more["pools"] if p < len(self.pair.twin.pools))
         if self.pair.twin.classes.find(more["request_class"]) < 0:
             more["request_class"] = b""
         handle = self.pair.both(

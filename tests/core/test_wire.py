@@ -38,7 +38,9 @@ def wrong_fields(m: pb.AdmitRequest) -> set[str]:
         "request_id": 1 <= len(m.request_id.encode()) <= 128 and is_plain(m.request_id),
         "tenant": len(m.tenant.encode()) <= 256 and is_plain(m.tenant),
         "api_key_sha256": len(m.api_key_sha256) in (0, 32),
-        "pool": len(m.pool.encode()) <= 128 and is_plain(m.pool),
+        "pools": len(m.pools) <= 64
+        and len(set(m.pools)) == len(m.pools)
+        and all(1 <= len(name.encode()) <= 128 and is_plain(name) for name in m.pools),
         "adapter": len(m.adapter.encode()) <= 256 and is_plain(m.adapter),
         "request_class": m.request_class == "",  # none is configured
         "session": len(m.session.encode()) <= 256 and is_plain(m.session),
@@ -100,8 +102,8 @@ def compare_with_arguments(
     flow = {"f": 0, "other": 1}.get(m.tenant, -1)
     if not m.tenant and m.api_key_sha256 == b"k" * 32:
         flow = 1
-    pool = {"": -1, "p": 0, "q": 1}.get(m.pool)
-    if flow < 0 or pool is None:
+    known = tuple({"p": 0, "q": 1}[name] for name in m.pools if name in ("p", "q"))
+    if flow < 0 or (m.pools and not known):
         want = core.REJECTED_UNKNOWN_TENANT if flow < 0 else core.REJECTED_NO_POOL
         assert isinstance(answer, bytes)
         assert pb.AdmitResponse.FromString(answer).outcome == want
@@ -109,8 +111,8 @@ def compare_with_arguments(
     n = max(1, m.n)
     outcome = twin.admit(
         0, flow, m.request_id.encode(), sum(m.input_tokens), m.max_output_tokens,
-        pool, len(m.input_tokens) * n, reports_progress=m.reports_progress, n=n,
-        whole_answer=m.whole_answer,
+        -1, len(m.input_tokens) * n, reports_progress=m.reports_progress, n=n,
+        whole_answer=m.whole_answer, pools=known,
     )  # fmt: skip
     decisions = twin.poll(0)
     if isinstance(answer, int):
@@ -143,7 +145,9 @@ asks = st.fixed_dictionaries(
         "request_id": st.one_of(st.just("r"), st.text(max_size=140)),
         "tenant": st.sampled_from(("f", "f", "other", "", "nobody", "y" * 256, "y" * 257)),
         "api_key_sha256": st.sampled_from((b"", b"k" * 32, b"z" * 32, b"k" * 31, b"k" * 33)),
-        "pool": st.sampled_from(("", "", "p", "q", "none", "z" * 128, "z" * 129)),
+        "pools": st.lists(
+            st.sampled_from(("p", "p", "q", "q", "none", "z" * 128, "z" * 129, "")), max_size=3
+        ),
         "n": st.sampled_from((0, 1, 2, 128, 129, -1, 1 << 30)),
         "max_output_tokens": st.sampled_from((0, 1, 100, PROMPT_MAX, PROMPT_MAX + 1, -1, 1 << 62)),
         "prefix_block_hashes": st.lists(st.integers(0, (1 << 64) - 1), max_size=3),
@@ -232,7 +236,7 @@ def test_a_replaced_text_must_be_valid_too() -> None:
 @given(asks, st.integers(0, 400), st.binary(max_size=6), st.integers(0, 2))
 def test_mutated_bytes(ask: dict[str, Any], place: int, junk: bytes, drop: int) -> None:
     whole = bytearray(
-        admit_message("r" * 9, [3, 400, 7], n=2, pool="p").SerializeToString()
+        admit_message("r" * 9, [3, 400, 7], n=2, pools=["p"]).SerializeToString()
         + pb.AdmitRequest(**ask).SerializeToString()
     )
     place %= len(whole) + 1
@@ -287,7 +291,7 @@ def has_group(data: bytes) -> bool:
 
 @pytest.mark.parametrize("cut", range(1, 40))
 def test_truncated_messages(cut: int) -> None:
-    whole = admit_message("request", [300, 400], n=2, pool="p").SerializeToString()
+    whole = admit_message("request", [300, 400], n=2, pools=["p"]).SerializeToString()
     judge(whole[:cut])
 
 
@@ -335,7 +339,8 @@ def test_large_and_many() -> None:
     for changes, expected in (
         ({"tenant": name}, "tenant"),
         ({"request_id": name}, "request_id"),
-        ({"pool": name}, "pool"),
+        ({"pools": [name]}, "pools[0]"),
+        ({"pools": [f"p{k}" for k in range(65)]}, "pools"),
         ({"prefix_block_hashes": [7] * 4_097}, "prefix_block_hashes"),
         ({"prompts": [1] * 1_025}, "input_tokens"),
         ({"prompts": [1] * 9, "n": 128}, "n"),

@@ -37,12 +37,18 @@ CREDITS = (0, 3 * INPUT, 200 * INPUT)
 AUTOMATIC = -1
 LEADS = (0, 20 * INPUT, 100 * INPUT)
 WEIGHTS = (500, 1_000, 1_000, 3_000)
-ANY = -1
+Target = tuple[int, ...]  # the pools that a request names
+ANY: Target = ()
 NEVER = 1 << 62
 PACES = (10, 3, 1)  # of several pools
 POOLS = len(PACES)
 SAVED_EVERY = 10  # histories
 WAITING = 4  # requests that a flow keeps waiting for each of its targets
+
+
+def is_for(target: Target, pool: int) -> bool:
+    """Return whether a request for a target may run in a pool."""
+    return target == ANY or pool in target
 
 
 class BrokenError(Exception):
@@ -72,7 +78,7 @@ class Node:
     least: dict[int, list[int]] = field(default_factory=dict)
     moved: bool = True  # something changed here or below since the promise was checked
     path: list["Node"] = field(init=False)  # this node and those above it, without the root
-    queued: dict[int, tuple[int, int]] = field(default_factory=dict)  # target by seq, and handle
+    queued: dict[int, tuple[Target, int]] = field(default_factory=dict)  # target by seq, and handle
     #: With several pools the heads of a tenant in a group enter the line at the next dispatch.
     asks: bool = False
     asked: set[int] = field(default_factory=set)  # heads that have done so
@@ -98,7 +104,7 @@ class Node:
             self.waiting[pool] = (
                 any(child.waits(pool) for child in self.children)
                 if self.children
-                else any(target in (ANY, pool) for target, _ in self.queued.values())
+                else any(is_for(target, pool) for target, _ in self.queued.values())
             )
         return self.waiting[pool]
 
@@ -106,7 +112,7 @@ class Node:
         """Put the heads of a tenant into the line."""
         if not self.asks:
             return
-        heads: dict[int, int] = {}
+        heads: dict[Target, int] = {}
         for seq, (target, _) in self.queued.items():  # in the order of arrival
             heads.setdefault(target, seq)
         if not self.asked.issuperset(heads.values()):
@@ -157,22 +163,20 @@ class Node:
                     self.parent.changed()
 
     def heads(self, pool: int) -> tuple[int, int]:
-        """Return the arrivals of the first heads in the order of a pool: for any pool, and for this
-        one alone; NEVER: no head."""
+        """Return the arrivals of the first heads in the order of a pool: of those for any pool, and
+        of those that name this one; NEVER: no head."""
         found = self.found.get(pool)
         if found is None:
             found = self.found[pool] = self._below(pool) if self.children else self._own(pool)
         return found
 
     def _own(self, pool: int) -> tuple[int, int]:
-        first: dict[int, int] = {}
+        first: dict[Target, int] = {}
         for seq, (target, _) in self.queued.items():  # in the order of arrival
             first.setdefault(target, seq)
-        any_pool, here = first.get(ANY, NEVER), first.get(pool, NEVER)
-        if self.asks:
-            any_pool = any_pool if any_pool in self.asked else NEVER
-            here = here if here in self.asked else NEVER
-        return any_pool, here
+        asked = {to: seq for to, seq in first.items() if not self.asks or seq in self.asked}
+        here = min((seq for to, seq in asked.items() if pool in to), default=NEVER)
+        return asked.get(ANY, NEVER), here
 
     def _below(self, pool: int) -> tuple[int, int]:
         first_any = first_here = NEVER, NEVER  # counter and arrival
@@ -225,6 +229,9 @@ class TreeHistory:
         self.waiting: dict[int, tuple[int, int, int, int]] = {}  # leaf, prompt, output, seq
         #: Leaf, prompt, output, charged, produced, pool, by lease id.
         self.live: dict[int, list[int]] = {}
+        # A stream of its own, so that histories without sets stay as they are.
+        self.set_draws = random.Random(seed ^ 0x5E7)
+        self.names_sets = pools > 2 and self.set_draws.random() < 0.5
         self.longest = self.dearest = self.granted = 0
 
     def _grow(self, parent: Node, quota: int, groups: int) -> None:
@@ -274,16 +281,18 @@ class TreeHistory:
         opened = Counter(entry[0] for entry in (*self.waiting.values(), *self.live.values()))
         for n in range(len(self.leaves)):
             if opened[n] < self.held[n]:
-                self._ask(n, self.random.choice((ANY, 0)))
+                self._ask(n, self.random.choice((ANY, (0,))))
 
     def _ask_for_pools(self, at: int) -> None:
         """Let each flow wait for the pools that it may use in this phase."""
         if at % EVENTS == 0:
-            wishes = (ANY, *self.pools)
+            wishes = (ANY, *((pool,) for pool in self.pools))
             self.wishes = [
                 set(self.random.choices(wishes, k=self.random.choice((0, 1, 2, 2))))
                 for _ in self.leaves
             ]
+            for wish in self.wishes if self.names_sets else ():
+                wish.update(self._draw_sets())
             for handle in [h for h, entry in self.waiting.items() if self._is_barred(entry)]:
                 self._cancel(handle)
         for n, leaf in enumerate(self.leaves):
@@ -291,6 +300,11 @@ class TreeHistory:
             for target in sorted(self.wishes[n]):
                 if count[target] < WAITING and self.random.random() < 0.7:
                     self._ask(n, target)
+
+    def _draw_sets(self) -> Iterable[Target]:
+        for _ in range(self.set_draws.choice((0, 1, 1, 2))):
+            count = self.set_draws.randint(2, len(self.pools))
+            yield tuple(sorted(self.set_draws.sample(self.pools, count)))
 
     def _is_barred(self, entry: tuple[int, int, int, int]) -> bool:
         n, _, _, seq = entry
@@ -305,15 +319,15 @@ class TreeHistory:
         del self.leaves[n].queued[seq]
         self.leaves[n].changed()
 
-    def _ask(self, n: int, target: int) -> None:
+    def _ask(self, n: int, target: Target) -> None:
         leaf, self.serial = self.leaves[n], self.serial + 1
         prompt, output = self.random.randint(1, PROMPT_MAX), self.random.randint(1, OUTPUT_MAX)
         handle = self.core.admit(
-            self.now_ns, self.flow_of[n], b"%d" % self.serial, prompt, output, target,
+            self.now_ns, self.flow_of[n], b"%d" % self.serial, prompt, output, pools=target,
             reports_progress=True,
         )  # fmt: skip
         for node in leaf.path:
-            for pool in self.pools if target == ANY else (target,):
+            for pool in target or self.pools:
                 if not node.waits(pool):
                     node.lift(pool, self.credit)
         leaf.queued[self.serial] = target, handle
@@ -349,7 +363,7 @@ class TreeHistory:
     def _judge(self, granted: Node, seq: int, pool: int) -> None:
         """Compare a grant with the model's pick, and let the levels follow it."""
         picked = self.root.pick(pool)
-        first = min(s for s, (to, _) in picked.queued.items() if to in (ANY, pool))
+        first = min(s for s, (to, _) in picked.queued.items() if is_for(to, pool))
         if picked is not granted or seq != first:
             raise BrokenError(f"request {seq} was granted out of turn in pool {pool}")
         for node in picked.path:

@@ -7,11 +7,16 @@ no sessions and no bytes, and does all that is due in one poll (`work_max` witho
 from schedsvc import _core as core
 
 from .twin_remote import RemoteService
-from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, TwinError, Verdict
+from .twin_types import ENDED, LIVE, QUEUED, SUSPECT, Request, Target, TwinError, Verdict, target_of
 
 
 class Twin(RemoteService):
     """Has the methods, arguments and results of the core's Scheduler; a handle is a seq."""
+
+    def _target_of(self, pool: int, pools: tuple[int, ...]) -> Target:
+        if not all(p == pools[0] or self.positions.counts(p, pools[0]) for p in pools):
+            raise TwinError(3, "pools")
+        return target_of(pool, pools)
 
     def admit(
         self,
@@ -34,11 +39,13 @@ class Twin(RemoteService):
         prefix_block_hashes: tuple[int, ...] = (),
         input_estimated: bool = True,
         whole_answer: bool = False,
+        pools: tuple[int, ...] = (),
     ) -> int:
         self.enter(now_ns)
+        target = self._target_of(pool, pools)
         cls, base = self.classes.of(flow, request_class), flow
         flow, longest = self.classes.flow(base, cls), -(-input_tokens // (sequences // n))
-        payload = (input_tokens, longest, max_output_tokens, sequences, n, pool, adapter, cls)
+        payload = (input_tokens, longest, max_output_tokens, sequences, n, target, adapter, cls)
         for known in self.known():
             if self.names_of(known) == (principal, base, request_id):
                 if known.payload not in (None, payload):
@@ -53,7 +60,7 @@ class Twin(RemoteService):
             flow,
             request_id,
             payload,
-            pool,
+            target,
             input_tokens,
             longest,
             max_output_tokens,

@@ -159,9 +159,10 @@ class Classes:
         """Record who is in which line now."""
         state = self.state
         here = {
-            (("target", r.target), self.of_flow(r.flow))
+            (("target", pool), self.of_flow(r.flow))
             for r in state.order.heads()
             if state.quotas.is_candidate(r)
+            for pool in r.lines
         }
         here |= {
             (("node", wait.node), self.of_flow(flow)) for flow, wait in state.quotas.waits.items()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from schedsvc import _core as core
 
-from .twin_types import Request
+from .twin_types import Request, may_run
 
 if TYPE_CHECKING:
     from .twin_pick_next import Choice
@@ -65,7 +65,7 @@ class Audit:
         if binds and shares.purse(r.flow).source is None:
             return True
         if not twin.classes.is_exempt(r.flow):
-            if twin.queued(lambda q: q.target in (-1, pool)):
+            if twin.queued(lambda q: may_run(q.target, pool)):
                 return True
             model = quotas.models.get(twin.pool_names[pool], -1)
             if model != -1 and not quotas.fits(model, r):

@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from .twin_types import QUEUED, Request
+from .twin_types import QUEUED, Request, Target
 
 if TYPE_CHECKING:
     from .twin_state import State
@@ -26,7 +26,7 @@ class Order:
     def sorted(self, queued: list[Request]) -> list[Request]:
         return sorted(queued, key=self.place if self.by_deadline else _BY_ARRIVAL)
 
-    def queue(self, flow: int, target: int) -> list[Request]:
+    def queue(self, flow: int, target: Target) -> list[Request]:
         return self.sorted(
             [r for r in self.state.queued() if r.flow == flow and r.target == target]
         )
@@ -45,10 +45,23 @@ class Order:
     def join(self, r: Request) -> list[Request]:
         """Queue it; returns the heads that there were before."""
         before = self.heads()
+        self._reuse(r)
         self.state.requests.append(r)
         r.ordinal = self.state.arrivals[r.flow, r.target]
         self.state.arrivals[r.flow, r.target] += 1
         return before
+
+    def _reuse(self, r: Request) -> None:
+        """Let a set that is new to a flow take the latest empty queue that it had for another."""
+        arrivals, key = self.state.arrivals, (r.flow, r.target)
+        if not isinstance(r.target, tuple) or key in arrivals:
+            return
+        for old in reversed(list(arrivals)):
+            if old[0] == r.flow and isinstance(old[1], tuple) and not self.queue(*old):
+                kept = {key if each == old else each: count for each, count in arrivals.items()}
+                arrivals.clear()
+                arrivals.update(kept)
+                return
 
     def change(self, by_deadline: bool) -> None:
         place = list(self.state.arrivals).index  # the newest queue is sorted first

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .twin_types import Bucket, Hold, Node, Request
+from .twin_types import Bucket, Hold, Node, Request, Target, names
 
 if TYPE_CHECKING:
     from .twin_quota import Quotas
@@ -230,7 +230,7 @@ class Shares:
 
     # Holding.
 
-    def is_saturated(self, target: int) -> bool:
+    def is_saturated(self, target: Target) -> bool:
         pools = self.state.serving(target)
         return bool(pools) and all(self.state.pools[p].saturated for p in pools)
 
@@ -238,8 +238,7 @@ class Shares:
         if self.share_of(r.flow) == -1 or r.seq in self.paid:
             return False
         cls = self.state.flows[r.flow].cls
-        line = self.state.heads(r.target, cls)
-        alone = len(line) < 2
+        alone = any(len(self.state.heads(line, cls)) < 2 for line in r.lines)
         if r.seq not in self.quotas.bills or (alone and not self.is_saturated(r.target)):
             return False
         self.know()
@@ -318,7 +317,7 @@ class Shares:
         return place, hold.limited, self.quotas.key(r.flow, r, self.lifts[r.flow])[0], r.seq
 
     def held_for(self, target: int) -> list[Hold]:
-        return [hold for hold in self.holds.values() if hold.request.target == target]
+        return [hold for hold in self.holds.values() if names(hold.request.target, target)]
 
     def next_dues(self) -> list[int]:
         """Return when held heads, or the pool of all that they wait for, have something."""

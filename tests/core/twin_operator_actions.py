@@ -3,7 +3,7 @@
 from schedsvc import _core as core
 
 from .twin_serve import Serve
-from .twin_types import ENDED, QUEUED, Request, TwinError
+from .twin_types import ENDED, QUEUED, Request, TwinError, may_run
 
 
 class OperatorActions(Serve):
@@ -30,11 +30,12 @@ class OperatorActions(Serve):
                 self._evict(r, core.EVICTED_DRAINING)
 
     def is_stranded(self, r: Request) -> bool:
-        if self.closed or (r.target != -1 and self.pools[r.target].draining):
+        if self.closed or (r.names_one and not self.serving(r.target)):
             return True
-        if r.target != -1:
+        if r.names_one:
             return False
-        holding = [p for p in range(len(self.pools)) if self.can_hold(p, r)]
+        pools = (p for p in range(len(self.pools)) if may_run(r.target, p))
+        holding = [p for p in pools if self.can_hold(p, r)]
         return bool(holding) and not set(holding) & set(self.serving())
 
     def reset_learned(self) -> None:

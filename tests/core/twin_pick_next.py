@@ -83,18 +83,25 @@ class Choice(Refusals):
             heads = [r for r in (own, shared) if r]
             if best is None:
                 best = min(heads, key=lambda r: self.rank(r, pool), default=None)
+                if best and not best.names_one and not self.can_hold(pool, best):
+                    best = self._first_held(pool, cls)
                 if best and self.policy == "dlpm":
                     best = self.longest(pool, best)
                 if best and (classes.items[cls].exempt or self.pools[pool].brought):
                     break
             else:
                 for r in heads:
-                    due_ns = classes.due_ns(("target", r.target), cls)
-                    if due_ns <= self.now_ns:
-                        aged.append((due_ns, classes.place(cls), r.target == -1, r))
+                    due_ns = classes.due_ns(("target", -1 if r is shared else pool), cls)
+                    if due_ns <= self.now_ns and (r.names_one or self.can_hold(pool, r)):
+                        aged.append((due_ns, classes.place(cls), r is shared, r))
         if aged:
             return min(aged, key=lambda entry: entry[:3])[-1], True
         return best, False
+
+    def _first_held(self, pool: int, cls: int) -> Request | None:
+        """Return the first of a class that a pool can hold, or that has to run there."""
+        first = self.positions.heads(cls, pool)[:LOOKAHEAD]
+        return next((r for r in first if r.names_one or self.can_hold(pool, r)), None)
 
     def line(self, pool: int, head: Request) -> list[Request]:
         """Return the first heads of flows: those of the head's class, then class by class."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from .twin_types import Request
+from .twin_types import Request, may_run
 
 if TYPE_CHECKING:
     from .twin_state import State
@@ -90,10 +90,8 @@ class Positions:
         if not self.local:
             return
         targets = {q.target for q in self.state.queued(lambda q: q.flow == r.flow)}
-        if -1 in targets or r.target in targets:
-            return
-        for pool in range(len(self.state.pools)) if r.target == -1 else [r.target]:
-            if pool not in targets:
+        for pool in range(len(self.state.pools)):
+            if may_run(r.target, pool) and not any(may_run(target, pool) for target in targets):
                 self._begin(r.flow, pool)
 
     def _begin(self, flow: int, pool: int) -> None:
@@ -141,12 +139,12 @@ class Positions:
                 continue
             if pool == served_in:
                 p.key = max(0, p.key + more)
-            elif self._counts(pool, served_in):
+            elif self.counts(pool, served_in):
                 p.foreign = max(0, p.foreign + more)
                 p.key = max(0, p.key + more)
         self.bring_back(flow)
 
-    def _counts(self, pool: int, served_in: int | bytes) -> bool:
+    def counts(self, pool: int, served_in: int | bytes) -> bool:
         domain = self.state.limits["fairness_domain"]
         models, names = self.state.quotas.models, self.state.pool_names
         if isinstance(served_in, bytes):
@@ -190,7 +188,7 @@ class Positions:
         for (its, pool), p in self.items.items():
             if its != flow or p.node == node or self.stands(flow, pool):
                 continue
-            if -1 in targets or pool in targets:
+            if any(may_run(target, pool) for target in targets):
                 self._keep_lift(flow, pool, p)
                 p.node, p.wait_lift = node, self.lifts[node, self.state.flows[flow].cls, pool]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from schedsvc import _core as core
 
 from .twin_room import Room
-from .twin_types import Request
+from .twin_types import Request, may_run
 
 RETRY_CONSTANT_MS = 5_000
 NO_RETRY = (
@@ -55,7 +55,7 @@ class Refusals(Room):
     def _reason_to_refuse(self, r: Request) -> int:
         if self.draining:
             return core.REJECTED_DRAINING
-        pools = [p for p in range(len(self.pools)) if r.target in (-1, p)]
+        pools = [p for p in range(len(self.pools)) if may_run(r.target, p)]
         if not pools:
             return core.REJECTED_NO_POOL
         # An adapter that gets no number has no weight.

@@ -1,5 +1,7 @@
 """Serves the queues of the twin: which requests are granted, and which are evicted."""
 
+from itertools import product
+
 from schedsvc import _core as core
 
 from .twin_backfill import Backfill
@@ -32,7 +34,7 @@ class Serve(Backfill):
         """Return the pool served before the emptiest, for the adapter of its next request."""
         r, _ = self.head_for(pool)
         affinity = self.limits["adapter_affinity_ppm"]
-        if r is None or r.target != -1 or not r.adapter or not affinity or self.is_full(r.flow):
+        if r is None or r.names_one or not r.adapter or not affinity or self.is_full(r.flow):
             return pool
         if r.adapter in self.active_adapters(pool):
             return pool
@@ -50,7 +52,7 @@ class Serve(Backfill):
         """Return the same of those that also have the adapter, by the cached part of its prompt."""
         r, _ = self.head_for(pool)
         affinity = self.limits["prefix_affinity_ppm"]
-        if r is None or r.target != -1 or not r.hashes or not affinity or self.is_full(r.flow):
+        if r is None or r.names_one or not r.hashes or not affinity or self.is_full(r.flow):
             return pool
         needs = r.adapter in self.active_adapters(pool)
         found = [
@@ -73,14 +75,15 @@ class Serve(Backfill):
             p.reason = "DRAINING"
             return False
         (shares := self.quotas.shares).note_saturation()
-        for cls in self.classes.order():
-            r = self.least(-1, cls, pool)
-            if r and not any(self.can_hold(q, r) for q in range(len(self.pools))):
+        for line, cls in product((-1, pool), self.classes.order()):
+            r = self.least(line, cls, pool)
+            pools = range(len(self.pools)) if line == -1 or r is None else r.lines
+            if r and not r.names_one and not any(self.can_hold(q, r) for q in pools):
                 self._evict(r, core.EVICTED_TOO_LARGE)
                 return True
         r, brought = self.head_for(pool)
         if r is None:
-            stands = "STRICT" if self.heads(-1) else ""
+            stands = "STRICT" if self.heads(-1) or self.heads(pool) else ""
             p.reason = stands or ("SHARE" if shares.holds_for(pool) else "NONE")
             return p.reason == "SHARE" and shares.let_one_go(pool)
         if r.due_ns <= self.now_ns:
@@ -117,7 +120,7 @@ class Serve(Backfill):
                 return True
         else:
             cls = self.classes.of_flow(r.flow)
-            self.classes.since[("target", r.target), cls] = self.now_ns
+            self.classes.since[("target", -1 if r.target == -1 else pool), cls] = self.now_ns
             self.classes.items[cls].brought += brought
             p.brought = brought
             self.earn_surplus(pool, r)
@@ -199,7 +202,7 @@ class Serve(Backfill):
                 handle=r.seq,
                 tag=r.tag,
                 outcome=outcome,
-                pool=r.target,
+                pool=r.target if r.names_one else -1,
                 retry_ms=least_retry_ms(outcome, quota_ms),
                 position=ahead,
                 waited_ns=self.now_ns - r.arrival_ns,

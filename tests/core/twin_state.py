@@ -15,7 +15,18 @@ from .twin_prices import kv_steps, price_of, weighted_by
 from .twin_quota import Quotas
 from .twin_restart import Restart
 from .twin_tenants import Rule, Tenants
-from .twin_types import LEASED, QUEUED, Flow, Pool, Request, TwinError, Verdict
+from .twin_types import (
+    LEASED,
+    QUEUED,
+    Flow,
+    Pool,
+    Request,
+    Target,
+    TwinError,
+    Verdict,
+    may_run,
+    names,
+)
 
 
 class State:
@@ -52,7 +63,7 @@ class State:
         self.pool_limits: dict[bytes, dict[str, int]] = {}
         self.adapter_weights: dict[bytes, int] = {}
         self.pool_due: dict[int, int] = {}  # when a pool's wait ends
-        self.arrivals: Counter[tuple[int, int]] = Counter()  # by flow and target
+        self.arrivals: Counter[tuple[int, Target]] = Counter()  # by flow and target
         self.now_ns = self.seq = self.prompt_seen = self.output_seen = self.lead_given = 0
         self.levels: Counter[int] = Counter()  # by class
         self.average_charge = self.largest_charge = 0
@@ -259,9 +270,9 @@ class State:
         """Return leases that hold a reservation in the pool."""
         return self.leases(lambda r: r.pool == pool and not r.is_void)
 
-    def serving(self, target: int = -1) -> list[int]:
+    def serving(self, target: Target = -1) -> list[int]:
         """Return the pools that a request with this target may be granted in."""
-        pools = [i for i, p in enumerate(self.pools) if target in (-1, i) and not p.draining]
+        pools = [i for i, p in enumerate(self.pools) if may_run(target, i) and not p.draining]
         return [] if self.closed else pools
 
     def is_full(self, flow: int) -> bool:
@@ -417,8 +428,9 @@ class State:
         return min(self.heads(target, cls), key=lambda r: self.rank(r, pool), default=None)
 
     def heads(self, target: int, cls: int | None = None) -> list[Request]:
-        """Return the first request of each flow for one target, or of each that has this class."""
-        heads = [r for r in self.order.heads() if r.target == target]
+        """Return the first requests of each flow in the line of a pool, -1: in that for any, or of
+        each that has this class."""
+        heads = [r for r in self.order.heads() if names(r.target, target)]
         if cls is not None:
             heads = [r for r in heads if self.flows[r.flow].cls == cls]
         return [r for r in heads if self.quotas.is_candidate(r)]
@@ -427,7 +439,7 @@ class State:
         """Return the key of heads in a pool; -1: in all, for those that may run anywhere."""
         if self.policy == "sif":
             return r.prompt_tokens, r.seq
-        counter = self.positions.counter_at(r.flow, pool if r.target == -1 else r.target)
+        counter = self.positions.counter_at(r.flow, r.lines[0] if r.names_one else pool)
         return (0 if self.policy == "fcfs" else counter // self.grain), r.seq
 
     @property
@@ -435,10 +447,10 @@ class State:
         """Return the least difference of counters that orders flows."""
         return self.limits["quantum_tokens"] * 10**6 if self.policy == "dlpm" else 1
 
-    def limits_told(self, target: int) -> tuple[int, int]:
+    def limits_told(self, target: Target) -> tuple[int, int]:
         if target == -1 and len(self.pools) == 1:
             target = 0
-        if target == -1:
+        if target == -1 or isinstance(target, tuple):
             return 0, 0
         p = self.pools[target]
         free = p.capacity_blocks - p.headroom_blocks - self.promised(target)

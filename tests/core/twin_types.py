@@ -174,13 +174,32 @@ class Pool:
         return blocks if self.headroom.ppm > 0 else -blocks
 
 
+Target = int | tuple[int, ...]  # a pool, -1: any, or the pools of a set
+
+
+def names(target: Target, pool: int) -> bool:
+    """Return whether a request for a target names a pool, alone or beside others."""
+    return pool in target if isinstance(target, tuple) else target == pool
+
+
+def may_run(target: Target, pool: int) -> bool:
+    """Return whether a request for a target may run in a pool."""
+    return target == -1 or names(target, pool)
+
+
+def target_of(pool: int, pools: tuple[int, ...]) -> Target:
+    """Return the target of a request that names one pool, or several in its place."""
+    named = tuple(sorted(set(pools)))
+    return named if len(named) > 1 else (*named, pool)[0]
+
+
 @dataclass(eq=False)
 class Request:
     seq: int
     flow: int
     request_id: bytes
     payload: tuple[Any, ...] | None  # None: of a restored lease, which has none
-    target: int
+    target: Target
     prompt_tokens: int
     prompt_max_tokens: int
     output_max_tokens: int
@@ -235,6 +254,16 @@ class Request:
     @property
     def lives(self) -> bool:
         return self.state in LEASED
+
+    @property
+    def names_one(self) -> bool:
+        """Return whether it has to run in a certain pool."""
+        return isinstance(self.target, int) and self.target != -1
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """Return the pools in whose lines it waits; -1: in that for any pool."""
+        return self.target if isinstance(self.target, tuple) else (self.target,)
 
 
 TICK_NS = 60_000

@@ -4,7 +4,7 @@ from typing import Any
 
 from .twin import Twin
 from .twin_lengths import Asked, Lengths
-from .twin_types import SUSPECT
+from .twin_types import SUSPECT, may_run, names
 
 # Rows of `stats()` that the twin does not have: figures of engines, and forecasts.
 UNSEEN = frozenset(
@@ -97,7 +97,7 @@ def _pool(twin: Twin, now_ns: int, pool: int) -> dict[str, Any]:
         "live_leases": len(held),
         "running_sequences": sum(r.sequences for r in held),
         "suspect_leases": sum(r.state == SUSPECT for r in held),
-        "queued": len(twin.queued(lambda r: r.target == pool)),
+        "queued": len(twin.queued(lambda r: names(r.target, pool))),
         "overdrawn": twin.load(pool) > twin.allowance(pool),
         "attached": True,
         "detached_ms": 0,
@@ -229,7 +229,7 @@ def _totals(twin: Twin) -> dict[str, Any]:
         [
             twin.positions.counter_at(r.flow, pool)
             for r in backlogged
-            if twin.flows[r.flow].cls == cls and (pool == -1 or r.target in (-1, pool))
+            if twin.flows[r.flow].cls == cls and (pool == -1 or may_run(r.target, pool))
         ]
         for cls in twin.classes.order()
         for pool in (range(len(twin.pools)) if twin.positions.local else [-1])

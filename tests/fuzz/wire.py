@@ -24,7 +24,7 @@ WORDS = (*(bytes([tag]) for tag in _TAGS), bytes([2 << 3 | FIXED32]), *_ENDS)
 def admit_corpus() -> list[bytes]:
     """Return right AdmitRequests."""
     whole = pb.AdmitRequest(
-        request_id="request", tenant="f", pool="p", input_tokens=[3, 400], n=2,
+        request_id="request", tenant="f", pools=["p", "q"], input_tokens=[3, 400], n=2,
         max_output_tokens=9, deadline_ms=99, adapter="l", prefix_block_hashes=[1, 2],
         queue_ttl_ms=5, reports_progress=True,
     )  # fmt: skip

@@ -244,7 +244,7 @@ def asking(world: Waits, count: int, **fields: Any) -> None:
     for serial in range(count):
         ask = pb.AdmitRequest(
             request_id=f"x{serial}", max_output_tokens=10, reports_progress=True,
-            **{"tenant": "batch", "pool": "engine", "input_tokens": [10], **fields},
+            **{"tenant": "batch", "pools": ["engine"], "input_tokens": [10], **fields},
         )  # fmt: skip
         answer = world.core.admit_wire(world.now_ns, 0, ask.SerializeToString())
         assert isinstance(answer, bytes)
@@ -322,7 +322,7 @@ def one_engine_down() -> Pair:
         stale_pool(world, "engine-2")
         for serial in range(6):
             ask = pb.AdmitRequest(
-                request_id=f"w{serial}", tenant="batch", pool="engine-2", input_tokens=[100],
+                request_id=f"w{serial}", tenant="batch", pools=["engine-2"], input_tokens=[100],
                 max_output_tokens=50, reports_progress=True,
             )  # fmt: skip
             world.core.admit_wire(world.now_ns, 0, ask.SerializeToString())

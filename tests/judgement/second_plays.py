@@ -140,7 +140,7 @@ def ledger_log_grows() -> Pair:
 def engine_down_and_quota_spent() -> Pair:
     def fall(world: Waits) -> None:
         stale_pool(world, "engine-2")
-        asking(world, 4, tenant="production", pool="engine-2")
+        asking(world, 4, tenant="production", pools=["engine-2"])
 
     busy = Tenant("batch", 1.5, 100, 60)
     own = {"batch": {"quota": {"requests_per_minute": 30, "over": "refuse"}}}

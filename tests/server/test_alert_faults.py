@@ -211,7 +211,7 @@ class Callers:
 
     async def evicted(self) -> None:
         """Wait for the pool `full` until the request is evicted."""
-        asked = ask(1_000, tenant="evicted", pool="full", queue_ttl_ms=300)
+        asked = ask(1_000, tenant="evicted", pools=["full"], queue_ttl_ms=300)
         assert not (await self._stub.Admit(asked)).grant.lease_id
 
     async def slow(self) -> None:
@@ -243,7 +243,7 @@ class Callers:
         await asyncio.sleep(0.3)
 
     async def _granted(self, tenant: str, pool: str, tokens: int = 100) -> int:
-        asked = ask(tokens, tenant=tenant, pool=pool, reports_progress=True)
+        asked = ask(tokens, tenant=tenant, pools=[pool], reports_progress=True)
         lease: int = (await self._stub.Admit(asked)).grant.lease_id
         assert lease
         return lease
@@ -320,9 +320,9 @@ async def wait_unevenly(programs: Programs, stack: AsyncExitStack) -> None:
     """Let two tenants wait, one ahead of the other, and raise the weights: the bound falls."""
     channel = await stack.enter_async_context(open_channel(programs.target))
     stub = SchedulerServiceStub(channel)
-    assert (await stub.Admit(ask(250, tenant="a", pool="pool"))).grant.lease_id
+    assert (await stub.Admit(ask(250, tenant="a", pools=["pool"]))).grant.lease_id
     for count, tenant in enumerate("ba", 1):  # b first: a later flow is lifted to the waiting one
-        waits = asyncio.ensure_future(stub.Admit(ask(250, tenant=tenant, pool="pool")))
+        waits = asyncio.ensure_future(stub.Admit(ask(250, tenant=tenant, pools=["pool"])))
         stack.callback(waits.cancel)
         for _ in range(240):
             if (await stub.Stats(pb.StatsRequest())).totals.queued == count:

@@ -165,7 +165,7 @@ def conversation(k: int) -> list[bytes]:
         pool="own", epoch=k, capacity_tokens=1_000, block_size_tokens=16
     )
     asking = [
-        pb.SessionEvent(admit=pb.SessionAdmit(tag=tag, request=ask(400, pool="own")))
+        pb.SessionEvent(admit=pb.SessionAdmit(tag=tag, request=ask(400, pools=["own"])))
         for tag in (1, 2, 3)
     ]
     events = [

@@ -115,7 +115,7 @@ async def test_a_port_that_only_asks_reaches_only_pools_that_are_listed(tmp_path
         calling(server.targets[1]) as stub,
     ):
         assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_REJECTED_NO_POOL
-        assert (await stub.Admit(ask(10, pool="a1"))).grant.pool == "a1"
+        assert (await stub.Admit(ask(10, pools=["a1"]))).grant.pool == "a1"
 
 
 async def test_a_reload_of_principals_moves_what_waits() -> None:

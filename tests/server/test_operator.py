@@ -177,7 +177,7 @@ async def test_a_drain_of_a_pool_leaves_the_others() -> None:
     pools = [{"name": name, "capacity_tokens": 1_600} for name in ("p", "q")]
     async with operating(pools=pools) as (server, both):
         await both.operator.Drain(pb.DrainRequest(pool="p"))
-        error = await failure(both.admit(pool="p"))
+        error = await failure(both.admit(pools=["p"]))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert (await both.admit()).grant.pool == "q"
         assert await health(server) == SERVING

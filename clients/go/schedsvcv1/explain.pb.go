@@ -468,7 +468,7 @@ type RequestStory struct {
 	IsVoid bool `protobuf:"varint,4,opt,name=is_void,json=isVoid,proto3" json:"is_void,omitempty"`
 	// How it ended; GRANTED while it runs.
 	Outcome Outcome `protobuf:"varint,5,opt,name=outcome,proto3,enum=schedsvc.v1.Outcome" json:"outcome,omitempty"`
-	// The pool it was granted in, or has to run in; empty: any.
+	// The pool it was granted in, or has to run in; empty: any, or one of several.
 	Pool string `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Since it was asked for, was granted, ended, or was refused.
 	StateMs int64 `protobuf:"varint,7,opt,name=state_ms,json=stateMs,proto3" json:"state_ms,omitempty"`

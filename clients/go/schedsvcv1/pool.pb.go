@@ -428,7 +428,7 @@ type PoolStats struct {
 	SuspectLeases int64 `protobuf:"varint,8,opt,name=suspect_leases,json=suspectLeases,proto3" json:"suspect_leases,omitempty"`
 	// Sequences of its leases: one for each prompt and completion.
 	RunningSequences int64 `protobuf:"varint,22,opt,name=running_sequences,json=runningSequences,proto3" json:"running_sequences,omitempty"`
-	// Requests that wait for this pool alone.
+	// Requests that wait and name this pool, alone or beside others.
 	Queued int64 `protobuf:"varint,9,opt,name=queued,proto3" json:"queued,omitempty"`
 	// The load exceeds what the ledger allows; nothing is granted.
 	Overdrawn bool `protobuf:"varint,10,opt,name=overdrawn,proto3" json:"overdrawn,omitempty"`

@@ -225,7 +225,12 @@ def refused(response: pb.AdmitResponse) -> Refused:
 
 def refuses_pool(error: CallError) -> bool:
     """Return whether the scheduler refused a pool that the client offers."""
-    return any(violation.field.startswith("pool") for violation in error.violations)
+    return any(is_of_offer(violation.field) for violation in error.violations)
+
+
+def is_of_offer(field: str) -> bool:
+    """Return whether a field is that of an offered pool; a request has `pools`."""
+    return field.partition(".")[0] == "pool"
 
 
 def is_contest(error: CallError) -> bool:

@@ -72,7 +72,7 @@ def admit_request(
     n: int = 1,
     tenant: str = "",
     api_key_sha256: bytes = b"",
-    pool: str = "",
+    pools: Sequence[str] = (),
     adapter: str = "",
     request_class: str = "",
     prefix_block_hashes: Sequence[int] = (),
@@ -87,6 +87,7 @@ def admit_request(
 ) -> Asked:
     """Write the message of one request. `input_tokens`: of each prompt, or of the one.
 
+    `pools`: those in which it may run; empty: any.
     `input_estimated` False: they are counted as the engine counts; see AdmitRequest.
     `tenant_proof`: how the caller knows the name in `tenant`, a TenantProof.
     `client_request_id`: another id by which `schedsvc why` finds it.
@@ -97,7 +98,7 @@ def admit_request(
     prompts = (input_tokens,) if isinstance(input_tokens, int) else input_tokens
     try:
         encoded = wire.admit_request(
-            request_id, tenant, api_key_sha256, pool, prompts, n, max_output_tokens,
+            request_id, tenant, api_key_sha256, pools, prompts, n, max_output_tokens,
             prefix_block_hashes, adapter, request_class, deadline_ms, queue_ttl_ms,
             reports_progress, input_estimated, tenant_proof, whole_answer, client_request_id,
             session,
@@ -109,7 +110,7 @@ def admit_request(
             request_id=request_id,
             tenant=tenant,
             api_key_sha256=api_key_sha256,
-            pool=pool,
+            pools=pools,
             input_tokens=prompts,
             n=n,
             max_output_tokens=max_output_tokens,
@@ -139,6 +140,8 @@ def message_of(kind: Callable[..., M], **values: Any) -> M:
     for field, value in values.items():
         if value is None:
             raise _invalid(field, "is None; it has to have a value")
+    if isinstance(values.get("pools"), str):  # protobuf would take its letters for names
+        raise _invalid("pools", "is a string; give a sequence of names")
     try:
         return kind(**values)
     except (TypeError, ValueError):
@@ -178,7 +181,7 @@ class Asker(Generic[A]):
         n: int = 1,
         tenant: str = "",
         api_key_sha256: bytes = b"",
-        pool: str = "",
+        pools: Sequence[str] = (),
         adapter: str = "",
         request_class: str = "",
         prefix_block_hashes: Sequence[int] = (),
@@ -203,7 +206,7 @@ class Asker(Generic[A]):
             n=n,
             tenant=tenant,
             api_key_sha256=api_key_sha256,
-            pool=pool,
+            pools=pools,
             adapter=adapter,
             request_class=request_class,
             prefix_block_hashes=prefix_block_hashes,

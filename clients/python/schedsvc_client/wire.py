@@ -44,7 +44,7 @@ def admit_request(
     request_id: str,
     tenant: str,
     api_key_sha256: bytes,
-    pool: str,
+    pools: Sequence[str],
     input_tokens: Sequence[int],
     n: int,
     max_output_tokens: int,
@@ -70,7 +70,9 @@ def admit_request(
         out += b"\x12" + VARINT[len(text)] + text
     if api_key_sha256 != b"":
         out += b"\x1a" + VARINT[len(api_key_sha256)] + api_key_sha256
-    if pool != "":
+    if isinstance(pools, str):  # its letters would be names
+        raise TypeError(pools)
+    for pool in pools:
         text = pool.encode()
         out += b"\x22" + VARINT[len(text)] + text
     if len(input_tokens):

@@ -162,7 +162,7 @@ class Exchange(Account):
             tenant=identity.tenant,
             api_key_sha256=identity.api_key_sha256,
             tenant_proof=identity.proof,
-            pool=self.runtime.pool.name,
+            pools=(self.runtime.pool.name,),
             input_tokens=call.prompts.tokens,
             n=call.n,
             max_output_tokens=call.max_output_tokens,

@@ -453,7 +453,8 @@ def alike(job: Job, size: tuple[int, int]) -> None:
     del request.input_tokens[:]
     request.input_tokens.append(prompt)
     request.n, request.max_output_tokens = 1, output
-    request.pool, request.reports_progress, request.input_estimated = "gpu-0", True, False
+    request.pools[:] = ["gpu-0"]
+    request.reports_progress, request.input_estimated = True, False
     request.queue_ttl_ms = 0
     job.input_tokens, job.output_tokens, job.steps_left = prompt, output, 1
 

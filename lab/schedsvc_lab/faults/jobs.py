@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import NamedTuple
+
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc_lab.faults.event_queue import EventQueue
@@ -9,6 +12,8 @@ from schedsvc_lab.faults.options import Options
 
 _SEASON, _ALONE = 130, 40
 """Requests in a season, and how many of its first ones come from one tenant alone."""
+
+_DOMAIN_POOL = 2
 
 _ODD, _HASH_MAX = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -39,6 +44,24 @@ class Job:
         self.is_over = False
 
 
+class Sets(NamedTuple):
+    """Holds the pools of which requests name several, and how many requests do."""
+
+    names: list[str]
+    permille: int
+
+
+def draw_sets(options: Options) -> Sets:
+    """Draw from a stream of its own, so that other draws stay; in half of the runs none do."""
+    rnd = Random(options.seed ^ 0x5E7)  # noqa: S311 - no secret: one seed is one run
+    permille = rnd.choice((0, 0, 150, 600))
+    if options.core.get("fairness_domain") == _DOMAIN_POOL:
+        permille = 0
+    alone = options.quotas.model_pool if options.quotas else ""
+    names = [pool.name for pool in options.pools if pool.name != alone]
+    return Sets(names, permille) if permille and len(names) > 1 else Sets([], 0)
+
+
 class JobMaker:
     """Draws requests."""
 
@@ -52,6 +75,8 @@ class JobMaker:
         if options.classes is not None:
             self._classes = [c.name for c in options.classes.known.values() if not c.exempt]
         self._made = 0
+        self._sets = draw_sets(options)
+        self._set_draws = Random(options.seed ^ 0x5E75)  # noqa: S311 - no secret
 
     @property
     def made(self) -> int:
@@ -88,8 +113,10 @@ class JobMaker:
         request.max_output_tokens = most
         if random() * 1_000 < options.reports_permille:
             request.reports_progress = True
-        if draw < 0.5:
-            request.pool = pool
+        if draw < 0.5 and pool:
+            request.pools.append(pool)
+        if self._sets.permille:
+            self._name_set(request)
         if draw < 0.05:
             request.queue_ttl_ms = 500
         if wanted:
@@ -106,6 +133,16 @@ class JobMaker:
             request.session = f"s{int(random() * random() * sessions.names)}"
         used = most if options.alike else 1 + int(random() * random() * most)
         return Job(request, sum(prompts), used * n * len(prompts), 1 + int(random() * 3))
+
+    def _name_set(self, request: pb.AdmitRequest) -> None:
+        """Let a request run in several pools, at times by a name more that no pool has."""
+        rnd, names = self._set_draws, self._sets.names
+        if rnd.random() * 1_000 >= self._sets.permille:
+            return
+        del request.pools[:]
+        request.pools.extend(rnd.sample(names, 2 + int(rnd.random() * (len(names) - 1))))
+        if rnd.random() < 0.1:
+            request.pools[rnd.randrange(len(request.pools))] = "nowhere"
 
     def _hashes(self, prompt_tokens: int) -> list[int]:
         """Draw what a prompt begins with: like others, for a part; rarely more than it can hold."""

@@ -3,6 +3,7 @@
 from schedsvc_lab.faults.auditor import CREDIT_AUTO, LEAD_AUTO, PoolLimits, Terms
 from schedsvc_lab.faults.configured import HOSTILE_WEIGHT, UNKNOWN_WEIGHT
 from schedsvc_lab.faults.hostile_options import POOLS, TENANT
+from schedsvc_lab.faults.jobs import draw_sets
 from schedsvc_lab.faults.options import Options
 from schedsvc_lab.faults.server import TICK_NS
 
@@ -32,6 +33,12 @@ def _passes(options: Options) -> bool:
 def _pools(options: Options) -> int:
     """Return how many pools there can be."""
     return len(options.pools) + (0 if options.hostile is None else POOLS)
+
+
+def _pool_sets(options: Options) -> int:
+    """Return how many sets of several pools requests can name."""
+    count = len(draw_sets(options).names)
+    return 2**count - count - 1 if count else 0
 
 
 def _caps_sessions(options: Options) -> bool:
@@ -99,6 +106,7 @@ def terms_of(options: Options) -> Terms:
         has_sessions=options.sessions is not None,
         unknown_weight=UNKNOWN_WEIGHT,
         pools=_pools(options),
+        pool_sets=_pool_sets(options),
         quotas=options.quotas,
         classes=options.classes,
         strict_classes=options.classes is not None

@@ -95,7 +95,7 @@ class OddServer:
             reports_progress=True, request_class=rnd.choice(("", "", "low")), **named,
         )  # fmt: skip
         if rnd.random() < 0.05:
-            message.pool = "elsewhere"
+            message.pools.append("elsewhere")
         try:
             answer = self._core.admit_wire(self._now_ns, 0, message.SerializeToString())
         except CallerError:

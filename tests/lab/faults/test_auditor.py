@@ -59,7 +59,7 @@ class Desk:
 
     def ask(
         self, now_ns: int, name: str, tokens: int = 10, tenant: str = "a", output: int = 10,
-        **more: str,
+        **more: Any,
     ) -> int:  # fmt: skip
         self.tags += 1
         request = pb.AdmitRequest(
@@ -331,3 +331,16 @@ def test_request_evicted_in_a_round_may_have_been_next(evicted: bool, passes: in
     if not evicted:
         with pytest.raises(ViolationError, match="bypassed too often"):
             go_first(passes + 1)
+
+
+def test_a_grant_outside_the_named_pools_is_found() -> None:
+    desk = Desk()
+    for name in ("q", "r"):
+        offer = pool_pb2.PoolRegistration(
+            pool=name, epoch=1, capacity_tokens=100, block_size_tokens=1
+        )
+        desk.say(0, pool=offer)
+    desk.grant(0, desk.ask(0, "inside", pools=["p", "q"]), 1)
+    outside = desk.ask(0, "outside", pools=["r", "q"])
+    with pytest.raises(ViolationError, match="in another pool"):
+        desk.grant(0, outside, 2)

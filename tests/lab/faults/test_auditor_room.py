@@ -93,7 +93,8 @@ def waits(name: str, rank: int, seq: int) -> Any:
     """Stand for a request that waits for any pool."""
     return SimpleNamespace(
         cls=PriorityClass(name=name, rank=rank, ageing_ns=2 * S, exempt=False),
-        ask=SimpleNamespace(pool=""),
+        ask=SimpleNamespace(),
+        target=(),
         seq=seq,
         due_ns=100 * S,
         withdrawn=False,

@@ -34,7 +34,7 @@ def test_closing_seeds_hold(first: int) -> None:
 
 def test_a_grant_in_a_closed_pool_has_to_name_it() -> None:
     desk = Desk(closed=frozenset("p"))
-    desk.grant(0, desk.ask(0, "named", pool="p"), 1)
+    desk.grant(0, desk.ask(0, "named", pools=["p"]), 1)
     unnamed = desk.ask(0, "unnamed")
     with pytest.raises(ViolationError, match="in another pool"):
         desk.grant(0, unnamed, 2)

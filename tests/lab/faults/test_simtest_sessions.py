@@ -68,16 +68,18 @@ def test_auditor_holds_the_order_inside_a_session() -> None:
         desk.auditor.settled(0)
 
 
-@pytest.mark.parametrize("waits_for", ["", "p"])
-@pytest.mark.parametrize("target", ["", "p"])
-def test_auditor_holds_sessions_that_wait_to_the_bound(target: str, waits_for: str) -> None:
+@pytest.mark.parametrize("waits_for", [[], ["p"]])
+@pytest.mark.parametrize("target", [[], ["p"]])
+def test_auditor_holds_sessions_that_wait_to_the_bound(
+    target: list[str], waits_for: list[str]
+) -> None:
     """One session is served repeatedly while another waits all the time."""
 
     def serve(count: int) -> None:
         desk = Desk(has_sessions=True)
-        desk.ask(0, "waits", session="b", pool=waits_for)
+        desk.ask(0, "waits", session="b", pools=waits_for)
         for number in range(1, count + 1):
-            desk.grant(S, desk.ask(S, f"a-{number}", session="a", pool=target), number)
+            desk.grant(S, desk.ask(S, f"a-{number}", session="a", pools=target), number)
             done = pb.CompleteRequest(lease_id=number, pool_epoch=1, output_tokens=10)
             desk.auditor.settled(S)
             desk.say(S, complete=done)

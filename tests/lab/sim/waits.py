@@ -99,7 +99,7 @@ class Clients(CoreAdapter):
         self.told[index] = Told(int(row["queued"]), int(row["wait_expected_ms"]))
         message = pb.AdmitRequest(
             request_id=f"r{index}", tenant=requests.clients[tenant],
-            pool=self._pools[index % len(self._pools)],
+            pools=[self._pools[index % len(self._pools)]],
             input_tokens=[requests.prompt_tokens[index]], max_output_tokens=OUTPUT_MAX,
             reports_progress=True, deadline_ms=self._deadlines_ms[tenant],
         )  # fmt: skip

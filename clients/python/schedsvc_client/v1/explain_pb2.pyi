@@ -300,7 +300,7 @@ class RequestStory(_message.Message):
     outcome: _scheduler_pb2.Outcome.ValueType
     """How it ended; GRANTED while it runs."""
     pool: _builtins.str
-    """The pool it was granted in, or has to run in; empty: any."""
+    """The pool it was granted in, or has to run in; empty: any, or one of several."""
     state_ms: _builtins.int
     """Since it was asked for, was granted, ended, or was refused."""
     age_ms: _builtins.int

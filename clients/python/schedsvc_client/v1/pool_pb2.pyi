@@ -265,7 +265,7 @@ class PoolStats(_message.Message):
     running_sequences: _builtins.int
     """Sequences of its leases: one for each prompt and completion."""
     queued: _builtins.int
-    """Requests that wait for this pool alone."""
+    """Requests that wait and name this pool, alone or beside others."""
     overdrawn: _builtins.bool
     """The load exceeds what the ledger allows; nothing is granted."""
     attached: _builtins.bool

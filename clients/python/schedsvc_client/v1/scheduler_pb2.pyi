@@ -56,7 +56,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_REJECTED_TOO_LARGE: _Outcome.ValueType  # 18
     """Larger than the pool, or than the model's context."""
     OUTCOME_REJECTED_NO_POOL: _Outcome.ValueType  # 19
-    """No pool of that name is registered, or none at all."""
+    """None of the pools that it names is registered, or none at all."""
     OUTCOME_REJECTED_DRAINING: _Outcome.ValueType  # 20
     """The scheduler or the pool drains (Session; the unary call answers UNAVAILABLE)."""
     OUTCOME_REJECTED_UNKNOWN_TENANT: _Outcome.ValueType  # 21
@@ -99,7 +99,7 @@ OUTCOME_REJECTED_QUEUE_FULL: Outcome.ValueType  # 17
 OUTCOME_REJECTED_TOO_LARGE: Outcome.ValueType  # 18
 """Larger than the pool, or than the model's context."""
 OUTCOME_REJECTED_NO_POOL: Outcome.ValueType  # 19
-"""No pool of that name is registered, or none at all."""
+"""None of the pools that it names is registered, or none at all."""
 OUTCOME_REJECTED_DRAINING: Outcome.ValueType  # 20
 """The scheduler or the pool drains (Session; the unary call answers UNAVAILABLE)."""
 OUTCOME_REJECTED_UNKNOWN_TENANT: Outcome.ValueType  # 21
@@ -168,7 +168,7 @@ class AdmitRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     API_KEY_SHA256_FIELD_NUMBER: _builtins.int
-    POOL_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -189,8 +189,6 @@ class AdmitRequest(_message.Message):
     """The tenant the caller vouches for, at most 256 bytes. Empty: see api_key_sha256, else unknown."""
     api_key_sha256: _builtins.bytes
     """SHA-256 of the tenant's API key (32 bytes), looked up in the tenants file for an empty tenant."""
-    pool: _builtins.str
-    """The pool it must run in; empty: any."""
     n: _builtins.int
     """Completions for each prompt; 0 means 1."""
     max_output_tokens: _builtins.int
@@ -218,6 +216,10 @@ class AdmitRequest(_message.Message):
     session: _builtins.str
     """The conversation of an agent that this is a turn of, at most 256 bytes; empty: none."""
     @_builtins.property
+    def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """It runs in one of these that is registered now: at most 64, of one fairness domain; empty: any."""
+
+    @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Input tokens of each prompt, at least one entry, each at least 1."""
 
@@ -231,7 +233,7 @@ class AdmitRequest(_message.Message):
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
         api_key_sha256: _builtins.bytes = ...,
-        pool: _builtins.str = ...,
+        pools: _abc.Iterable[_builtins.str] | None = ...,
         input_tokens: _abc.Iterable[_builtins.int] | None = ...,
         n: _builtins.int = ...,
         max_output_tokens: _builtins.int = ...,
@@ -249,7 +251,7 @@ class AdmitRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "input_estimated", b"input_estimated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "client_request_id", b"client_request_id", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pool", b"pool", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "session", b"session", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated", "adapter", b"adapter", "api_key_sha256", b"api_key_sha256", "client_request_id", b"client_request_id", "deadline_ms", b"deadline_ms", "input_estimated", b"input_estimated", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "n", b"n", "pools", b"pools", "prefix_block_hashes", b"prefix_block_hashes", "queue_ttl_ms", b"queue_ttl_ms", "reports_progress", b"reports_progress", "request_class", b"request_class", "request_id", b"request_id", "session", b"session", "tenant", b"tenant", "tenant_proof", b"tenant_proof", "whole_answer", b"whole_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__input_estimated: _TypeAlias = _typing.Literal["input_estimated"]  # noqa: Y015
     _WhichOneofArgType__input_estimated: _TypeAlias = _typing.Literal["_input_estimated", b"_input_estimated"]  # noqa: Y015

@@ -112,7 +112,7 @@ def _check_order(books: Books) -> None:
     terms = books.terms
     waits_for_caps = terms.by_deadline and terms.limits.sessions_max_tokens > 0
     for r in books.fresh:
-        queue = books.queues.get((r.flow, r.ask.pool if r.ask else ""))
+        queue = books.queues.get((r.flow, r.target))
         if queue and terms.has_sessions:
             queue = {
                 seq: other
@@ -259,7 +259,7 @@ def _compare_pool(books: Books, pool: Pool, row: Stats, stats: Stats) -> None:
     require(row["attached"] == attached, f"{pool.name} is attached", row["attached"], attached)
     if row["queued"] and row["wait_reason"] == "NONE":
         waiting = {books.flow_of_row(f) for f in stats["flows"] if f["waits_for_quota"]}
-        flows = {flow for (flow, target), q in books.queues.items() if target == pool.name and q}
+        flows = {flow for (flow, target), q in books.queues.items() if q and target == (pool.name,)}
         require(flows <= waiting, f"{pool.name} waits for no reason", *(flows - waiting))
     if books.queued and books.terms.work_conserving and books.handles.serves(pool):
         _check_work(pool, list(_waiting(books, pool)), row["wait_reason"], books)

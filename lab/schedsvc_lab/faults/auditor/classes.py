@@ -24,7 +24,7 @@ class ClassOrder:
 
     def restart(self) -> None:
         """Start again with no request waiting."""
-        self._since: dict[tuple[str, str], int] = {}  # class, target: in line, or served
+        self._since: dict[tuple[str, str], int] = {}  # class, pool or "": in line, or served
         self._seq = 0  # number of the last arrival before this round
         self._brought = False  # the last grant came before better classes
         self._is_blind = False  # verdicts were left unread: the order of service is unknown
@@ -45,7 +45,7 @@ class ClassOrder:
         self._seq = books.seq
         if books.lagging:
             return
-        lines = {(r.cls.name, r.ask.pool) for r in waiting if r.ask}
+        lines = {(r.cls.name, name) for r in waiting if r.ask for name in r.target or ("",)}
         since_ns = _LONG_AGO_NS if self._is_blind else now_ns
         self._since = {line: self._since.get(line, since_ns) for line in lines}
         self._is_blind = False
@@ -63,7 +63,7 @@ class ClassOrder:
         )
 
     def _check(self, now_ns: int, r: Request, others: list[Request]) -> None:
-        line = r.cls.name, r.ask.pool if r.ask else ""
+        line = r.cls.name, r.lease.pool.name if r.target and r.lease else ""
         better = [
             other
             for other in others

@@ -40,9 +40,9 @@ class PoolFairness:
             }
 
     def _places(self, r: Request) -> list[tuple[str, str]]:
-        """Return who waits with a request, and for which pool: its flow, and the groups above."""
-        target = r.ask.pool if r.ask else ""
-        return [(name, target) for name in self._terms.tree.path(r.flow)]
+        """Return who waits with a request, and for which pools: its flow, and the groups above."""
+        names = self._terms.tree.path(r.flow)
+        return [(name, pool) for name in names for pool in r.target or ("",)]
 
     def charge(self, flow: str, pool: str, more: int) -> None:
         """Count service; negative: a refund."""

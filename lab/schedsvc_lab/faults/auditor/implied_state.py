@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Collection
 
 from schedsvc_lab.faults.auditor.records import Lease, Pool, Request, Terms
 
@@ -24,7 +25,7 @@ class ImpliedState:
     def forget_all(self) -> None:
         """Forget everything, as another process does."""
         self.requests: dict[tuple[str, str, str, int], Request] = {}
-        self.queues: dict[tuple[str, str], dict[int, Request]] = {}
+        self.queues: dict[tuple[str, tuple[str, ...]], dict[int, Request]] = {}
         self.queued = 0
         self.live: dict[int, Lease] = {}
         self.ended: dict[int, Lease] = {}  # oldest end first
@@ -93,12 +94,12 @@ class ImpliedState:
         """Return whether a pool could ever run a request. O(pools)."""
         return any(pool.can_hold(r) for pool in self.pools.values())
 
-    def takes(self, pool: Pool, target: str, *, late: bool = False) -> bool:
-        """Return whether a pool takes requests for a target; "": they name none. O(1).
+    def takes(self, pool: Pool, target: Collection[str], *, late: bool = False) -> bool:
+        """Return whether a pool takes requests for a target; (): they name none. O(names).
 
         `late`: include what it may have taken before it closed to these.
         """
-        return target == pool.name or (not target and (late or pool.name not in self.closed))
+        return pool.name in target or (not target and (late or pool.name not in self.closed))
 
     def first_of(self, queue: dict[int, Request]) -> Request:
         """Return the next request of a queue. O(1), by deadline O(n)."""

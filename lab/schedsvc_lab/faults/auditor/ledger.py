@@ -46,7 +46,7 @@ class Books(ImpliedState):
         self.lease_ids: set[int] = set()  # ever granted, by any process
         self.fairness = Fairness(terms)
         classes = 1 if terms.classes is None else len(terms.classes.known)
-        self.meters = Meters(terms.quotas, (terms.pools + 1) * classes)
+        self.meters = Meters(terms.quotas, (terms.pools + 1 + terms.pool_sets) * classes)
         self.order = ClassOrder(terms)
         self.handles = OperatorActions()
         self.shares = Shares(terms)
@@ -126,7 +126,7 @@ class Books(ImpliedState):
         known_flow = base == ask.tenant
         flow = self.flow_of(base, ask.request_class)
         hopeless = (not known_flow and not self.terms.shares_unknown) or (
-            ask.pool != "" and ask.pool not in self.pools
+            ask.pools != () and self.pools.keys().isdisjoint(ask.pools)
         )
         key = (base, unknown_name, ask.request_id, principal)
         r = None if hopeless else self.requests.get(key)
@@ -148,11 +148,12 @@ class Books(ImpliedState):
             ask, key, flow, principal, self.seq, now_ns, now_ns + ttl_ns, conn, tag, reports,
             sum(ask.prompts), len(ask.prompts) * ask.n, ask.n, ask.max_output_tokens,
             ask.adapter, ask.request_class, session=ask.session,
+            target=tuple(name for name in ask.pools if name in self.pools) or ask.pools,
         )  # fmt: skip
         r.place = (r.due_ns if is_urgent else ANY_TOKENS, r.seq)
         if not hopeless:
             self.requests[key] = r
-            self.queues.setdefault((flow, ask.pool), {})[r.seq] = r
+            self.queues.setdefault((flow, r.target), {})[r.seq] = r
             self.queued += 1
             self.fairness.arrived(r)
         return r
@@ -178,7 +179,7 @@ class Books(ImpliedState):
     def unqueue(self, r: Request) -> None:
         """Take a request out of its queue, if it stands in one."""
         r.queued = False
-        queue = self.queues.get((r.flow, r.ask.pool if r.ask else ""))
+        queue = self.queues.get((r.flow, r.target))
         if queue is not None and queue.pop(r.seq, None) is not None:
             self.queued -= 1
             self.fairness.left(r)

@@ -105,12 +105,11 @@ class OperatorActions:
 
     def is_stranded(self, books: ImpliedState, r: Request) -> bool:
         """Return whether a request that waits can go nowhere any more. O(pools)."""
-        target = r.ask.pool if r.ask else ""
-        if self.closed or target in self.drained:
+        if self.closed or (len(r.target) == 1 and r.target[0] in self.drained):
             return True
-        pools = (pool for pool in books.pools.values() if books.takes(pool, ""))
+        pools = (pool for pool in books.pools.values() if books.takes(pool, r.target))
         holding = {pool.name for pool in pools if pool.can_hold(r)}
-        return not target and bool(holding) and holding <= self.drained
+        return len(r.target) != 1 and bool(holding) and holding <= self.drained
 
     def check_refusal(
         self, books: ImpliedState, r: Request, outcome: int, *, overdue: bool
@@ -120,11 +119,10 @@ class OperatorActions:
         `overdue`: its deadline has passed in the queue.
         """
         if outcome == REJECTED_DRAINING and not self.closed:
-            target = r.ask.pool if r.ask else ""
             holding = {
                 pool.name
                 for pool in books.pools.values()
-                if books.takes(pool, target) and pool.offers and pool.can_hold(r)
+                if books.takes(pool, r.target) and pool.offers and pool.can_hold(r)
             }
             drains = bool(holding) and holding <= self.drained
             require(drains, "refused as drained, but it is not", *r.key, *holding)

@@ -157,6 +157,7 @@ class Terms:
     unknown_weight: int  # of all unknown tenants together
     pools: int
     quotas: Quotas | None
+    pool_sets: int = 0  # that requests may name
     classes: Classes | None = None
     # In one pool, where nothing but the ledger holds requests back, better classes go first.
     strict_classes: bool = False
@@ -182,7 +183,7 @@ class Ask(NamedTuple):
 
     tenant: str
     request_id: str
-    pool: str
+    pools: tuple[str, ...]  # by name; (): any
     prompts: tuple[int, ...]
     n: int
     max_output_tokens: int
@@ -221,6 +222,7 @@ class Request:
     bypassed: int = 0  # later requests that passed while it was the next
     lease: "Lease | None" = None
     session: str = ""  # session of an agent; empty: none
+    target: tuple[str, ...] = ()  # the pools that it names and that were known; (): any
 
 
 @dataclass(slots=True, eq=False)

@@ -207,7 +207,7 @@ class Auditor:
             return None
         n = n or 1
         ask = Ask(
-            tenant, request_id, request.pool, prompts, n, output, request.adapter,
+            tenant, request_id, tuple(sorted(request.pools)), prompts, n, output, request.adapter,
             self.books.class_of(tenant, request.request_class), request.session,
         )  # fmt: skip
         if queue_ttl_ms or deadline_ms:
@@ -373,7 +373,7 @@ class Auditor:
             may = may or (outcome == EVICTED_DEADLINE and overdue)
             require(may, "refused early, or for a deadline that it does not have", *r.key)
         elif outcome in (REJECTED_TOO_LARGE, EVICTED_TOO_LARGE, REJECTED_NO_POOL) and not late:
-            pools = [p for p in books.pools.values() if r.ask and books.takes(p, r.ask.pool)]
+            pools = [p for p in books.pools.values() if r.ask and books.takes(p, r.target)]
             fits = any(p.can_hold(r) and (p.offers or outcome > REJECTED_LAST) for p in pools)
             require(not fits, "refused as too large, or without pool, but one could hold it")
         if not late:
@@ -386,7 +386,7 @@ class Auditor:
         require(pool is not None, "a grant in a pool that was never offered", grant.pool)
         if pool is None or r.ask is None:
             return
-        require(books.takes(pool, r.ask.pool, late=late), "a grant in another pool", *r.key)
+        require(books.takes(pool, r.target, late=late), "a grant in another pool", *r.key)
         require(granted_ns < r.due_ns, "granted after its TTL", granted_ns - r.due_ns)
         if not late:
             require(bool(pool.offers), "a grant in a pool that no stream offers", pool.name)
