@@ -114,7 +114,7 @@ async def test_an_end_that_two_leaders_saved_counts_once(
         books, admissions = UsageBooks(), []
         for n in range(4):
             it = session.admission(
-                tenant="light", pool="p", input_tokens=100 + n, max_output_tokens=40
+                tenant="light", pools=["p"], input_tokens=100 + n, max_output_tokens=40
             )
             await it.submit()
             admissions.append(it)

@@ -338,7 +338,7 @@ async def test_shims_are_killed_at_any_moment(stand: Stand) -> None:
             programs.kill(name)
             await asyncio.sleep(0.03)
         async with scheduler.admission(
-            tenant="a", pool="shared", input_tokens=80, max_output_tokens=80
+            tenant="a", pools=["shared"], input_tokens=80, max_output_tokens=80
         ) as held:
             held.complete(input_tokens=80, output_tokens=8)
         stats = await at_rest(scheduler)
