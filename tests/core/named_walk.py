@@ -60,6 +60,7 @@ class NamedWalk(RestWalk):
     def __init__(self, seed: int, pools: int = 0) -> None:
         self.streams: dict[Any, _Offering] = {}
         super().__init__(seed, pools)
+        self.names_set = 0.0  # the walk holds what runs for requests of one pool or of none
         self.open = set(range(self.pools))
         self.unnamed: set[int] = set()
         self.flips = self.granted_unnamed = 0

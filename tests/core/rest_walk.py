@@ -171,7 +171,7 @@ class RestWalk:
         """Draw the pools that a request names instead of one or none; (): it does not."""
         if self.set_draws.random() >= self.names_set:
             return ()
-        count = self.set_draws.choice((1, 1, 2))
+        count = min(self.pools, self.set_draws.choice((1, 1, 2)))
         few = self.set_draws.sample(range(min(self.pools, 5)), count)
         return (*few, self.set_draws.randrange(self.pools))
 

@@ -88,7 +88,7 @@ def test_another_payload_is_refused_and_changes_nothing(other: dict[str, int]) -
         (wire("r", 5, 5), False),
         (wire("r", 4, 6, n=2), False),
         (wire("r", 4, 6, n=1), True),  # 0 means 1
-        (wire("r", 4, 6, pool="p"), False),
+        (wire("r", 4, 6, pools=["p"]), False),
         (wire("r", 4, 6, max_output_tokens=9), False),
     ],
 )

@@ -111,7 +111,7 @@ def test_verdicts_carry_their_tags_in_order() -> None:
 
 
 def test_a_verdict_says_what_a_unary_answer_says() -> None:
-    for prompts, fields in (((10, 5), {"n": 2}), ((2_000,), {}), ((1,), {"pool": "none"})):
+    for prompts, fields in (((10, 5), {"n": 2}), ((2_000,), {}), ((1,), {"pools": ["none"]})):
         stream, unary = Stream(make(block=16)), make(block=16)
         (verdict,) = stream.send(0, asking(5, "r", *prompts, **fields)).verdicts
         message = asking(5, "r", *prompts, **fields).admit.request

@@ -63,14 +63,14 @@ async def test_a_request_without_a_pool_never_runs_in_a_strangers_pool() -> None
         assert not row_of(server, "pool")["named_only"]
         for token in (A, B):
             assert await placed(server, token) == ["pool"] * 5
-            assert await placed(server, token, pool="b1") == ["b1"] * 5
+            assert await placed(server, token, pools=["b1"]) == ["b1"] * 5
 
 
 async def test_a_request_without_a_pool_is_refused_if_every_pool_is_a_strangers() -> None:
     async with beside_b1(pools=[]) as server:
         refused = ["OUTCOME_REJECTED_NO_POOL"]
         assert await placed(server, A, 1) == await placed(server, B, 1) == refused
-        assert await placed(server, A, 1, pool="b1") == ["b1"]
+        assert await placed(server, A, 1, pools=["b1"]) == ["b1"]
         async with calling(server.targets[0]) as stub:
             refusal = await stub.Admit(ask(10), metadata=bearer(A))
         assert "name one, or list it in `pools`" in refusal.refusal.message
