@@ -1,6 +1,7 @@
 """Tests usage of ended leases: rows for a ledger, and when a stream reports them saved."""
 
 from schedsvc_client import Outcome
+from schedsvc_client.requests import Asked
 from schedsvc_client.session_notices import Verdict
 from schedsvc_client.session_protocol import SessionProtocol
 from schedsvc_client.v1 import scheduler_pb2 as pb
@@ -137,16 +138,20 @@ def test_unsaved_ends_lack_no_place_after_a_restart() -> None:
         protocol.connected(0)
         exchange(s, session, protocol)
         while (unsaved := protocol.unacknowledged) < ends:
-            protocol.admit(admit_message(f"r{unsaved}", (10,), tenant="f"))
+            protocol.admit(asked(f"r{unsaved}"))
             (verdict,) = exchange(s, session, protocol)
             protocol.complete(0, verdict.response.grant.lease_id, Outcome.COMPLETED, (10, 0, 1))
             exchange(s, session, protocol)
         while protocol.open_leases < 2:
-            protocol.admit(admit_message(f"runs{protocol.open_leases}", (10,), tenant="f"))
+            protocol.admit(asked(f"runs{protocol.open_leases}"))
             exchange(s, session, protocol)
         assert [row[5:9] for row in s.take_usage()] == [(False, 10, 0, 1)] * ends
         assert totals(s, 0)["live_leases"] == 2
         protocol.disconnected()
+
+
+def asked(request_id: str) -> Asked:
+    return Asked(request_id, admit_message(request_id).SerializeToString())
 
 
 def exchange(s: core.Scheduler, session: core.Session, protocol: SessionProtocol) -> list[Verdict]:
