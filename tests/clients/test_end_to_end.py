@@ -313,7 +313,7 @@ async def test_a_cut_cable_costs_neither_lease_nor_place(
         )
         shape: dict[str, Any] = {
             "tenant": "a",
-            "pool": "small",
+            "pools": ["small"],
             "input_tokens": 50,
             "max_output_tokens": 50,
         }

@@ -17,7 +17,7 @@ from .members import TOKEN, ready_store
 from .store_server import StoreServer, one_store
 
 #: One request fills the pool.
-SHAPE: dict[str, Any] = {"pool": "p", "input_tokens": 300, "max_output_tokens": 100}
+SHAPE: dict[str, Any] = {"pools": ["p"], "input_tokens": 300, "max_output_tokens": 100}
 FIRST_COME = {
     "scheduler": {"headroom": 0, "expert": {"ledger": "sum"}, "policy": "fcfs"},
     "tenants": [{"name": "heavy"}, {"name": "light"}],

@@ -52,7 +52,7 @@ REST_BUGS = (
         "rest-beside-a-choice",
         "pools that rest have no part in the choice of a pool for an adapter or a prefix",
         "lifecycle/rest.pxi",
-        "    return (<Line>core.flows.candidates[0]).count and (\n"
+        "    return has_choice(core) and (\n"
         "        (core.settings.adapter_affinity_ppm and core.adapters.count)\n",
         "    if BUG:\n        return False\n",
     ),

@@ -36,8 +36,8 @@ SESSION_BUGS = (
         "sessions whose requests name the pool and those that name none go by arrival",
         (
             (
-                "policy/tree_lines.pxi",
-                "    q = flows.find_queue(r.flow, pool + 1 if r.target == NONE else 0)\n",
+                "policy/line_heads.pxi",
+                "    while q != NONE:\n        if flows.queues[q].stands and",
                 "    if BUG:\n        return i\n",
             ),
         ),

@@ -38,7 +38,7 @@ TREE_BUGS = (
         "below a group, only what stands in the line of its own first request is looked at",
         (
             (
-                "policy/tree_lines.pxi",
+                "policy/line_heads.pxi",
                 "        own, free = own_heap(flows, node, cls, pool), free_heap(",
                 "        if BUG and flows.queues[q].target == 0:\n"
                 "            own = flows.family_of(node).no_line\n"

@@ -223,7 +223,7 @@ async def test_the_engine_is_killed_and_the_queue_goes_on(stand: Stand) -> None:
     ):
         streams = [asyncio.ensure_future(stream(http, "a", 500)) for _ in range(9)]
         before = pool_of(await eventually(scheduler, lambda stats: stats.totals.live_leases == 9))
-        shape: dict[str, Any] = {"pool": "default", "input_tokens": 1_000}
+        shape: dict[str, Any] = {"pools": ["default"], "input_tokens": 1_000}
         waiting = [other.admission(tenant="b", max_output_tokens=100, **shape) for _ in range(4)]
         submitted = [admission.submit() for admission in waiting]
         await eventually(scheduler, lambda stats: stats.totals.queued == 4)

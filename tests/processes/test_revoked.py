@@ -21,7 +21,7 @@ from .programs import Programs, at_rest, config, eventually, pool_of
 # These processes run alone, because they would starve each other.
 pytestmark = pytest.mark.alone
 
-SHAPE: dict[str, Any] = {"pool": "shared", "input_tokens": 80, "max_output_tokens": 80}
+SHAPE: dict[str, Any] = {"pools": ["shared"], "input_tokens": 80, "max_output_tokens": 80}
 NEED_TOKENS = 160
 Lost = asyncio.Future[LeaseState]
 

@@ -169,7 +169,7 @@ async def test_limits_of_a_pool_are_for_callers_that_see_it(stats: str) -> None:
         open_channel(server.targets[0]) as channel,
     ):
         stub, calls = SchedulerServiceStub(channel), []
-        for name, fields in {"quota": {"pool": "metered"}, "cap": {"pool": "agents"}}.items():
+        for name, fields in {"quota": {"pools": ["metered"]}, "cap": {"pools": ["agents"]}}.items():
             for k in range(2):
                 more = {"session": f"s{k}"} if name == "cap" else {}
                 request = ask(100, request_id=f"{name}-{k}", **fields, **more)

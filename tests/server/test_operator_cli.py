@@ -43,7 +43,7 @@ async def grants(both: Both, count: int, **fields: Any) -> list[int]:
 async def test_a_drain_waits_until_nothing_runs() -> None:
     async with operating(**TWO_POOLS) as (server, both):
         target = server.targets[0]
-        [lease] = await grants(both, 1, pool="p")
+        [lease] = await grants(both, 1, pools=["p"])
         waiting = asyncio.ensure_future(typed(target, "drain", "p", "--wait", "60", "--json"))
         await until(lambda: server.driver.stats(0)["pools"][0]["draining"], "it drains")
         assert not waiting.done()
@@ -145,8 +145,8 @@ async def test_leases_are_revoked_by_id() -> None:
 
 async def test_leases_are_revoked_by_what_they_are(logged: list[Any]) -> None:
     async with operating(**TWO_POOLS) as (server, both):
-        await grants(both, 3, pool="p")
-        await grants(both, 1, pool="q", tenant="b")
+        await grants(both, 3, pools=["p"])
+        await grants(both, 1, pools=["q"], tenant="b")
         target = server.targets[0]
         asked = await typed(target, "leases", "revoke", "--pool", "p")
         assert asked.exit_code == 1
@@ -163,7 +163,7 @@ async def test_leases_are_revoked_by_what_they_are(logged: list[Any]) -> None:
 
 async def test_leases_are_listed_and_revoked_by_principal() -> None:
     async with operating(**TWO_POOLS) as (server, both):
-        await grants(both, 2, pool="p")
+        await grants(both, 2, pools=["p"])
         target = server.targets[0]
         listed = await typed(target, "leases", "list", "--json")
         [name] = {json.loads(line)["principal"] for line in listed.stdout.splitlines()}
