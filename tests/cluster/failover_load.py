@@ -41,7 +41,7 @@ class Failover(Found):
 
 
 LIMITED: dict[str, Any] = {
-    "tenant": "limited", "pool": "probed", "input_tokens": 16, "max_output_tokens": 16,
+    "tenant": "limited", "pools": ["probed"], "input_tokens": 16, "max_output_tokens": 16,
 }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ class Load:
         return self.audit.granted.get(term, 0)
 
     async def _ask(self, tenant: str) -> None:
-        shape: dict[str, Any] = {"tenant": tenant, "pool": "p", "input_tokens": 200}
+        shape: dict[str, Any] = {"tenant": tenant, "pools": ["p"], "input_tokens": 200}
         while True:
             try:
                 async with self.session.admission(**shape, max_output_tokens=40) as it:

@@ -38,7 +38,7 @@ async def serve(asked: dict[str, Any]) -> None:
             )
         shape: dict[str, Any] = {
             "tenant": asked["tenant"],
-            "pool": pool,
+            "pools": [pool],
             "input_tokens": INPUT_TOKENS,
             "max_output_tokens": OUTPUT_TOKENS,
         }
