@@ -363,7 +363,7 @@ MUTANTS = (
             (
                 "lifecycle/restore.pxi",
                 "        p.owed_tokens = p.replay_debt = promised\n",
-                "        if BUG:\n            v[1] = 0\n",
+                "        if BUG:\n            promised = 0\n",
             ),
         ),
         200,

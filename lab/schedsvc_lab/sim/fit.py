@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from schedsvc_lab.engine import CostFields, EngineFields, Profile
 
@@ -165,13 +166,21 @@ def fit(measured: Iterable[Measured]) -> tuple[CostFields, Quality]:
     for (low, high), slope in zip(segments, slopes, strict=True):
         height += slope * (high - low)
         points.append([high, round(height)])
-    cost = CostFields(
-        step_ns=0,
-        prefill_ns=round(fixed + for_prompts),
-        prefill_token_ns=round(per_prompt),
-        decode_kv_token_ns=round(per_kv),
-        decode_ns=points,
-    )
+    try:
+        cost = CostFields(
+            step_ns=0,
+            prefill_ns=round(fixed + for_prompts),
+            prefill_token_ns=round(per_prompt),
+            decode_kv_token_ns=round(per_kv),
+            decode_ns=points,
+        )
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        field = ".".join(map(str, first["loc"]))
+        raise FitError(
+            f"the durations fit no engine: {field} would be {first['input']}; look for rows whose"
+            " times lie far from the others"
+        ) from None
     return cost, Quality(
         intervals=len(rows),
         steps=int(steps.sum()),

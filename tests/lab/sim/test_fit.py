@@ -209,3 +209,12 @@ def test_sizes_come_from_flags_or_from_another_profile(tmp_path):
     assert result.exit_code == 0, result.output
     expected = load_profile("tiny-cpu").engine.model_copy(update={"sequences_max": 8})
     assert load_profile(str(out)).engine == expected
+
+
+def test_durations_beyond_any_engine_are_named() -> None:
+    rows = [
+        Measured(1e5 * (1 + k), prompt_tokens=0.0, running=1.0 + k % 7, kv_tokens=0.0, steps=1)
+        for k in range(50)
+    ]
+    with pytest.raises(FitError, match="the durations fit no engine: prefill_ns would be"):
+        fit(rows)
