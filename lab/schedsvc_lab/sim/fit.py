@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from schedsvc_lab.engine import CostFields, EngineFields, Profile
 
@@ -174,12 +173,11 @@ def fit(measured: Iterable[Measured]) -> tuple[CostFields, Quality]:
             decode_kv_token_ns=round(per_kv),
             decode_ns=points,
         )
-    except ValidationError as error:
-        (first, *_) = error.errors()
-        field = ".".join(map(str, first["loc"]))
+    except ValueError as error:
+        _, field, problem, *_ = str(error).splitlines()
         raise FitError(
-            f"the durations fit no engine: {field} would be {first['input']}; look for rows whose"
-            " times lie far from the others"
+            f"the durations fit no engine: {field}: {problem.partition(' [')[0].strip()}; look for"
+            " rows whose times lie far from the others"
         ) from None
     return cost, Quality(
         intervals=len(rows),

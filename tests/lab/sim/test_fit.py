@@ -216,5 +216,7 @@ def test_durations_beyond_any_engine_are_named() -> None:
         Measured(1e5 * (1 + k), prompt_tokens=0.0, running=1.0 + k % 7, kv_tokens=0.0, steps=1)
         for k in range(50)
     ]
-    with pytest.raises(FitError, match="the durations fit no engine: prefill_ns would be"):
+    with pytest.raises(
+        FitError, match="the durations fit no engine: prefill_ns: Input should be less"
+    ):
         fit(rows)
