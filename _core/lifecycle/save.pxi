@@ -207,8 +207,7 @@ cdef bytes pool_value(Core core, int32_t pool):
     cdef Pool* p = &core.ledger.pools[pool]
     return pool_row(
         core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens,
-        headroom_learned(&p.headroom), p.draining, levels_in(core, <bytes>core.pool_list[pool]),
-        passes_in(core, pool),
+        headroom_learned(&p.headroom), p.draining, levels_in(core, <bytes>core.pool_list[pool]), passes_in(core, pool),
     )
 
 

@@ -21,7 +21,7 @@ ctypedef struct PrefillBudget:
     int64_t tokens
     int64_t max_tokens  # in force; 0: no limit
 
-# The controller of the headroom keeps these (headroom_control.pxi). Parts of the capacity in ppm.
+# What the headroom is steered by, see headroom.pxi. Parts of the capacity in ppm.
 ctypedef struct HeadroomControl:
     int64_t ppm  # in force
     int64_t excess_ppm, spread_ppm  # moving averages: what a round held beyond room, its deviation

@@ -3,7 +3,7 @@
 #
 # In time is within its longest wait, and if it has a deadline so early that its prefill ends before
 # that. A request is refused at its arrival if its expected wait is longer, less the time by which
-# such expectations of its flow have exceeded the waits on average, and a tenth of their average
+# such expectations of its flow have exceeded the waits on average, and a twelfth of their average
 # error. With a deadline it is also refused if its prefill alone, less its average error, is longer,
 # at its arrival or at its turn.
 # A flow that has nothing queued does not wait as far as this rule is concerned: what others have
@@ -103,7 +103,7 @@ cdef inline int64_t wait_margin_ns(Core core, const Request* r) noexcept:
     cdef const Flow* f = &core.flows.items[r.flow]
     if is_hurried(core, r):
         return f.wait_error_ns
-    return max(<int64_t>0, f.too_long_ns) + f.wait_error_ns // 10
+    return max(<int64_t>0, f.too_long_ns) + f.wait_error_ns // 12
 
 
 cdef inline void learn_part(Core core, int kind, bint unsure, bint missed) noexcept:

@@ -1,4 +1,4 @@
-# Flows above their shares leave a part of a pool free besides the headroom.
+# What flows above their shares leave free besides the headroom.
 #
 # Room comes free only when a sequence ends, so a flow that sends now and then would
 # wait for such an end each time. A flow above its max-min share of a pool therefore leaves a part

@@ -1,14 +1,14 @@
-# The controller finds the headroom of a pool with which few requests are preempted.
+# How large the headroom of a pool has to be, so that few requests are preempted.
 #
-# A grant keeps the predicted peak of a pool within its room: the capacity less the headroom. A
-# round ends when as many requests were served as run, and after 20 s at the latest. The most that
-# the engine held in a round, less the room, is the round's excess. Every round in which requests
-# wait for room has one, so its average and its mean deviation, the spread, are known after a few
-# rounds. The headroom is the average and the number of spreads that few rounds exceed.
+# A grant keeps the predicted peak of a pool within its room, the capacity less the headroom. A round
+# ends when as many requests were served as run, and after 20 s at the latest. The most that the
+# engine held in a round, less the room, is the round's excess. Every round in which requests wait
+# for room has one, so its average and its mean deviation, the spread, are known after a few rounds.
+# The headroom is the average and so many spreads as few rounds exceed.
 #
-# Preemptions correct that number. Each adds a step, and each served request takes off such a part
-# of the step that they cancel out at the target. The correction also fades with time, so
-# that one unlucky preemption costs minutes where few requests are served.
+# How many spreads that are, preemptions correct. Each adds a step, and each served request takes
+# off such a part of the step that they cancel out at the target. The correction also fades with
+# time, so that one unlucky preemption costs minutes where few requests are served.
 #
 # The core has no clock: time is what passes between the reports of the engine.
 
@@ -23,7 +23,7 @@ cdef int64_t CORRECTION_MAX_MICRO = 2_000_000
 
 cdef enum:
     ROUNDS_KEPT = 64
-    RISE_ROUNDS = 8  # the first rounds raise the average no faster than this number does
+    RISE_ROUNDS = 8  # the first rounds teach no faster than so many that more is needed
     ROUND_SERVED_MIN = 8
     LN_2_MILLI = 693
     EULER_MILLI = 577
@@ -87,11 +87,11 @@ cdef void adapt_headroom(
 
 
 cdef int64_t spreads_for(const Pool* p, int64_t served) noexcept:
-    """Return the spreads, in thousandths, above its average that the excess of a round reaches as
-    rarely as the target says, for rounds with this number of served requests.
+    """Return the spreads above its average that the excess of a round reaches so rarely as the
+    target says, in thousandths, for rounds of so many served requests.
 
     The greatest of many values has Gumbel's distribution, whose scale is about the mean deviation:
-    a part q of them is beyond the average and -ln(q) - 0.577 scales. The cache in use has lighter
+    a part q of them is beyond the average and -ln(q) - 0.577 scales. What engines hold has lighter
     tails, so seven eighths of that are taken. O(1)."""
     cdef int64_t one_in = 1_000_000 // max(
         <int64_t>1, preemptions_wanted_ppm(p) * max(<int64_t>1, served)

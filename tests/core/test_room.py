@@ -152,7 +152,7 @@ class Rounds:
         return int(pool(self.s, self.second * SECOND)["headroom_tokens"])
 
     def serve(self, used: int, preempted: int = 0, seconds: int = 5) -> int:
-        """Serve a round in which the engine held some tokens; return the headroom."""
+        """Serve a round in which the engine held so many tokens; return the headroom."""
         now_ns = self.second * SECOND
         leases = []
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Adapts the headroom of a pool in the twin, as the controller of the core does."""
+"""Steers the headroom of a pool in the twin, as the controller of the core does."""
 
 from dataclasses import dataclass
 
@@ -57,7 +57,7 @@ class Headroom:
         self.ppm = min(max(ppm, self.least_ppm), self.most_ppm)
 
     def restarts(self) -> None:
-        """Forget all but what was learned, which outlives the process."""
+        """Only what was learned outlives the process."""
         self.put(self.learned_ppm())
         self.round_ppm = self.before_ppm = self.ppm
         self.skip_ns = 1 if self.rounds else 60 * 10**9

@@ -16,7 +16,7 @@ from mutant import Mutant
 
 RELEASE = (
     "    if not r.lease.is_void:\n"
-    "        core.ledger.pools[r.pool].headroom.served += outcome == OUT_COMPLETED\n"
+    "        core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED\n"
 )
 HEADROOM = "        # Headroom is for growth; what is alone in the pool may use it all.\n"
 LIFT = "        self.lift(flow, self.credit(f.depth))\n"
@@ -362,8 +362,8 @@ MUTANTS = (
         (
             (
                 "lifecycle/restore.pxi",
-                "        p.owed_tokens = p.replay_debt = promised\n",
-                "        if BUG:\n            promised = 0\n",
+                "        p.owed_tokens = p.replay_debt = v[1]\n",
+                "        if BUG:\n            v[1] = 0\n",
             ),
         ),
         200,
@@ -380,7 +380,7 @@ MUTANTS = (
                 "        if BUG:\n            continue\n",
             ),
         ),
-        1_000,
+        200,
         RESTARTS,
         THIRD,
     ),

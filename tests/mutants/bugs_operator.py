@@ -42,8 +42,8 @@ OPERATOR_BUGS = (
         (
             (
                 "lifecycle/restore.pxi",
-                "    h.skip_ns = 1 if h.rounds else h.skip_ns\n",
-                "    if BUG:\n        p.draining = False\n",
+                "    p.draining = v[4] != 0\n",
+                "    if BUG:\n        v[4] = 0\n",
             ),
         ),
         200,

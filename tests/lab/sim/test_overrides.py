@@ -22,7 +22,7 @@ def changed(*texts, config=CONFIG):
 
 def test_each_setting_changes_its_own_field_and_no_other():
     profile, config = changed(
-        "engine.block_size_tokens=32", "scheduler.headroom=0.06", "scheduler.prices.output=3.5",
+        "engine.block_size_tokens=32", "scheduler.headroom=0.05", "scheduler.prices.output=3.5",
         "weight.b.c=0.5", "cost.swap_token_ns=40000",
     )  # fmt: skip
     assert profile.cost == FAST.cost.model_copy(update={"swap_token_ns": 40_000})
@@ -30,7 +30,7 @@ def test_each_setting_changes_its_own_field_and_no_other():
     options, before = config.core_options(), CONFIG.core_options()
     differing = {name for name in options if options[name] != before[name]}
     assert differing == {"headroom_ppm", "output_price_micro"}
-    assert options["headroom_ppm"] == 60_000
+    assert options["headroom_ppm"] == 50_000
     assert options["output_price_micro"] == 3_500_000
     assert [(each.name, each.weight_milli) for each in config.tenants] == [
         ("a", 2_000),

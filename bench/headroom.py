@@ -1,4 +1,4 @@
-"""Measures what the adaptive headroom costs beside the best fixed one.
+"""`python -m bench.headroom` measures what the adaptive headroom costs beside the best fixed one.
 
 Tenants whose lengths are drawn from a public trace wait all the time for one engine, in virtual
 time. Each load runs with the adaptive headroom from its default start and from a bad one, and with
@@ -52,7 +52,7 @@ _NS = 1_000_000_000
 Lengths = Sequence[Sequence[tuple[int, int]]]
 _EPILOG = """\b
 Example:
-  python -m tests.lab.sim.headroom --traces TRACES
+  python -m bench.headroom --traces ../shared/data/traces
 
 The bar: at most 3 preemptions of 1,000, and 0.99 of the tokens a second of the best fixed headroom
 that preempts no more; from a bad start it has five minutes to get there.
@@ -61,7 +61,7 @@ that preempts no more; from a bad start it has five minutes to get there.
 
 @dataclass(frozen=True)
 class Task:
-    """States a run: its engine, its load, and its headroom, which is a start or fixed."""
+    """One run: its engine, its load, and its headroom: a start, or a fixed one."""
 
     profile: str
     load: str
@@ -260,4 +260,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m tests.lab.sim.headroom")
+    main(prog_name="python -m bench.headroom")
