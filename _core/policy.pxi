@@ -19,7 +19,6 @@ include "policy/queue_order.pxi"        # heads that are displaced, and sorting 
 include "policy/session_records.pxi"    # sessions of agents at first sight, and forgotten
 include "policy/session_cap.pxi"        # sessions of agents that wait until others pause
 include "policy/headroom.pxi"           # cache kept free for flows that are below their share
-include "policy/headroom_control.pxi"  # headroom from what engines hold, and preemptions
 include "policy/locality.pxi"           # prompts that a pool has cached, and DLPM
 include "policy/pick_next.pxi"          # head_for(), plan_for(): next, and its plan
 include "policy/backfill.pxi"           # who_may_pass(): which request may pass the next one

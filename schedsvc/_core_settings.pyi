@@ -16,7 +16,7 @@ class Settings(TypedDict, total=False):
     early_refusal: int  # 1: If on, a request that cannot be served within its longest wait, or have its first token by its deadline, is refused at once; by its deadline also at its turn
     saturation_ppm: int  # 800_000: A pool is nearly overloaded if this part of it is promised, or if a request waits for room
     leases_max: int  # 65_536: At most this number of requests run at once, in all pools together
-    headroom_ppm: int  # 50_000: This part of each pool is not promised, at the start; it then follows what the engine holds beyond predictions, so that it preempts one request in 1,000
+    headroom_ppm: int  # 20_000: This part of each pool is not promised, at the start; it grows when the engine preempts, and shrinks slowly while its cache stays unfilled
     input_price_micro: int  # 1_000_000: The price of an input token
     output_price_micro: int  # 2_000_000: The price of an output token
     cached_price_ppm: int  # 100_000: Input from the prefix cache costs this part of the input price

@@ -116,9 +116,9 @@ _SCHEDULER = (
             " waits for room."),
     Setting("leases_max", COUNT, 65_536, 1, 1_000_000,
             help="At most this number of requests run at once, in all pools together."),
-    Setting("headroom", PART, 0.05, 0, 0.9, live=False, page="understand/pools.md",
-            help="This part of each pool is not promised, at the start; it then follows what the"
-            " engine holds beyond predictions, so that it preempts one request in 1,000."),
+    Setting("headroom", PART, 0.02, 0, 0.9, live=False, page="understand/pools.md",
+            help="This part of each pool is not promised, at the start; it grows when the engine"
+            " preempts, and shrinks slowly while its cache stays unfilled."),
 )
 _EXPERT = (
     Setting("credit_max", SERVICE, "auto", 0, TOKENS_MAX, source="arXiv 2401.00588",

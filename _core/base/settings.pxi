@@ -86,7 +86,7 @@ cdef dict SETTINGS = {
     "early_refusal": (1, 0, 1),
     "saturation_ppm": (800_000, 1, 1_000_000),
     "leases_max": (65_536, 1, 16_777_216),
-    "headroom_ppm": (50_000, 0, 900_000),
+    "headroom_ppm": (20_000, 0, 900_000),
     "input_price_micro": (1_000_000, 0, 10_000_000),
     "output_price_micro": (2_000_000, 0, 10_000_000),
     "cached_price_ppm": (100_000, 0, 1_000_000),

@@ -21,7 +21,7 @@ cdef int drain_some(Core core, bytes name, bint draining) except -1:
         if known is None and draining:
             known = absent_pool(core, name)
         if told is not None:
-            core.saved_pools[name] = (*told[:3], draining, told[4])
+            core.saved_pools[name] = (*told[:4], draining, told[5])
         if known is not None:
             pool = known
             core.ledger.pools[pool].draining = draining

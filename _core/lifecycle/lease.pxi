@@ -259,7 +259,7 @@ cdef int end_lease(Core core, int32_t i, int outcome) except -1:
         settle_shed(core, r, False)
     leave_prefill(core, r)
     if not r.lease.is_void:
-        core.ledger.pools[r.pool].headroom.served += outcome == OUT_COMPLETED
+        core.ledger.pools[r.pool].served += outcome == OUT_COMPLETED
         core.ledger.release(i)
     elif r.lease.discount_ppm:
         drop_void_pass(core, r)

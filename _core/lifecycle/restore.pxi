@@ -285,18 +285,14 @@ cdef void restore_bucket(Quota* n, int which, const int64_t* bucket, int64_t at_
 
 
 cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
-    cdef int64_t v[10]
+    cdef int64_t v[5]
     cdef Slice pool
     cdef Cursor again = c[0], levels
-    read_numbers(c, v, 10)
+    read_numbers(c, v, 5)
     check_range("epoch", v[0], 0, <int64_t>1 << 62)
     check_range("promised_tokens", v[1], 0, <int64_t>1 << 50)
-    v[2], v[8] = unzigzag(<uint64_t>v[2]), unzigzag(<uint64_t>v[8])
-    check_range("headroom_excess_ppm", v[2], -EXCESS_MAX_PPM, EXCESS_MAX_PPM)
-    check_range("headroom_spread_ppm", v[3], 0, EXCESS_MAX_PPM)
-    check_range("headroom_rounds", v[7], 0, ROUNDS_KEPT)
-    check_range("headroom_correction", v[8], CORRECTION_MIN_MICRO, CORRECTION_MAX_MICRO)
-    check_range("headroom_spreads", v[9], 0, SPREADS_MAX_MILLI)
+    check_range("headroom_ppm", unzigzag(<uint64_t>v[2]), -WHOLE_PPM, WHOLE_PPM)
+    check_range("probes", v[3], 0, 1)
     check_range("draining", v[4], 0, 1)
     pool.at, pool.size = <const uint8_t*><const char*>name, len(name)
     check_pool_name(&pool)
@@ -306,7 +302,7 @@ cdef int restore_pool(Core core, bytes name, Cursor* c, bint applies) except -1:
     read_passes(core, name, &again, applies)
     if not applies:
         return 0
-    core.saved_pools[name] = (v[0], v[1], (v[2], v[3], v[7], v[8], v[9]), v[4], core.now_ns)
+    core.saved_pools[name] = (v[0], v[1], unzigzag(<uint64_t>v[2]), v[3], v[4], core.now_ns)
     if name in core.pool_names:
         resume_pool(core, name)
     elif v[4] and core.ledger.count < pools_allowed(core):
@@ -349,18 +345,16 @@ cdef int resume_pool(Core core, bytes name) except -1:
     leases until they are replayed, or until the engine has restarted too."""
     cdef int32_t pool = core.pool_names[name]
     cdef Pool* p = &core.ledger.pools[pool]
-    cdef HeadroomControl* h = &p.headroom
-    cdef int64_t epoch, promised, told_ns
-    epoch, promised, headroom, p.draining, told_ns = core.saved_pools.pop(name)
-    h.excess_ppm, h.spread_ppm, h.rounds, h.correction_micro, h.spreads_milli = headroom
-    set_headroom(core, p, headroom_ppm(h))
-    h.round_ppm = h.before_ppm = h.ppm
-    h.skip_ns = 1 if h.rounds else h.skip_ns
+    cdef int64_t v[6]
+    v[0], v[1], v[2], v[3], v[4], v[5] = core.saved_pools.pop(name)
+    set_headroom(p, min(max(v[2], core.settings.headroom_min_ppm), core.settings.headroom_max_ppm))
+    p.probes = v[3] != 0
+    p.draining = v[4] != 0
     core.ledger.order.touch(pool)
-    if epoch == p.epoch and core.now_ns < (
-        told_ns + core.settings.lease_ttl_ns + core.settings.lease_grace_ns
+    if v[0] == p.epoch and core.now_ns < (
+        v[5] + core.settings.lease_ttl_ns + core.settings.lease_grace_ns
     ):
-        p.owed_tokens = p.replay_debt = promised
+        p.owed_tokens = p.replay_debt = v[1]
     else:
         core.saved_passes.pop(name, None)
     return 0

@@ -18,11 +18,9 @@
 #              1 a bucket (repeated: 1 which, 2 limit, 3 level (signed), 4 since its tick began),
 #              2 requests, 3 input and 4 output tokens on open bills, 5 lifts of
 #              those that waited (repeated: 1 by how much, 2 class)
-#   p pool     1 epoch, 2 promised tokens, 3 what engines held beyond room (signed), 4 its
-#              spread, 5 an operator drains it, 6 levels (repeated: 1 level, 2 class), 7 leases that
-#              passed a head (repeated: 1 lease id, 2 parts per million of their work that are not
-#              charged), 8 rounds that 3 and 4 are of, 9 correction of the headroom (signed),
-#              10 spreads in it
+#   p pool     1 epoch, 2 promised tokens, 3 headroom (signed), 4 no preemption was seen yet, 5 an
+#              operator drains it, 6 levels (repeated: 1 level, 2 class), 7 leases that passed a
+#              head (repeated: 1 lease id, 2 parts per million of their work that are not charged)
 #   o          1 lengths of all flows, 2 to 6 samples, judged, covered, reserved and used, 7 longest
 #              prompt, 9 an operator drains everything, 10 average charge, 11 levels (repeated:
 #              1 level, 2 class), 12 to 16 average charges below one node, two and so on, 17 the
@@ -78,9 +76,9 @@ cdef list changed_rows(Core core, int64_t now_ns, int64_t rows_max):
             if core.pool_list[n] not in core.saved_pools:
                 rows.append((POOL_ROW + <bytes>core.pool_list[n], pool_value(core, n)))
         for name, told in core.saved_pools.items():  # not offered since the restart
-            epoch, promised, headroom, draining, _ = told
+            epoch, promised, headroom, probes, draining, _ = told
             levels, passes = levels_in(core, name), core.saved_passes.get(name, {})
-            value = pool_row(core, epoch, promised, headroom, draining, levels, passes)
+            value = pool_row(core, epoch, promised, headroom, probes, draining, levels, passes)
             rows.append((POOL_ROW + <bytes>name, value))
     return rows
 
@@ -206,13 +204,9 @@ cdef bytes quota_value(Core core, int32_t node, int64_t now_ns):
 cdef bytes pool_value(Core core, int32_t pool):
     cdef Pool* p = &core.ledger.pools[pool]
     return pool_row(
-        core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens,
-        headroom_learned(&p.headroom), p.draining, levels_in(core, <bytes>core.pool_list[pool]), passes_in(core, pool),
+        core, p.epoch, p.promised_blocks * p.block_size + p.owed_tokens, p.headroom_ppm, p.probes,
+        p.draining, levels_in(core, <bytes>core.pool_list[pool]), passes_in(core, pool),
     )
-
-
-cdef tuple headroom_learned(const HeadroomControl* h):
-    return h.excess_ppm, h.spread_ppm, h.rounds, h.correction_micro, h.spreads_milli
 
 
 cdef dict passes_in(Core core, int32_t pool):
@@ -234,7 +228,7 @@ cdef dict passes_in(Core core, int32_t pool):
 
 
 cdef bytes pool_row(
-    Core core, int64_t epoch, int64_t promised_tokens, tuple headroom,
+    Core core, int64_t epoch, int64_t promised_tokens, int64_t headroom_ppm, bint probes,
     bint draining, list levels, dict passes,
 ):
     cdef Writer w = core.writer
@@ -246,12 +240,9 @@ cdef bytes pool_row(
         w.close(7, before)
     for cls, level in levels:
         write_of_class(core, w, 6, cls, level)
-    w.varint(10, headroom[4])
-    w.varint(9, zigzag(headroom[3]))
-    w.varint(8, headroom[2])
     w.varint(5, draining)
-    w.varint(4, headroom[1])
-    w.varint(3, zigzag(headroom[0]))
+    w.varint(4, probes)
+    w.varint(3, zigzag(headroom_ppm))
     w.varint(2, promised_tokens)
     w.varint(1, epoch)
     return w.take()

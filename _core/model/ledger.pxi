@@ -78,10 +78,11 @@ cdef class Ledger:
     cdef void learn_anew(self, int32_t pool) noexcept:
         cdef Pool* p = &self.pools[pool]
         self.order.touch(pool)
-        start_headroom(&p.headroom, self.headroom_ppm)
-        p.headroom_blocks = p.capacity_blocks * p.headroom.ppm // 1_000_000
+        p.headroom_ppm = self.headroom_ppm
+        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
+        p.probes = True
         p.pressed = p.aged = False
-        p.surplus_micro = 0
+        p.served = p.surplus_micro = 0
         p.light_since_ns = NONE
         p.light_milli = p.kept_milli = 0
         p.engine_excess_tokens = 0
@@ -129,7 +130,7 @@ cdef class Ledger:
         p.capacity_blocks = max(
             <int64_t>1, shortest(p.engine_tokens, p.limits.max_total_tokens) // p.block_size
         )
-        p.headroom_blocks = p.capacity_blocks * p.headroom.ppm // 1_000_000
+        p.headroom_blocks = p.capacity_blocks * p.headroom_ppm // 1_000_000
         p.max_running = shortest(p.engine_max_running, p.limits.max_running)
         p.prefill_budget.max_tokens = p.limits.batch_max_tokens
         if p.limits.batch_max_tokens == BATCH_AUTO:

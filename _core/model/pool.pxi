@@ -2,16 +2,12 @@
 
 # The engine has begun with a request when so much time has passed, whatever is reported of it.
 cdef int64_t PREFILL_MAX_NS = 1_000_000_000
-# In this time output lengths are learned, before which too much is reserved.
-cdef int64_t START_NS = 60_000_000_000
 
 cdef enum:
     BATCH_AUTO = -1
     RATES_KEPT = 64  # the last judged prefills
     AS_FAST_MILLI = 875  # a prefill is about as fast as another one at this part of its rate
     PREFILL_BUDGET_PART = 6  # divisor of the capacity
-    START_SPREAD_PPM = 10_000
-    START_SPREADS_MILLI = 2_750
 
 # A round is the input that was granted and has not been computed yet, as far as is known: until
 # the first tokens of a request are reported, at most for PREFILL_MAX_NS. Requests whose callers
@@ -20,17 +16,6 @@ ctypedef struct PrefillBudget:
     Chain chain  # leases, in the order of their grants
     int64_t tokens
     int64_t max_tokens  # in force; 0: no limit
-
-# What the headroom is steered by, see headroom.pxi. Parts of the capacity in ppm.
-ctypedef struct HeadroomControl:
-    int64_t ppm  # in force
-    int64_t excess_ppm, spread_ppm  # moving averages: what a round held beyond room, its deviation
-    int64_t rounds  # that the averages hold, at most ROUNDS_KEPT
-    int64_t spreads_milli  # that the target takes, before any correction
-    int64_t correction_micro  # spreads that preemptions have added, and served requests taken off
-    int64_t round_ns, pressed_ns, served, preempted, used_tokens  # of the round so far
-    int64_t round_ppm, before_ppm  # headroom when it began, and when the one before it did
-    int64_t skip_ns  # rounds teach nothing for this time, in which requests wait for room
 
 cdef enum:  # how busy a pool is (schedsvc.v1.OverloadState), see overload.pxi
     LOAD_UNDER = 1
@@ -73,8 +58,10 @@ ctypedef struct Pool:
     bint aged  # whom it served last, ageing had brought before better classes
     int64_t engine_running, engine_waiting, engine_used_tokens, engine_preemptions
     int64_t telemetry_at_ns
-    HeadroomControl headroom
+    int64_t headroom_ppm
+    bint probes  # no preemption has been seen yet
     bint pressed  # something has waited for cache since the last report of the engine
+    int64_t served  # requests that were completed since then
     int64_t light_since_ns  # start of the window that runs; -1: none
     int64_t light_milli, kept_milli  # milli-tokens that flows below their share took, see headroom
     int64_t* held  # blocks that are promised to each flow
@@ -99,16 +86,6 @@ ctypedef struct Pool:
     int32_t sessions_active, oldest_session, newest_session  # in the order of their begins
     int64_t turn_ns  # when the first that waits for the cap became the next
     int64_t turns_ended_ns  # when the last one that waited has gone
-
-
-cdef void start_headroom(HeadroomControl* h, int64_t ppm) noexcept:
-    """Forget what was learned, and begin with a headroom."""
-    memset(h, 0, sizeof(HeadroomControl))
-    h.ppm = h.round_ppm = h.before_ppm = ppm
-    h.spread_ppm = START_SPREAD_PPM
-    h.skip_ns = START_NS
-    h.spreads_milli = START_SPREADS_MILLI
-    h.excess_ppm = ppm - START_SPREADS_MILLI * START_SPREAD_PPM // 1000
 
 
 cdef inline int64_t blocks_for(const Pool* p, int64_t tokens, int64_t sequences) noexcept nogil:

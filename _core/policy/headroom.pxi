@@ -1,16 +1,60 @@
-# What flows above their shares leave free besides the headroom.
+# Headroom: blocks of a pool that the ledger does not promise.
 #
-# Room comes free only when a sequence ends, so a flow that sends now and then would
+# Adaptive: a preemption shows that too much was promised, so headroom rises at once, by a step for
+# each preemption. While requests wait for cache that the engine has not filled, headroom falls
+# slowly. It falls below 0 if reservations are larger than what is used; the pool is then
+# overcommitted. Before the first preemption it falls faster, so that it reaches its level within a
+# minute. After that it falls only by what served requests have earned: a preemption costs what
+# 2,000 served requests earn. So fewer than one served request in a thousand is preempted for the
+# search, however long the search takes.
+#
+# Share-aware: room comes free only when a sequence ends, so a flow that sends now and then would
 # wait for such an end each time. A flow above its max-min share of a pool therefore leaves a part
 # of that pool free: the most that flows below their shares took lately in half a second. If one
 # flow is alone, the part is 0.
 
 cdef int64_t LIGHT_WINDOW_NS = 500_000_000
+cdef int64_t TELEMETRY_FRESH_NS = 5_000_000_000
 
 cdef enum:
     LIGHT_WINDOWS = 64  # after this number of windows without any, nothing is kept
     KEPT_PART = 8  # at most this part of the pool
+    PROBE_PPM_S = 5_000  # ppm of the capacity a second, until the first preemption
+    RELAX_PPM_S = 500
+    RELAX_SERVED_PPM = 10
+    PREEMPTED_PPM = 20_000
+    PREEMPTED_EACH_PPM = 2_000
+    PREEMPTED_MAX = 10
+    FULL_PERCENT = 95
     PART_UNITS = 1 << 16  # units of a block, which count parts of parts
+
+
+cdef void set_headroom(Pool* p, int64_t ppm) noexcept:
+    p.headroom_ppm = ppm
+    p.headroom_blocks = p.capacity_blocks * ppm // 1_000_000  # towards 0
+
+
+cdef void adapt_headroom(
+    Core core, Pool* p, int64_t preempted, int64_t elapsed_ns
+) noexcept:
+    """Adapt the headroom once for each report of the engine, with the preemptions since the last.
+    O(1)."""
+    cdef int64_t ppm = p.headroom_ppm
+    cdef int64_t pace = PROBE_PPM_S if p.probes else RELAX_PPM_S
+    cdef int64_t fall = pace * min(elapsed_ns, TELEMETRY_FRESH_NS) // NS_PER_S
+    if not p.probes:
+        fall = min(fall, RELAX_SERVED_PPM * p.served)
+    if preempted > 0:
+        p.probes = False
+        ppm += PREEMPTED_PPM + PREEMPTED_EACH_PPM * min(preempted, <int64_t>PREEMPTED_MAX)
+    elif (
+        p.pressed
+        and p.engine_used_tokens * 100 < p.capacity_blocks * p.block_size * FULL_PERCENT
+    ):
+        ppm -= fall
+    p.pressed = False
+    p.served = 0
+    set_headroom(p, min(max(ppm, core.settings.headroom_min_ppm), core.settings.headroom_max_ppm))
 
 
 cdef int64_t faded(const Pool* p, int64_t windows) noexcept:

@@ -81,7 +81,7 @@ class Scheduler(Section):
     early_refusal: bool = True
     saturation_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0.01", "1")), Field(alias="saturation")] = 800_000
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
-    headroom_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom")] = 50_000
+    headroom_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom")] = 20_000
     prices: Prices = Prices()
     each_pool: EachPool = EachPool()
     expert: Expert = Expert()

@@ -346,7 +346,7 @@ WRONG = {
         b"\x0a\x04\x10\x01\x18\x7f\x00",
         b"\x10" + b"\xff" * 9 + b"\x01",
     ),
-    b"pp": (b"\x08" + b"\xff" * 9 + b"\x01", b"\x40\x41", b"\x28\x02"),
+    b"pp": (b"\x08" + b"\xff" * 9 + b"\x01", b"\x20\x02", b"\x28\x02"),
     b"p": (b"",),
     b"p\xc0": (b"\x28\x01",),  # a name that is not UTF-8
     b"p\x1b": (b"\x28\x01",),  # a control character

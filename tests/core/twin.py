@@ -266,7 +266,7 @@ class Twin(RemoteService):
             f.average_milli = (4 * average + each * 1000) // 5 if average else each * 1000
             self.predictor.judge(r.flow, r.adapter, r.evidence, each <= r.promised_output)
             self.predictor.learn(r.flow, r.adapter, each)
-            self.pools[r.pool].headroom.served += not r.is_void
+            self.pools[r.pool].served += not r.is_void
         elif outcome == core.CANCELLED:
             f.cancelled += 1
         else:

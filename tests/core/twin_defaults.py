@@ -12,7 +12,7 @@ DEFAULTS = {
     "early_refusal": 1,
     "saturation_ppm": 800_000,
     "leases_max": 65_536,
-    "headroom_ppm": 50_000,
+    "headroom_ppm": 20_000,
     "input_price_micro": 1_000_000,
     "output_price_micro": 2_000_000,
     "cached_price_ppm": 100_000,

@@ -47,7 +47,8 @@ class OperatorActions(Serve):
             if not self.is_active(i):
                 f.vtc = 0
         for p in self.pools:
-            p.headroom, p.pressed = self.headroom(), False
+            p.headroom_ppm, p.probes, p.pressed = self.limits["headroom_ppm"], True, False
+            p.served = 0
             p.light, p.foreign_tokens, p.brought, p.blocks = [], 0, False, {}
             p.forget_pace(self.now_ns)
         self.classes.brought.clear()

@@ -2,9 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from .twin_headroom import FRESH_NS
 from .twin_rejections import Refusals
-from .twin_room import PREFILL_MAX_NS
+from .twin_room import FRESH_NS, PREFILL_MAX_NS
 from .twin_types import Request
 
 LOOKAHEAD = 8

@@ -78,7 +78,7 @@ class Restart:
             p.owed_tokens += state.promised(i) * p.block_size
             p.replay_debt, p.replayed = p.owed_tokens, (0, 0)
             p.pressed, p.told_at_ns, p.preemptions, p.foreign_tokens = False, None, 0, 0
-            p.headroom.restarts()
+            p.served = 0
             p.replays_until_ns = state.replays_until()
             p.reason, p.light, p.brought, p.saturated = "NONE", [], False, False
             p.blocks, p.asked_tokens, p.matched_tokens = {}, 0, 0

@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from .twin_headroom import Headroom
 from .twin_prefix import Prefixes
 from .twin_prices import price_of
 from .twin_types import SUSPECT, Request
 
 WINDOW_NS = 500_000_000
+FRESH_NS = 5 * 10**9
 LINGER_NS = 10 * 10**9
 PREFILL_MAX_NS = 10**9
 
@@ -117,21 +117,20 @@ class Room(Prefixes):
         p.told_at_ns, p.preemptions = now_ns, preemptions
         ours = self.promised(pool) * p.block_size + self.adapter_tokens(pool)
         p.foreign_tokens = max(0, used_tokens - ours)
-        p.headroom.hears(
-            used_tokens,
-            fresh,
-            elapsed_ns,
-            pressed=p.pressed,
-            capacity_tokens=p.capacity_blocks * p.block_size,
-            live=len(self.leases_of(pool)),
-        )
-        p.pressed = False
-
-    def headroom(self) -> Headroom:
-        """Make what steers the headroom of a pool, before it has learned anything."""
+        ppm = p.headroom_ppm
+        if fresh:
+            p.probes = False
+            ppm += 20_000 + 2_000 * min(fresh, 10)
+        elif p.pressed and used_tokens * 100 < p.capacity_blocks * p.block_size * 95:
+            pace = 5_000 if p.probes else 500
+            earned = 10 * p.served
+            fall = pace * min(elapsed_ns, FRESH_NS) // 10**9
+            ppm -= fall if p.probes else min(fall, earned)
+        p.pressed, p.served = False, 0
         start = self.limits["headroom_ppm"]
         least = min(start, self.limits["headroom_min_ppm"])
-        return Headroom(start, least, max(start, self.limits["headroom_max_ppm"]))
+        most = max(start, self.limits["headroom_max_ppm"])
+        p.headroom_ppm = min(max(ppm, least), most)
 
     # Shares.
 

@@ -143,7 +143,7 @@ class State:
         new = Pool(
             epoch,
             capacity_tokens,
-            self.headroom(),
+            self.limits["headroom_ppm"],
             block_size_tokens,
             max_running,
             max_model_tokens,
@@ -172,9 +172,9 @@ class State:
         )
         if epoch != old.epoch:
             restarted["replayed"] = (0, 0)
-        kept = ("headroom", "reason", "pressed", "told_at_ns", "preemptions")
+        kept = ("headroom_ppm", "reason", "probes", "pressed", "told_at_ns", "preemptions")
         kept += ("replays_until_ns", "replayed")
-        kept += ("foreign_tokens", "owed_tokens", "light", "brought", "saturated")
+        kept += ("served", "foreign_tokens", "owed_tokens", "light", "brought", "saturated")
         kept += ("drain", "draining", "output_above_limit")
         kept += ("blocks", "asked_tokens", "matched_tokens")
         for name in kept:

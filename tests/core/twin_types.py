@@ -5,8 +5,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .twin_headroom import Headroom
-
 QUEUED, LIVE, SUSPECT, ENDED = "queued", "live", "suspect", "ended"
 LEASED = LIVE, SUSPECT
 
@@ -106,7 +104,7 @@ class Flow:
 class Pool:
     epoch: int
     engine_tokens: int
-    headroom: Headroom
+    headroom_ppm: int
     block_size: int
     engine_max_running: int
     max_model_tokens: int
@@ -115,7 +113,9 @@ class Pool:
     replayed: tuple[int, int] = (0, 0)  # tokens and sequences of restored leases
     reason: str = "NONE"
     draining: bool = False  # an operator lets no request in any more
+    probes: bool = True
     pressed: bool = False
+    served: int = 0  # since the last telemetry of the engine
     told_at_ns: int | None = None
     preemptions: int = 0
     foreign_tokens: int = 0
@@ -170,8 +170,8 @@ class Pool:
 
     @property
     def headroom_blocks(self) -> int:
-        blocks = self.capacity_blocks * abs(self.headroom.ppm) // 1_000_000
-        return blocks if self.headroom.ppm > 0 else -blocks
+        blocks = self.capacity_blocks * abs(self.headroom_ppm) // 1_000_000
+        return blocks if self.headroom_ppm > 0 else -blocks
 
 
 Target = int | tuple[int, ...]  # a pool, -1: any, or the pools of a set
