@@ -51,9 +51,11 @@ def cut_off(path: Path, *, was_held: bool) -> str:
     if not page_bytes:
         lacks_all = not size and (was_held or _size(_beside(path, "-wal")) > 0)
         return "it was truncated to 0 bytes" if lacks_all else ""
-    missing = set(range(size // page_bytes + 1, pages + 1)) - log.numbers
+    # A damaged count may be any number of 32 bits, so the pages are not listed.
+    held = size // page_bytes
+    missing = max(0, pages - held) - sum(held < number <= pages for number in log.numbers)
     if missing:
-        lost = f"{len(missing):,} of its {pages:,} pages of {page_bytes:,} bytes"
+        lost = f"{missing:,} of its {pages:,} pages of {page_bytes:,} bytes"
         return f"it was truncated: {lost} are missing"
     if not size:
         os.truncate(path, page_bytes)

@@ -1,6 +1,7 @@
 """Tests a ledger that another program truncates: readable rows are kept, lost ones counted."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,23 @@ def test_empty_ledger_of_a_killed_process_is_refused(tmp_path: Path) -> None:
         kill()
     with pytest.raises(UsageError, match="it was truncated to 0 bytes"):
         opened(tmp_path)
+
+
+def test_damaged_count_of_pages_takes_no_memory(tmp_path: Path) -> None:
+    """A header may name 4 billion pages: a list of them takes hundreds of gigabytes."""
+    with holding(written_back, tmp_path) as kill:
+        kill()
+    pages = 1 << 20
+    with (tmp_path / "usage.db").open("r+b") as file:
+        file.seek(28)
+        file.write(pages.to_bytes(4, "big"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match=f"of its {pages:,} pages of 4,096 bytes are missing"):
+            opened(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 8 * pages
+    finally:
+        tracemalloc.stop()
 
 
 def test_empty_file_of_a_stopped_scheduler_begins_a_ledger(tmp_path: Path) -> None:
