@@ -152,7 +152,7 @@ async def test_an_engine_is_missed_unless_it_said_goodbye(is_clean: bool) -> Non
             # A caller of Stats gets the same sentence for 10 s, so the test asks only once.
             attached = partial(attached_pools, server)
             await until(lambda: attached() == {"one", "two"}, "they are offered")
-            # A session that has not been welcomed yet has nobody to say goodbye to.
+            # Before the welcome a session says no goodbye.
             await goes.reached()
             if not is_clean:
                 goes._protocol._pools.clear()

@@ -380,7 +380,7 @@ MUTANTS = (
                 "        if BUG:\n            continue\n",
             ),
         ),
-        200,
+        1_000,
         RESTARTS,
         THIRD,
     ),
