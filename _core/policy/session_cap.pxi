@@ -243,7 +243,8 @@ cdef int line_up(Core core, int32_t i) except -1:
 
 cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
     """Return the pool whose cap makes a request wait; -1: none does, and its session begins if it
-    is not active. If several do, it is the one with the most room. O(pools)."""
+    is not active. If several do, it is the one with the most room.
+    O(pools + holds of the session)."""
     cdef AgentSessions agents = core.flows.agents
     cdef const Request* r = &core.requests.items[i]
     cdef int32_t s = core.requests.rare_of(r).session
@@ -269,10 +270,20 @@ cdef int32_t pool_to_wait_for(Core core, int32_t i) except -2:
         room = p.limits.sessions_max_tokens - p.sessions_tokens
         if best == NONE or room > most:
             best, most = pool, room
-    if best == NONE and not is_one_pool(r.target) and a.first_hold != NONE:
-        # No pool can hold it now. In the queue it could overtake others of its session.
-        return agents.shares[agents.holds[a.first_hold].share].pool
-    return best
+    return best if best != NONE or is_one_pool(r.target) else pool_of_others(core, s, r.target)
+
+
+cdef int32_t pool_of_others(Core core, int32_t s, int32_t target) noexcept:
+    """Return a pool for whose cap others of a session wait, so that a request that no pool can hold
+    now does not overtake them in the queue; -1: none that its set has. O(holds of the session)."""
+    cdef AgentSessions agents = core.flows.agents
+    cdef int32_t n = agents.items[s].first_hold, pool
+    while n != NONE:
+        pool = agents.shares[agents.holds[n].share].pool
+        if not is_set(target) or core.flows.may_take(pool, target):
+            return pool
+        n = agents.holds[n].next_hold
+    return NONE
 
 
 cdef int hold_back(Core core, int32_t i, int32_t pool) except -1:

@@ -57,6 +57,26 @@ def test_a_drain_finds_what_its_own_pool_cannot_hold_any_more() -> None:
     s.check()
 
 
+def test_a_set_waits_for_no_cap_of_a_pool_that_it_lacks() -> None:
+    """It waits for the caps of two pools that fall silent, and its session for that of a third."""
+    s = capped(150)
+    engines, again = Stream(s), Stream(s)
+    engines.send(0, offering("q", 1, 1_000), offering("r", 1, 1_000))
+    for pool, name in enumerate((b"p", b"q", b"r")):
+        s.set_pool_limits(0, name, sessions_max_tokens=150)
+        grant(s, 0, f"fills-{pool}", 60, 40, session=name, pool=pool)
+    turn(s, 0, "b-0", "b", prompt=60, output=40, pool=0)
+    turn(s, 0, "b-1", "b", prompt=60, output=40, pools=(1, 2))
+    assert s.poll(0) == []
+    assert s.flow_stats(0, 0)["held_by_session_cap"] == 2
+    engines.session.close(1)
+    assert s.poll(1) == []
+    s.check()
+    again.send(2, offering("q", 2, 1_000))
+    assert [s.explain(2, b"b-%d" % k)[0]["state"] for k in range(2)] == ["QUEUED", "LIVE"]
+    s.check()
+
+
 def test_a_sweep_goes_on_among_what_waits_for_caps() -> None:
     s = capped(150, work_max=2)
     s.set_pool(0, b"q", 1, 10_000, 1)
