@@ -9,6 +9,7 @@ from bugs_named import NAMED_BUGS
 from bugs_operator import OPERATOR_BUGS
 from bugs_rest import REST_BUGS
 from bugs_sessions import SESSION_BUGS
+from bugs_sets import SET_BUGS
 from bugs_tenants import TENANT_BUGS
 from bugs_tree import TREE_BUGS
 from bugs_trust import TRUST_BUGS
@@ -477,6 +478,7 @@ MUTANTS = (
     *TENANT_BUGS,
     *TREE_BUGS,
     *SESSION_BUGS,
+    *SET_BUGS,
     *REST_BUGS,
 )
 
