@@ -21,6 +21,12 @@ constexpr grpc::StatusCode kOfCaller[] = {
     grpc::StatusCode::UNAUTHENTICATED,  grpc::StatusCode::PERMISSION_DENIED,
     grpc::StatusCode::RESOURCE_EXHAUSTED};
 
+/// Returns whether the same call may succeed later. To a probe it is no sign of life: a scheduler
+/// that answers so leads no more.
+inline bool is_passing(grpc::StatusCode code) {
+  return code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::DEADLINE_EXCEEDED;
+}
+
 /// Returns a random part of a duration.
 inline milliseconds randomly(milliseconds most) {
   thread_local absl::BitGen random;
@@ -35,7 +41,7 @@ class Links {
   Links(const std::string& targets, Options options)
       : options_(std::move(options)), targets_(targets), fence_(Fence::of(targets_.all())) {
     for (const std::string& target : targets_.all()) {
-      links_[target].channel = connect(target);
+      links_[target] = connect(target);
     }
     if (targets_.several()) {
       watch_ = std::async(std::launch::async, [this] { watch(); });
@@ -59,12 +65,7 @@ class Links {
     while (true) {
       const std::string target = targets_.ask();
       const auto began = Clock::now();
-      CallError error = attempt(target, unary, options, deadline, stop);
-      if (error.code == grpc::StatusCode::OK && !is_obeyed(*unary.response)) {
-        error.code = grpc::StatusCode::UNAVAILABLE;
-        error.message = absl::StrCat(target, " answers under a term that is over, for ",
-                                     fence_->latest(), " is known");
-      }
+      const CallError error = attempt(target, unary, options, deadline, stop);
       if (error.code == grpc::StatusCode::OK) {
         targets_.answered();
         return std::nullopt;
@@ -91,14 +92,14 @@ class Links {
 
  private:
   struct Link {
-    std::shared_ptr<grpc::Channel> channel;  // Is read and changed as an atomic one.
-    Withdrawal held;                         // Has the calls that may be held for long.
-    int missed = 0;                          // Probes in a row.
+    const std::shared_ptr<grpc::Channel> channel;
+    Withdrawal held;  // Ends the calls that may be held for long.
+    int missed = 0;   // Probes in a row.
   };
 
   static constexpr auto kNever = Clock::time_point::max();
 
-  /// Makes a call at one target; the code is OK if that answers.
+  /// Makes a call at one target; the code is OK if that answers, and leads.
   CallError attempt(const std::string& target, const Unary& unary, const CallOptions& options,
                     Clock::time_point deadline, Withdrawal& stop) {
     grpc::ClientContext context;
@@ -120,16 +121,21 @@ class Links {
       context.set_deadline(std::chrono::system_clock::now() +
                            std::chrono::ceil<milliseconds>(deadline - Clock::now()));
     }
-    Link& link = links_.at(target);
+    const auto link = std::atomic_load(&links_.at(target));
     const auto stopped = stop.hold(context);
     const auto withdrawn = options.withdrawal ? options.withdrawal->hold(context) : nullptr;
-    const auto held = is_held ? link.held.hold(context) : nullptr;
-    const grpc::Status status = unary.attempt(std::atomic_load(&link.channel), &context);
+    const auto held = is_held ? link->held.hold(context) : nullptr;
+    const grpc::Status status = unary.attempt(link->channel, &context);
     const std::string& named = unary.response->GetDescriptor()->name();
     CallError error(named.substr(0, named.rfind("Response")), status);
     const auto& trailer = context.GetServerTrailingMetadata();
     if (const auto leader = trailer.find("schedsvc-leader"); leader != trailer.end()) {
       error.leader.assign(leader->second.data(), leader->second.size());
+    }
+    if (status.ok() && !is_obeyed(*unary.response)) {
+      error.code = grpc::StatusCode::UNAVAILABLE;
+      error.message = absl::StrCat(target, " answers under a term that is over, for ",
+                                   fence_->latest(), " is known");
     }
     return error;
   }
@@ -141,7 +147,7 @@ class Links {
                                    response.GetReflection()->GetMessage(response, field)));
   }
 
-  std::shared_ptr<grpc::Channel> connect(const std::string& target) const {
+  std::shared_ptr<Link> connect(const std::string& target) const {
     grpc::ChannelArguments arguments = options_.arguments;
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
@@ -154,7 +160,8 @@ class Links {
     if (std::regex_match(target, kLocal)) {
       arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     }
-    return options_.connect(target, options_.credentials, arguments);
+    return std::shared_ptr<Link>(
+        new Link{options_.connect(target, options_.credentials, arguments), {}});
   }
 
   /// Asks schedulers for signs of life while they hold calls, and hangs up after too many probes
@@ -163,36 +170,28 @@ class Links {
   void watch() {
     const auto step = options_.silent_after / kProbesMax;
     const auto stopped = stop_.get_future();
+    const v1::ProgressRequest nothing;
+    v1::ProgressResponse response;
+    const auto probe = unary(&v1::SchedulerService::Stub::Progress, nothing, response);
     auto due = Clock::now() + step;
     while (stopped.wait_until(due) == std::future_status::timeout) {
       due = Clock::now() + step;
       for (auto& [target, link] : links_) {
-        const bool is_missed = link.held.holds_any() && is_silent(target, due);
-        link.missed = is_missed ? link.missed + 1 : 0;
-        if (link.missed == kProbesMax) {
+        const bool is_missed = link->held.holds_any() &&
+                               is_passing(attempt(target, probe, {}, due, probes_).code);
+        link->missed = is_missed ? link->missed + 1 : 0;
+        if (link->missed == kProbesMax) {
           targets_.move_on(target, "", Clock::now(), options_.silent_after);
-          std::atomic_store(&link.channel, connect(target));
-          link.held.break_off();
-          link.missed = 0;
+          std::atomic_exchange(&link, connect(target))->held.withdraw();
         }
       }
     }
   }
 
-  bool is_silent(const std::string& target, Clock::time_point due) {
-    const v1::ProgressRequest nothing;
-    v1::ProgressResponse response;
-    const auto probe = unary(&v1::SchedulerService::Stub::Progress, nothing, response);
-    const auto code = attempt(target, probe, {}, due, probes_).code;
-    // An answer under a term that is over is none.
-    return code == grpc::StatusCode::OK ? !is_obeyed(response)
-                                        : code == grpc::StatusCode::DEADLINE_EXCEEDED;
-  }
-
   const Options options_;
   Targets targets_;
   const std::shared_ptr<Fence> fence_;
-  std::map<std::string, Link> links_;
+  std::map<std::string, std::shared_ptr<Link>> links_;  // Each is read and changed atomically.
   Withdrawal probes_;
   std::promise<void> stop_;
   std::future<void> watch_;  // Is the last one, because its destructor waits for the thread.

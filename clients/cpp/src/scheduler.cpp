@@ -186,10 +186,7 @@ class Core : public std::enable_shared_from_this<Core> {
     lease->backoff_ = std::min(2 * lease->backoff_, kBackoffMax);
     const auto now = Clock::now();
     const std::lock_guard lock(mutex_);
-    // The same call may succeed later after these alone.
-    const bool is_passing = error && (error->code == grpc::StatusCode::UNAVAILABLE ||
-                                      error->code == grpc::StatusCode::DEADLINE_EXCEEDED);
-    if (is_passing && now < lease->expiry_ && !is_stopped_) {
+    if (error && is_passing(error->code) && now < lease->expiry_ && !is_stopped_) {
       ends_.emplace(now + pause, lease);
     } else {
       close(lease, error ? Books(*error) : Books(response));
@@ -256,17 +253,14 @@ class Core : public std::enable_shared_from_this<Core> {
 
   /// Does what is due: renewals, several at once, before any end, however many wait.
   void keep() {
+    const auto next = [](const Queue& queue) {
+      return queue.empty() ? Clock::now() + std::chrono::hours(1) : queue.begin()->first;
+    };
     std::unique_lock lock(mutex_);
     while (!is_stopped_) {
+      changed_.wait_until(lock, std::min(next(renewals_), next(ends_)));
       const auto renewals = take(renewals_, kBatchMax);
       const auto ends = take(ends_, renewals.empty() ? 1 : 0);
-      if (renewals.empty() && ends.empty()) {
-        const auto next = [](const Queue& queue) {
-          return queue.empty() ? Clock::now() + std::chrono::hours(1) : queue.begin()->first;
-        };
-        changed_.wait_until(lock, std::min(next(renewals_), next(ends_)));
-        continue;
-      }
       lock.unlock();
       renew(renewals);
       for (const Lease& lease : ends) {
@@ -410,8 +404,9 @@ Books Admission::end(v1::Outcome outcome, const Totals& totals, milliseconds wai
                                 "the scheduler has not answered yet; the client repeats the end"});
 }
 
-void Withdrawal::break_off() {
+void Withdrawal::withdraw() {
   const std::lock_guard lock(mutex_);
+  is_withdrawn_ = true;
   for (grpc::ClientContext* context : calls_) {
     context->TryCancel();
   }

@@ -88,17 +88,16 @@ class Targets {
   void choose(const std::string& leader, Clock::time_point now) {
     std::vector<std::string> ring = all_;
     std::rotate(ring.begin(), absl::c_find(ring, current_) + 1, ring.end());
+    const auto answers = [&](const auto& target) { return silent_until_[target] <= now; };
+    std::stable_partition(ring.begin(), ring.end(), answers);
     current_ = ring.front();
-    const auto is_silent = [&](const auto& target) { return silent_until_[target] > now; };
-    ring.erase(std::remove_if(ring.begin(), ring.end(), is_silent), ring.end());
-    if (failed_.count(leader) == 0 && absl::c_linear_search(ring, leader)) {
+    const bool is_listed = absl::c_linear_search(ring, leader);
+    if (is_listed && failed_.count(leader) == 0 && answers(leader)) {
       current_ = leader;
       if (leader != named_ || now - named_since_ >= kNamedAgain) {
         named_ = leader;
         named_since_ = now;
       }
-    } else if (!ring.empty()) {
-      current_ = ring.front();
     }
     if (failed_.size() == all_.size()) {
       failed_.clear();

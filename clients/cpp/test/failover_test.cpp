@@ -111,6 +111,16 @@ TEST_F(Failover, LeavesASchedulerWhoseTermIsOverWhileItHoldsACall) {
   EXPECT_EQ(admit(scheduler)->grant.lease_id(), 101u);
 }
 
+TEST_F(Failover, LeavesASchedulerThatIsUnavailableWhileItHoldsACall) {
+  a.with([this](State& s) {
+    s.failures["Progress"] = std::deque<StatusCode>(1'000, StatusCode::UNAVAILABLE);
+    s.decide = [this](grpc::ServerContext& context, const v1::AdmitRequest& asked,
+                      v1::AdmitResponse&) { return a.hold(context, asked); };
+  });
+  Scheduler scheduler(both, silent_after(milliseconds(150)));
+  EXPECT_EQ(admit(scheduler)->grant.lease_id(), 101u);
+}
+
 TEST_F(Failover, AsksTheNamedLeaderIfItIsInTheList) {
   fake::Scheduler c(201);
   a.with([&c](State& s) { s.leader = c.target(); });

@@ -133,10 +133,7 @@ using Verdict = std::variant<std::shared_ptr<Admission>, Refused, CallError>;
 class Withdrawal {
  public:
   /// Ends the calls that were given it, and those that will be, with CANCELLED.
-  void withdraw() {
-    is_withdrawn_ = true;
-    break_off();
-  }
+  void withdraw();
   bool is_withdrawn() const { return is_withdrawn_; }
 
  private:
@@ -145,8 +142,6 @@ class Withdrawal {
   /// Lets it end a call while the pointer lives.
   [[nodiscard]] std::shared_ptr<void> hold(grpc::ClientContext& context);
   bool holds_any() const;
-  /// Ends the calls that it holds, but not those that begin later.
-  void break_off();
 
   std::atomic<bool> is_withdrawn_{false};
   mutable std::mutex mutex_;

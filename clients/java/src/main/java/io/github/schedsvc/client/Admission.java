@@ -1,5 +1,6 @@
 package io.github.schedsvc.client;
 
+import com.google.protobuf.Descriptors.Descriptor;
 import io.github.schedsvc.v1.AdmitResponse;
 import io.github.schedsvc.v1.CompleteRequest;
 import io.github.schedsvc.v1.CompleteResponse;
@@ -10,28 +11,22 @@ import io.github.schedsvc.v1.LeaseStatus;
 import io.github.schedsvc.v1.Outcome;
 import io.github.schedsvc.v1.ProgressRequest;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
-import io.grpc.CallOptions;
 import java.time.Duration;
 import java.time.temporal.ChronoUnit;
 import java.util.EnumSet;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 
 /** Is a granted request. It is renewed in the background until it ends. */
 public final class Admission implements AutoCloseable {
-  /** Bounds one attempt to end a lease. */
-  private static final long END_DEADLINE_MS = 5_000;
-
   private static final long END_BACKOFF_MIN_MS = 50;
   private static final long END_BACKOFF_MAX_MS = 2_000;
   /** The time for which the scheduler keeps an expired lease: past it no end is repeated. */
   private static final long LEASE_GRACE_MS = 20_000;
   /** How long close waits for an end that has to be repeated. */
-  private static final long CLOSE_WAIT_MS = 1_000;
+  private static final Duration CLOSE_WAIT = Duration.ofSeconds(1);
 
   /** A state of a later version of the contract is no reason to stop. */
   private static final Set<LeaseState> LOST =
@@ -42,8 +37,7 @@ public final class Admission implements AutoCloseable {
 
   private final Scheduler scheduler;
   private final String requestId;
-  private final Grant grant;
-  private final Duration queueDuration;
+  private final AdmitResponse response;
   private final CompletableFuture<LeaseState> lost = new CompletableFuture<>();
   private final CompletableFuture<CompleteResponse> books = new CompletableFuture<>();
   /** The lease, and what is known of its totals. */
@@ -54,18 +48,13 @@ public final class Admission implements AutoCloseable {
   Admission(Scheduler scheduler, String requestId, AdmitResponse response) {
     this.scheduler = scheduler;
     this.requestId = requestId;
-    this.grant = response.getGrant();
-    this.queueDuration = Duration.of(response.getQueueDurationUs(), ChronoUnit.MICROS);
+    this.response = response;
     this.report =
         LeaseProgress.newBuilder()
-            .setLeaseId(grant.getLeaseId())
-            .setPoolEpoch(grant.getPoolEpoch());
+            .setLeaseId(grant().getLeaseId())
+            .setPoolEpoch(grant().getPoolEpoch());
     scheduler.begin(books, () -> cancel(Totals.UNKNOWN));
-    renewAfter(grant.getTtlMs() / 3);
-  }
-
-  static CallOptions endOptions() {
-    return CallOptions.DEFAULT.withDeadlineAfter(END_DEADLINE_MS, TimeUnit.MILLISECONDS);
+    FailoverChannel.after(renewalPause(), this::renew);
   }
 
   /** Returns the id by which Explain knows the request. */
@@ -75,12 +64,12 @@ public final class Admission implements AutoCloseable {
 
   /** Returns the grant: the lease, its pool, and what is reserved. */
   public Grant grant() {
-    return grant;
+    return response.getGrant();
   }
 
   /** Returns the time from the request's arrival to its grant. */
   public Duration queueDuration() {
-    return queueDuration;
+    return Duration.of(response.getQueueDurationUs(), ChronoUnit.MICROS);
   }
 
   /**
@@ -107,7 +96,7 @@ public final class Admission implements AutoCloseable {
    *     until the lease has surely expired
    */
   public CompletableFuture<CompleteResponse> complete(Totals totals) {
-    return end(Outcome.OUTCOME_COMPLETED, totals, false);
+    return end(Outcome.OUTCOME_COMPLETED, totals);
   }
 
   /**
@@ -115,12 +104,13 @@ public final class Admission implements AutoCloseable {
    * charged for its time.
    */
   public CompletableFuture<CompleteResponse> cancel(Totals totals) {
-    return end(Outcome.OUTCOME_CANCELLED, totals, false);
+    return end(Outcome.OUTCOME_CANCELLED, totals);
   }
 
   /** Cancels a lease whose request the engine never had. It costs nothing. */
-  public CompletableFuture<CompleteResponse> giveBack() {
-    return end(Outcome.OUTCOME_CANCELLED, Totals.UNKNOWN, true);
+  public synchronized CompletableFuture<CompleteResponse> giveBack() {
+    report.setInputTokens(0).setCachedInputTokens(0).setOutputTokens(0);
+    return end(Outcome.OUTCOME_CANCELLED, Totals.UNKNOWN);
   }
 
   /**
@@ -130,37 +120,22 @@ public final class Admission implements AutoCloseable {
    */
   @Override
   public void close() {
-    try {
-      cancel(Totals.UNKNOWN).get(CLOSE_WAIT_MS, TimeUnit.MILLISECONDS);
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt();
-    } catch (ExecutionException | TimeoutException e) {
-      return; // The lease expires, or its end goes on.
-    }
+    Scheduler.await(cancel(Totals.UNKNOWN), CLOSE_WAIT);
   }
 
   /** Begins to end the lease, if that has not begun. */
-  private CompletableFuture<CompleteResponse> end(
-      Outcome outcome, Totals totals, boolean isUnused) {
-    CompleteRequest.Builder request = CompleteRequest.newBuilder().setOutcome(outcome);
-    synchronized (this) {
-      if (hasEnded) {
-        return books.copy();
-      }
+  private synchronized CompletableFuture<CompleteResponse> end(Outcome outcome, Totals totals) {
+    if (!hasEnded) {
       hasEnded = true;
       totals.addTo(report);
-      if (isUnused) {
-        report.setInputTokens(0).setCachedInputTokens(0).setOutputTokens(0);
-      }
+      CompleteRequest.Builder request = CompleteRequest.newBuilder().setOutcome(outcome);
+      Descriptor fields = CompleteRequest.getDescriptor();
       report
           .getAllFields()
-          .forEach(
-              (field, value) ->
-                  request.setField(
-                      CompleteRequest.getDescriptor().findFieldByName(field.getName()), value));
+          .forEach((of, value) -> request.setField(fields.findFieldByName(of.getName()), value));
+      long patience = TimeUnit.MILLISECONDS.toNanos(grant().getTtlMs() + LEASE_GRACE_MS);
+      deliver(request.build(), System.nanoTime() + patience, END_BACKOFF_MIN_MS);
     }
-    long patience = TimeUnit.MILLISECONDS.toNanos(grant.getTtlMs() + LEASE_GRACE_MS);
-    deliver(request.build(), System.nanoTime() + patience, END_BACKOFF_MIN_MS);
     return books.copy();
   }
 
@@ -168,30 +143,30 @@ public final class Admission implements AutoCloseable {
   private void deliver(CompleteRequest request, long expiry, long backoffMs) {
     scheduler
         .channel
-        .ask(SchedulerServiceGrpc.getCompleteMethod(), request, endOptions())
+        .ask(SchedulerServiceGrpc.getCompleteMethod(), request)
         .whenComplete(
             (found, failure) -> {
-              long most = Math.min(backoffMs, END_BACKOFF_MAX_MS);
-              Duration pause =
-                  Duration.ofMillis(ThreadLocalRandom.current().nextLong(most / 2, most + 1));
               if (failure == null) {
                 books.complete(found);
               } else if (!CallException.of(failure).isPassing()
                   || System.nanoTime() - expiry > 0
-                  || !scheduler.timer.after(pause, () -> deliver(request, expiry, 2 * most))) {
+                  || scheduler.channel.isClosed()) {
                 books.completeExceptionally(failure);
+              } else {
+                long most = Math.min(backoffMs, END_BACKOFF_MAX_MS);
+                long pauseMs = ThreadLocalRandom.current().nextLong(most / 2, most + 1);
+                FailoverChannel.after(
+                    Duration.ofMillis(pauseMs), () -> deliver(request, expiry, 2 * most));
               }
             });
   }
 
-  /**
-   * Reports the totals every third of the TTL, so that two renewals may be lost before the lease
-   * is.
-   */
-  private void renewAfter(long pauseMs) {
-    scheduler.timer.after(Duration.ofMillis(pauseMs), this::renew);
+  /** Returns a third of the TTL, so that two renewals may be lost before the lease is. */
+  private Duration renewalPause() {
+    return Duration.ofMillis(grant().getTtlMs() / 3);
   }
 
+  /** Reports the totals, and goes on until the lease has ended or is lost. */
   private void renew() {
     ProgressRequest request;
     synchronized (this) {
@@ -200,16 +175,16 @@ public final class Admission implements AutoCloseable {
       }
       request = ProgressRequest.newBuilder().addLeases(report).build();
     }
-    long usualMs = grant.getTtlMs() / 3;
     scheduler
         .channel
-        .ask(SchedulerServiceGrpc.getProgressMethod(), request, CallOptions.DEFAULT)
+        .ask(SchedulerServiceGrpc.getProgressMethod(), request)
         .whenComplete(
-            (response, failure) -> {
+            (found, failure) -> {
               if (failure == null) {
-                response.getLeasesList().forEach(this::obey);
+                found.getLeasesList().forEach(this::obey);
               }
-              renewAfter(failure == null ? usualMs : usualMs / 8);
+              Duration pause = failure == null ? renewalPause() : renewalPause().dividedBy(8);
+              FailoverChannel.after(pause, this::renew);
             });
   }
 

@@ -11,16 +11,12 @@ public final class RefusedException extends Exception {
   private static final long serialVersionUID = 1;
 
   private final String requestId;
-  private final Outcome outcome;
-  private final Refusal refusal;
-  private final Duration queueDuration;
+  private final AdmitResponse response;
 
   RefusedException(String requestId, AdmitResponse response) {
     super(known(response.getOutcome()) + ": " + response.getRefusal().getMessage());
     this.requestId = requestId;
-    this.outcome = known(response.getOutcome());
-    this.refusal = response.getRefusal();
-    this.queueDuration = Duration.of(response.getQueueDurationUs(), ChronoUnit.MICROS);
+    this.response = response;
   }
 
   /** Returns the id by which Explain knows the request. */
@@ -30,22 +26,22 @@ public final class RefusedException extends Exception {
 
   /** Returns the reason: OUTCOME_UNSPECIFIED if a later version of the contract has given it. */
   public Outcome outcome() {
-    return outcome;
+    return known(response.getOutcome());
   }
 
   /** Returns a sentence for a person, and the limits of the tenant. */
   public Refusal refusal() {
-    return refusal;
+    return response.getRefusal();
   }
 
   /** Returns the time until the earliest sensible retry; zero says that a retry cannot help. */
   public Duration retryAfter() {
-    return Duration.ofMillis(refusal.getRetryAfterMs());
+    return Duration.ofMillis(refusal().getRetryAfterMs());
   }
 
   /** Returns the time from the request's arrival to the verdict. */
   public Duration queueDuration() {
-    return queueDuration;
+    return Duration.of(response.getQueueDurationUs(), ChronoUnit.MICROS);
   }
 
   private static Outcome known(Outcome outcome) {

@@ -15,6 +15,7 @@ import io.grpc.ClientCall;
 import io.grpc.Context;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
 import io.grpc.Status;
 import java.time.Duration;
@@ -25,7 +26,6 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 
 /**
@@ -46,7 +46,6 @@ public final class Scheduler implements AutoCloseable {
 
   private static final Duration CLOSE_WAIT = Duration.ofSeconds(10);
 
-  final Timer timer = new Timer();
   final FailoverChannel channel;
   /** Has the requests that wait and the admissions, each with how to end it. */
   private final Map<CompletableFuture<?>, Runnable> ends = new ConcurrentHashMap<>();
@@ -54,7 +53,7 @@ public final class Scheduler implements AutoCloseable {
   private volatile boolean isClosed;
 
   private Scheduler(Builder builder) {
-    channel = new FailoverChannel(builder, timer);
+    channel = new FailoverChannel(builder);
   }
 
   /**
@@ -105,11 +104,8 @@ public final class Scheduler implements AutoCloseable {
   public CompletableFuture<Admission> admitAsync(AdmitRequest request) {
     int hashes = request.getPrefixBlockHashesCount();
     if (hashes > PREFIX_HASHES_MAX) {
-      return failed(
-          Status.INVALID_ARGUMENT,
-          "prefix_block_hashes: has %d hashes; at most %d are allowed",
-          hashes,
-          PREFIX_HASHES_MAX);
+      String why = "prefix_block_hashes: has %d hashes; at most %d are allowed";
+      return failed(Status.INVALID_ARGUMENT, String.format(why, hashes, PREFIX_HASHES_MAX));
     }
     if (Context.current().isCancelled()) {
       return failed(Status.CANCELLED, "its context was cancelled");
@@ -127,9 +123,7 @@ public final class Scheduler implements AutoCloseable {
     }
     ClientCall<AdmitRequest, AdmitResponse> call =
         channel.newCall(SchedulerServiceGrpc.getAdmitMethod(), CallOptions.DEFAULT);
-    Link.start(call, asked, new CompletableFuture<>())
-        .handle((response, failure) -> settle(asked, admitted, response, failure))
-        .thenCompose(given -> given)
+    settle(FailoverChannel.send(call, asked, new CompletableFuture<>()), asked, admitted)
         .whenComplete((books, failure) -> settled.complete(null));
     admitted.whenComplete((admission, failure) -> call.cancel("it was withdrawn", failure));
     return admitted;
@@ -153,20 +147,22 @@ public final class Scheduler implements AutoCloseable {
   public boolean close(Duration most) {
     isClosed = true;
     List.copyOf(ends.values()).forEach(Runnable::run);
-    boolean isDone = true; // Also if an end failed.
-    try {
-      CompletableFuture.allOf(ends.keySet().toArray(new CompletableFuture<?>[0]))
-          .exceptionally(failure -> null)
-          .get(most.toNanos(), TimeUnit.NANOSECONDS);
-    } catch (ExecutionException | TimeoutException e) {
-      isDone = false;
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt();
-      isDone = false;
-    }
-    timer.close();
+    CompletableFuture<?>[] open = ends.keySet().toArray(new CompletableFuture<?>[0]);
+    boolean areDone = await(CompletableFuture.allOf(open), most);
     channel.close();
-    return isDone;
+    return areDone;
+  }
+
+  /** Returns whether work is done, or has failed, before the time is over or an interrupt comes. */
+  static boolean await(CompletableFuture<?> work, Duration most) {
+    try {
+      return work.handle((result, failure) -> true)
+          .completeOnTimeout(false, most.toNanos(), TimeUnit.NANOSECONDS)
+          .get();
+    } catch (InterruptedException | ExecutionException e) { // Only the first one can come.
+      Thread.currentThread().interrupt();
+      return false;
+    }
   }
 
   /** Notes what has begun, until it is done, and how to end it. */
@@ -177,49 +173,51 @@ public final class Scheduler implements AutoCloseable {
 
   /** Hands a verdict on. The future is done when a grant that came too late is returned. */
   private CompletableFuture<CompleteResponse> settle(
+      CompletableFuture<AdmitResponse> verdict,
       AdmitRequest asked,
-      CompletableFuture<Admission> admitted,
-      AdmitResponse response,
-      Throwable failure) {
+      CompletableFuture<Admission> admitted) {
     CompletableFuture<CompleteResponse> nothing = CompletableFuture.completedFuture(null);
-    if (failure != null) {
-      admitted.completeExceptionally(failure);
-      Status.Code code = Status.fromThrowable(failure).getCode();
-      boolean mayCross = code == Status.Code.CANCELLED || code == Status.Code.DEADLINE_EXCEEDED;
-      return mayCross ? giveBack(asked) : nothing;
-    }
-    if (response.getOutcome() != Outcome.OUTCOME_GRANTED) {
-      admitted.completeExceptionally(new RefusedException(asked.getRequestId(), response));
-      return nothing;
-    }
-    Admission admission = new Admission(this, asked.getRequestId(), response);
-    return admitted.complete(admission) && !isClosed ? nothing : admission.giveBack();
+    String id = asked.getRequestId();
+    return verdict
+        .handle(
+            (response, failure) -> {
+              if (failure != null) {
+                admitted.completeExceptionally(failure);
+                Status.Code code = Status.fromThrowable(failure).getCode();
+                boolean mayCross =
+                    code == Status.Code.CANCELLED || code == Status.Code.DEADLINE_EXCEEDED;
+                return mayCross ? giveBack(asked, admitted) : nothing;
+              }
+              if (response.getOutcome() != Outcome.OUTCOME_GRANTED) {
+                admitted.completeExceptionally(new RefusedException(id, response));
+                return nothing;
+              }
+              Admission admission = new Admission(this, id, response);
+              return admitted.complete(admission) && !isClosed ? nothing : admission.giveBack();
+            })
+        .thenCompose(given -> given);
   }
 
   /**
    * Returns a grant that was on its way when its request was withdrawn: a repeat gets the same one.
    * The lease of a grant that cannot be returned expires.
    */
-  private CompletableFuture<CompleteResponse> giveBack(AdmitRequest request) {
+  private CompletableFuture<CompleteResponse> giveBack(
+      AdmitRequest asked, CompletableFuture<Admission> admitted) {
     ExplainRequest question =
         ExplainRequest.newBuilder()
-            .setRequestId(request.getRequestId())
-            .setTenant(request.getTenant())
+            .setRequestId(asked.getRequestId())
+            .setTenant(asked.getTenant())
             .build();
-    AdmitRequest again = request.toBuilder().setQueueTtlMs(1).build();
+    AdmitRequest again = asked.toBuilder().setQueueTtlMs(1).build();
     return channel
-        .ask(ExplainServiceGrpc.getExplainMethod(), question, Admission.endOptions())
+        .ask(ExplainServiceGrpc.getExplainMethod(), question)
         .thenCompose(
             found ->
                 found.getRequestsList().stream()
                         .anyMatch(story -> story.getState() == RequestState.REQUEST_STATE_LIVE)
-                    ? channel.ask(
-                        SchedulerServiceGrpc.getAdmitMethod(), again, Admission.endOptions())
-                    : CompletableFuture.completedFuture(AdmitResponse.getDefaultInstance()))
-        .thenCompose(
-            response ->
-                response.hasGrant()
-                    ? new Admission(this, request.getRequestId(), response).giveBack()
+                    ? settle(
+                        channel.ask(SchedulerServiceGrpc.getAdmitMethod(), again), again, admitted)
                     : CompletableFuture.completedFuture(null));
   }
 
@@ -227,9 +225,9 @@ public final class Scheduler implements AutoCloseable {
     return new IllegalStateException("the Scheduler is closed");
   }
 
-  private static CompletableFuture<Admission> failed(Status status, String why, Object... values) {
-    Status described = status.withDescription(String.format(why, values));
-    return CompletableFuture.failedFuture(CallException.of(described.asRuntimeException()));
+  private static CompletableFuture<Admission> failed(Status status, String why) {
+    Throwable failure = status.withDescription(why).asRuntimeException();
+    return CompletableFuture.failedFuture(CallException.of(failure));
   }
 
   /** Sets a client up. Its defaults suit one scheduler without TLS. */
@@ -242,7 +240,7 @@ public final class Scheduler implements AutoCloseable {
     private Consumer<ManagedChannelBuilder<?>> configure = channel -> {};
 
     private Builder(String targets) {
-      this.targets = Targets.parse(targets);
+      this.targets = new Targets(targets);
     }
 
     /** Sends this bearer token with each call. */
@@ -280,10 +278,10 @@ public final class Scheduler implements AutoCloseable {
       return new Scheduler(this);
     }
 
-    ManagedChannelBuilder<?> channel(String target) {
+    ManagedChannel connect(String target) {
       ManagedChannelBuilder<?> channel = Grpc.newChannelBuilder(target, credentials);
       configure.accept(channel);
-      return channel;
+      return channel.build();
     }
   }
 }

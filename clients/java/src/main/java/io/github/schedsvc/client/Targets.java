@@ -1,10 +1,12 @@
 package io.github.schedsvc.client;
 
+import io.github.schedsvc.v1.Leadership;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -20,20 +22,17 @@ final class Targets {
   /** The same name shortens the pauses again after this time, as a dead leader may be named. */
   private static final Duration NAMED_AGAIN = Duration.ofSeconds(2);
 
-  private final List<String> all;
+  /** In the order of the list. */
+  final List<String> all;
+
   private final Set<String> failed = new HashSet<>();
   private final Map<String, Long> silentUntil = new HashMap<>();
   private String current;
   private String named = "";
   private long namedSince;
 
-  private Targets(List<String> all) {
-    this.all = all;
-    this.current = all.get(0);
-  }
-
   /** Reads a list that is separated by commas. */
-  static Targets parse(String list) {
+  Targets(String list) {
     List<String> all = new ArrayList<>();
     for (String part : list.split(",", -1)) {
       String target = part.strip();
@@ -47,11 +46,8 @@ final class Targets {
       throw new IllegalArgumentException(
           all.size() + " targets are listed; list at most " + TARGETS_MAX);
     }
-    return new Targets(List.copyOf(all));
-  }
-
-  List<String> all() {
-    return all;
+    this.all = List.copyOf(all);
+    this.current = all.get(0);
   }
 
   boolean several() {
@@ -103,6 +99,54 @@ final class Targets {
     }
     if (failed.size() == all.size()) {
       failed.clear();
+    }
+  }
+
+  /**
+   * Keeps the highest leadership that this process has seen. The term is compared first. An equal
+   * term of another leader, and a lower term, are not obeyed. With several targets an answer
+   * without a leadership counts as term 0.
+   */
+  static final class Fence {
+    static final int FENCES_MAX = 1024;
+
+    static final Map<Set<String>, Fence> FENCES =
+        Collections.synchronizedMap(
+            new LinkedHashMap<>() {
+              @Override
+              protected boolean removeEldestEntry(Map.Entry<Set<String>, Fence> eldest) {
+                return size() > FENCES_MAX;
+              }
+            });
+
+    private final boolean strict;
+    private long term;
+    private String leader = "";
+
+    Fence(boolean strict) {
+      this.strict = strict;
+    }
+
+    /** Returns this process's fence for the schedulers of a list, in whatever order. */
+    static Fence of(List<String> targets) {
+      return FENCES.computeIfAbsent(Set.copyOf(targets), all -> new Fence(all.size() > 1));
+    }
+
+    /** Returns whether an answer under this leadership has an effect; notes a higher one. */
+    synchronized boolean obeys(Leadership leadership) {
+      if (Long.compareUnsigned(leadership.getTerm(), term) > 0) {
+        term = leadership.getTerm();
+        leader = leadership.getLeader();
+      }
+      if (leadership.getTerm() == 0) {
+        return !strict || term == 0;
+      }
+      return leadership.getTerm() == term && leadership.getLeader().equals(leader);
+    }
+
+    /** Returns the highest term. */
+    synchronized long latest() {
+      return term;
     }
   }
 }

@@ -5,38 +5,34 @@ import io.github.schedsvc.v1.LeaseProgress;
 /** Holds running totals of a request, never differences. A total of 0 is not known. */
 public final class Totals {
   /** States nothing. */
-  public static final Totals UNKNOWN = new Totals(0, 0, 0);
+  public static final Totals UNKNOWN = of(0, 0);
 
-  private final long inputTokens;
-  private final long cachedInputTokens;
-  private final long outputTokens;
+  private final LeaseProgress totals;
 
-  private Totals(long inputTokens, long cachedInputTokens, long outputTokens) {
-    this.inputTokens = inputTokens;
-    this.cachedInputTokens = cachedInputTokens;
-    this.outputTokens = outputTokens;
+  private Totals(LeaseProgress.Builder totals) {
+    this.totals = totals.build();
   }
 
   /** Returns totals of input, cached input included, and of output. */
   public static Totals of(long inputTokens, long outputTokens) {
-    return new Totals(inputTokens, 0, outputTokens);
+    return new Totals(
+        LeaseProgress.newBuilder().setInputTokens(inputTokens).setOutputTokens(outputTokens));
   }
 
   /** Returns these totals with the part of the input that the prefix cache served. */
   public Totals withCachedInput(long cachedInputTokens) {
-    return new Totals(inputTokens, cachedInputTokens, outputTokens);
+    return new Totals(totals.toBuilder().setCachedInputTokens(cachedInputTokens));
   }
 
   /** Notes the known totals in a report. */
   void addTo(LeaseProgress.Builder report) {
-    if (inputTokens != 0) {
-      report.setInputTokens(inputTokens);
-    }
-    if (cachedInputTokens != 0) {
-      report.setCachedInputTokens(cachedInputTokens);
-    }
-    if (outputTokens != 0) {
-      report.setOutputTokens(outputTokens);
-    }
+    totals
+        .getAllFields()
+        .forEach(
+            (field, total) -> {
+              if (!total.equals(0L)) {
+                report.setField(field, total);
+              }
+            });
   }
 }

@@ -225,6 +225,18 @@ class AdmissionTest {
   }
 
   @Test
+  void whatFollowsAGrantIsNotCancelledWithItsCall() throws Exception {
+    CompletableFuture<Void> isReady = new CompletableFuture<>();
+    fake.decision = (asked, answer) -> isReady.thenRun(() -> fake.grant(asked, answer));
+    CompletableFuture<Context> seen =
+        scheduler.admitAsync(request()).thenApply(admission -> Context.current());
+    isReady.complete(null);
+    await(seen);
+    scheduler.close();
+    assertFalse(await(seen).isCancelled());
+  }
+
+  @Test
   void requestThatWasWithdrawnBeforeItWasSentStaysUnsent() throws Exception {
     Context.CancellableContext context = Context.current().withCancellation();
     context.cancel(null);
@@ -281,6 +293,22 @@ class AdmissionTest {
       assertEquals(4, fake.count("Progress"));
       assertTrue(usual.leases.get(101L).reports.size() <= 2);
     }
+  }
+
+  @Test
+  void renewalWithoutAnAnswerIsRepeated() throws Exception {
+    fake.ttlMs = 300;
+    scheduler.admit(request());
+    int seen;
+    synchronized (fake) {
+      fake.hangs = true;
+      seen = fake.count("Progress");
+    }
+    fake.until(() -> fake.count("Progress") > seen);
+    synchronized (fake) {
+      fake.hangs = false;
+    }
+    fake.until(() -> fake.leases.get(1L).reports.size() > seen);
   }
 
   @Test
@@ -345,7 +373,7 @@ class AdmissionTest {
       client.admit(request()).close();
     }
     assertEquals(List.of("Admit", "Complete"), methods);
-    assertEquals("Bearer secret", fake.headers.get(0).get(Link.key("authorization")));
+    assertEquals("Bearer secret", fake.headers.get(0).get(FailoverChannel.key("authorization")));
   }
 
   @Test

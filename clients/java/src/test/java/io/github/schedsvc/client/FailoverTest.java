@@ -151,7 +151,7 @@ class FailoverTest {
         assertThrows(CallException.class, () -> scheduler.admit(request()));
     assertEquals(Status.Code.UNAVAILABLE, codeOf(failure));
     assertFalse(b.admits.isEmpty());
-    assertEquals("5", b.headers.get(0).get(Link.key("schedsvc-term")));
+    assertEquals("5", b.headers.get(0).get(FailoverChannel.key("schedsvc-term")));
     synchronized (b) {
       b.leadership = led(6, "b/2");
     }

@@ -24,12 +24,12 @@ class TargetsTest {
 
   @Test
   void listIsRead() {
-    assertEquals(List.of("a:1", "b:2"), Targets.parse(" a:1, b:2").all());
+    assertEquals(List.of("a:1", "b:2"), new Targets(" a:1, b:2").all);
   }
 
   @Test
   void pausesAreShorterAfterTheLeaderIsNamed() {
-    Targets targets = Targets.parse("a:1,b:1");
+    Targets targets = new Targets("a:1,b:1");
     assertPause(targets, Targets.NAMED_PAUSE_MAX, "a:1", "b:1", 1_000);
     // Another call of a:1 fails; there is no effect.
     assertPause(targets, Targets.NAMED_PAUSE_MAX, "a:1", "", 1_499);
@@ -49,7 +49,7 @@ class TargetsTest {
 
   @Test
   void leaderThatFailedIsNotFollowed() {
-    Targets targets = Targets.parse("a:1,b:2,c:3");
+    Targets targets = new Targets("a:1,b:2,c:3");
     targets.moveOn("a:1", "", at(0), ANSWERED);
     targets.moveOn("b:2", "a:1", at(0), ANSWERED);
     assertEquals("c:3", targets.ask());
@@ -57,7 +57,7 @@ class TargetsTest {
 
   @Test
   void silentTargetIsPassedOverWhileAnotherAnswers() {
-    Targets targets = Targets.parse("a:1,b:2");
+    Targets targets = new Targets("a:1,b:2");
     targets.moveOn("a:1", "", at(1_000), Duration.ofMillis(1_500));
     targets.moveOn("b:2", "a:1", at(1_100), ANSWERED);
     assertEquals("b:2", targets.ask());
@@ -69,7 +69,7 @@ class TargetsTest {
 
   @Test
   void oneTargetIsObeyedWithoutTerm() {
-    Fence fence = new Fence(false);
+    Targets.Fence fence = new Targets.Fence(false);
     assertTrue(fence.obeys(led(3, "a/1")));
     assertTrue(fence.obeys(Leadership.getDefaultInstance()));
     assertFalse(fence.obeys(led(2, "a/1")));
@@ -78,10 +78,10 @@ class TargetsTest {
 
   @Test
   void processKeepsOneFenceForTheSameSchedulers() {
-    assertSame(Fence.of(List.of("a", "b")), Fence.of(List.of("b", "a")));
-    for (int i = 0; i < 2 * Fence.FENCES_MAX; i++) {
-      Fence.of(List.of(String.valueOf(i)));
+    assertSame(Targets.Fence.of(List.of("a", "b")), Targets.Fence.of(List.of("b", "a")));
+    for (int i = 0; i < 2 * Targets.Fence.FENCES_MAX; i++) {
+      Targets.Fence.of(List.of(String.valueOf(i)));
     }
-    assertTrue(Fence.FENCES.size() <= Fence.FENCES_MAX);
+    assertTrue(Targets.Fence.FENCES.size() <= Targets.Fence.FENCES_MAX);
   }
 }
