@@ -246,6 +246,16 @@ class AdmissionTest {
     assertEquals(List.of(), fake.calls);
   }
 
+  @Test
+  void totalsBeyondTheLimitsAreBroughtWithinThem() throws Exception {
+    Admission admission = scheduler.admit(request());
+    admission.complete(Totals.of(-1, 1L << 40).withCachedInput(-9)).get();
+    CompleteRequest end = fake.leases.get(1L).ends.get(0);
+    assertEquals(0, end.getInputTokens());
+    assertEquals(0, end.getCachedInputTokens());
+    assertEquals(1 << 27, end.getOutputTokens());
+  }
+
   @ParameterizedTest
   @EnumSource(
       value = LeaseState.class,
