@@ -11,9 +11,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import cast
 
 from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import BadRequestError
@@ -21,20 +22,19 @@ from schedsvc_vllm.asgi import (
     BodyTooLargeError,
     ClientLeftError,
     Headers,
+    Incoming,
     Mailbox,
     Receive,
     Scope,
     Send,
     any_done,
-    disconnected,
     header,
 )
 from schedsvc_vllm.bodies import Bodies, BodiesFullError
-from schedsvc_vllm.caller import Sources, peer_of, read_caller
+from schedsvc_vllm.caller import Sources, network_of
 from schedsvc_vllm.door.passing import Passing
 from schedsvc_vllm.door.pool import Pool
 from schedsvc_vllm.door.upstream import InvalidAnswerError, UpstreamConnection, UpstreamError
-from schedsvc_vllm.door.watch import Watch
 from schedsvc_vllm.proxy_headers import asked_headers
 from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.scrape import ScrapeError
@@ -100,14 +100,13 @@ class Upstream:
         self._sources = Sources(fronted=fronted)
         self._pool = Pool(self.url)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one scope."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one scope. The caller must await the result."""
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif probes(scope):
-            await self._answer_probe(scope, receive, send)
-        else:
-            await self._forward(scope, receive, send)
+            return self._lifespan(receive, send)
+        if probes(scope):
+            return self._answer_probe(scope, receive, send)
+        return self._forward(scope, receive, send)
 
     async def _answer_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_page = scope["path"] == metrics_page.PATH
@@ -157,12 +156,13 @@ class Upstream:
             # The gate has read and counted it.
             await self._pass_on(scope, (target, headers, body), receive, send)
             return
-        caller = read_caller(scope["headers"], peer_of(scope, self._sources), self._sources)
-        held = self._bodies.open(caller.network)
-        try:
+        if scope["method"] in _BODILESS:
             # A server that reads no body of a GET would take it for the next request.
-            if scope["method"] not in _BODILESS:
-                body = await held.read(scope, receive)
+            await self._pass_on(scope, (target, headers, None), receive, send)
+            return
+        held = self._bodies.open(network_of(scope, self._sources))
+        try:
+            body = await held.read(scope, receive)
             await self._pass_on(scope, (target, headers, body), receive, send)
         except ClientLeftError:
             return
@@ -183,8 +183,9 @@ class Upstream:
         a stream of events first gets an event that says why.
         """
         passing = Passing(send, self.url)
+        own = None if isinstance(receive, Incoming) else Mailbox(receive, None)
         # The end of this closes the connection, by which the upstream learns of it.
-        watch = Watch(disconnected(receive), passing.leave)
+        (own or cast("Incoming", receive)).watch(passing.leave)
         try:
             asking = self._ask(scope["method"], asked, passing)
             if probes(scope):
@@ -198,7 +199,8 @@ class Upstream:
                 return
             await self._broke(error, passing, _id_of(scope))
         finally:
-            watch.cancel()
+            if own is not None:
+                own.close()
 
     async def _ask(self, method: str, asked: Asked, passing: Passing) -> None:
         target, headers, body = asked
