@@ -158,7 +158,7 @@ class Upstream:
             return
         if scope["method"] in _BODILESS:
             # A server that reads no body of a GET would take it for the next request.
-            await self._pass_on(scope, (target, headers, None), receive, send)
+            await self._pass_on(scope, (target, headers, None), receive, send, probes(scope))
             return
         held = self._bodies.open(network_of(scope, self._sources))
         try:
@@ -176,7 +176,9 @@ class Upstream:
         finally:
             held.release()
 
-    async def _pass_on(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
+    async def _pass_on(
+        self, scope: Scope, asked: Asked, receive: Receive, send: Send, is_probe: bool = False
+    ) -> None:
         """Ask the upstream, and pass its answer on as it comes.
 
         Raises UpstreamError if the upstream breaks off: the client's connection then does too, but
@@ -188,12 +190,12 @@ class Upstream:
         (own or cast("Incoming", receive)).watch(passing.leave)
         try:
             asking = self._ask(scope["method"], asked, passing)
-            if probes(scope):
+            if is_probe:
                 await asyncio.wait_for(asking, PAGE_S_MAX)
             else:
                 await asking
         except (UpstreamError, asyncio.TimeoutError) as error:
-            if scope["path"] == metrics_page.PATH and probes(scope) and not passing.begun:
+            if is_probe and scope["path"] == metrics_page.PATH and not passing.begun:
                 self._probe.up = False  # it answers its probe and not this
                 await send_empty(send)
                 return

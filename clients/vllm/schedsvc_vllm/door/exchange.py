@@ -31,10 +31,8 @@ class Host(Protocol):
     """Runs exchanges, as a server does."""
 
     app: App
-
-    @property
-    def should_exit(self) -> bool:
-        """Return whether it stops."""
+    #: It is to stop.
+    is_stopping: bool
 
     def ended(self, exchange: Exchange) -> None:
         """Take note that the app is done with a request."""
@@ -264,7 +262,7 @@ class Exchange(Incoming):
             self.keeps_alive = False
         if b"connection" in told and told[b"connection"].lower() == b"close":
             self.keeps_alive = False
-        elif not self.keeps_alive or self._host.should_exit:
+        elif not self.keeps_alive or self._host.is_stopping:
             self.keeps_alive = False
             end += _CLOSE
         line = _LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
