@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from schedsvc_vllm.asgi import Incoming, Mailbox, Message, Receive, Scope, Send
+from schedsvc_vllm.bodies import Bodies
 from schedsvc_vllm.door.deadlines import Deadlines
 from schedsvc_vllm.door.exchange import BODY_BYTES_MAX
+from schedsvc_vllm.door.exchange import Exchange as DoorExchange
 
 from tests.waiting import until
 
@@ -448,3 +452,32 @@ async def test_a_closed_mailbox_tells_of_no_departure() -> None:
     await asyncio.sleep(0)
     assert not told
     assert not mailbox.left
+
+
+async def test_a_request_that_has_ended_is_freed_without_the_collector() -> None:
+    """Else its body, which may be large, would stay until the collector next runs."""
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        mailbox = Mailbox(receive, await Bodies(100, 100).open("x").read({"headers": []}, receive))
+        # As of a gated request: who watches knows the mailbox.
+        mailbox.watch(partial(served, mailbox))
+        await answer(send)
+        mailbox.close()
+
+    def served(mailbox: Mailbox) -> None:
+        raise AssertionError(mailbox)
+
+    def alive() -> list[object]:
+        return [each for each in gc.get_objects() if isinstance(each, Mailbox | DoorExchange)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(app) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(REQUESTS["length"])
+            await reader.readuntil(b"ok")
+            await until(lambda: not alive())
+            writer.close()
+    finally:
+        gc.enable()

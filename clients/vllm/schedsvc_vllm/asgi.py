@@ -190,6 +190,7 @@ class Mailbox(Incoming):
         self._body = self._whole if body is None else body
 
     def close(self) -> None:
-        """End the watch, if the app did not take it over."""
+        """End the watch, if the app did not take it over, and tell of no departure any more."""
+        self._told = None
         if self._watch is not None:
             self._watch.cancel()

@@ -122,6 +122,7 @@ class Exchange(Incoming):
             _log.exception("a request has failed")
             self._break_off()
         finally:
+            self._on_left = None  # who watched knows this, and may hold the body
             self._host.ended(self)
 
     # The body.
