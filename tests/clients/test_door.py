@@ -361,13 +361,14 @@ async def test_deadlines_expire_in_order_and_one_timer_serves_all() -> None:
     assert (deadlines.oldest(), deadlines.newest()) == ("e", None)
 
 
-async def test_a_departure_is_told_without_a_message_whenever_it_came() -> None:
+async def test_a_departure_is_reported_without_a_message_whenever_it_came() -> None:
     told: list[str] = []
     entered = asyncio.Event()
 
     async def app(_: Scope, receive: Receive, __: Send) -> None:
         assert isinstance(receive, Incoming)
-        assert receive.take_body() == b"abcde"
+        assert receive.take_body(4) is None  # it has more
+        assert receive.take_body(5) == b"abcde"
         assert receive.take_body() is None  # it has been given
         receive.watch(lambda: told.append("first"))
         receive.watch(lambda: told.append("second"))
@@ -384,7 +385,7 @@ async def test_a_departure_is_told_without_a_message_whenever_it_came() -> None:
 
 
 @pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
-async def test_a_body_that_nobody_reads_does_not_hold_its_client_back(expects: bytes) -> None:
+async def test_an_unread_body_does_not_hold_its_client_back(expects: bytes) -> None:
     size = 1 << 20
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:
@@ -410,7 +411,7 @@ async def test_a_body_that_nobody_reads_does_not_hold_its_client_back(expects: b
 
 @pytest.mark.parametrize("is_incoming", [False, True])
 @pytest.mark.parametrize("waits_first", [False, True])
-async def test_a_mailbox_tells_of_a_departure(is_incoming: bool, waits_first: bool) -> None:
+async def test_a_mailbox_reports_a_departure(is_incoming: bool, waits_first: bool) -> None:
     gone, told = asyncio.Event(), list[str]()
 
     class Server(Incoming):
@@ -418,7 +419,7 @@ async def test_a_mailbox_tells_of_a_departure(is_incoming: bool, waits_first: bo
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        def take_body(self) -> bytes | None:
+        def take_body(self, most: int | None = None) -> bytes | None:
             return None
 
         def watch(self, left: Callable[[], object]) -> None:
@@ -438,7 +439,7 @@ async def test_a_mailbox_tells_of_a_departure(is_incoming: bool, waits_first: bo
     mailbox.close()
 
 
-async def test_a_closed_mailbox_tells_of_no_departure() -> None:
+async def test_a_closed_mailbox_reports_no_departure() -> None:
     async def never() -> Message:
         await asyncio.get_running_loop().create_future()
         raise AssertionError

@@ -98,7 +98,7 @@ def _tell(left: asyncio.Future[Message]) -> None:
 class Incoming:
     """Is a `receive` that also gives the body, and the client's departure, without a message.
 
-    Who takes them so needs no task, and no turn of the event loop, for either.
+    A caller of these methods needs no task.
     """
 
     __slots__ = ()
@@ -107,8 +107,11 @@ class Incoming:
         """Give the next message."""
         raise NotImplementedError
 
-    def take_body(self) -> bytes | None:
-        """Give the whole body; None: it has been given, or is not whole yet."""
+    def take_body(self, most: int | None = None) -> bytes | None:
+        """Give the whole body, if it has at most `most` bytes.
+
+        None: it has more, has been given, or is not whole yet.
+        """
         raise NotImplementedError
 
     def watch(self, left: Callable[[], object]) -> None:
@@ -150,9 +153,12 @@ class Mailbox(Incoming):
             self._leave()
         return message
 
-    def take_body(self) -> bytes | None:
-        """Give the whole body; None: it has been given."""
-        body, self._body = self._body, None
+    def take_body(self, most: int | None = None) -> bytes | None:
+        """Give the whole body, if it has at most `most` bytes; None: or has been given."""
+        body = self._body
+        if body is not None and most is not None and len(body) > most:
+            return None
+        self._body = None
         return body
 
     def watch(self, left: Callable[[], object]) -> None:
@@ -190,7 +196,7 @@ class Mailbox(Incoming):
         self._body = self._whole if body is None else body
 
     def close(self) -> None:
-        """End the watch, if the app did not take it over, and tell of no departure any more."""
+        """End the watch, if the app did not take it over, and report no departure any more."""
         self._told = None
         if self._watch is not None:
             self._watch.cancel()

@@ -163,19 +163,6 @@ def peer_of(scope: Scope, sources: Sources) -> Peer:
     return Peer(address, peer_certificate(scope) if counts else NO_CERTIFICATE)
 
 
-def network_of(scope: Scope, sources: Sources) -> str:
-    """Return the network that a request comes from, for tables shared by clients without a name.
-
-    A client with one IPv6 address has a whole /64 of them, so the /64 counts as one client. Behind
-    a front all connections have the front's address. Then the last address of `x-forwarded-for`
-    counts, which the front has appended; without one, the front's own address counts. O(headers).
-    """
-    told: list[bytes] = []
-    if sources.fronted:
-        told = [bytes(value) for name, value in scope["headers"] if name == _FORWARDED_FOR]
-    return _network_of(told, str((scope.get("client") or ("",))[0]))
-
-
 def read_caller(
     headers: Iterable[tuple[bytes, bytes]], peer: Peer, sources: Sources = Sources()
 ) -> Caller:
@@ -191,7 +178,7 @@ def read_caller(
     has_key = _AUTHORIZATION in sent or _API_KEY in sent
     certificates, names = sources.certificates, sources.tenant_headers
     return Caller(
-        _network_of(sent.get(_FORWARDED_FOR, ()) if sources.fronted else (), peer.address),
+        _network_of(sent, peer, sources),
         _part(_api_key, sent) if has_key else "",
         None if certificates is None else _part(_certified, sent, peer, certificates),
         _part(_named, sent, names) if names and not sent.keys().isdisjoint(names) else "",
@@ -233,13 +220,18 @@ def _once(sent: _Sent, name: bytes) -> bytes:
     return values[0]
 
 
-def _network_of(forwarded: Sequence[bytes], address: str) -> str:
-    """Return the network of a client; `forwarded`: what a front says of it, if there is one."""
-    if forwarded:
-        last = forwarded[-1].rpartition(b",")[2].strip()
+def _network_of(sent: _Sent, peer: Peer, sources: Sources) -> str:
+    """Return the network that a request comes from, for tables shared by clients without a name.
+
+    A client with one IPv6 address has a whole /64 of them, so the /64 counts as one client. Behind
+    a front all connections have the front's address. Then the last address of `x-forwarded-for`
+    counts, which the front has appended; without one, the front's own address counts.
+    """
+    if sources.fronted and _FORWARDED_FOR in sent:
+        last = sent[_FORWARDED_FOR][-1].rpartition(b",")[2].strip()
         if network := _network(last.decode("latin-1")):
             return network
-    return _network(address) or address
+    return _network(peer.address) or peer.address
 
 
 @lru_cache(_NETWORKS_CACHED_MAX)

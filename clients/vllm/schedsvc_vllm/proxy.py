@@ -30,8 +30,8 @@ from schedsvc_vllm.asgi import (
     any_done,
     header,
 )
-from schedsvc_vllm.bodies import Bodies, BodiesFullError
-from schedsvc_vllm.caller import Sources, network_of
+from schedsvc_vllm.bodies import UNCOUNTED_BYTES, Bodies, BodiesFullError
+from schedsvc_vllm.caller import Sources, peer_of, read_caller
 from schedsvc_vllm.door.passing import Passing
 from schedsvc_vllm.door.pool import Pool
 from schedsvc_vllm.door.upstream import InvalidAnswerError, UpstreamConnection, UpstreamError
@@ -152,15 +152,17 @@ class Upstream:
         except BadRequestError as error:
             await answers.bad_request(error, "-").send(send)
             return
-        if isinstance(receive, Mailbox) and (body := receive.take_body()) is not None:
-            # The gate has read and counted it.
-            await self._pass_on(scope, (target, headers, body), receive, send)
-            return
         if scope["method"] in _BODILESS:
             # A server that reads no body of a GET would take it for the next request.
             await self._pass_on(scope, (target, headers, None), receive, send, probes(scope))
             return
-        held = self._bodies.open(network_of(scope, self._sources))
+        # The gate has read a body and counted it. Else a small one is not counted.
+        most = None if isinstance(receive, Mailbox) else min(UNCOUNTED_BYTES, self._bodies.each_max)
+        if isinstance(receive, Incoming) and (body := receive.take_body(most)) is not None:
+            await self._pass_on(scope, (target, headers, body), receive, send)
+            return
+        caller = read_caller(scope["headers"], peer_of(scope, self._sources), self._sources)
+        held = self._bodies.open(caller.network)
         try:
             body = await held.read(scope, receive)
             await self._pass_on(scope, (target, headers, body), receive, send)

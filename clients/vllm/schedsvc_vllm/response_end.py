@@ -52,7 +52,7 @@ class ResponseEnd:
         )
         self._tail = b"\n"
         self._has_last = False  # event
-        #: By the server, while the client was there.
+        #: The server has ended it, while the client was there.
         self.has_ended = False
         self._closed = False
         self._new: list[bytes] = []

@@ -150,11 +150,13 @@ class Exchange(Incoming):
             self._on_left()
         self._wake()
 
-    def take_body(self) -> bytes | None:
-        """Give the app the whole body; None: it is not whole, or has been given, or none needs it.
+    def take_body(self, most: int | None = None) -> bytes | None:
+        """Give the app the whole body, if it has at most `most` bytes.
 
-        That is so once the client has left.
+        None: it has more, has been given, or is not whole; or the client has left.
         """
+        if most is not None and self._size > most:
+            return None
         if not self.has_all or self._has_told_end or self.is_gone or self.is_complete:
             return None
         body, self._body = b"".join(self._body), []
