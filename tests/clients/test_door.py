@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from schedsvc_vllm.asgi import Receive, Scope, Send
+from schedsvc_vllm.asgi import Incoming, Mailbox, Message, Receive, Scope, Send
+from schedsvc_vllm.bodies import Bodies
 from schedsvc_vllm.door.deadlines import Deadlines
 from schedsvc_vllm.door.exchange import BODY_BYTES_MAX
-from schedsvc_vllm.door.watch import Watch
+from schedsvc_vllm.door.exchange import Exchange as DoorExchange
 
 from tests.waiting import until
 
@@ -357,27 +361,124 @@ async def test_deadlines_expire_in_order_and_one_timer_serves_all() -> None:
     assert (deadlines.oldest(), deadlines.newest()) == ("e", None)
 
 
-async def test_a_watch_ends_with_its_wait_or_never() -> None:
-    done: list[int] = []
-    go_on = asyncio.Event()
+async def test_a_departure_is_reported_without_a_message_whenever_it_came() -> None:
+    told: list[str] = []
+    entered = asyncio.Event()
 
-    async def waits() -> None:
-        await asyncio.sleep(0)
-        await go_on.wait()
+    async def app(_: Scope, receive: Receive, __: Send) -> None:
+        assert isinstance(receive, Incoming)
+        assert receive.take_body(4) is None  # it has more
+        assert receive.take_body(5) == b"abcde"
+        assert receive.take_body() is None  # it has been given
+        receive.watch(lambda: told.append("first"))
+        receive.watch(lambda: told.append("second"))
+        entered.set()
+        await until(lambda: bool(told))
+        receive.watch(lambda: told.append("late"))
 
-    kept, dropped = (Watch(waits(), lambda number=number: done.append(number)) for number in (1, 2))
-    await asyncio.sleep(0.01)
-    dropped.cancel()
-    dropped.cancel()
-    go_on.set()
-    await until(lambda: done == [1])
-    kept.cancel()
-    inner = asyncio.ensure_future(asyncio.sleep(3_600))
+    async with serving(app) as (port, _):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUESTS["length"])
+        await entered.wait()
+        writer.close()
+        await until(lambda: told == ["second", "late"])
 
-    async def takes_over() -> None:
-        await inner
 
-    watch = Watch(takes_over(), lambda: done.append(3))
-    watch.cancel()
-    await until(inner.cancelled)
-    assert done == [1]
+@pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
+async def test_an_unread_body_does_not_hold_its_client_back(expects: bytes) -> None:
+    size = 1 << 20
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        assert isinstance(receive, Incoming)
+        assert receive.take_body() is None  # it has not arrived
+        receive.watch(lambda: None)
+        await all_sent.wait()
+        await answer(send)
+
+    all_sent = asyncio.Event()
+    async with serving(app) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n" + expects)
+        writer.write(b"content-length: %d\r\n\r\n" % size)
+        if expects:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(bytes(size))
+        await writer.drain()
+        all_sent.set()
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+
+
+@pytest.mark.parametrize("is_incoming", [False, True])
+@pytest.mark.parametrize("waits_first", [False, True])
+async def test_a_mailbox_reports_a_departure(is_incoming: bool, waits_first: bool) -> None:
+    gone, told = asyncio.Event(), list[str]()
+
+    class Server(Incoming):
+        async def __call__(self) -> Message:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        def take_body(self, most: int | None = None) -> bytes | None:
+            return None
+
+        def watch(self, left: Callable[[], object]) -> None:
+            leaving.append(left)
+
+    server, leaving = Server(), list[Callable[[], object]]()
+    mailbox = Mailbox(server if is_incoming else server.__call__, b"x")
+    mailbox.on_left = lambda: told.append("on_left")
+    if waits_first:
+        assert not mailbox.departure().done()
+    mailbox.watch(lambda: told.append("watched"))
+    gone.set()
+    for left in leaving:
+        left()
+    await until(lambda: told == ["on_left", "watched"])
+    assert mailbox.left
+    mailbox.close()
+
+
+async def test_a_closed_mailbox_reports_no_departure() -> None:
+    async def never() -> Message:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    told: list[bool] = []
+    mailbox = Mailbox(never, None)
+    mailbox.watch(lambda: told.append(True))
+    leaving = mailbox.departure()
+    mailbox.close()
+    await until(leaving.cancelled)
+    await asyncio.sleep(0)
+    assert not told
+    assert not mailbox.left
+
+
+async def test_a_request_that_has_ended_is_freed_without_the_collector() -> None:
+    """Else its body, which may be large, would stay until the collector next runs."""
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        mailbox = Mailbox(receive, await Bodies(100, 100).open("x").read({"headers": []}, receive))
+        # As of a gated request: who watches knows the mailbox.
+        mailbox.watch(partial(served, mailbox))
+        await answer(send)
+        mailbox.close()
+
+    def served(mailbox: Mailbox) -> None:
+        raise AssertionError(mailbox)
+
+    def alive() -> list[object]:
+        return [each for each in gc.get_objects() if isinstance(each, Mailbox | DoorExchange)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(app) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(REQUESTS["length"])
+            await reader.readuntil(b"ok")
+            await until(lambda: not alive())
+            writer.close()
+    finally:
+        gc.enable()

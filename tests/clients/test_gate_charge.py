@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from schedsvc_client.testing import FakeScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
+from schedsvc_vllm.asgi import Mailbox
 from schedsvc_vllm.gate import Gate
+from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.settings import Settings
 
 from tests.waiting import until
@@ -131,3 +133,28 @@ async def test_inside_vllm_the_engine_knows_whether_it_ever_had_it(
     await gate._runtime.session.flush(5)
     await gate._close()
     assert is_counted(fake.books[1].end) is not has_begun
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_an_answer_that_has_just_ended_is_not_reported_before_its_end(
+    has_ended: bool,
+) -> None:
+    told: list[dict[str, Any]] = []
+    exchange: Any = SimpleNamespace(
+        ending=SimpleNamespace(has_ended=has_ended),
+        admission=SimpleNamespace(progress=lambda **totals: told.append(totals)),
+        call=SimpleNamespace(route=SimpleNamespace(generates=True)),
+        progress=lambda: (7, None, 5),
+        client_left=lambda: None,
+    )
+    runtime: Any = None
+    gated = GatedRequest(runtime, exchange, Mailbox(Exchange(noop).receive, b""), noop)
+    assert gated.begin() is not has_ended
+    assert bool(told) is not has_ended
+    # An app may go on behind its answer, and hold its place in the engine.
+    assert gated.begin()
+    assert [totals["output_tokens"] for totals in told] == [5]
+
+
+async def noop(*_: Any) -> None:
+    """Do nothing."""

@@ -201,8 +201,8 @@ FAULTS = (
     Fault(
         "clients/vllm, beams",
         "clients/vllm/schedsvc_vllm/account.py",
-        "route, counted = self.call.route, self.counted()",
-        "route, counted = self.call.route, None if self.call.beams else self.counted()",
+        "counted, is_sound = self.counted(), ",
+        "counted, is_sound = None if self.call.beams else self.counted(), ",
         "tests/clients/test_beam_search.py",
     ),
 )

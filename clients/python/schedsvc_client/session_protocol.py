@@ -167,9 +167,10 @@ class SessionProtocol:
                 f"{self._open_requests_max} requests wait for their verdict already",
             )
         tag = self._next_tag
-        event = admit_event(tag, asked, self._event_bytes_max)
-        if len(event) > self._event_bytes_max:
-            raise too_large("request", len(event), self._event_bytes_max)
+        room = self._event_bytes_max
+        event = admit_event(tag, asked, room)
+        if len(event) > room:
+            raise too_large("request", len(event), room)
         self._next_tag += 1
         self._pending[tag] = Pending(asked, event)
         if self._connected:
@@ -268,6 +269,8 @@ class SessionProtocol:
         parts: list[bytes] = []
         room = self._message_bytes_max - _SEQ_BYTES_MAX
         seq = self._seq + 1
+        if self._welcomed_here and not self._progress_out:
+            self._progress_out.extend(self._table.take_due(now_ns))
         while len(parts) < self._limits.events_max:
             taken = self._carry or self._next_event(now_ns)
             self._carry = None
@@ -437,8 +440,6 @@ class SessionProtocol:
         if self._beat_out:
             self._beat_out = False
             return _encoded(pb.SessionEvent(beat=pb.SessionBeat())), _BEAT
-        if not self._progress_out:
-            self._progress_out.extend(self._table.take_due(now_ns))
         while self._progress_out:
             lease = self._progress_out.popleft()
             if self._table.get(lease.lease_id) is not None:

@@ -76,12 +76,13 @@ def admit_request(
         text = pool.encode()
         out += b"\x22" + VARINT[len(text)] + text
     if len(input_tokens):
-        packed = b"".join([VARINT[_whole(tokens)] for tokens in input_tokens])
+        packed = b"".join([VARINT[t if type(t) is int else _whole(t)] for t in input_tokens])
         out += b"\x2a" + VARINT[len(packed)] + packed
     if n != 0:
-        out += b"\x30" + VARINT[_whole(n, _INT32_END)]
+        out += b"\x30" + VARINT[n if type(n) is int and n < _INT32_END else _whole(n, _INT32_END)]
     if max_output_tokens != 0:
-        out += b"\x38" + VARINT[_whole(max_output_tokens)]
+        most = max_output_tokens
+        out += b"\x38" + VARINT[most if type(most) is int else _whole(most)]
     if len(prefix_block_hashes):
         packed = struct.pack(f"<{len(prefix_block_hashes)}Q", *prefix_block_hashes)
         out += b"\x42" + VARINT[len(packed)] + packed
@@ -89,13 +90,13 @@ def admit_request(
         out += _text(b"\x4a", adapter) + _text(b"\x52", request_class)
         out += _number(b"\x58", deadline_ms) + _number(b"\x60", queue_ttl_ms)
     if reports_progress is not False:
-        out += b"\x68" + _flag(reports_progress)
+        out += b"\x68\x01" if reports_progress is True else b"\x68" + _flag(reports_progress)
     if input_estimated is not None:
-        out += b"\x70" + _flag(input_estimated)
+        out += b"\x70\x01" if input_estimated is True else b"\x70" + _flag(input_estimated)
     if tenant_proof != 0:
         out += b"\x78" + VARINT[_whole(tenant_proof, _INT32_END)]
     if whole_answer is not False:
-        out += b"\x80\x01" + _flag(whole_answer)
+        out += b"\x80\x01\x01" if whole_answer is True else b"\x80\x01" + _flag(whole_answer)
     if (client_request_id, session) != ("", ""):
         out += _text(b"\x8a\x01", client_request_id) + _text(b"\x92\x01", session)
     return out
@@ -125,6 +126,9 @@ def _flag(value: bool) -> bytes:
 
 
 def _total(value: int) -> bytes:
+    # No further call for a plain number: each request has three.
+    if type(value) is int and value <= TOKENS_MAX:
+        return VARINT[value]
     return VARINT[_whole(value, TOKENS_MAX + 1)]
 
 

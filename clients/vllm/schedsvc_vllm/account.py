@@ -200,8 +200,9 @@ class Account:
         `told`: the usage that vLLM leaves at its end; `aborted`: it left its sign of an abort;
         `is_stale`: another engine stands there.
         """
-        completion = self._completion(told, aborted, is_stale)
-        self._learn(told)
+        counted, is_sound = self.counted(), self.is_whole and self.is_answer
+        completion = self._completion(told, counted, is_sound and not aborted, is_stale)
+        self._learn(told, counted if is_sound else None)
         return completion
 
     def settle(self, completion: Completion) -> None:
@@ -216,8 +217,11 @@ class Account:
                 output_tokens=output_tokens,
             )
 
-    def _completion(self, told: Usage | None, aborted: bool, is_stale: bool) -> Completion:
-        route, counted = self.call.route, self.counted()
+    def _completion(
+        self, told: Usage | None, counted: Totals | None, is_sound: bool, is_stale: bool
+    ) -> Completion:
+        """Return how the lease ends; `is_sound`: the answer is whole, and no error."""
+        route = self.call.route
         if self.reader is not None and (route.is_form or not route.generates):
             counted = self._sized(counted)
         if told is not None:
@@ -233,18 +237,17 @@ class Account:
         # Only an answer shows that a prompt alone was wanted: inside vLLM, no output is an abort.
         tells_prompts = self.reader is not None or not route.generates
         is_told = bool(totals[2]) or (counted is not None and tells_prompts)
-        done = is_told and not aborted and self.is_whole and self.is_answer
+        done = is_told and is_sound
         return Completion(Outcome.COMPLETED if done else Outcome.CANCELLED, totals)
 
-    def _learn(self, told: Usage | None) -> None:
-        """Teach the tenant's ratio the tokens of its text."""
+    def _learn(self, told: Usage | None, counted: Totals | None) -> None:
+        """Teach the tenant's ratio the tokens of its text; `counted`: in a whole answer."""
         prompts = self.call.prompts
         if not prompts.text_bytes or prompts.kind is None:
             return
         if told is not None:
             input_tokens: int | None = told.input_tokens
         else:
-            counted = self.counted() if self.is_whole and self.is_answer else None
             input_tokens = counted[0] if counted is not None else None
         if input_tokens:
             learned = input_tokens - prompts.frame_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
+from functools import partial
 from types import coroutine
 from typing import Any, TypeVar, cast
 
@@ -89,18 +90,50 @@ def going_on(steps: Generator[Any, Any, T], awaited: Any) -> Generator[Any, Any,
         return cast("T", end.value)
 
 
-class Mailbox:
+def _tell(left: asyncio.Future[Message]) -> None:
+    if not left.done():
+        left.set_result({"type": "http.disconnect"})
+
+
+class Incoming:
+    """Is a `receive` that also gives the body, and the client's departure, without a message.
+
+    A caller of these methods needs no task.
+    """
+
+    __slots__ = ()
+
+    async def __call__(self) -> Message:
+        """Give the next message."""
+        raise NotImplementedError
+
+    def take_body(self, most: int | None = None) -> bytes | None:
+        """Give the whole body, if it has at most `most` bytes.
+
+        None: it has more, has been given, or is not whole yet.
+        """
+        raise NotImplementedError
+
+    def watch(self, left: Callable[[], object]) -> None:
+        """Call `left` once the client has left, instead of a `left` before; drop its body.
+
+        The watcher reads no message any more.
+        """
+        raise NotImplementedError
+
+
+class Mailbox(Incoming):
     """Gives the app its `receive`: the body again, then the server's own messages.
 
     While the request waits for its turn, `departure` watches for a client that leaves; the app
-    later reads what that watch has read.
+    later reads what that watch has read. `body` None: the app reads the server's messages alone.
     """
 
-    def __init__(self, receive: Receive, body: bytes) -> None:
+    def __init__(self, receive: Receive, body: bytes | None) -> None:
         self._receive = receive
-        self._whole = body
-        self._body: bytes | None = body
-        self._watch: asyncio.Task[Message] | None = None
+        self._whole = self._body = body
+        self._watch: asyncio.Future[Message] | None = None
+        self._told: Callable[[], object] | None = None
         #: The app knows that the client is gone: its messages from now on reach no client.
         self.left = False
         #: Called when that happens.
@@ -117,30 +150,53 @@ class Mailbox:
         else:
             message = await self._receive()
         if message["type"] == "http.disconnect":
-            self.left = True
-            if self.on_left is not None:
-                self.on_left()
+            self._leave()
         return message
 
-    def take_body(self) -> bytes | None:
-        """Give the whole body without a message, to an app that knows this class.
-
-        None: it has been given.
-        """
-        body, self._body = self._body, None
+    def take_body(self, most: int | None = None) -> bytes | None:
+        """Give the whole body, if it has at most `most` bytes; None: or has been given."""
+        body = self._body
+        if body is not None and most is not None and len(body) > most:
+            return None
+        self._body = None
         return body
 
-    def departure(self) -> asyncio.Task[Message]:
-        """Return a task that is done when the client has left."""
+    def watch(self, left: Callable[[], object]) -> None:
+        """Call `left` once the client has left, instead of a `left` before."""
+        self._told = left
+        if self._watch is None and isinstance(self._receive, Incoming):
+            self._receive.watch(self._leave)
+        else:
+            self.departure().add_done_callback(self._departed)
+
+    def departure(self) -> asyncio.Future[Message]:
+        """Return a future that is done when the client has left."""
         if self._watch is None:
-            self._watch = asyncio.ensure_future(disconnected(self._receive))
+            receive = self._receive
+            if isinstance(receive, Incoming):
+                self._watch = asyncio.get_running_loop().create_future()
+                receive.watch(partial(_tell, self._watch))
+            else:
+                self._watch = asyncio.ensure_future(disconnected(receive))
         return self._watch
+
+    def _departed(self, ended: asyncio.Future[Message]) -> None:
+        if not ended.cancelled():
+            self._leave()
+
+    def _leave(self) -> None:
+        self.left = True
+        if self.on_left is not None:
+            self.on_left()
+        if self._told is not None:
+            self._told()
 
     def play_again(self, body: bytes | None = None) -> None:
         """Give the body, or another one, to an app that has not answered yet."""
         self._body = self._whole if body is None else body
 
     def close(self) -> None:
-        """End the watch, if the app did not take it over."""
+        """End the watch, if the app did not take it over, and report no departure any more."""
+        self._told = None
         if self._watch is not None:
             self._watch.cancel()

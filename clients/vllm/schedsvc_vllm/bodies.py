@@ -13,6 +13,7 @@ from schedsvc_vllm.answers import BadRequestError
 from schedsvc_vllm.asgi import (
     BodyTooLargeError,
     ClientLeftError,
+    Incoming,
     Receive,
     Scope,
     going_on,
@@ -109,6 +110,12 @@ class Body:
 
         Raises ClientLeftError, BodyTooLargeError, BodiesFullError or BodyTooSlowError.
         """
+        if isinstance(receive, Incoming) and (whole := receive.take_body()) is not None:
+            if len(whole) > self._bodies.each_max:
+                raise BodyTooLargeError
+            if len(whole) > UNCOUNTED_BYTES:
+                self._count(len(whole) - UNCOUNTED_BYTES)
+            return whole
         told = header(scope, b"content-length")
         if told.isdigit() and int(told) > self._bodies.each_max:
             raise BodyTooLargeError

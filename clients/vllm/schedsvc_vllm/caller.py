@@ -179,10 +179,10 @@ def read_caller(
     certificates, names = sources.certificates, sources.tenant_headers
     return Caller(
         _network_of(sent, peer, sources),
-        _part(lambda: _api_key(sent)) if has_key else "",
-        None if certificates is None else _part(lambda: _certified(sent, peer, certificates)),
-        _part(lambda: _named(sent, names)) if names and not sent.keys().isdisjoint(names) else "",
-        _part(lambda: _terms(sent, sources.terms_headers)) if has_terms else _NO_TERMS,
+        _part(_api_key, sent) if has_key else "",
+        None if certificates is None else _part(_certified, sent, peer, certificates),
+        _part(_named, sent, names) if names and not sent.keys().isdisjoint(names) else "",
+        _part(_terms, sent, sources.terms_headers) if has_terms else _NO_TERMS,
         _request_id(sent) if _REQUEST_ID in sent else "",
         sent[_IDEMPOTENCY_KEY][0] if _IDEMPOTENCY_KEY in sent else b"",
     )
@@ -201,9 +201,9 @@ def tenant_name(value: bytes, where: str) -> str:
     return name
 
 
-def _part(read: Callable[[], T]) -> T | BadRequestError:
+def _part(read: Callable[..., T], *of: Any) -> T | BadRequestError:
     try:
-        return read()
+        return read(*of)
     except BadRequestError as error:
         return error
 

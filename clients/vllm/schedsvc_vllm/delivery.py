@@ -42,12 +42,12 @@ class Delivery:
         "_bytes",
         "_bytes_max",
         "_error",
-        "_is_behind",
         "_room",
         "_send",
         "_stall_s",
         "_waiting",
         "_writer",
+        "is_behind",
     )  # fmt: skip
 
     def __init__(self, send: Send, tokens_max: int, stall_s: float) -> None:
@@ -60,22 +60,25 @@ class Delivery:
         self._room: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
-        # The server holds messages back, or has failed.
-        self._is_behind = False
+        #: The server holds messages back, or has failed.
+        self.is_behind = False
 
     def send(self, message: Message) -> Awaitable[None]:
         """Take a message, which reaches the client some time. Raises ClientStalledError.
 
         The caller must await the result. No coroutine of its own: a stream has many pieces.
         """
-        if self._is_behind:
+        if self.is_behind:
             return self._keep(message)
-        steps = self._send(message).__await__()
+        sending = self._send(message)
+        if sending is NOTHING:
+            return NOTHING
+        steps = sending.__await__()
         try:
             awaited = next(steps)
         except StopIteration:
             return NOTHING
-        self._is_behind = True
+        self.is_behind = True
         self._writer = asyncio.ensure_future(self._write(steps, awaited))
         return NOTHING
 
@@ -129,7 +132,7 @@ class Delivery:
             self._error = error
         finally:
             self._writer = None
-            self._is_behind = self._error is not None
+            self.is_behind = self._error is not None
             self._make_room()
 
     def _make_room(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 from functools import partial
 
 from schedsvc_client import ClientOptions, api_key_hash
@@ -117,8 +118,11 @@ class Gate:
             return
         await self.app(scope, receive, send)
 
-    async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the app, and add the gate's knowledge to its page, or to its health."""
+    def _read(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Pass a request to the app, and add the gate's knowledge to its page, or to its health.
+
+        The caller must await the result: no coroutine of its own.
+        """
         path, runtime = path_of(scope), self._runtime
         if runtime is not None and path == metrics_page.PATH:
             scope, send = (
@@ -129,9 +133,8 @@ class Gate:
             refused = runtime.session.pool_refused
             if refused is not None:  # no router may send requests here
                 answer = answers.unavailable(refusal_of(refused), Reason.POOL_REFUSED, "-")
-                await self._say(answer, scope, send)
-                return
-        await self.app(scope, receive, send)
+                return self._say(answer, scope, send)
+        return self.app(scope, receive, send)
 
     # One request.
 

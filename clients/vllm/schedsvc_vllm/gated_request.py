@@ -53,6 +53,7 @@ class GatedRequest:
     _events: UsageFilter | None = None
     _is_finished = False
     _told = False  # that it has begun to make tokens
+    _ends = False  # its answer had ended when it was asked
     _task: asyncio.Task[Any] | None = None
 
     def __init__(self, runtime: Runtime, exchange: Exchange, mailbox: Mailbox, send: Send) -> None:
@@ -138,7 +139,14 @@ class GatedRequest:
         return self._send(message)
 
     def begin(self) -> bool:
-        """Report the counts once there is output; whether that is done."""
+        """Report the counts once there is output; whether that is done.
+
+        An answer that has ended is asked for once more: by then its lease has mostly ended, too.
+        """
+        ending = self.exchange.ending
+        if not self._told and not self._ends and ending is not None and ending.has_ended:
+            self._ends = True
+            return False
         return self._told or self._tell()
 
     def report(self) -> None:
@@ -165,16 +173,20 @@ class GatedRequest:
         runtime.reports.unwatch(self)
         self.mailbox.on_left = None
         held, self.place = holds_place(self.place), None
-        # vLLM's sign of a request that the engine aborted: no usage at its usual place.
-        aborted = exchange.call.route.leaves_usage and metadata(scope) is not None
-        completion = exchange.end(final_usage(scope), aborted=aborted, is_stale=self.is_stale)
+        told, aborted = None, False
+        if metadata(scope) is not None:
+            told = final_usage(scope)
+            # vLLM's sign of a request that the engine aborted: no usage at its usual place.
+            aborted = exchange.call.route.leaves_usage
+        completion = exchange.end(told, aborted=aborted, is_stale=self.is_stale)
         if self.span is not None:
             self._trace(self.span, completion, held=held)
         exchange.settle(completion)
         if exchange.tally is not None:
             exchange.tally.close()
-        if self.delivery is not None and not exchange.is_whole:
-            self.delivery.cancel()
+        delivery = self.delivery
+        if delivery is not None and delivery.is_behind and not exchange.is_whole:
+            delivery.cancel()
         if exchange.is_running or held:
             exchange.is_running = False
             runtime.limit.ended()
@@ -207,40 +219,49 @@ class GatedRequest:
         )
         return True
 
-    async def _pass_on(self, message: Message) -> None:
+    def _pass_on(self, message: Message) -> Awaitable[None]:
         exchange, kind = self.exchange, message["type"]
         if exchange.is_refused:
-            return
+            return NOTHING
+        if kind == "http.response.start":
+            return self._begin_answer(message)
         if kind == "http.response.body" and exchange.ending is not None:
             more = message.get("more_body", False)
             body = exchange.piece(message.get("body", b""), more)
             if more:
                 exchange.ending.catch_up()
                 if not body:
-                    return
-            if self._held is not None:
-                await self.send_held()
+                    return NOTHING
             if exchange.reader is not None:
                 message = {**message, "body": body}
-        elif kind == "http.response.start":
-            headers = exchange.start(message["status"], message.get("headers", ()))
-            if headers is None:
-                return
-            message = {**message, "headers": headers}
-            if exchange.terms.states_tier and exchange.call.route.dialect is Dialect.OPENAI:
-                self._send = ServedTier(self._send, self.service_class or "default").send
-            reader = exchange.reader
-            if reader is not None:
-                tokens_max = exchange.call.max_output_tokens * exchange.sequences
-                self.delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
-                self._send = self.delivery.send
-                self._read = reader.feed
-                self._events = reader if isinstance(reader, UsageFilter) else None
-            if exchange.ending is not None and not exchange.is_held:
-                self._keep = exchange.ending.feed
-            if exchange.is_held:
-                self._held = message
-                return
+            if self._held is not None:
+                return self._send_behind_held(message)
+        return self._send(message)
+
+    def _begin_answer(self, message: Message) -> Awaitable[None]:
+        exchange = self.exchange
+        headers = exchange.start(message["status"], message.get("headers", ()))
+        if headers is None:
+            return NOTHING
+        message = {**message, "headers": headers}
+        if exchange.terms.states_tier and exchange.call.route.dialect is Dialect.OPENAI:
+            self._send = ServedTier(self._send, self.service_class or "default").send
+        reader = exchange.reader
+        if reader is not None:
+            tokens_max = exchange.call.max_output_tokens * exchange.sequences
+            self.delivery = Delivery(self._send, tokens_max, self._runtime.send_stall_s)
+            self._send = self.delivery.send
+            self._read = reader.feed
+            self._events = reader if isinstance(reader, UsageFilter) else None
+        if exchange.is_held:
+            self._held = message
+            return NOTHING
+        if exchange.ending is not None:
+            self._keep = exchange.ending.feed
+        return self._send(message)
+
+    async def _send_behind_held(self, message: Message) -> None:
+        await self.send_held()
         await self._send(message)
 
     async def send_held(self) -> None:

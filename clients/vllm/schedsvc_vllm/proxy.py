@@ -11,9 +11,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import cast
 
 from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import BadRequestError
@@ -21,20 +22,19 @@ from schedsvc_vllm.asgi import (
     BodyTooLargeError,
     ClientLeftError,
     Headers,
+    Incoming,
     Mailbox,
     Receive,
     Scope,
     Send,
     any_done,
-    disconnected,
     header,
 )
-from schedsvc_vllm.bodies import Bodies, BodiesFullError
+from schedsvc_vllm.bodies import UNCOUNTED_BYTES, Bodies, BodiesFullError
 from schedsvc_vllm.caller import Sources, peer_of, read_caller
 from schedsvc_vllm.door.passing import Passing
 from schedsvc_vllm.door.pool import Pool
 from schedsvc_vllm.door.upstream import InvalidAnswerError, UpstreamConnection, UpstreamError
-from schedsvc_vllm.door.watch import Watch
 from schedsvc_vllm.proxy_headers import asked_headers
 from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.scrape import ScrapeError
@@ -100,14 +100,13 @@ class Upstream:
         self._sources = Sources(fronted=fronted)
         self._pool = Pool(self.url)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one scope."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one scope. The caller must await the result."""
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif probes(scope):
-            await self._answer_probe(scope, receive, send)
-        else:
-            await self._forward(scope, receive, send)
+            return self._lifespan(receive, send)
+        if probes(scope):
+            return self._answer_probe(scope, receive, send)
+        return self._forward(scope, receive, send)
 
     async def _answer_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_page = scope["path"] == metrics_page.PATH
@@ -153,16 +152,19 @@ class Upstream:
         except BadRequestError as error:
             await answers.bad_request(error, "-").send(send)
             return
-        if isinstance(receive, Mailbox) and (body := receive.take_body()) is not None:
-            # The gate has read and counted it.
+        if scope["method"] in _BODILESS:
+            # A server that reads no body of a GET would take it for the next request.
+            await self._pass_on(scope, (target, headers, None), receive, send, probes(scope))
+            return
+        # The gate has read a body and counted it. Else a small one is not counted.
+        most = None if isinstance(receive, Mailbox) else min(UNCOUNTED_BYTES, self._bodies.each_max)
+        if isinstance(receive, Incoming) and (body := receive.take_body(most)) is not None:
             await self._pass_on(scope, (target, headers, body), receive, send)
             return
         caller = read_caller(scope["headers"], peer_of(scope, self._sources), self._sources)
         held = self._bodies.open(caller.network)
         try:
-            # A server that reads no body of a GET would take it for the next request.
-            if scope["method"] not in _BODILESS:
-                body = await held.read(scope, receive)
+            body = await held.read(scope, receive)
             await self._pass_on(scope, (target, headers, body), receive, send)
         except ClientLeftError:
             return
@@ -176,29 +178,33 @@ class Upstream:
         finally:
             held.release()
 
-    async def _pass_on(self, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
+    async def _pass_on(
+        self, scope: Scope, asked: Asked, receive: Receive, send: Send, is_probe: bool = False
+    ) -> None:
         """Ask the upstream, and pass its answer on as it comes.
 
         Raises UpstreamError if the upstream breaks off: the client's connection then does too, but
         a stream of events first gets an event that says why.
         """
         passing = Passing(send, self.url)
+        own = None if isinstance(receive, Incoming) else Mailbox(receive, None)
         # The end of this closes the connection, by which the upstream learns of it.
-        watch = Watch(disconnected(receive), passing.leave)
+        (own or cast("Incoming", receive)).watch(passing.leave)
         try:
             asking = self._ask(scope["method"], asked, passing)
-            if probes(scope):
+            if is_probe:
                 await asyncio.wait_for(asking, PAGE_S_MAX)
             else:
                 await asking
         except (UpstreamError, asyncio.TimeoutError) as error:
-            if scope["path"] == metrics_page.PATH and probes(scope) and not passing.begun:
+            if is_probe and scope["path"] == metrics_page.PATH and not passing.begun:
                 self._probe.up = False  # it answers its probe and not this
                 await send_empty(send)
                 return
             await self._broke(error, passing, _id_of(scope))
         finally:
-            watch.cancel()
+            if own is not None:
+                own.close()
 
     async def _ask(self, method: str, asked: Asked, passing: Passing) -> None:
         target, headers, body = asked

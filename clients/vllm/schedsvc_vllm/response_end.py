@@ -34,12 +34,12 @@ class ResponseEnd:
     __slots__ = (
         "_bytes_left",
         "_closed",
-        "_ended",
         "_has_last",
         "_is_stream",
         "_new",
         "_tail",
         "feed",
+        "has_ended",
     )
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -52,7 +52,8 @@ class ResponseEnd:
         )
         self._tail = b"\n"
         self._has_last = False  # event
-        self._ended = False  # by the server
+        #: The server has ended it, while the client was there.
+        self.has_ended = False
         self._closed = False
         self._new: list[bytes] = []
         self.feed: Callable[[bytes], None] = self._new.append
@@ -74,7 +75,7 @@ class ResponseEnd:
 
     def end(self) -> None:
         """Record that the server has ended it: no more bytes follow."""
-        self._ended = not self._closed
+        self.has_ended = not self._closed
 
     def close(self) -> None:
         """Take note that the client is gone: pieces fed from now on reach no client."""
@@ -84,7 +85,7 @@ class ResponseEnd:
     @property
     def is_whole(self) -> bool:
         """Return whether nothing is missing of the answer."""
-        if self._ended:
+        if self.has_ended:
             return True
         self.catch_up()
         if self._bytes_left is not None:

@@ -43,10 +43,13 @@ _DONE_EVENT = b"\n\ndata: " + DONE + b"\n\n"
 class _Told:
     """Keeps the counts of an answer so far: the last of the input, the largest of the output."""
 
-    __slots__ = ("_events", "_failed", "_told", "cached_input_tokens", "form", "input_tokens")
+    __slots__ = (
+        "_events", "_failed", "_passed", "_told", "cached_input_tokens", "form", "input_tokens",
+    )  # fmt: skip
 
     def __init__(self, form: UsageForm) -> None:
         self.form = form
+        self._passed: list[bytes] = []  # whole events without usage, unread
         self._events = 0
         self._told: int | None = None
         self.input_tokens: int | None = None
@@ -56,7 +59,8 @@ class _Told:
     @property
     def failed(self) -> bool:
         """Return whether the answer states an error, whatever its status."""
-        self.catch_up()
+        if self._passed:
+            self.catch_up()
         return self._failed
 
     @failed.setter
@@ -69,7 +73,8 @@ class _Told:
     @property
     def is_told(self) -> bool:
         """Return whether anything is known of it."""
-        self.catch_up()
+        if self._passed:
+            self.catch_up()
         return bool(self._events or self._told is not None or self.input_tokens is not None)
 
     def _note(self, answer: object) -> bool:
@@ -103,8 +108,7 @@ class UsageFilter(_Told):
     """
 
     __slots__ = (
-        "_choices", "_keep_all", "_keep_last", "_passed", "_splitter", "_taken", "is_calm",
-        "let_pass",
+        "_choices", "_keep_all", "_keep_last", "_splitter", "_taken", "is_calm", "let_pass",
     )  # fmt: skip
 
     def __init__(self, *, keep_last: bool, keep_all: bool, several: bool = False) -> None:
@@ -115,8 +119,7 @@ class UsageFilter(_Told):
         self._splitter = EventSplitter()
         # The last event whose usage its client has to get yet; None: it has got it.
         self._taken: bytes | None = b""
-        self._passed: list[bytes] = []  # whole events without usage, unread
-        #: Takes such a piece while `is_calm`.
+        #: Takes a piece of whole events without usage while `is_calm`.
         self.let_pass: Callable[[bytes], None] = self._passed.append
         #: No event is incomplete, and no usage waits for the end.
         self.is_calm = True
@@ -124,7 +127,8 @@ class UsageFilter(_Told):
     @property
     def output_tokens(self) -> int:
         """Return the tokens that were stated, or the events seen."""
-        self.catch_up()
+        if self._passed:
+            self.catch_up()
         if self._choices is not None:
             return max(self._told or 0, self._choices.tokens) or self._events
         return self._told or self._events

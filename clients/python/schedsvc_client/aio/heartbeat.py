@@ -65,11 +65,12 @@ class Heartbeat:
 
     def heard(self, beats: int) -> None:
         """Take note of a message; `beats` is the number that have been acknowledged in all."""
-        was_silent = self.is_silent
+        pulse = self._pulse
+        was_silent = pulse.is_silent
         is_beat, self._beats = beats > self._beats, beats
-        if self._pulse.heard(time.monotonic_ns(), beat=is_beat):
+        if pulse.heard(time.monotonic_ns(), beat=is_beat):
             self._run(0.0)
-        if not self._hangs_up and self.is_silent is not was_silent:
+        if not self._hangs_up and pulse.is_silent is not was_silent:
             self._changed()
 
     def _run(self, delay_s: float) -> None:

@@ -51,6 +51,9 @@ class Host(exchanges.Host, Protocol):
     def begin(self, exchange: Exchange) -> None:
         """Run a request."""
 
+    def write_soon(self, line: Connection) -> None:
+        """Have a connection write what waits at the end of this turn of the loop."""
+
 
 class Connection(asyncio.Protocol):
     """Turns the bytes of one client into exchanges."""
@@ -170,7 +173,7 @@ class Connection(asyncio.Protocol):
         A call of the system for each costs more than all else that is done for it.
         """
         self._waiting += data
-        asyncio.get_running_loop().call_soon(self.write, b"")
+        self.server.write_soon(self)
 
     def read_on(self) -> None:
         """Read the client's bytes again."""
@@ -188,7 +191,7 @@ class Connection(asyncio.Protocol):
         self.exchanges.popleft()
         if self.transport.is_closing():
             return
-        if not exchange.keeps_alive or self.server.should_exit:
+        if not exchange.keeps_alive or self.server.is_stopping:
             self._is_last = True
             self.close()
         elif self.exchanges:
@@ -196,7 +199,8 @@ class Connection(asyncio.Protocol):
         else:
             if not self._is_in_head:
                 self.server.idle.add(self)
-            self.read_on()
+            if not self._is_reading:
+                self.read_on()
 
     # The end.
 

@@ -6,11 +6,11 @@ import asyncio
 import email.utils
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Protocol
 
-from schedsvc_vllm.asgi import App, Headers, Message, Scope
+from schedsvc_vllm.asgi import App, Headers, Incoming, Message, Scope
 from schedsvc_vllm.delivery import NOTHING
 from schedsvc_vllm.door.upstream import UpstreamError
 
@@ -31,10 +31,8 @@ class Host(Protocol):
     """Runs exchanges, as a server does."""
 
     app: App
-
-    @property
-    def should_exit(self) -> bool:
-        """Return whether it stops."""
+    #: It is to stop.
+    is_stopping: bool
 
     def ended(self, exchange: Exchange) -> None:
         """Take note that the app is done with a request."""
@@ -81,13 +79,13 @@ class _Dates:
 _DATES = _Dates()
 
 
-class Exchange:
-    """Holds one request and its answer; `receive` and `send` are the app's."""
+class Exchange(Incoming):
+    """Holds one request and its answer; it is the app's `receive`, and has its `send`."""
 
     __slots__ = (
-        "_body", "_has_begun", "_has_told_end", "_host", "_is_chunked", "_left", "_line", "_size",
-        "_waiting", "expects_continue", "has_all", "is_complete", "is_gone", "is_head",
-        "keeps_alive", "scope",
+        "_body", "_drops", "_has_begun", "_has_told_end", "_host", "_is_chunked", "_left", "_line",
+        "_on_left", "_size", "_waiting", "expects_continue", "has_all", "is_complete", "is_gone",
+        "is_head", "keeps_alive", "scope",
     )  # fmt: skip
 
     def __init__(
@@ -103,14 +101,15 @@ class Exchange:
         self._body: list[bytes] = []
         self._size = 0
         self._waiting: list[asyncio.Future[None]] = []
-        self._has_begun = self._has_told_end = self._is_chunked = False
+        self._has_begun = self._has_told_end = self._is_chunked = self._drops = False
+        self._on_left: Callable[[], object] | None = None
         # Bytes of the answer that are still to come; None: its end is that of the connection.
         self._left: int | None = 0
 
     async def run(self) -> None:
         """Have the app answer it. Whatever the app raises breaks the connection off."""
         try:
-            await self._host.app(self.scope, self.receive, self.send)
+            await self._host.app(self.scope, self, self.send)
             if not (self.is_complete or self.is_gone):
                 _log.error("a request has got no whole answer")
                 self._break_off()
@@ -123,35 +122,69 @@ class Exchange:
             _log.exception("a request has failed")
             self._break_off()
         finally:
+            self._on_left = None  # who watched knows this, and may hold the body
             self._host.ended(self)
 
     # The body.
 
     def take(self, body: bytes) -> bool:
         """Take bytes of the body; return whether more can be taken before the app reads them."""
-        if self.is_complete:
+        if self.is_complete or self._drops:
             return True  # the app does not read it
         self._body.append(body)
         self._size += len(body)
-        self._wake()
+        if self._waiting:
+            self._wake()
         return self._size <= BODY_BYTES_MAX
 
     def end(self) -> None:
         """Take note that the whole body has arrived."""
         self.has_all = True
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def leave(self) -> None:
         """Take note that the client has left."""
         self.is_gone = True
+        if self._on_left is not None:
+            self._on_left()
         self._wake()
 
-    async def receive(self) -> Message:
-        """Give the app the body, then the end of the request: `http.disconnect`."""
+    def take_body(self, most: int | None = None) -> bytes | None:
+        """Give the app the whole body, if it has at most `most` bytes.
+
+        None: it has more, has been given, or is not whole; or the client has left.
+        """
+        if most is not None and self._size > most:
+            return None
+        if not self.has_all or self._has_told_end or self.is_gone or self.is_complete:
+            return None
+        body, self._body = b"".join(self._body), []
+        self._size = 0
+        self._has_told_end = True
+        return body
+
+    def watch(self, left: Callable[[], object]) -> None:
+        """Call `left` once the client has left, instead of a `left` before; drop its body."""
+        self._continue()
+        self._on_left = left
+        self._drops = True
+        self._body, self._size = [], 0
+        if self.is_gone:
+            left()
+        else:
+            self._line.read_on()
+
+    def _continue(self) -> None:
+        """Have a client send its body that waits for that."""
         if self.expects_continue:
             self.expects_continue = False
             if not self.has_all and not self._has_begun:
                 self._line.write(_CONTINUE)
+
+    async def __call__(self) -> Message:
+        """Give the app the body, then the end of the request: `http.disconnect`."""
+        self._continue()
         while not (self.is_gone or self.is_complete or self._body or self._has_untold_end()):
             self._line.read_on()
             waiting = asyncio.get_running_loop().create_future()
@@ -168,11 +201,10 @@ class Exchange:
         return self.has_all and not self._has_told_end
 
     def _wake(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for each in waiting:
-                if not each.done():
-                    each.set_result(None)
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
 
     # The answer.
 
@@ -212,7 +244,8 @@ class Exchange:
             if self._left:
                 raise RuntimeError("an answer is shorter than its content-length")
             self.is_complete = True
-            self._wake()
+            if self._waiting:
+                self._wake()
             self._line.answered(self)
 
     def _begin(self, status: int, headers: Headers) -> None:
@@ -232,7 +265,7 @@ class Exchange:
             self.keeps_alive = False
         if b"connection" in told and told[b"connection"].lower() == b"close":
             self.keeps_alive = False
-        elif not self.keeps_alive or self._host.should_exit:
+        elif not self.keeps_alive or self._host.is_stopping:
             self.keeps_alive = False
             end += _CLOSE
         line = _LINES.get(status) or b"HTTP/1.1 %d \r\n" % status

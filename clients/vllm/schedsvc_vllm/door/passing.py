@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from schedsvc_vllm.asgi import Headers, Message, Send, going_on
+from schedsvc_vllm.delivery import NOTHING
 from schedsvc_vllm.door.upstream import UpstreamConnection
 from schedsvc_vllm.proxy_headers import answer_headers
 
@@ -102,8 +103,11 @@ class Passing:
         if self._held is not None:
             self._kept.append(message)
             return
-        steps = self.send(message).__await__()
         try:
+            sending = self.send(message)
+            if sending is NOTHING:
+                return
+            steps = sending.__await__()
             awaited = next(steps)
         except StopIteration:
             return

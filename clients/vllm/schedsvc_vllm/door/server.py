@@ -19,7 +19,7 @@ from typing import Any
 from schedsvc_vllm.asgi import App, Message
 from schedsvc_vllm.door.connection import Connection
 from schedsvc_vllm.door.deadlines import Deadlines
-from schedsvc_vllm.door.exchange import Exchange
+from schedsvc_vllm.door.exchange import Exchange, Line
 from schedsvc_vllm.http_limits import HEAD_S_MAX
 
 #: A client that does not end its TLS handshake is disconnected.
@@ -72,18 +72,20 @@ class Server:
         self.in_head: Deadlines[Connection] = Deadlines(
             config.head_s, lambda late: late.transport.abort()
         )
-        self._should_exit = self._is_forced = False
+        #: It is to stop; read for each request.
+        self.is_stopping = self._is_forced = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
+        self._unwritten: list[Line] = []
 
     @property
     def should_exit(self) -> bool:
         """Return whether it is to stop. Set it, and it stops."""
-        return self._should_exit
+        return self.is_stopping
 
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
-        self._should_exit = value
+        self.is_stopping = value
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._changed.set)
 
@@ -103,7 +105,7 @@ class Server:
             if not await life.start():
                 return
             try:
-                if not self._should_exit:
+                if not self.is_stopping:
                     await self._listen(sockets)
                     self.started = True
                     await self._until_stop()
@@ -138,7 +140,7 @@ class Server:
         return self.config.http_protocol_class(self)
 
     async def _until_stop(self) -> None:
-        while not self._should_exit:
+        while not self.is_stopping:
             await self._changed.wait()
             self._changed.clear()
 
@@ -186,7 +188,7 @@ class Server:
         self.connections.discard(connection)
         for waiting in (self.idle, self.closing, self.in_head):
             waiting.remove(connection)
-        if self._should_exit:
+        if self.is_stopping:
             self._changed.set()
 
     def begin(self, exchange: Exchange) -> None:
@@ -194,10 +196,22 @@ class Server:
         assert self._loop is not None
         self.running[exchange] = self._loop.create_task(exchange.run())
 
+    def write_soon(self, line: Line) -> None:
+        """Have a line write what waits at the end of this turn of the loop. O(1)."""
+        if not self._unwritten:
+            assert self._loop is not None
+            self._loop.call_soon(self._write)
+        self._unwritten.append(line)
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        for line in unwritten:
+            line.write(b"")
+
     def ended(self, exchange: Exchange) -> None:
         """Take note that the app is done with a request. O(1)."""
         del self.running[exchange]
-        if self._should_exit:
+        if self.is_stopping:
             self._changed.set()
 
     # Signals.
@@ -213,7 +227,7 @@ class Server:
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         self.stopped = True
-        if self._should_exit and number == signal.SIGINT:
+        if self.is_stopping and number == signal.SIGINT:
             self.stop_now()
         self.should_exit = True
 
