@@ -394,6 +394,9 @@ ROOMS: dict[str, Room] = {
     # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client schedsvc_vllm.door"),
     "schedsvc_vllm.door": room("schedsvc_vllm", "httptools", clock=WALL),
+    # LiteLLM loads it; all but the plug-in itself does without LiteLLM.
+    "schedsvc_litellm": room("schedsvc_client"),
+    "schedsvc_litellm.plugin": room("schedsvc_litellm", "fastapi litellm"),
     # Declares the facts of the product, and writes what follows; imports nothing of it.
     "spec": room(never=IO, clock=NO_CLOCK),
     # Builds the published artefacts: packages and man pages. Nothing imports it.
