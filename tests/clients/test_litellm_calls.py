@@ -136,10 +136,11 @@ async def test_the_last_chunk_counts(fake: FakeScheduler, keeper: Gatekeeper) ->
     assert not fake.admits[0].whole_answer
     attempt.was_sent = True
     attempt.advance(None, has_output=True)
-    attempt.advance(Usage(12, 7), has_output=False)
+    attempt.advance(Usage(1, 7), has_output=False)  # The prompt was estimated as larger.
     attempt.cancel()  # The client left behind the last chunk.
     await until(lambda: ends(fake))
-    assert (ends(fake)[0].outcome, ends(fake)[0].output_tokens) == (Outcome.COMPLETED, 7)
+    (end,) = ends(fake)
+    assert (end.outcome, end.input_tokens, end.output_tokens) == (Outcome.COMPLETED, 1, 7)
 
 
 async def test_a_failed_engine_costs_nothing(fake: FakeScheduler, keeper: Gatekeeper) -> None:

@@ -12,14 +12,14 @@ from tests.processes.programs import standing
 
 from .stand import Stand, client, needs_litellm, settings
 
-#: The tenant that may ask once a minute.
+#: The tenant that may run one request at a time.
 LIMITED = "red/limited/k"
 
 
 @pytest.fixture(scope="session")
 def stand() -> Iterator[Stand]:
     needs_litellm()
-    tenants = [{"name": LIMITED, "quota": {"requests_per_minute": 1}}]
+    tenants = [{"name": LIMITED, "quota": {"concurrency": 1, "over": "refuse"}}]
     with standing(lambda folder: Stand(folder, settings(tenants=tenants))) as made:
         made.start_scheduler()
         made.start_engines()

@@ -48,10 +48,17 @@ def settings(**more: Any) -> dict[str, Any]:
 
 
 class Stand(Programs):
-    """Holds the programs. `workers`: processes of the proxy."""
+    """Holds the programs. `auth`: the code that checks keys."""
 
-    def __init__(self, folder: Path, keys: dict[str, Any] | None = None) -> None:
-        super().__init__(folder, keys or settings(), engine=ENGINE, gated=False)
+    def __init__(
+        self,
+        folder: Path,
+        keys: dict[str, Any] | None = None,
+        engine: tuple[str, ...] = ENGINE,
+        auth: str = AUTH,
+    ) -> None:
+        super().__init__(folder, keys or settings(), engine=engine, gated=False)
+        self._auth = auth
         self.url = ""
         self.engines: dict[str, str] = {}
 
@@ -73,9 +80,11 @@ class Stand(Programs):
                     total["output"] += entry["output_tokens"]
         return total
 
-    def start_litellm(self, *, workers: int = 2, **environment: str) -> None:
-        """Start the proxy, with the plug-in unless `environment` leaves its target out."""
-        self._write_litellm(is_plugged=environment.pop("PLUGGED", "yes") == "yes")
+    def start_litellm(
+        self, *, workers: int = 2, is_plugged: bool = True, **environment: str
+    ) -> None:
+        """Start the proxy. `is_plugged`: with the plug-in."""
+        self._write_litellm(is_plugged=is_plugged)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -95,10 +104,16 @@ class Stand(Programs):
         self.spawn("litellm", command, variables | environment, self._litellm_answers)
 
     def _write_litellm(self, *, is_plugged: bool) -> None:
-        (self.folder / "own_auth.py").write_text(AUTH)
+        (self.folder / "own_auth.py").write_text(self._auth)
         callbacks = ["schedsvc_litellm.plugin.admission"] if is_plugged else []
         config = {
-            "model_list": [self._deployment("m", name, url) for name, url in self.engines.items()],
+            "model_list": [
+                self._deployment(model, name, url)
+                for name, url in self.engines.items()
+                for model in ("m", "plain")
+            ]
+            # Nothing listens there.
+            + [self._deployment("broken", POOLS[0], "http://127.0.0.1:9")],
             "litellm_settings": {"callbacks": callbacks, "num_retries": 1},
             "router_settings": {"disable_cooldowns": True},
             "general_settings": {
@@ -120,7 +135,12 @@ class Stand(Programs):
                 "api_base": f"{url}/v1",
                 "api_key": "none",
             },
-            "model_info": {"id": pool, "schedsvc_pool": pool},
+            # The engines of `plain` are none of the scheduler's.
+            "model_info": {
+                "m": {"id": pool, "schedsvc_pool": pool},
+                "plain": {},
+                "broken": {"schedsvc_pool": pool},
+            }[model],
         }
 
     def _litellm_answers(self) -> bool:

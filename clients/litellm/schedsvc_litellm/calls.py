@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from functools import partial
 
 from schedsvc_client import Outcome
 from schedsvc_client.aio import Admission
@@ -50,9 +51,8 @@ class Attempt:
             # A chunk has one token at least; the engine's count comes with the last one.
             self.output_tokens += 1
         if self.admission is not None and has_output and not self.has_ended:
-            self.admission.progress(
-                input_tokens=self.input_tokens, output_tokens=self.output_tokens
-            )
+            # Totals never fall, so the estimate of the prompt waits for the end.
+            self.admission.progress(output_tokens=self.output_tokens)
 
     def complete(self, usage: Usage | None = None) -> None:
         """End it as done, with the engine's count if one was stated."""
@@ -77,7 +77,11 @@ class Attempt:
         elif not self.was_sent:
             self.give_back()
         elif self._ends(None) and self.admission is not None:
-            self.admission.complete(outcome=Outcome.CANCELLED)
+            cancelled = partial(self.admission.complete, outcome=Outcome.CANCELLED)
+            if self.output_tokens:
+                cancelled(input_tokens=self.input_tokens, output_tokens=self.output_tokens)
+            else:
+                cancelled()
 
     def give_back(self) -> None:
         """End it with nothing used: the engine never had it, refused it, or failed."""
@@ -100,6 +104,8 @@ class Call:
     def __init__(self, path: str = "") -> None:
         self.path, self.tenant = path, ""
         self.has_left = self.is_closed = False
+        #: Its client has not asked for the chunk that states the usage.
+        self.hides_usage = False
         self.attempts: list[Attempt] = []
         self._waiting: set[asyncio.Future[None]] = set()
         self._refusals: dict[frozenset[str], RefusalError] = {}

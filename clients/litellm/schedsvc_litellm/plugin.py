@@ -24,6 +24,7 @@ from schedsvc_litellm.usage import has_output, usage_of
 
 _TIMEOUT = 408
 _THROUGH = "pass_through_endpoint"
+_TEXT_COMPLETION, _STRIPS = "atext_completion", "_litellm_strip_stream_usage"
 
 
 def pool_of(deployment: Mapping[str, Any]) -> str:
@@ -46,6 +47,11 @@ class Plugin(CustomLogger):  # type: ignore[misc] # .venv has no LiteLLM
         call = CURRENT.get()
         if call is not None:
             call.tenant = tenant_of(user_api_key_dict)
+            # LiteLLM asks each stream for its usage, and takes out what the client has not asked
+            # for. Of plain completions it does so before this plug-in sees it.
+            if str(call_type) == _TEXT_COMPLETION and data.get(_STRIPS):
+                del data[_STRIPS]
+                call.hides_usage = True
         rule = self._settings.pass_through
         if _THROUGH not in str(call_type) or rule == PASS:
             return
@@ -121,7 +127,10 @@ class Plugin(CustomLogger):  # type: ignore[misc] # .venv has no LiteLLM
         try:
             async for chunk in response:
                 if attempt is not None:
-                    attempt.advance(usage_of(chunk), has_output=has_output(chunk))
+                    usage = usage_of(chunk)
+                    attempt.advance(usage, has_output=has_output(chunk))
+                    if usage is not None and call is not None and call.hides_usage:
+                        continue
                 yield chunk
         except BaseException:
             if attempt is not None:
