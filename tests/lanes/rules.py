@@ -117,6 +117,11 @@ RULES = (
     Rule(r"clients/go/", "the Go client", ("tests/go/",)),
     Rule(r"clients/java/", "the Java client", ("tests/java/",)),
     Rule(r"clients/cpp/", "the C++ client", ("tests/cpp/",)),
+    Rule(
+        r"clients/litellm/(sample/|schedsvc_litellm/plugin\.py$)",
+        "is loaded by LiteLLM",
+        ("tests/litellm/",),
+    ),
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
     Rule(r"(docs/operate/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
     Rule(r"docs/use/litellm\.md$", "is followed to the letter", ("tests/litellm/",)),

@@ -7,8 +7,6 @@ speed and half of its KV cache. The proxy has two workers.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
 
 from schedsvc_lab.demo.engine import PROFILE
 from schedsvc_lab.demo.scheduler import QUEUE_TTL_MS
@@ -16,6 +14,7 @@ from schedsvc_lab.demo.traffic import TENANTS, WARMUP_S, bundled, only
 from schedsvc_lab.load.generator import LoadRun, Pace
 from schedsvc_lab.load.report import client_lag_ms_p99, run_report
 from schedsvc_lab.load.target import Backend, OutputMode, Target
+from schedsvc_lab.load.texts import EmulatorTexts
 from schedsvc_lab.workload import TraceRequest
 from tests.processes.programs import standing
 
@@ -41,7 +40,8 @@ async def _run(name: str, trace: list[TraceRequest], *, is_plugged: bool) -> Non
         target = Target(
             url=stand.url,
             model="m",
-            backend=Backend.OPENAI,
+            backend=Backend.OPENAI_CHAT,
+            texts=EmulatorTexts(0),
             output=OutputMode.EMULATED,
             api_keys={tenant.name: f"sk-{tenant.name}.u.k" for tenant in TENANTS},
             max_tokens_of={tenant.name: tenant.output_tokens_max for tenant in TENANTS},
@@ -49,7 +49,7 @@ async def _run(name: str, trace: list[TraceRequest], *, is_plugged: bool) -> Non
         pace = Pace(warmup_requests=6, warmup_s=WARMUP_S, drain_s=60.0)
         result = await LoadRun(target, trace, pace).run()
         report = run_report(result, 0)
-        print(f"{name}: generator late by {client_lag_ms_p99(result):.0f} ms (p99)")
+        print(f"{name}: generator late by {client_lag_ms_p99(result):.0f} ms (p99)", flush=True)
         for tenant, row in report["tenants"].items():
             print(
                 f"  {tenant}: sent {row['sent']}, completed {row['completed']}, refused"
@@ -68,5 +68,4 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    tempfile.tempdir = str(Path(tempfile.gettempdir()).resolve())
     asyncio.run(_main())

@@ -48,17 +48,15 @@ def settings(**more: Any) -> dict[str, Any]:
 
 
 class Stand(Programs):
-    """Holds the programs. `auth`: the code that checks keys."""
+    """Holds the programs."""
 
     def __init__(
         self,
         folder: Path,
         keys: dict[str, Any] | None = None,
         engine: tuple[str, ...] = ENGINE,
-        auth: str = AUTH,
     ) -> None:
         super().__init__(folder, keys or settings(), engine=engine, gated=False)
-        self._auth = auth
         self.url = ""
         self.engines: dict[str, str] = {}
 
@@ -104,7 +102,7 @@ class Stand(Programs):
         self.spawn("litellm", command, variables | environment, self._litellm_answers)
 
     def _write_litellm(self, *, is_plugged: bool) -> None:
-        (self.folder / "own_auth.py").write_text(self._auth)
+        (self.folder / "own_auth.py").write_text(AUTH)
         callbacks = ["schedsvc_litellm.plugin.admission"] if is_plugged else []
         config = {
             "model_list": [
