@@ -479,6 +479,7 @@ CLOCK_READERS = {
     "cluster/message_audit.py": "notes the gaps of make failovers",
     "fuzz/__main__.py": "make test-fuzz, for as long as it may take",
     "lab/emulator/side.py": "looks once a period, in a comparison that people run",
+    "litellm/cost.py": "python -m tests.litellm.cost, which compares times of one run",
     "usage/proof.py": "make usage-proof, for as long as it may take",
     # Neither make test nor make test-slow runs these.
     "box": "starts images",

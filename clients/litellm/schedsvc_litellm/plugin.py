@@ -48,7 +48,7 @@ class Plugin(CustomLogger):  # type: ignore[misc] # .venv has no LiteLLM
         if call is not None:
             call.tenant = tenant_of(user_api_key_dict)
             # LiteLLM asks each stream for its usage, and takes out what the client has not asked
-            # for. Of plain completions it does so before this plug-in sees it.
+            # for. For plain completions it does so before this plug-in sees it.
             if str(call_type) == _TEXT_COMPLETION and data.get(_STRIPS):
                 del data[_STRIPS]
                 call.hides_usage = True
