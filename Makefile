@@ -20,6 +20,7 @@ VLLM_VENV := .venv-vllm
 CHART_VENV := .venv-chart
 INTEROP_VENV := .venv-interop
 FRONTS_VENV := .venv-fronts
+LITELLM_VENV := .venv-litellm
 # A tree without the packages, and an environment with those of dist/.
 LAB_TREE := build/test-lab
 # More than the cores of a small machine: many tests wait for processes of their own.
@@ -47,7 +48,8 @@ FRESH_SEED := $(shell echo $$((0x8$$(git rev-parse --verify -q 'HEAD^{tree}' | c
 HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 
 .PHONY: help install env build build-release proto proto-go spec check test test-slow mutants \
-	lane-slow lane-mutants test-browser test-fronts test-go test-java test-cpp test-faults \
+	lane-slow lane-mutants test-browser test-fronts test-litellm test-go test-java test-cpp \
+	test-faults \
 	test-fuzz test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares \
 	cluster-seeds failovers usage-proof judgement-runs advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
@@ -60,7 +62,7 @@ install: ## Install the service and its laboratory into PREFIX: no developer too
 	test -x $(PREFIX)/bin/python || $(PYTHON) -m venv $(PREFIX)
 	@# setuptools would put modules into the packages that are no longer in the tree.
 	find build lab/build -path '*/lib*' -name '*.py' -delete 2> /dev/null || true
-	@# All four are built by one pair of tools beside PREFIX, instead of a pair for each.
+	@# All are built by one pair of tools beside PREFIX, instead of a pair for each.
 	$(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
 		-c constraints.txt --target build/tools 'setuptools>=77' 'cython>=3.1,<4'
 	SCHEDSVC_CORE=release PYTHONPATH=$(CURDIR)/build/tools $(PREFIX)/bin/python -m pip install \
@@ -71,12 +73,12 @@ install: ## Install the service and its laboratory into PREFIX: no developer too
 env: $(STAMP) ## Make .venv with everything the project needs, and build the core.
 
 $(STAMP): pyproject.toml setup.py constraints.txt clients/python/pyproject.toml \
-		clients/vllm/pyproject.toml lab/pyproject.toml lab/setup.py
+		clients/vllm/pyproject.toml clients/litellm/pyproject.toml lab/pyproject.toml lab/setup.py
 	@$(RIGHT_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) pip setuptools cython
-	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e 'lab[cluster]' \
-		-e '.[dev]'
+	$(DEVELOPMENT) $(PIP) --no-build-isolation -e clients/python -e clients/vllm -e clients/litellm \
+		-e 'lab[cluster]' -e '.[dev]'
 	touch $@
 
 build: $(STAMP) ## Rebuild the core after a change in _core/, for development: not optimised.
@@ -119,7 +121,7 @@ check: build ## Lint, types, contract drift, house rules.
 
 test: build ## All but slow tests and house rules: no GPU, no network. Three at a time, then one.
 	$(call RUN,'not slow and not vllm and not install and not alone and not browser \
-		and not fronts and not go and not java and not cpp',\
+		and not fronts and not litellm and not go and not java and not cpp',\
 		-n $(TESTS_AT_ONCE),$(ELSEWHERE))
 	$(call RUN,'alone and not slow and not vllm and not install',,$(call MARKED,alone))
 
@@ -149,6 +151,17 @@ test-fronts: build $(FRONTS_VENV)/.installed ## The proxy behind HAProxy, nginx 
 $(FRONTS_VENV)/.installed: tests/fronts/requirements.txt
 	$(PYTHON) -m venv $(FRONTS_VENV)
 	$(FRONTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+test-litellm: build $(LITELLM_VENV)/.installed ## The plug-in in LiteLLM's real proxy.
+	$(call RUN,'litellm and not slow',,tests/litellm)
+
+$(LITELLM_VENV)/.installed: clients/litellm/sample/requirements.txt clients/python/pyproject.toml \
+		clients/litellm/pyproject.toml
+	$(PYTHON) -m venv $(LITELLM_VENV)
+	$(LITELLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(LITELLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e clients/python -e clients/litellm
 	touch $@
 
 test-go: build ## The Go client, built from Debian's sources of gRPC.
@@ -281,6 +294,7 @@ test-image: dist ## Build the images on an empty Debian and run them: needs root
 		tests/box/test_walk.py tests/box/test_first_hour.py)
 
 clean: ## Remove what was built.
-	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV)
+	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV) \
+		$(LITELLM_VENV)
 	rm -rf build clients/*/build lab/build dist out deploy/man
 	rm -rf schedsvc/*.so lab/schedsvc_lab/*/*.so _core/*.c clients/node/node_modules clients/node/dist

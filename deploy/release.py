@@ -1,8 +1,8 @@
 """Builds the packages of a release, checks them, and prints what is left for a person to do.
 
 `make dist` runs it in .venv. It writes wheels and source distributions of `schedsvc`,
-`schedsvc-client`, `schedsvc-vllm` and `schedsvc-lab` to dist/, the Helm chart to dist/chart/, and
-uploads nothing.
+`schedsvc-client`, `schedsvc-vllm`, `schedsvc-litellm` and `schedsvc-lab` to dist/, the Helm chart
+to dist/chart/, and uploads nothing.
 """
 
 import argparse
@@ -23,6 +23,7 @@ DIST = ROOT / "dist"
 PROJECTS = {
     "schedsvc-client": ROOT / "clients/python",
     "schedsvc-vllm": ROOT / "clients/vllm",
+    "schedsvc-litellm": ROOT / "clients/litellm",
     "schedsvc": ROOT,
     "schedsvc-lab": ROOT / "lab",
 }

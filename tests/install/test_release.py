@@ -162,7 +162,8 @@ def test_checklist_claims_requirements_first() -> None:
         pins = [line.split("==")[0] for line in project["dependencies"] if "==" in line]
         ours = [pin for pin in pins if pin in names]
         assert all(names.index(pin) < names.index(name) for pin in ours)
-    assert names == ["schedsvc-client", "schedsvc-vllm", "schedsvc", "schedsvc-lab"]
+    gates = ["schedsvc-vllm", "schedsvc-litellm"]
+    assert names == ["schedsvc-client", *gates, "schedsvc", "schedsvc-lab"]
 
 
 @pytest.mark.parametrize("wrong", ["", "v1.2.3", "1.2.3-4", '1.2"', "latest"])

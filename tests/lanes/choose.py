@@ -29,6 +29,7 @@ _ELSEWHERE = (
     "tests/vllm/",
     "tests/browser/",
     "tests/fronts/",
+    "tests/litellm/",
     *UNARY_CLIENTS,
     "tests/tidy/",
     "tests/install/",

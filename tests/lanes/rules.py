@@ -71,7 +71,7 @@ RULES = (
     Rule(r"(Makefile|constraints\.txt|pyproject\.toml|\.ci/.*|\.gitignore)$", "runs CI", all=True),
     Rule(r"tests/(lanes|tidy/sources)\b", "chooses what runs", all=True),
     Rule(
-        r"(clients/python|clients/vllm|lab)/(pyproject\.toml|README\.md|LICENSE)$"
+        r"(clients/python|clients/vllm|clients/litellm|lab)/(pyproject\.toml|README\.md|LICENSE)$"
         r"|(lab/)?MANIFEST\.in$|LICENSE$|README\.md$"
         r"|(schedsvc|clients/\w+/\w+|lab/schedsvc_lab)/py\.typed$",
         "is in the packages",
@@ -117,8 +117,14 @@ RULES = (
     Rule(r"clients/go/", "the Go client", ("tests/go/",)),
     Rule(r"clients/java/", "the Java client", ("tests/java/",)),
     Rule(r"clients/cpp/", "the C++ client", ("tests/cpp/",)),
+    Rule(
+        r"clients/litellm/(sample/|schedsvc_litellm/plugin\.py$)",
+        "is loaded by LiteLLM",
+        ("tests/litellm/",),
+    ),
     Rule(r"clients/node/", "the Node client", ("tests/conformance/", "tests/clients/")),
     Rule(r"(docs/operate/fronts|SECURITY)\.md$", "is run before the proxy", lanes=("test-fronts",)),
+    Rule(r"docs/use/litellm\.md$", "is followed to the letter", ("tests/litellm/",)),
     Rule(r"(docs/|SECURITY|CHANGELOG|CONTRIBUTING|STYLE|ARCHITECTURE)|.*\.md$", "for readers"),
     Rule(r"proto/buf(\.gen)?\.yaml$|clients/node/package(-lock)?\.json$", "make check reads it"),
 )
@@ -127,6 +133,7 @@ RULES = (
 LANES = {
     "test-browser": ("tests/browser/",),
     "test-fronts": ("tests/fronts/",),
+    "test-litellm": ("tests/litellm/",),
     "test-go": ("tests/go/",),
     "test-java": ("tests/java/",),
     "test-cpp": ("tests/cpp/",),
@@ -141,8 +148,8 @@ LANES = {
 #: are the quick guard of all rooms, and `test-faults` and `test-fuzz` draw fresh seeds, so they may
 #: find something on code that has not changed.
 STAGES = (
-    "check", "test", "test-browser", "test-fronts", "test-go", "test-java", "test-cpp",
-    "lane-slow", "lane-mutants", "test-dist", "test-image", "test-chart", "test-faults",
+    "check", "test", "test-browser", "test-fronts", "test-litellm", "test-go", "test-java",
+    "test-cpp", "lane-slow", "lane-mutants", "test-dist", "test-image", "test-chart", "test-faults",
     "test-fuzz", "test-vllm",
 )  # fmt: skip
 #: The oracles of a mutant that the fault simulator has to catch.

@@ -69,6 +69,7 @@ def is_quick(path: str) -> bool:
         "tests/vllm/",
         "tests/browser/",
         "tests/fronts/",
+        "tests/litellm/",
         *UNARY_CLIENTS,
         "tests/lanes/",
     )

@@ -394,6 +394,9 @@ ROOMS: dict[str, Room] = {
     # A process of its own, where the gate cannot be loaded; the gate needs none of its packages.
     "schedsvc_vllm.proxy": room("schedsvc_vllm schedsvc_client schedsvc_vllm.door"),
     "schedsvc_vllm.door": room("schedsvc_vllm", "httptools", clock=WALL),
+    # LiteLLM loads it; all but the plug-in itself does without LiteLLM.
+    "schedsvc_litellm": room("schedsvc_client"),
+    "schedsvc_litellm.plugin": room("schedsvc_litellm", "fastapi litellm"),
     # Declares the facts of the product, and writes what follows; imports nothing of it.
     "spec": room(never=IO, clock=NO_CLOCK),
     # Builds the published artefacts: packages and man pages. Nothing imports it.
@@ -476,6 +479,7 @@ CLOCK_READERS = {
     "cluster/message_audit.py": "notes the gaps of make failovers",
     "fuzz/__main__.py": "make test-fuzz, for as long as it may take",
     "lab/emulator/side.py": "looks once a period, in a comparison that people run",
+    "litellm/cost.py": "python -m tests.litellm.cost, which compares times of one run",
     "usage/proof.py": "make usage-proof, for as long as it may take",
     # Neither make test nor make test-slow runs these.
     "box": "starts images",

@@ -16,9 +16,10 @@ from .rules import ROOMS
 ROOT = Path(__file__).resolve().parents[2]
 
 # Folders that hold the project's packages, and the dotted name of their contents.
-PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm", "lab")
+PACKAGE_FOLDERS = ("", "clients/python", "clients/vllm", "clients/litellm", "lab")
 PACKAGES = (
-    "schedsvc", "schedsvc_client", "schedsvc_vllm", "schedsvc_lab", "bench", "deploy", "spec",
+    "schedsvc", "schedsvc_client", "schedsvc_vllm", "schedsvc_litellm", "schedsvc_lab", "bench",
+    "deploy", "spec",
 )  # fmt: skip
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "target", "node_modules", "__pycache__"}

@@ -18,6 +18,7 @@ PROJECTS = {
     "schedsvc": ROOT / "pyproject.toml",
     "schedsvc_client": ROOT / "clients/python/pyproject.toml",
     "schedsvc_vllm": ROOT / "clients/vllm/pyproject.toml",
+    "schedsvc_litellm": ROOT / "clients/litellm/pyproject.toml",
     "schedsvc_lab": ROOT / "lab/pyproject.toml",
 }
 
@@ -29,10 +30,15 @@ EXTRAS = {
     "schedsvc_lab.faults.cluster": ("cluster",),
     "schedsvc_lab.workload.parquet": ("parquet",),
     "schedsvc.records.usage.parquet": ("parquet",),
+    "schedsvc_litellm.plugin": ("litellm",),
     "schedsvc_vllm.jwt_tokens": ("jwt",),
     "schedsvc_vllm.otel": ("otel",),
     "schedsvc_vllm.door": ("proxy",),
 }
+
+# Packages of an environment of their own, whose lane imports them: the name of the module and that
+# of the distribution.
+ELSEWHERE = {"litellm": "litellm"}
 
 
 def extras_of(module: str) -> tuple[str, ...]:
@@ -57,7 +63,8 @@ def _normal(name: str) -> str:
 @cache
 def _owners() -> Mapping[str, list[str]]:
     """Return the distributions of each module that is installed, of which it reads all files."""
-    return importlib.metadata.packages_distributions()
+    elsewhere = {module: [distribution] for module, distribution in ELSEWHERE.items()}
+    return {**importlib.metadata.packages_distributions(), **elsewhere}
 
 
 def _modules_of(distribution: str) -> list[str]:
@@ -71,7 +78,7 @@ def named(pyproject: Path) -> set[str]:
     return required(pyproject, project.get("optional-dependencies", {}))
 
 
-NAMED = sorted(set().union(*map(named, PROJECTS.values())))
+NAMED = sorted(set().union(*map(named, PROJECTS.values())) - set(ELSEWHERE.values()))
 
 
 @pytest.mark.parametrize("distribution", NAMED)
