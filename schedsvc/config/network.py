@@ -25,7 +25,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 Patterns = Annotated[list[Name], Field(max_length=1_000)]
 AuthKind = Literal["none", "token", "certificate"]
-#: What serves gRPC: the library, or ours on nghttp2.
+#: The library that serves gRPC, or our transport on nghttp2.
 Transport = Literal["grpcio", "nghttp2"]
 
 

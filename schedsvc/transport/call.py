@@ -6,17 +6,15 @@ grpc.aio, and raises what that raises.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import structlog
 from grpc.aio import AbortError, BaseError
 
+from schedsvc.transport.link import Link
 from schedsvc.transport.steps import begin
 from schedsvc.transport.wire import Fields, Metadata, Values, fields_of, length_prefix, metadata_of
-
-if TYPE_CHECKING:
-    from schedsvc.transport.connection import Connection
 
 __all__ = ["Call"]
 
@@ -74,18 +72,18 @@ class Call:
         "stream_id",
     )
 
-    def __init__(self, connection: "Connection", stream_id: int, fields: Fields, path: bytes):
+    def __init__(self, connection: Link, stream_id: int, fields: Fields, path: bytes):
         self._connection = connection
         self.stream_id = stream_id
         self.fields = fields
         #: The path, as /schedsvc.v1.SchedulerService/Admit.
         self.method = path.decode("latin-1")
         self.handler: Any = None
-        #: Its status is sent, or nobody is left to get it.
+        #: Its status is sent, or its peer has left.
         self.is_over, self.over_s = False, 0.0
         self._is_unary = False  # the handler gets one message
         self._is_ended = False  # by the peer
-        #: What has arrived of the next message.
+        #: The part of the next message that has arrived.
         self._buffer = bytearray()
         self._message, self._messages = b"", 0  # of a unary call
         #: Bytes for which the peer has no new window yet.
@@ -100,11 +98,11 @@ class Call:
         self._trailing: Sequence[tuple[str, Values]] = ()
         self._wrote_headers = False
         self._has_data = False  # of the peer
-        #: How the call ended, until the peer is told.
+        #: The end of the call, until the peer hears of it.
         self._held: tuple[int, str, Sequence[tuple[str, Values]]] | None = None
         self._status: tuple[int, str, Sequence[tuple[str, Values]]] | None = None
 
-    # What the connection calls.
+    # For the connection.
 
     def open(self, handler: Any, timeout_s: float | None) -> None:
         """Begin with the handler of the method."""
@@ -311,7 +309,7 @@ class Call:
         elif isinstance(error, asyncio.CancelledError | BaseError):
             self._finish(_CANCELLED, "the call was cancelled", ())
         else:
-            _log.error("call_defect", method=self.method, exc_info=error)
+            _log.error("defect", method=self.method, exc_info=error)
             self._finish(_UNKNOWN, "unexpected error; the log says more", ())
 
     def _expire(self) -> None:
@@ -354,7 +352,7 @@ class Call:
         self._connection.flush()
 
     def end(self) -> None:
-        """Let nobody wait for this call any more. O(1)."""
+        """Wake what waits for this call, and let nothing wait any more. O(1)."""
         self.is_over, self.over_s = True, self._connection.loop.time()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -363,7 +361,7 @@ class Call:
             if future is not None and not future.done():
                 future.set_result(None)
 
-    # What handlers call.
+    # For handlers.
 
     async def read(self) -> Any:
         """Return the next message, or EOF. Raises BaseError once the call is over."""
@@ -470,7 +468,7 @@ class Call:
 
 
 class Details:
-    """Describes a call to whoever finds its handler; has what grpc.HandlerCallDetails has."""
+    """Describes a call to those who find its handler, as grpc.HandlerCallDetails does."""
 
     __slots__ = ("_call",)
 

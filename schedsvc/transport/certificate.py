@@ -1,4 +1,4 @@
-"""Says of a client certificate what gRPC's `auth_context()` says."""
+"""Names the caller by its certificate, in the form of gRPC's `auth_context()`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

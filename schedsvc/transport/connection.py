@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import ngh2
 
 from schedsvc.transport.call import Call, Details
 from schedsvc.transport.certificate import auth_context_of
+from schedsvc.transport.link import Bounds, Ending
 from schedsvc.transport.sockets import peer_name
 from schedsvc.transport.wire import (
     Fields,
@@ -19,17 +19,17 @@ from schedsvc.transport.wire import (
     timeout_s,
 )
 
-__all__ = ["Bounds", "Connection"]
+__all__ = ["Connection"]
 
-#: The window of a stream, which bounds what a caller can send before anybody reads it; that of a
+#: The window of a stream bounds what a caller can send before its handler reads. That of a
 #: connection bounds all its streams together.
 _STREAM_WINDOW, _CONNECTION_WINDOW = 65_535, 1 << 20
-#: Peers are told the first; a request with more than the second ends its connection.
+#: SETTINGS names the first. A request with more than the second ends its connection.
 _HEADERS_TOLD, _HEADERS_MAX, _HEADERS_COUNT_MAX = 16_384, 32_768, 256
 _CONTINUATIONS_MAX = 8
 #: RST_STREAM frames: at once, and a second. A client that cancels more loses its connection.
 _RESETS = (2_000, 500)
-#: What else a peer may do that costs more than it helps: at once, and a second.
+#: Other frames that cost more than they help: at once, and a second.
 _GLITCHES = (1_000, 100)
 _ACKS_MAX = 1_000
 _FRAME_BYTES = 16_384
@@ -57,26 +57,6 @@ _CONFIGURATION = ngh2.Configuration(
 )
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Bounds what peers may take; times in seconds."""
-
-    message_bytes_max: int
-    #: Of one server, at once.
-    connections_max: int
-    #: Calls of one connection, at once.
-    streams_max: int
-    #: Until a peer has sent its first settings, TLS included.
-    handshake_s: float
-    #: A peer that is silent for this time is asked whether it lives, and has the next to answer.
-    keepalive_s: float
-    keepalive_timeout_s: float
-    #: A connection without a call is closed after this time.
-    idle_s: float
-    #: An answer whose peer takes nothing of it for this time is dropped.
-    write_stall_s: float
-
-
 class Connection(asyncio.Protocol):
     """Speaks HTTP/2 with one peer."""
 
@@ -92,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.bounds = bounds
         #: gRPC's name for the peer.
         self.peer = ""
-        #: What the client's certificate says of it.
+        #: The names of the client's certificate.
         self.auth_context: dict[str, Sequence[bytes]] = {}
         self._find, self._ended = find, ended
         self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
@@ -113,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._asked_s: float | None = None  # when the ping was sent that has no answer
         self._timer: asyncio.TimerHandle | None = None
 
-    # What the event loop calls.
+    # For the event loop.
 
     def connection_made(self, transport: Any) -> None:
         """Greet the peer."""
@@ -179,7 +159,7 @@ class Connection(asyncio.Protocol):
             call.closed()
         self._ended(self)
 
-    # What calls use.
+    # For calls.
 
     def consumed(self, stream_id: int, size: int) -> None:
         """Give the peer new window for what was read; the next flush sends it."""
@@ -200,7 +180,7 @@ class Connection(asyncio.Protocol):
 
     def finish(
         self,
-        call: Call,
+        call: Ending,
         code: int,
         message: str,
         metadata: Iterable[tuple[str, Values]],
@@ -211,7 +191,7 @@ class Connection(asyncio.Protocol):
             with suppress(ngh2.StreamProtocolError):
                 self._send_status(call, code, status_fields(code, message, metadata), has_headers)
 
-    def _send_status(self, call: Call, code: int, trailers: Fields, has_headers: bool) -> None:
+    def _send_status(self, call: Ending, code: int, trailers: Fields, has_headers: bool) -> None:
         stream_id = call.stream_id
         if not has_headers:
             self._h2.send_response(stream_id, _OK_HEADERS + trailers, end_stream=True)
@@ -264,7 +244,7 @@ class Connection(asyncio.Protocol):
     def _take_events(self) -> None:
         wider = False
         while events := self._h2.events():
-            # Nobody waits for the answer to a call that is reset already.
+            # A call that is reset already needs no answer.
             gone = {event.stream_id for event in events if isinstance(event, ngh2.StreamReset)}
             event: Any
             for event in events:
@@ -291,7 +271,7 @@ class Connection(asyncio.Protocol):
                     self._on_connection_closed()
         if wider:
             self._widened_s = self._heard_s
-            # What waits in nghttp2 comes first, by the flush that follows.
+            # The flush that follows first sends bytes that wait in nghttp2.
             self.loop.call_soon(self._resume_writers)
 
     def _on_request(self, event: Any) -> None:
@@ -407,7 +387,7 @@ class Connection(asyncio.Protocol):
             self._h2.send_goaway()
 
     def close(self) -> None:
-        """End all calls, tell the peer, and close."""
+        """End all calls, send the peer a GOAWAY, and close."""
         if self._transport is None:
             return
         transport, calls = self._transport, list(self._calls.values())

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from schedsvc.transport.call import Details
-from schedsvc.transport.connection import Bounds, Connection
+from schedsvc.transport.connection import Connection
+from schedsvc.transport.link import Bounds
 from schedsvc.transport.sockets import listening_socket
 
 __all__ = ["Server"]
@@ -86,7 +87,7 @@ class Server:
                     await self._all_ended.wait()
         for connection in list(self._connections):
             connection.close()
-        # What is left to write is sent by the event loop; a peer that takes nothing is cut off.
+        # The event loop sends the rest of the answers; a peer that takes nothing is cut off.
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s or 0.1):
                 await self._all_ended.wait()

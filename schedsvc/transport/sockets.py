@@ -6,7 +6,7 @@ from typing import Any
 __all__ = ["bound_socket", "listening_socket", "peer_name", "wildcard_socket"]
 
 _BACKLOG = 1_024
-_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 # they are compared
+_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
 _UNIX = "unix:"
 
 

@@ -17,8 +17,8 @@ T = TypeVar("T")
 class _Ahead:
     """Stands for the task of a coroutine that runs its first step.
 
-    What the first step keeps of the current task, as `asyncio.timeout()` does, reaches the task
-    that follows.
+    The first step may keep the current task, as `asyncio.timeout()` does; this passes its wishes on
+    to the task that follows.
     """
 
     task: "asyncio.Task[Any] | None" = None

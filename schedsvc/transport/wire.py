@@ -40,7 +40,7 @@ _OK: Fields = ((b"grpc-status", b"0"),)
 
 
 class WireError(ValueError):
-    """What a peer sent breaks the protocol, or what a handler gave cannot be sent."""
+    """A peer broke the protocol, or a handler gave metadata that cannot be sent."""
 
 
 def timeout_s(value: bytes) -> float:

@@ -131,7 +131,7 @@ ROOMS: dict[str, Room] = {
         " schedsvc.metrics.rows schedsvc.metrics.snapshot schedsvc.driver.slices"
     ),
     # gRPC for any handlers: it knows nothing of the service.
-    "schedsvc.transport": room(packages="grpc ngh2 structlog"),
+    "schedsvc.transport": room("schedsvc.transport.wire", "grpc ngh2 structlog"),
     "schedsvc.transport.wire": room(never=IO, clock=NO_CLOCK),
     "schedsvc.server": room(
         "schedsvc.cluster schedsvc.service schedsvc.service.status schedsvc.driver schedsvc.config"

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2, written and read by hand, for what no library would send."""
+"""Writes and reads frames of HTTP/2 by hand, also those that no library would send."""
 
 import asyncio
 import struct

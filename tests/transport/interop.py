@@ -1,4 +1,4 @@
-"""The TestService of gRPC's interop descriptions, in bytes, behind our transport.
+"""Serves the TestService of gRPC's interop descriptions behind our transport, in bytes.
 
 Its messages are protocol buffers of grpc.testing. The fields that the cases use are written by
 hand, so no generated stubs are needed.

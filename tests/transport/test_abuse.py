@@ -1,4 +1,4 @@
-"""Peers that want to cost more than they may: their connections end, and others are served."""
+"""Plays peers that cost more than they may: their connections end, and others are served."""
 
 import asyncio
 import struct
@@ -113,7 +113,7 @@ async def test_empty_data_costs_no_memory(server: tuple[TestService, str]) -> No
         assert await is_served(target)
 
 
-async def test_zero_windows_hold_up_nobody_else() -> None:
+async def test_zero_windows_hold_up_no_other() -> None:
     async with met(*NO_WINDOW, streams_max=2_000) as (_, target, peer):
         body = simple_request(1_000)
         data = b"\0" + struct.pack(">I", len(body)) + body
@@ -126,7 +126,7 @@ async def test_zero_windows_hold_up_nobody_else() -> None:
         assert await peer.until(f.HEADERS, f.END_STREAM, 1)
 
 
-async def test_an_answer_that_nobody_takes_is_dropped() -> None:
+async def test_an_answer_that_the_peer_leaves_is_dropped() -> None:
     async with met(*NO_WINDOW, write_stall_s=0.05, keepalive_s=0.05) as (_, _, peer):
         body = simple_request(1_000)
         data = b"\0" + struct.pack(">I", len(body)) + body

@@ -1,4 +1,4 @@
-"""The cases of gRPC's interop descriptions, with grpcio's clients: asyncio, and in threads."""
+"""Runs the cases of gRPC's interop descriptions by grpcio's clients: asyncio, and in threads."""
 
 import asyncio
 import ssl

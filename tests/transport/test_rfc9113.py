@@ -1,4 +1,4 @@
-"""What RFC 9113 says that a server must do with frames that break its rules, as a table."""
+"""Sends frames that break rules of RFC 9113, and those at their edge, as a table."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -161,7 +161,7 @@ async def test_the_server_greets_and_acknowledges_settings(target: str) -> None:
         assert await peer.until(f.SETTINGS, f.ACK)
 
 
-async def test_a_ping_comes_back(target: str) -> None:
+async def test_a_ping_is_answered(target: str) -> None:
     async with connected(target) as peer:
         peer.send(frame(f.PING, payload=b"12345678"))
         found = await peer.until(f.PING, f.ACK)
