@@ -163,19 +163,21 @@ class Connection(asyncio.Protocol):
 
     def consumed(self, stream_id: int, size: int) -> None:
         """Give the peer new window for what was read; the next flush sends it."""
-        if self._transport is not None and size:
+        if self._transport is None or not size:
+            return
+        with suppress(ngh2.NGH2Error):
             self._h2.acknowledge_received_data(size, stream_id)
 
     def send_headers(self, stream_id: int, fields: Fields) -> None:
         """Begin an answer."""
         if self._transport is not None:
-            with suppress(ngh2.StreamProtocolError):  # the stream was closed in this moment
+            with suppress(ngh2.NGH2Error):  # stream or connection end in this moment
                 self._h2.send_response(stream_id, _OK_HEADERS + fields)
 
     def send_data(self, stream_id: int, data: bytes) -> None:
         """Send bytes of an answer, which wait for window if need be."""
         if self._transport is not None:
-            with suppress(ngh2.StreamProtocolError):
+            with suppress(ngh2.NGH2Error):
                 self._h2.send_data(stream_id, data)
 
     def finish(
@@ -188,7 +190,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Send the status of a call."""
         if self._transport is not None:
-            with suppress(ngh2.StreamProtocolError):
+            with suppress(ngh2.NGH2Error):
                 self._send_status(call, code, status_fields(code, message, metadata), has_headers)
 
     def _send_status(self, call: Ending, code: int, trailers: Fields, has_headers: bool) -> None:
@@ -207,7 +209,7 @@ class Connection(asyncio.Protocol):
             return 0
         try:
             window = min(h2.remote_window_size, h2.stream_remote_window_size(stream_id))
-        except ngh2.StreamProtocolError:  # it was closed in this moment
+        except ngh2.NGH2Error:  # it was closed in this moment
             return 0
         return max(0, window - h2.queued_body_size())
 
@@ -332,6 +334,13 @@ class Connection(asyncio.Protocol):
         """Close, ask or drop what is due; else look again when something may be."""
         if self._transport is None:
             return
+        try:
+            self._look_now()
+        except ngh2.NGH2Error:
+            self.abort()
+        self.flush()
+
+    def _look_now(self) -> None:
         now_s, bounds = self.loop.time(), self.bounds
         due_s = now_s + self._look_s
         if not self._is_greeted:
@@ -352,7 +361,6 @@ class Connection(asyncio.Protocol):
             self.drain()
         self._drop_stalled(now_s - bounds.write_stall_s)
         self._timer = self.loop.call_at(due_s, self._look)
-        self.flush()
 
     def _drop_stalled(self, before_s: float) -> None:
         """Reset calls that ended before a time, if the peer took nothing since. O(calls)."""

@@ -6,7 +6,6 @@ which it begins, would cost more than the decision. Python 3.12 has eager tasks 
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from types import coroutine
 from typing import Any, TypeVar
 
 __all__ = ["begin"]
@@ -52,25 +51,33 @@ def begin(
         return None, stop.value
     finally:
         asyncio.tasks._leave_task(loop, ahead)  # type: ignore[arg-type]
-    ahead.task = task = loop.create_task(_rest(work, awaited))
+    ahead.task = task = loop.create_task(_Rest(work, awaited))
     return task, None
 
 
-async def _rest(work: Coroutine[Any, Any, T], awaited: Any) -> T:
-    return await _resumed(work, awaited)
+class _Rest(Coroutine[Any, Any, T]):
+    """Is a coroutine that waits already, for a task that goes on with it.
 
+    A coroutine around it would not do: a task that is cancelled before its first step ends what is
+    not begun without a word to what is.
+    """
 
-@coroutine
-def _resumed(work: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
-    """Go on with a coroutine that waits."""
-    try:
-        while True:
-            try:
-                sent = yield awaited
-            except BaseException as error:
-                awaited = work.throw(error)
-            else:
-                awaited = work.send(sent)
-    except StopIteration as stop:
-        found: T = stop.value
-        return found
+    def __init__(self, work: Coroutine[Any, Any, T], awaited: Any) -> None:
+        self._work = work
+        self._awaited = [awaited]
+
+    def send(self, value: Any) -> Any:
+        """Give the task what the coroutine waits for, and then go on with it."""
+        return self._awaited.pop() if self._awaited else self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error where the coroutine waits."""
+        self._awaited.clear()
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """End the coroutine."""
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise TypeError("only its task may await it")

@@ -14,6 +14,8 @@ from tests.waiting import until
 from .certificates import Authority
 from .conftest import SHIM, ask, calling, config_of, failure, serving, token_of, totals
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 FIRST, SECOND = "first-token-of-enough", "second-token-of-enough"
 
 

@@ -110,6 +110,8 @@ class TestService:
     def __init__(self) -> None:
         #: Calls whose handler was cancelled.
         self.cancelled = asyncio.Semaphore(0)
+        #: Calls of UnaryCall.
+        self.unary_calls = 0
         #: Bytes of the messages that handlers read.
         self.read_bytes = 0
 
@@ -145,6 +147,7 @@ class TestService:
         return b""
 
     async def unary(self, data: bytes, context: Any) -> bytes:
+        self.unary_calls += 1
         await self._echo_metadata(context)
         found = dict(fields_of(data))
         await self._echo_status(found.get(7), context)
