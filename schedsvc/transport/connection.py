@@ -1,8 +1,7 @@
 """Serves one connection: bytes to nghttp2 and back, and a call for each stream."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ngh2
@@ -165,35 +164,46 @@ class Connection(asyncio.Protocol):
         """Give the peer new window for what was read; the next flush sends it."""
         if self._transport is None or not size:
             return
-        with suppress(ngh2.NGH2Error):
+        try:
             self._h2.acknowledge_received_data(size, stream_id)
+        except ngh2.NGH2Error:
+            return  # stream or connection end in this moment, here and below
 
     def send_headers(self, stream_id: int, fields: Fields) -> None:
         """Begin an answer."""
-        if self._transport is not None:
-            with suppress(ngh2.NGH2Error):  # stream or connection end in this moment
-                self._h2.send_response(stream_id, _OK_HEADERS + fields)
+        if self._transport is None:
+            return
+        try:
+            self._h2.send_response(stream_id, _OK_HEADERS + fields if fields else _OK_HEADERS)
+        except ngh2.NGH2Error:
+            return
 
     def send_data(self, stream_id: int, data: bytes) -> None:
         """Send bytes of an answer, which wait for window if need be."""
-        if self._transport is not None:
-            with suppress(ngh2.NGH2Error):
-                self._h2.send_data(stream_id, data)
+        if self._transport is None:
+            return
+        try:
+            self._h2.send_data(stream_id, data)
+        except ngh2.NGH2Error:
+            return
 
     def finish(
         self,
         call: Ending,
         code: int,
         message: str,
-        metadata: Iterable[tuple[str, Values]],
+        metadata: Sequence[tuple[str, Values]],
         has_headers: bool,
     ) -> None:
         """Send the status of a call."""
-        if self._transport is not None:
-            with suppress(ngh2.NGH2Error):
-                self._send_status(call, code, status_fields(code, message, metadata), has_headers)
+        if self._transport is None:
+            return
+        try:
+            self._send_status(call, status_fields(code, message, metadata), has_headers)
+        except ngh2.NGH2Error:
+            return
 
-    def _send_status(self, call: Ending, code: int, trailers: Fields, has_headers: bool) -> None:
+    def _send_status(self, call: Ending, trailers: Fields, has_headers: bool) -> None:
         stream_id = call.stream_id
         if not has_headers:
             self._h2.send_response(stream_id, _OK_HEADERS + trailers, end_stream=True)

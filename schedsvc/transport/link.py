@@ -1,7 +1,7 @@
 """Declares what a call needs of its connection, and the bounds of both."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,7 +64,7 @@ class Link(Protocol):
         call: Ending,
         code: int,
         message: str,
-        metadata: Iterable[tuple[str, Values]],
+        metadata: Sequence[tuple[str, Values]],
         has_headers: bool,
     ) -> None:
         """Send the status of a call."""

@@ -6,7 +6,7 @@ The rules are those of "gRPC over HTTP2", PROTOCOL-HTTP2.md of the project grpc.
 import base64
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "Fields",
@@ -105,7 +105,7 @@ def percent_encoded(text: str) -> bytes:
     return b"".join(bytes((b,)) if b in _PLAIN else b"%%%02X" % b for b in data)
 
 
-def status_fields(code: int, message: str, metadata: Iterable[tuple[str, Values]] = ()) -> Fields:
+def status_fields(code: int, message: str, metadata: Sequence[tuple[str, Values]] = ()) -> Fields:
     """Return the trailers that end a call. Raises WireError. O(bytes)."""
     if code == 0 and not message and not metadata:
         return _OK

@@ -12,8 +12,6 @@ import pytest
 from tests import forked
 from tests.waiting import wait_for_start
 
-pytestmark = pytest.mark.usefixtures("both_transports")
-
 SCHEDSVC = (sys.executable, "-m", "schedsvc")
 
 

@@ -18,8 +18,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from schedsvc.cli import main
 from tests import forked
 
-pytestmark = pytest.mark.usefixtures("both_transports")
-
 WILDCARDS = ("0.0.0.0", "[::]")
 LOOPBACKS = ("127.0.0.1", "[::1]")
 has_ipv6 = pytest.mark.skipif(
