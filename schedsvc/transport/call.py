@@ -16,7 +16,7 @@ from schedsvc.transport.link import Link
 from schedsvc.transport.steps import begin
 from schedsvc.transport.wire import Fields, Metadata, Values, fields_of, length_prefix, metadata_of
 
-__all__ = ["Call"]
+__all__ = ["Call", "Details"]
 
 _log = structlog.get_logger("schedsvc.transport")
 
@@ -170,11 +170,6 @@ class Call:
         """Let a write go on. O(1)."""
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
-
-    @property
-    def is_waiting_to_write(self) -> bool:
-        """Return whether a write waits for the peer's window."""
-        return self._writer is not None
 
     @property
     def is_half_open(self) -> bool:
@@ -411,9 +406,11 @@ class Call:
     async def _wait_for_room(self) -> None:
         if not self.is_over and not self._connection.room(self.stream_id):
             self._writer = self._connection.loop.create_future()
+            self._connection.writers.add(self)
             try:
                 await self._writer
             finally:
+                self._connection.writers.discard(self)
                 self._writer = None
         if self.is_over:
             raise _OverError(_IS_OVER)

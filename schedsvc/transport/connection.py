@@ -8,7 +8,7 @@ import ngh2
 
 from schedsvc.transport.call import Call, Details
 from schedsvc.transport.certificate import auth_context_of
-from schedsvc.transport.link import Bounds, Ending
+from schedsvc.transport.link import Bounds, Ending, Writer
 from schedsvc.transport.sockets import peer_name
 from schedsvc.transport.wire import (
     Fields,
@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
         self.peer = ""
         #: The names of the client's certificate.
         self.auth_context: dict[str, Sequence[bytes]] = {}
+        self.writers: set[Writer] = set()
         self._find, self._ended = find, ended
         self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
         self._transport: Any = None
@@ -283,8 +284,9 @@ class Connection(asyncio.Protocol):
                     self._on_connection_closed()
         if wider:
             self._widened_s = self._heard_s
-            # The flush that follows first sends bytes that wait in nghttp2.
-            self.loop.call_soon(self._resume_writers)
+            if self.writers:
+                # The flush that follows first sends bytes that wait in nghttp2.
+                self.loop.call_soon(self._resume_writers)
 
     def _on_request(self, event: Any) -> None:
         fields, stream_id = event.headers, event.stream_id
@@ -329,8 +331,8 @@ class Connection(asyncio.Protocol):
         self._used_s = self._heard_s
 
     def _resume_writers(self) -> None:
-        for call in list(self._calls.values()):
-            if call.is_waiting_to_write and self.room(call.stream_id):
+        for call in list(self.writers):
+            if self.room(call.stream_id):
                 call.resume()
 
     def _on_connection_closed(self) -> None:
@@ -367,7 +369,10 @@ class Connection(asyncio.Protocol):
                 due_s = min(due_s, now_s + bounds.keepalive_timeout_s)
             else:
                 due_s = min(due_s, self._heard_s + bounds.keepalive_s)
-        if not self._calls and now_s >= self._used_s + bounds.idle_s:
+        idle_s = 0.0 if self._calls else now_s - self._used_s
+        if idle_s >= 2 * bounds.idle_s:
+            self.abort()  # it was asked to go
+        elif idle_s >= bounds.idle_s:
             self.drain()
         self._drop_stalled(now_s - bounds.write_stall_s)
         self._timer = self.loop.call_at(due_s, self._look)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from schedsvc.transport.wire import Fields, Values
 
-__all__ = ["Bounds", "Ending", "Link"]
+__all__ = ["Bounds", "Ending", "Link", "Writer"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,15 @@ class Ending(Protocol):
         """Return whether the peer may send more."""
 
 
+class Writer(Protocol):
+    """Declares what a connection asks of a call that waits to write."""
+
+    stream_id: int
+
+    def resume(self) -> None:
+        """Let the write go on. O(1)."""
+
+
 class Link(Protocol):
     """Declares a connection as its calls see it."""
 
@@ -49,6 +58,8 @@ class Link(Protocol):
     peer: str
     #: The names of the client's certificate, as gRPC gives them.
     auth_context: dict[str, Sequence[bytes]]
+    #: Calls with a write that waits for window.
+    writers: "set[Writer]"
 
     def consumed(self, stream_id: int, size: int) -> None:
         """Give the peer new window for bytes that were read; the next flush sends it."""

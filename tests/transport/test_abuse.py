@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from schedsvc.transport.connection import Connection
+
 from . import frames as f
 from .frames import Peer, connected, frame, headers, literal, settings
 from .interop import SERVICE, TestService, payload, served, simple_request, stream_request
@@ -202,6 +204,35 @@ async def test_a_connection_without_a_call_is_asked_to_go() -> None:
         peer.send(frame(f.PING, f.ACK, 0, ping.payload))
         assert await closed(peer)
         assert [e.code for e in peer.frames if e.kind == f.GOAWAY] == [f.NO_ERROR] * 2
+
+
+async def test_a_peer_that_was_asked_to_go_and_stays_is_dropped() -> None:
+    async with met(idle_s=0.05) as (_, _, peer):
+        assert await peer.until(f.GOAWAY)
+        # It answers no ping.
+        assert await closed(peer)
+
+
+async def test_window_updates_cost_no_look_at_calls_that_do_not_write(
+    monkeypatch: pytest.MonkeyPatch, server: tuple[TestService, str]
+) -> None:
+    looks = 0
+
+    def count(connection: Connection, stream_id: int) -> int:
+        nonlocal looks
+        looks += 1
+        return room(connection, stream_id)
+
+    room = Connection.room
+    monkeypatch.setattr(Connection, "room", count)
+    _, target = server
+    async with connected(target) as peer:
+        for n in range(1, 201, 2):
+            peer.send(headers(n, method=b"FullDuplexCall"))
+        for _ in range(100):
+            peer.send(frame(f.WINDOW_UPDATE, 0, 0, b"\0\0\0\1"))
+            assert await peer.settle()
+    assert looks == 0
 
 
 async def test_all_calls_end_with_their_connection(server: tuple[TestService, str]) -> None:

@@ -67,7 +67,7 @@ async def test_random_frames_harm_no_other() -> None:
             for seed in fresh(SEQUENCES):
                 await play(Random(seed), target)
                 assert await ask(simple_request(9)) == payload(9), seed
-            # What strangers left behind goes; the honest client's connection stays.
+            # The connections of strangers go; that of the honest client stays.
             await until(lambda: len(server._connections) == 1, "all others are closed")
     # A handler of the tests fails for messages that are none; all other code must not.
     ours = [entry for entry in logs if "interop.py" not in origin(entry["exc_info"])]

@@ -47,7 +47,7 @@ def test_binary_metadata_that_is_no_base64_is_refused(value: bytes) -> None:
 
 
 @given(st.binary())
-def test_binary_metadata_comes_back(data: bytes) -> None:
+def test_binary_metadata_is_read_as_it_was_written(data: bytes) -> None:
     assert metadata_of(fields_of((("k-bin", data),))) == (("k-bin", data),)
 
 
