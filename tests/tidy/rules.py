@@ -414,8 +414,8 @@ ROOMS: dict[str, Room] = {
         " schedsvc_lab.load.result schedsvc_lab.faults schedsvc_lab.faults.cluster"
         " schedsvc.text.option_types"
         " schedsvc_lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
-        "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
-        " uvloop",
+        "Cython aiohttp click google grpc matplotlib ngh2 numpy pytest pytest_benchmark rich"
+        " setuptools uvloop",
         clock=WALL,
         prints=True,
     ),

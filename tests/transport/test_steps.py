@@ -70,7 +70,8 @@ async def test_a_cancelled_task_ends_what_waits() -> None:
 async def test_a_timeout_of_the_first_step_ends_a_later_one() -> None:
     async def work() -> str:
         try:
-            async with asyncio.timeout(0):
+            async with asyncio.timeout(None) as limit:
+                limit.reschedule(0)  # is over
                 await asyncio.Event().wait()
         except TimeoutError:
             return "late"
