@@ -21,7 +21,7 @@ __all__ = ["RESTART_KEYS", "in_force", "needs_restart", "with_pools_kept"]
 S = TypeVar("S", bound=BaseModel)
 
 #: Keys of the file that are read at the start only.
-RESTART_KEYS = ("listeners", "metrics", "record", "state", "usage", "cluster")
+RESTART_KEYS = ("listeners", "transport", "metrics", "record", "state", "usage", "cluster")
 
 #: The figures of a pool that say how its leases are counted.
 _RESTART_POOL = ("epoch", "block_size_tokens")

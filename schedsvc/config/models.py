@@ -17,6 +17,7 @@ from schedsvc.config.network import (
     Principal,
     Sha256,
     Tls,
+    Transport,
     callers_of,
 )
 from schedsvc.config.outputs import Budget, Log, Metrics, State, Usage
@@ -227,6 +228,7 @@ class Config(Section):
     """Holds a whole configuration file."""
 
     listeners: Annotated[list[Listener], Field(min_length=1, max_length=64)]
+    transport: Transport = "grpcio"
     edge: Edge | None = None
     auth: Auth = Auth()
     scheduler: Scheduler = Scheduler()

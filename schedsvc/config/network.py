@@ -14,6 +14,7 @@ __all__ = [
     "Listener",
     "Principal",
     "Tls",
+    "Transport",
     "callers_of",
     "is_wildcard",
 ]
@@ -24,6 +25,8 @@ FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 Patterns = Annotated[list[Name], Field(max_length=1_000)]
 AuthKind = Literal["none", "token", "certificate"]
+#: The library that serves gRPC, or our transport on nghttp2.
+Transport = Literal["grpcio", "nghttp2"]
 
 
 def is_wildcard(address: str) -> bool:

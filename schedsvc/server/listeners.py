@@ -3,11 +3,13 @@
 import os
 import secrets
 import socket
+import ssl
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
@@ -17,15 +19,23 @@ from schedsvc.config.files import read_file
 from schedsvc.config.models import Limits, Listener, Tls
 from schedsvc.config.network import is_wildcard
 from schedsvc.server.strangers import IDLE_MS
+from schedsvc.transport import Bounds, bound_socket, wildcard_socket
+from schedsvc.transport import Server as OwnServer
 
 __all__ = [
     "Address",
+    "AnyServer",
     "ListenError",
     "bind",
+    "new_server",
     "refuse_taken",
     "server_options",
-    "wildcard_socket",
 ]
+
+#: A server of either transport; both take the same handlers.
+AnyServer = grpc.aio.Server | OwnServer
+#: gRPC's own, which peers see.
+_KEEPALIVE_TIMEOUT_MS = 10_000
 
 
 class ListenError(OSError):
@@ -45,9 +55,9 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", limits.handshake_ms),
         # Half-open connections are found and closed.
         ("grpc.keepalive_time_ms", limits.keepalive_ms),
-        ("grpc.keepalive_timeout_ms", min(limits.keepalive_ms, 10_000)),
+        ("grpc.keepalive_timeout_ms", min(limits.keepalive_ms, _KEEPALIVE_TIMEOUT_MS)),
         # Else a ping may wait a minute for its answer, whatever the keepalive says.
-        ("grpc.http2.ping_timeout_ms", min(limits.keepalive_ms, 10_000)),
+        ("grpc.http2.ping_timeout_ms", min(limits.keepalive_ms, _KEEPALIVE_TIMEOUT_MS)),
         ("grpc.keepalive_permit_without_calls", 1),
         # Else it gives up pinging after two pings in which it had nothing to say.
         ("grpc.http2.max_pings_without_data", 0),
@@ -59,6 +69,25 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", limits.streams_max),
         ("grpc.server.max_pending_requests_hard_limit", limits.streams_max),
     ]
+
+
+def new_server(config: Config) -> AnyServer:
+    """Return a server of the transport that is configured. Has to be called in the event loop."""
+    limits = config.limits
+    if config.transport == "grpcio":
+        return grpc.aio.server(options=server_options(limits))
+    bounds = Bounds(
+        message_bytes_max=limits.message_max_bytes,
+        # So a caller finds a place while strangers are being closed.
+        connections_max=2 * limits.connections_max,
+        streams_max=limits.streams_max,
+        handshake_s=limits.handshake_ms / 1_000,
+        keepalive_s=limits.keepalive_ms / 1_000,
+        keepalive_timeout_s=min(limits.keepalive_ms, _KEEPALIVE_TIMEOUT_MS) / 1_000,
+        idle_s=IDLE_MS / 1_000,
+        write_stall_s=limits.write_stall_ms / 1_000,
+    )
+    return OwnServer(bounds)
 
 
 @dataclass(frozen=True)
@@ -79,7 +108,7 @@ class Address:
                 self._path.unlink()
 
 
-def bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Address:
+def bind(server: AnyServer, config: Config, listener: Listener) -> Address:
     """Open a listener's address on a server. Raises ListenError.
 
     The address is released by its owner, not by gRPC, which would remove whatever socket it finds.
@@ -98,7 +127,7 @@ def _field(config: Config, listener: Listener) -> str:
     return f"listeners[{config.listeners.index(listener)}].{key}"
 
 
-def _bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Address:
+def _bind(server: AnyServer, config: Config, listener: Listener) -> Address:
     if listener.unix is not None:
         return _bind_unix(server, config.resolve(listener.unix), int(listener.mode, 8))
     address, certificates = listener.tcp or "", None
@@ -108,7 +137,12 @@ def _bind(server: grpc.aio.Server, config: Config, listener: Listener) -> Addres
             bound = server.add_insecure_port(address)
         else:
             certificates = Certificates(config, listener.tls)
-            bound = server.add_secure_port(address, certificates.credentials())
+            if isinstance(server, OwnServer):
+                bound = server.add_secure_port(address, certificates.keep_context())
+            else:
+                bound = server.add_secure_port(address, certificates.credentials())
+    except ssl.SSLError as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from None
     except RuntimeError as error:
         raise ListenError(f"cannot listen on {address}: {error}") from None
     if bound == 0:
@@ -131,7 +165,7 @@ def refuse_taken(address: str) -> None:
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
     try:
-        with _bound(found[0][0], found[0][4]) if found else wildcard_socket(int(port)):
+        with bound_socket(found[0][0], found[0][4]) if found else wildcard_socket(int(port)):
             pass
     except OSError as error:
         what = (error.strerror or str(error)).lower()
@@ -140,30 +174,7 @@ def refuse_taken(address: str) -> None:
         ) from None
 
 
-def wildcard_socket(port: int) -> socket.socket:
-    """Return a bound socket for all addresses of this host: of IPv4 and, if it has it, of IPv6.
-
-    gRPC does the same for `0.0.0.0` and for `[::]`. Raises OSError.
-    """
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    return _bound(family, ("", port))
-
-
-def _bound(family: int, where: Any) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # A real address of IPv6 has no other family.
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, where[0] != "")
-        made.bind(where)
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def _bind_unix(server: grpc.aio.Server, path: Path, mode: int) -> Address:
+def _bind_unix(server: AnyServer, path: Path, mode: int) -> Address:
     if not path.parent.is_dir():
         raise ListenError(
             f"cannot listen on {path}: the folder {path.parent} does not exist; make it"
@@ -241,6 +252,21 @@ class _Files(NamedTuple):
             [(self.key, self.cert)], root_certificates=self.client_ca
         )
 
+    def context(self) -> ssl.SSLContext:
+        """Return them as the standard library takes them. Raises ssl.SSLError."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.set_alpn_protocols(["h2"])
+        # It reads files only, and the key must not reach a disk.
+        memory = os.memfd_create("tls", os.MFD_CLOEXEC)
+        with open(memory, "wb") as file:
+            file.write(self.key + b"\n" + self.cert)
+            file.flush()
+            made.load_cert_chain(f"/proc/self/fd/{memory}")
+        if self.client_ca is not None:
+            made.verify_mode = ssl.CERT_REQUIRED
+            made.load_verify_locations(cadata=self.client_ca.decode("latin-1"))
+        return made
+
 
 class Certificates:
     """Holds the TLS files of a listener. New connections get what was offered last."""
@@ -248,6 +274,7 @@ class Certificates:
     def __init__(self, config: Config, tls: Tls) -> None:
         """Read the files. Raises OSError."""
         self._config, self._tls = config, tls
+        self._context: ssl.SSLContext | None = None
         self._held = self.read()
         self._next: grpc.ServerCertificateConfiguration | None = None
 
@@ -255,7 +282,15 @@ class Certificates:
         """Read the files again. Raises OSError."""
         tls, resolve = self._tls, self._config.resolve
         ca = None if tls.client_ca is None else read_file(resolve(tls.client_ca))
-        return _Files(read_file(resolve(tls.key)), read_file(resolve(tls.cert)), ca)
+        files = _Files(read_file(resolve(tls.key)), read_file(resolve(tls.cert)), ca)
+        if self._context is not None:
+            files.context()  # files that are no pair change nothing
+        return files
+
+    def keep_context(self) -> Callable[[], ssl.SSLContext]:
+        """Return what our transport asks at each handshake. Raises ssl.SSLError."""
+        self._context = context = self._held.context()
+        return lambda: self._context or context
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return what gRPC asks at each handshake."""
@@ -270,6 +305,8 @@ class Certificates:
         if files == self._held:
             return False
         self._held, self._next = files, files.configuration()
+        if self._context is not None:
+            self._context = files.context()
         return True
 
     def _take(self) -> grpc.ServerCertificateConfiguration | None:

@@ -14,10 +14,11 @@ from schedsvc.metrics import Metrics
 from schedsvc.server.console import Console
 from schedsvc.server.console_state import ConsoleState
 from schedsvc.server.http_limits import KEPT_S, HttpLimits
-from schedsvc.server.listeners import ListenError, refuse_taken, wildcard_socket
+from schedsvc.server.listeners import ListenError, refuse_taken
 from schedsvc.server.negotiation import accepts_gzip, prefers_openmetrics
 from schedsvc.server.tasks import end_tasks
 from schedsvc.service import Judge
+from schedsvc.transport import wildcard_socket
 
 __all__ = ["MetricsPage"]
 

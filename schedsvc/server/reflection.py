@@ -42,7 +42,7 @@ class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore # not in t
             yield answer
 
 
-def add_reflection(server: grpc.aio.Server, authenticator: Authenticator) -> None:
+def add_reflection(server: Any, authenticator: Authenticator) -> None:
     """Let a server describe its services and messages."""
     servicer = _Reflection(authenticator)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

@@ -29,7 +29,7 @@ from schedsvc.server.credentials import Callers, known_callers, make_tokens
 from schedsvc.server.followers import FollowedRows, Resume
 from schedsvc.server.health import Health
 from schedsvc.server.listed_tenants import ListedTenants, shown_tenants
-from schedsvc.server.listeners import Address, bind, server_options
+from schedsvc.server.listeners import Address, AnyServer, bind, new_server
 from schedsvc.server.logs import configure_logs
 from schedsvc.server.metered import metrics_of, models_of
 from schedsvc.server.operator import OperatorActions
@@ -156,7 +156,7 @@ class Server:
         self.outdated: Callable[[], list[str]] = list
         #: Puts the ports that a server before this one got in the place of 0.
         self.placed: Callable[[Config], Config] = lambda config: config
-        self._grpc: list[grpc.aio.Server] = []
+        self._grpc: list[AnyServer] = []
         self._addresses: list[Address] = []
         self._page: MetricsPage | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -236,7 +236,7 @@ class Server:
         self._keep(self._judge.run())
         self._keep(self._strangers.run())
 
-    def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> grpc.aio.Server:
+    def _new_grpc_server(self, authenticator: Authenticator, operate: bool) -> AnyServer:
         def on_failure(method: str, code: grpc.StatusCode) -> None:
             self.metrics.count_failure(method, code.name)
 
@@ -254,7 +254,7 @@ class Server:
             authenticator=authenticator, open_here=operate, on_failure=on_failure,
         )  # fmt: skip
         self._services.append(service)
-        server = grpc.aio.server(options=server_options(self._config.limits))
+        server = new_server(self._config)
         explain = ExplainService(
             self.driver, operator.may_operate, authenticator=authenticator, on_failure=on_failure
         )

@@ -37,10 +37,13 @@ def running(arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def serving(script: dict[str, Any], folder: Path, transport: str = "unix") -> Iterator[str]:
+def serving(
+    script: dict[str, Any], folder: Path, transport: str = "unix", library: str = "grpcio"
+) -> Iterator[str]:
     """Run a scheduler as a script configures it; gives the target to connect to.
 
-    `transport`: unix, tcp, or tls, whose authority is in `folder / AUTHORITY`.
+    `transport`: unix, tcp, or tls, whose authority is in `folder / AUTHORITY`. `library`: what
+    serves gRPC.
     """
     listener = {"tcp": "127.0.0.1:0"} if transport != "unix" else {"unix": f"{folder}/s.sock"}
     listener |= script.get("listener", {})
@@ -49,7 +52,9 @@ def serving(script: dict[str, Any], folder: Path, transport: str = "unix") -> It
         listener["tls"] = {"cert": str(pair.cert_file), "key": str(pair.key_file)}
     # JSON is YAML.
     config = folder / "config.yaml"
-    config.write_text(json.dumps({**script["config"], "listeners": [listener]}))
+    config.write_text(
+        json.dumps({"transport": library, **script["config"], "listeners": [listener]})
+    )
     with running(["serve", "--config", str(config)], folder) as ready:
         (target,) = ready["targets"]
         yield target

@@ -32,11 +32,22 @@ def test_there_are_scripts() -> None:
     assert len(SCRIPTS) >= 15
 
 
+@pytest.mark.parametrize("library", ["grpcio", "nghttp2"])
 @each_script
-async def test_python(path: Path, tmp_path: Path) -> None:
+async def test_python(path: Path, library: str, tmp_path: Path) -> None:
     script = read(path)
-    with serving(script, tmp_path) as target:
+    with serving(script, tmp_path, library=library) as target:
         await run(script["steps"], target)
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp", "tls"])
+@pytest.mark.parametrize("name", sorted(QUICK_IN_NODE))
+def test_node_calls_nghttp2(name: str, transport: str, tmp_path: Path, node: str) -> None:
+    path = CLIENTS / "conformance" / f"{name}.json"
+    if transport != "unix" and needs_session(path):
+        pytest.skip("Sessions are for engines, which have a Unix socket")
+    with serving(read(path), tmp_path, transport, "nghttp2") as target:
+        run_in_node(path, target, node, tmp_path, transport)
 
 
 def needs_session(path: Path) -> bool:
@@ -67,16 +78,23 @@ def test_node(
     if not needs_session(path) and not is_quick(path, transport):
         client = request.getfixturevalue("packed") / "node_modules/schedsvc"
     with serving(read(path), tmp_path, transport) as target:
-        authority = str(tmp_path / AUTHORITY) if transport == "tls" else ""
-        done = subprocess.run(
-            [node, str(client / RUNNER), target, str(path)],
-            env={**os.environ, "SCHEDSVC_TLS_CA_FILE": authority},
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        run_in_node(path, target, node, tmp_path, transport, client)
+
+
+def run_in_node(
+    path: Path, target: str, node: str, folder: Path, transport: str, client: Path = FOLDER
+) -> None:
+    """Run a script by the Node client; fail if a step does not hold."""
+    authority = str(folder / AUTHORITY) if transport == "tls" else ""
+    done = subprocess.run(
+        [node, str(client / RUNNER), target, str(path)],
+        env={**os.environ, "SCHEDSVC_TLS_CA_FILE": authority},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_ten_scripts_need_no_session() -> None:

@@ -20,9 +20,23 @@ T = TypeVar("T")
 POOL = {"name": "pool", "capacity_tokens": 1_600, "block_size_tokens": 16}
 
 
+class Transport:
+    """Says which library serves gRPC in the tests of a module."""
+
+    name = "grpcio"
+
+
+@pytest.fixture(params=["grpcio", "nghttp2"])
+def both_transports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with each transport; `pytestmark` of a module asks for it."""
+    monkeypatch.setattr(Transport, "name", request.param)
+    return Transport.name
+
+
 def config_of(**keys: Any) -> Config:
     """One TCP listener, one pool of 100 blocks with no headroom, tenants a and b."""
     data: dict[str, Any] = {
+        "transport": Transport.name,
         "listeners": [{"tcp": "127.0.0.1:0"}],
         "scheduler": {"headroom": 0},
         "tenants": [{"name": "a"}, {"name": "b", "weight": 2.5}],

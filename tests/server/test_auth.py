@@ -17,6 +17,8 @@ from schedsvc.server import Server
 from .certificates import Authority
 from .conftest import SHIM, ask, calling, failure, open_channel, serving, totals
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 TOKEN = "correct-horse-battery"
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
 TOKENS = {"principals": [{"name": "shim", "sha256": DIGEST.upper(), **SHIM}]}
@@ -57,7 +59,9 @@ async def every_call(stub: SchedulerServiceStub, metadata: Any = ()) -> list[grp
     ],
     ids=["none", "empty", "wrong", "basic", "bare", "longer", "binary", "two"],
 )
-async def test_a_wrong_token_opens_nothing(metadata: Any) -> None:
+async def test_a_wrong_token_opens_nothing(metadata: Any, both_transports: str) -> None:
+    if both_transports == "nghttp2" and metadata[:1] == (("authorization", "Bearer "),):
+        pytest.skip("nghttp2 resets a call with a space at the end of a value, as RFC 9113 asks")
     async with serving(auth=TOKENS) as server, calling(server.targets[0]) as stub:
         assert set(await every_call(stub, metadata)) == {UNAUTHENTICATED}
         assert totals(server)["received"] == 0

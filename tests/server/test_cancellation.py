@@ -23,6 +23,8 @@ from tests.waiting import until
 from .conftest import ask, config_of, serving
 from .suspension import cancelled_at
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 QUICK = ClientOptions(
     backoff_min_s=0.005, backoff_max_s=0.01, progress_delay_s=0.001, unavailable_after_s=30
 )

@@ -16,6 +16,8 @@ from tests.waiting import Stopwatch, until
 from .conftest import ask, calling, failure, open_channel, serving, totals
 from .test_session import admit, stream
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 SERVICE = "schedsvc.v1.SchedulerService"
 
 

@@ -15,6 +15,8 @@ from schedsvc.server import ListenError, Server
 
 from .conftest import ask, calling, config_of, serving
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 
 async def refused(listeners: list[dict[str, object]], **keys: object) -> str:
     server = Server(config_of(listeners=listeners, **keys))

@@ -21,6 +21,8 @@ from tests.waiting import until
 
 from .conftest import POOL, ask, calling, failure, serving, totals
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 # Together the message of these 200 admissions would take 8 KB.
 SMALL = {"message_max_bytes": 2_048}
 LEAST = {"message_max_bytes": 1_024}

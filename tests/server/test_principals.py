@@ -16,6 +16,8 @@ from .certificates import Authority
 from .conftest import POOL, ask, calling, failure, serving, token_of
 from .test_cli import run
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 GATE, OTHER = "gate-token-of-enough", "other-token-of-enough"
 PRINCIPALS = [
     token_of("gate", GATE, pools=["gpu-*"], tenants=["a"], stats="own"),

@@ -14,6 +14,8 @@ from tests.waiting import until
 from .certificates import Authority
 from .conftest import SHIM, ask, calling, config_of, failure, serving, token_of, totals
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 FIRST, SECOND = "first-token-of-enough", "second-token-of-enough"
 
 
@@ -130,3 +132,22 @@ async def test_new_connections_get_the_certificate_of_a_reload(tmp_path: Path) -
         use(second)
         server.reconfigure(config_of(listeners=listeners))
         assert [await code(first), await code(second)] == ["UNAVAILABLE", "OK"]
+
+
+async def test_files_that_are_no_pair_change_nothing(tmp_path: Path) -> None:
+    """With nghttp2 the reload fails; grpcio goes on with the last pair that was right."""
+    authority = Authority(tmp_path)
+    own, other = authority.issue("scheduler"), authority.issue("other")
+    files = {name: tmp_path / f"own-{name}.pem" for name in ("cert", "key")}
+    for name, file in files.items():
+        file.write_bytes(getattr(own, name))
+    tls = {name: str(file) for name, file in files.items()}
+    listeners = [{"tcp": "localhost:0", "tls": tls}]
+    async with serving(transport="nghttp2", listeners=listeners) as server:
+        files["key"].write_bytes(other.key)
+        with pytest.raises(OSError, match=r"(?i)mismatch"):
+            server.reconfigure(config_of(transport="nghttp2", listeners=listeners))
+        proof = grpc.ssl_channel_credentials(authority.cert)
+        options = {"ssl_target_name_override": "scheduler"}
+        async with calling(server.targets[0], proof, **options) as stub:  # type: ignore[arg-type]
+            assert (await stub.Admit(ask(10))).outcome == pb.OUTCOME_GRANTED

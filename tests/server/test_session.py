@@ -14,6 +14,8 @@ from tests.waiting import until
 
 from .conftest import ask, calling, failure, open_channel, serving, totals
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 HELLO = pb.SessionEvent(hello=pb.SessionHello(client_id="shim", incarnation=1))
 SESSION = "/schedsvc.v1.SchedulerService/Session"
 

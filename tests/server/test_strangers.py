@@ -20,6 +20,8 @@ from .conftest import ask, calling, open_channel, serving, token_of
 from .test_edge import BEARER, edged
 from .test_principals import bearer
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 TOKEN = "shim-token-of-enough"
 AUTH = {"principals": [token_of("shim", TOKEN)]}
 SHIM = bearer(TOKEN)

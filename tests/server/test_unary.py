@@ -18,6 +18,8 @@ from tests.waiting import until
 
 from .conftest import ask, calling, failure, in_time, serving, totals
 
+pytestmark = pytest.mark.usefixtures("both_transports")
+
 
 # gRPC sends 29.901 s as 30.0 s.
 @pytest.mark.parametrize(

@@ -130,6 +130,9 @@ ROOMS: dict[str, Room] = {
         "schedsvc._core schedsvc.driver schedsvc.metrics.groups schedsvc.metrics.page"
         " schedsvc.metrics.rows schedsvc.metrics.snapshot schedsvc.driver.slices"
     ),
+    # gRPC for any handlers: it knows nothing of the service.
+    "schedsvc.transport": room("schedsvc.transport.wire", "grpc ngh2 structlog"),
+    "schedsvc.transport.wire": room(never=IO, clock=NO_CLOCK),
     "schedsvc.server": room(
         "schedsvc.cluster schedsvc.service schedsvc.service.status schedsvc.driver schedsvc.config"
         " schedsvc.metrics.page schedsvc.metrics"
@@ -137,7 +140,7 @@ ROOMS: dict[str, Room] = {
         " schedsvc.text.printable schedsvc.records.recording"
         " schedsvc.text.reason_words"
         " schedsvc.text.request_ids schedsvc.driver.slices schedsvc.records.state"
-        " schedsvc.records.usage schedsvc_client.v1",
+        " schedsvc.records.usage schedsvc.transport schedsvc_client.v1",
         "aiohttp grpc grpc_health grpc_reflection structlog uvloop",
     ),
     # Members of a cluster; the server imports it only if the configuration has that key.
@@ -414,8 +417,8 @@ ROOMS: dict[str, Room] = {
         " schedsvc_lab.load.result schedsvc_lab.faults schedsvc_lab.faults.cluster"
         " schedsvc.text.option_types"
         " schedsvc_lab.workload schedsvc_client schedsvc_client.v1 schedsvc_vllm",
-        "Cython aiohttp click google grpc matplotlib numpy pytest pytest_benchmark rich setuptools"
-        " uvloop",
+        "Cython aiohttp click google grpc matplotlib ngh2 numpy pytest pytest_benchmark rich"
+        " setuptools uvloop",
         clock=WALL,
         prints=True,
     ),
