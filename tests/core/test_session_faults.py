@@ -58,7 +58,7 @@ def test_a_drain_finds_what_its_own_pool_cannot_hold_any_more() -> None:
 
 
 def test_a_set_waits_for_no_cap_of_a_pool_that_it_lacks() -> None:
-    """It waits for the caps of two pools that fall silent, and its session for that of a third."""
+    """Two pools hold back a request, and fall silent; a third one holds back its session."""
     s = capped(150)
     engines, again = Stream(s), Stream(s)
     engines.send(0, offering("q", 1, 1_000), offering("r", 1, 1_000))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from .rules import CLOCK_READERS, DURATION_CLOCKS, LIMIT_S_MIN, WALL_CLOCKS
+from .clock_rules import CLOCK_READERS, DURATION_CLOCKS, LIMIT_S_MIN
+from .rules import WALL_CLOCKS
 from .sources import ROOT, calls, files, relative
 
 TESTS = ROOT / "tests"
