@@ -58,7 +58,7 @@ def test_a_drain_finds_what_its_own_pool_cannot_hold_any_more() -> None:
 
 
 def test_a_set_waits_for_no_cap_of_a_pool_that_it_lacks() -> None:
-    """Two pools hold back a request, and fall silent; a third one holds back its session."""
+    """Its pools fall silent, and its session is still behind the cap of another one."""
     s = capped(150)
     engines, again = Stream(s), Stream(s)
     engines.send(0, offering("q", 1, 1_000), offering("r", 1, 1_000))
