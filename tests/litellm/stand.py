@@ -89,9 +89,8 @@ class Stand(Programs):
         self.url = f"http://127.0.0.1:{port}"
         command = [
             *(str(VENV / "bin/litellm"), "--config", str(self.folder / "litellm.yaml")),
+            # Not with gunicorn: it forks while a thread imports, so a worker may hang as it starts.
             *("--host", "127.0.0.1", "--port", str(port), "--num_workers", str(workers)),
-            # It imports once and forks, where uvicorn imports in each worker.
-            "--run_gunicorn",
         ]
         variables = {
             "SCHEDSVC_TARGET": self.target,
