@@ -322,6 +322,12 @@ cdef class AgentSessions:
     cdef inline SessionLine line(self, int32_t number):
         return <SessionLine>self.lines[number]
 
+    cdef int drop_line(self, int32_t number) except -1:
+        """Let the number of a line without strands be free. O(1)."""
+        self.lines[number] = None
+        self.free_lines.append(number)
+        return 0
+
     cdef inline void make_idle(self, FlowSessions* of, int32_t s) noexcept:
         """Put a session among the idle ones of its flow, as the last. O(1)."""
         cdef AgentSession* a = &self.items[s]

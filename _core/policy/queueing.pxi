@@ -116,6 +116,8 @@ cdef int dequeue(Flows flows, int32_t i) except -1:
             flows.queues[q].in_tree = flows.needs_tree(&flows.queues[q])
     if flows.queues[q].line:
         leave_strand(flows, q, i)
+        if is_set(r.target) and flows.queues[q].chain.count == 0:
+            end_line(flows, q)
     vouch(flows, r, -1)
     count_queued(flows, r, -1)
     if was_head:

@@ -168,6 +168,18 @@ cdef int make_line(Flows flows, int32_t q) except -1:
     return 0
 
 
+cdef int end_line(Flows flows, int32_t q) except -1:
+    """Nothing is queued any more for a set of pools: its queue may be the next set's. So its line
+    ends, and lines that begin later have its level at least. O(1)."""
+    cdef AgentSessions agents = flows.agents
+    cdef FlowSessions* of = &agents.of_flows[flows.items[flows.queues[q].flow].agents]
+    of.level = max(of.level, agents.line(flows.queues[q].line).level)
+    agents.drop_line(flows.queues[q].line)
+    flows.queues[q].line = 0
+    flows.changed.mark(flows.queues[q].flow)
+    return 0
+
+
 cdef int32_t new_line(AgentSessions agents) except -1:
     if agents.free_lines:
         number = agents.free_lines.pop()

@@ -108,8 +108,7 @@ cdef int drop_lines(Core core, int32_t flow) except -1:
     cdef int32_t q = f.first_queue
     while q != NONE:
         if core.flows.queues[q].line:
-            agents.lines[core.flows.queues[q].line] = None
-            agents.free_lines.append(core.flows.queues[q].line)
+            agents.drop_line(core.flows.queues[q].line)
             core.flows.queues[q].line = 0
         q = core.flows.queues[q].next_queue
     agents.release(agents.of_flows[f.agents].rest)

@@ -361,3 +361,40 @@ def test_a_flow_that_is_beyond_its_share_is_held_in_all_pools_of_a_set() -> None
     s.check()
     s.poll(120 * SECOND)
     s.check()
+
+
+def serve_sessions(s: core.Scheduler, seed: int, prefix: str, now_ns: int) -> int:
+    """Run requests of sessions that name sets, until all have ended; returns that time."""
+    ask, live = random.Random(seed), []
+    for k in range(60):
+        now_ns += SECOND // 1_000
+        admit(
+            s, now_ns, f"{prefix}{k}", ask.randrange(1, 40), ask.randrange(1, 20),
+            pools=ask.choice(((), (0, 1), (1, 2), (0, 2), (0, 1, 2))),
+            session=ask.choice((b"", b"x", b"y", b"z")),
+        )  # fmt: skip
+        for _ in range(2):
+            live += [d for d in s.poll(now_ns) if d.outcome == core.GRANTED]
+            if live and ask.random() < 0.45:
+                d = live.pop(ask.randrange(len(live)))
+                s.complete(now_ns, d.lease_id, 1, input_tokens=9, output_tokens=ask.randrange(20))
+    while live:
+        s.complete(now_ns, live.pop(0).lease_id, 1, input_tokens=9, output_tokens=3)
+        live += [d for d in s.poll(now_ns) if d.outcome == core.GRANTED]
+    s.check()
+    now_ns += 2 * MINUTE * SECOND  # the sessions rest
+    s.poll(now_ns)
+    return now_ns
+
+
+def test_sessions_begin_alike_whatever_sets_came_before() -> None:
+    """A queue that served one set serves another one later, and keeps no level of it."""
+    for seed in fresh(100):
+        s = pools(credit_max_micro=0, queue_ttl_ns=1_000 * SECOND)
+        now_ns = serve_sessions(s, ~seed, "before", 0)
+        digests = []
+        for prefix in ("first", "second"):
+            s.reset_learned()
+            now_ns = serve_sessions(s, seed, prefix, now_ns)
+            digests.append(s.digest())
+        assert digests[0] == digests[1], seed

@@ -60,4 +60,17 @@ SET_BUGS = (
             "::test_a_set_waits_for_no_cap_of_a_pool_that_it_lacks",
         ),
     ),
+    Mutant(
+        "level-of-another-set",
+        "sessions that wait for a set are lifted to the level of those of another one",
+        (
+            (
+                "policy/session_order.pxi",
+                "    of.level = max(of.level, agents.line(flows.queues[q].line).level)\n",
+                "    if BUG:\n        return 0\n",
+            ),
+        ),
+        0,
+        tests=(f"{TESTS}test_sessions_begin_alike_whatever_sets_came_before",),
+    ),
 )
