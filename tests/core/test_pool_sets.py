@@ -388,7 +388,7 @@ def serve_sessions(s: core.Scheduler, seed: int, prefix: str, now_ns: int) -> in
 
 
 def test_sessions_begin_alike_whatever_sets_came_before() -> None:
-    """A queue that served one set serves another one later, and keeps no level of it."""
+    """A queue is reused for another set, and has to forget the level of the first."""
     for seed in fresh(100):
         s = pools(credit_max_micro=0, queue_ttl_ns=1_000 * SECOND)
         now_ns = serve_sessions(s, ~seed, "before", 0)

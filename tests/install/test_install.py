@@ -78,7 +78,7 @@ def test_packages_install_serve_and_show_the_demo(
         pins = [f"{name}=={VERSION}" for name in PROJECTS]
         environment.install(*options, *pins, compiler=unoptimised_compiler(tmp_path))
     environment.install("--only-binary=:all:", *LINES[1])
-    # LiteLLM itself is in the environment of whoever runs its proxy.
+    # The plug-in needs no LiteLLM to be installed.
     environment.install("--only-binary=:all:", f"schedsvc-litellm=={VERSION}")
 
     ours = {name: v for name, v in environment.installed().items() if name in PROJECTS}
