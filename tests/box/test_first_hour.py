@@ -91,5 +91,6 @@ def test_readme_leads_from_an_empty_debian_to_an_answer(
     assert sorted(sources) == sorted(set(sources))  # each once
     lines = (out / "installed").read_text().splitlines()
     installed = {line.partition("==")[0].partition(" @ ")[0].lower() for line in lines}
-    assert set(PROJECTS) <= installed
+    # The plug-in of LiteLLM goes into the environment of that.
+    assert set(PROJECTS) - {"schedsvc-litellm"} <= installed
     assert not TOOLS & installed
