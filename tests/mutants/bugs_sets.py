@@ -7,7 +7,7 @@ TESTS = "tests/core/test_pool_sets.py::"
 SET_BUGS = (
     Mutant(
         "set-in-one-line",
-        "a request that names several pools stands in the line of the first alone",
+        "the core lets a request of several pools stand in the line of the first one only",
         (
             (
                 "model/pool_sets.pxi",

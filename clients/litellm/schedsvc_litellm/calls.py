@@ -23,8 +23,7 @@ class Attempt:
     """Represents one try of a request at an engine. `admission` None: it runs without a lease.
 
     `pools` are those in which it may run: that of the grant, or without a lease any that was
-    offered. Only the first
-    report of its end counts.
+    offered. Only the first report of its end counts.
     """
 
     def __init__(
