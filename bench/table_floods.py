@@ -44,7 +44,7 @@ def _pool(name: str = POOL, epoch: int = 1, tokens: int = _ROOM) -> _Event:
 
 def _admit(number: int, **more: Any) -> pb.AdmitRequest:
     asked: _Event = {
-        "request_id": f"h{number}", "tenant": TENANT, "pool": POOL, "input_tokens": [100],
+        "request_id": f"h{number}", "tenant": TENANT, "pools": [POOL], "input_tokens": [100],
         "max_output_tokens": 100, "reports_progress": True, **more,
     }  # fmt: skip
     return pb.AdmitRequest(**asked)
@@ -87,7 +87,7 @@ STREAMS: dict[str, tuple[int, Callable[[int], list[_Event]]]] = {
     "leases": (_ROOM, _each(_ask)),
     "restored leases": (_ROOM, _each(_replay)),
     "stored answers": (_ROOM, _each(_replay, _complete)),
-    "remembered refusals": (_ROOM, _each(lambda n: _ask(n, pool=f"{POOL}-none"))),
+    "remembered refusals": (_ROOM, _each(lambda n: _ask(n, pools=[f"{POOL}-none"]))),
     "faults of a stream": (_ROOM, _each(lambda n: _ask(n, request_id=""))),
     "adapters": (_ROOM, _each(lambda n: _ask(n, adapter=f"a{n}"))),
     "hashes of prefixes": (

@@ -96,7 +96,7 @@ def measure(table: str, seconds: float, loop_share: float) -> dict[str, Any]:
         flood = ["-m", "bench.table_floods", "--table", table, "--target", scheduler.unix]
         flood += ["--token", TOKENS["attacker"]]
         with Victim(
-            scheduler.unix, scheduler, _PERIOD_S, tenant="conforming", pool="gpu-0"
+            scheduler.unix, scheduler, _PERIOD_S, tenant="conforming", pools=["gpu-0"]
         ) as victim:
             victim.measure(_SLICE_S)  # warms up
             with attacking(
