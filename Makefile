@@ -133,9 +133,10 @@ test-slow: build ## All that is too slow for every change, but for the mutants.
 mutants: build ## All known bugs: each is put into the core, and a test has to catch it.
 	$(call RUN,slow,-n $(TESTS_AT_ONCE),tests/mutants)
 
-lane-slow: build ## In CI: the slow tests whose subject changed, and a quarter of the others.
+lane-slow: build ## In CI: slow tests whose subject changed, a quarter of others, and of long tables.
 	$(BIN)/python -m tests.lanes --slow > build/lane-slow
-	$(call LANE,'slow and not vllm and not alone',-n $(TESTS_AT_ONCE),build/lane-slow)
+	$(call LANE,'slow and not vllm and not alone',\
+		-p tests.lanes.rows -n $(TESTS_AT_ONCE),build/lane-slow)
 	$(call LANE,'alone and slow and not vllm and not proof',,build/lane-slow)
 
 lane-mutants: build ## In CI: the known bugs in files that changed, or with tests that changed.

@@ -9,10 +9,7 @@ import pytest
 from .cut_network import missing
 from .failover_load import Failover
 from .failover_runs import Asked, main, table
-from .failovers import GAP_S_MAX, KINDS, one
-
-#: Other work on the machine may delay one; a violation is never excused.
-TRIES = 4
+from .failovers import KINDS, one
 
 
 @pytest.mark.slow
@@ -20,16 +17,10 @@ TRIES = 4
 async def test_the_standby_grants_without_a_violation(tmp_path: Path, kind: str) -> None:
     if kind == "cut" and missing():
         pytest.skip(missing())
-    gaps_s: list[float] = []
-    while len(gaps_s) < TRIES and min(gaps_s, default=60.0) > GAP_S_MAX[kind]:
-        folder = tmp_path / f"{len(gaps_s)}"
-        folder.mkdir()
-        seen = await one(kind, folder)
-        assert seen.wrong == []
-        assert seen.gap_s is not None
-        print(f"\n{kind}: {seen.gap_s:.2f} s, {seen.granted} grants, {seen.reserved_max} reserved")
-        gaps_s.append(seen.gap_s)
-    assert min(gaps_s) <= GAP_S_MAX[kind], gaps_s
+    seen = await one(kind, tmp_path)
+    assert seen.wrong == []
+    # How long it took is the machine's affair: `make failovers` holds the targets.
+    assert seen.gap_s is not None
 
 
 def row(number: int, **found: object) -> dict[str, object]:
