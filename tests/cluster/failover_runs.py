@@ -34,8 +34,8 @@ example:
   python -m tests.cluster.failovers --each 100 --out out/failovers
 
 The results are lines of JSON in OUT/results.jsonl. A run goes on with those that are missing. Exit
-status: 0: all are there, and none is wrong; 1: one is wrong; 2: some are missing. OUT/wrong has
-the logs of the members whose failover was wrong.
+status: 0: all are there, and none is wrong; 1: one is wrong, or a median gap is beyond its target;
+2: some are missing. OUT/wrong has the logs of the members whose failover was wrong.
 """
 
 
@@ -152,6 +152,19 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *wrong[:_WRONG_SHOWN], *more])
 
 
+def too_slow(rows: Sequence[Row]) -> list[str]:
+    """Say of each kind whose median gap is beyond its target by how much."""
+    found = []
+    for kind, most in GAP_S_MAX.items():
+        gaps = [row["gap_s"] for row in rows if row["kind"] == kind and row["gap_s"] is not None]
+        if gaps and statistics.median(gaps) > most:
+            gap_s = statistics.median(gaps)
+            found.append(
+                f"{kind}: the median gap is {gap_s:.2f} s, beyond its target of {most:g} s"
+            )
+    return found
+
+
 def _points(gaps: Sequence[float]) -> tuple[str, ...]:
     """Write median, 95th percentile and greatest of sorted gaps."""
     if not gaps:
@@ -204,7 +217,10 @@ def main(given: Sequence[str] | None = None) -> int:
     print(json.dumps(rows) if options.json else table(rows))
     if left:
         print(f"{len(left)} are missing; the same command goes on with them", file=sys.stderr)
-    if any(counted(rows)):
+    slow = too_slow(rows)
+    for text in slow:
+        print(text, file=sys.stderr)
+    if slow or any(counted(rows)):
         return 1
     return 2 if left else 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from .cut_network import missing
 from .failover_load import Failover
-from .failover_runs import Asked, main, table
+from .failover_runs import Asked, main, table, too_slow
 from .failovers import KINDS, one
 
 
@@ -41,6 +41,13 @@ def test_a_failover_without_a_gap_is_not_within() -> None:
     assert first == "| kill | 2 | 1000 | 0 | 0 | 1 | 1.00 s | 1.00 s | 1.00 s | 3 s | 1 of 2 |"
     alone = table([lost]).splitlines()[2]
     assert alone == "| kill | 1 | 500 | 0 | 0 | 1 | none | none | none | 3 s | 0 of 1 |"
+
+
+def test_a_median_gap_beyond_its_target_is_named() -> None:
+    quick, late = row(0, gap_s=1.0), row(1, gap_s=3.5)
+    assert too_slow([quick, quick, late, row(2)]) == []
+    (text,) = too_slow([quick, late, late])
+    assert text == "kill: the median gap is 3.50 s, beyond its target of 3 s"
 
 
 def test_a_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
