@@ -50,7 +50,8 @@ HOSTILE_SEED := $(shell echo $$(($(FRESH_SEED) + (1 << 48))))
 .PHONY: help install env build build-release proto proto-go spec check test test-slow mutants \
 	lane-slow lane-mutants test-browser test-fronts test-litellm test-go test-java test-cpp \
 	test-faults \
-	test-fuzz test-vllm test-vllm-slow test-interop vllm-pairs vllm-cost cluster-shares \
+	test-fuzz test-vllm test-vllm-rest test-vllm-alone test-vllm-slow test-interop vllm-pairs \
+	vllm-cost cluster-shares \
 	cluster-seeds failovers usage-proof judgement-runs advise-bars tree-proof \
 	demo demo-failover demo-cluster bench dist test-dist test-lab image test-image test-chart clean
 
@@ -133,7 +134,7 @@ test-slow: build ## All that is too slow for every change, but for the mutants.
 mutants: build ## All known bugs: each is put into the core, and a test has to catch it.
 	$(call RUN,slow,-n $(TESTS_AT_ONCE),tests/mutants)
 
-lane-slow: build ## In CI: slow tests whose subject changed, a quarter of others, and of long tables.
+lane-slow: build ## In CI: slow tests whose subject changed, a quarter of the rest and of tables.
 	$(BIN)/python -m tests.lanes --slow > build/lane-slow
 	$(call LANE,'slow and not vllm and not alone',\
 		-p tests.lanes.rows -n $(TESTS_AT_ONCE),build/lane-slow)
@@ -211,8 +212,12 @@ tree-proof: build ## A million random trees over one pool, and over three: seven
 	nice -n 19 $(BIN)/python -m tests.core.tree_histories --count 1000000 --pools \
 		--totals out/tree-proof-pools.json
 
-test-vllm: build $(VLLM_VENV)/.installed ## The gate on the real vLLM: its CPU build, no GPU, 4 GB.
+test-vllm: test-vllm-rest test-vllm-alone ## The gate on the real vLLM, without a GPU; 4 GB.
+
+test-vllm-rest: build $(VLLM_VENV)/.installed ## All of it that runs beside other work.
 	$(call RUN,'vllm and not slow and not alone',-n 2 --dist loadgroup,tests/vllm)
+
+test-vllm-alone: build $(VLLM_VENV)/.installed ## What compares times there.
 	$(call RUN,'vllm and alone and not slow',,tests/vllm)
 
 test-vllm-slow: build $(VLLM_VENV)/.installed ## What takes too long there for every change.

@@ -153,7 +153,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def too_slow(rows: Sequence[Row]) -> list[str]:
-    """Say of each kind whose median gap is beyond its target by how much."""
+    """Return a sentence for each kind whose median gap is beyond its target."""
     found = []
     for kind, most in GAP_S_MAX.items():
         gaps = [row["gap_s"] for row in rows if row["kind"] == kind and row["gap_s"] is not None]

@@ -35,7 +35,7 @@ def left_to_others(names: Iterable[str], quarter: int) -> set[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the rows that are left to other changes."""
+    """Take out the rows that are left to other changes."""
     slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
     left = left_to_others(slow, tree_number(ROOT) % QUARTERS)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
