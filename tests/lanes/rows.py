@@ -17,7 +17,7 @@ from .choose import deal
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A test with fewer rows runs whole.
-ROWS_MIN = 8
+ROWS_MIN = 4
 
 
 def left_to_others(names: Iterable[str], quarter: int) -> set[str]:

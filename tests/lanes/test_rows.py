@@ -3,7 +3,7 @@
 from .change import QUARTERS
 from .rows import ROWS_MIN, left_to_others
 
-TABLE = [f"tests/core/test_table.py::test_each[{row}]" for row in range(3 * ROWS_MIN)]
+TABLE = [f"tests/core/test_table.py::test_each[{row}]" for row in range(6 * ROWS_MIN)]
 SHORT = [f"tests/core/test_table.py::test_some[{row}]" for row in range(ROWS_MIN - 1)]
 
 
