@@ -44,6 +44,8 @@ _WAITED_S = 1_800
 _MINUTES = 5
 _CLASS_WARM_S, _CLASS_S = 60, 600
 AGEING_S = 5
+#: A request of the low class that ageing brings forward.
+AGED: Size = (2_500, 500)
 SEEDS = range(1, 6)
 #: Sizes of the high and the low class.
 CLASS_FLOODS: Sequence[tuple[Size, Size]] = (
@@ -173,7 +175,7 @@ def aged(profile: str, settings: Mapping[str, Any]) -> tuple[float, float]:
     found: list[float] = []
     for seed in SEEDS:
         rows = _poisson(seed, 0, (60, 30), 3.0, _LIGHT_S)
-        rows += flood(profile, 1, (2_500, 500), _LIGHT_S)
+        rows += flood(profile, 1, AGED, _LIGHT_S)
         run = _play(profile, config, rows, settings, _LIGHT_S + 60, (1,))
         found += _first_tokens_s(run, 0, _LIGHT_S)
     return float(np.quantile(found, 0.9)), float(np.quantile(found, 0.99))
@@ -216,6 +218,9 @@ def _show_classes(profile: str) -> None:
 
 
 def _show_aged(profile: str) -> None:
+    if load_profile(profile).engine.context_tokens_max < sum(AGED):
+        click.echo(f"aged {profile:16} left out: its context holds no request of {AGED}")
+        return
     for dispatch in ("backfill", "strict"):
         p90, p99 = aged(profile, {"scheduler.expert.dispatch": dispatch})
         click.echo(f"aged {profile:16} {dispatch}: p90 {p90:.2f} s, p99 {p99:.2f} s")

@@ -1,8 +1,9 @@
 """A flood leaves their parts to a newcomer, a better class, and a tenant below its share."""
 
 import pytest
+from click.testing import CliRunner
 
-from .beside_floods import AGEING_S, CLASS_FLOODS, aged, classes, light, newcomer
+from .beside_floods import AGEING_S, CLASS_FLOODS, aged, classes, light, main, newcomer
 from .floods import Size
 from .size_mixes import PROFILES
 
@@ -64,3 +65,11 @@ def test_light_tenant_waits_little_longer_than_in_strict_order(
     _, strict = light(profile, flood, {"scheduler.expert.dispatch": "strict"})
     assert count >= 500
     assert p99 <= most * strict, (p99, strict)
+
+
+def test_a_profile_whose_context_holds_no_aged_request_is_named() -> None:
+    done = CliRunner().invoke(main, ["--only", "aged", "--profile", "tiny-cpu"])
+    assert done.output == (
+        "aged tiny-cpu         left out: its context holds no request of (2500, 500)\n"
+    )
+    assert done.exit_code == 0
