@@ -84,8 +84,8 @@ public final class Admission implements AutoCloseable {
 
   /**
    * Notes running totals, never differences. One that is not set is not known. One beyond the
-   * limits of the contract is brought within them. They are sent with the next renewal and with the end, so it costs nothing
-   * to call it for every token.
+   * limits of the contract is brought within them. They are sent with the next renewal and with the
+   * end, so it costs nothing to call it for every token.
    */
   public synchronized void report(LeaseProgress totals) {
     totals
@@ -134,7 +134,8 @@ public final class Admission implements AutoCloseable {
   }
 
   /** Begins to end the lease, if that has not begun. */
-  private synchronized CompletableFuture<CompleteResponse> end(Outcome outcome, LeaseProgress totals) {
+  private synchronized CompletableFuture<CompleteResponse> end(
+      Outcome outcome, LeaseProgress totals) {
     if (!hasEnded) {
       hasEnded = true;
       report(totals);

@@ -117,7 +117,6 @@ public final class Scheduler implements AutoCloseable {
         request.getRequestId().isEmpty()
             ? request.toBuilder().setRequestId(UUID.randomUUID().toString()).build()
             : request;
-    Context.CancellableContext context = Context.current().withCancellation();
     CompletableFuture<Admission> admitted = new CompletableFuture<>();
     CompletableFuture<Object> settled = new CompletableFuture<>();
     begin(settled, () -> admitted.completeExceptionally(closed()));
@@ -125,6 +124,7 @@ public final class Scheduler implements AutoCloseable {
       settled.complete(null);
       return CompletableFuture.failedFuture(closed());
     }
+    Context.CancellableContext context = Context.current().withCancellation();
     MethodDescriptor<AdmitRequest, AdmitResponse> method = SchedulerServiceGrpc.getAdmitMethod();
     settle(calls.call(method, asked, CallOptions.DEFAULT, context), asked, admitted)
         .whenComplete((nothing, failure) -> settled.complete(null));

@@ -219,7 +219,9 @@ class AdmissionTest {
     // The verdict reaches the client's thread, which withdraws before it hands it on.
     ClientInterceptor late = new OnClose(() -> asked.forEach(future -> future.cancel(true)));
     try (Scheduler client =
-        Scheduler.builder(fake.target()).connect(target -> Grpc.newChannelBuilder(target, PLAIN).intercept(late)).build()) {
+        Scheduler.builder(fake.target())
+            .connect(target -> Grpc.newChannelBuilder(target, PLAIN).intercept(late))
+            .build()) {
       fake.decision =
           (request, answer) -> {
             fake.until(() -> asked.size() == 1);

@@ -179,7 +179,8 @@ class LiveTest {
     }
     assertEquals(1, pool.getLiveLeases());
     assertFalse(admission.lost().isDone());
-    assertEquals(9, await(admission.complete(input(100, 0).toBuilder().setOutputTokens(9).build())).getOutputTokens());
+    admission.report(input(100, 0));
+    assertEquals(9, await(admission.complete(output(9))).getOutputTokens());
   }
 
   @Test
