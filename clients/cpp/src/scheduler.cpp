@@ -154,10 +154,9 @@ class Core : public std::enable_shared_from_this<Core> {
     lock.lock();
     const bool is_idle =
         changed_.wait_until(lock, until, [this] { return leases_.empty(); }) && idle;
-    is_stopped_ = true;
+    calls_.withdraw();
     changed_.notify_all();
     lock.unlock();
-    calls_.withdraw();
     keeper_.wait();
     if (!idle) {
       idle.lock();
@@ -180,7 +179,7 @@ class Core : public std::enable_shared_from_this<Core> {
     lease->backoff_ = std::min(2 * lease->backoff_, kBackoffMax);
     const auto now = Clock::now();
     const std::lock_guard lock(mutex_);
-    if (error && is_passing(error->code) && now < lease->expiry_ && !is_stopped_) {
+    if (error && is_passing(error->code) && now < lease->expiry_ && !calls_.is_withdrawn()) {
       ends_.emplace(now + pause, lease);
     } else {
       close(lease, error ? Books(*error) : Books(response));
@@ -246,7 +245,7 @@ class Core : public std::enable_shared_from_this<Core> {
       return queue.empty() ? Clock::now() + std::chrono::hours(1) : queue.begin()->first;
     };
     std::unique_lock lock(mutex_);
-    while (!is_stopped_) {
+    while (!calls_.is_withdrawn()) {
       changed_.wait_until(lock, std::min(next(renewals_), next(ends_)));
       const Lease running = take(renewals_);
       const Lease ended = running ? nullptr : take(ends_);
@@ -288,9 +287,8 @@ class Core : public std::enable_shared_from_this<Core> {
   Queue renewals_;
   Queue ends_;  // To be repeated.
   std::shared_timed_mutex asking_;  // Is shared by the Admits under way.
-  bool is_stopped_ = false;
   Withdrawal admits_;  // Ends Admits.
-  Withdrawal calls_;  // Ends all other calls.
+  Withdrawal calls_;  // Ends all other calls, and the thread.
   Links links_;
   // It is the last one, because its thread uses the others.
   std::future<void> keeper_ = std::async(std::launch::async, [this] { keep(); });
