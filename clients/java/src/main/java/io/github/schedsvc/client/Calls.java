@@ -11,6 +11,7 @@ import io.grpc.CallOptions;
 import io.grpc.ClientCall;
 import io.grpc.ConnectivityState;
 import io.grpc.Context;
+import io.grpc.Contexts;
 import io.grpc.Deadline;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
@@ -44,6 +45,8 @@ final class Calls {
   /** A lost connection is tried again after this time; gRPC alone would wait for up to 2 min. */
   private static final long RECONNECT_NANOS = TimeUnit.MILLISECONDS.toNanos(100);
 
+  private static final Metadata.Key<String> AUTHORIZATION = key("authorization");
+  private static final Metadata.Key<String> TERM = key("schedsvc-term");
   private static final Metadata.Key<String> LEADER = key("schedsvc-leader");
   /** Every scheduler would answer so. */
   private static final Set<Status.Code> OF_CALLER =
@@ -85,6 +88,9 @@ final class Calls {
   /** Makes a call, which the context ends. It fails with a {@link CallException}. */
   <Q, R> CompletableFuture<R> call(
       MethodDescriptor<Q, R> method, Q request, CallOptions options, Context context) {
+    if (method.getType() != MethodDescriptor.MethodType.UNARY) {
+      throw Status.UNIMPLEMENTED.withDescription("only unary calls are made").asRuntimeException();
+    }
     Call<Q, R> call = new Call<>(method, request, options, context);
     context.run(call::attempt);
     return call.answer;
@@ -163,8 +169,10 @@ final class Calls {
               targets.answered();
               Context.ROOT.run(() -> answer.complete(found));
             } else if (!goesOn(link, began, failure)) {
-              CallException failed = CallException.of(failure);
-              Context.ROOT.run(() -> answer.completeExceptionally(failed));
+              boolean isEnded = context.isCancelled(); // Whatever an attempt met in that moment.
+              Throwable why =
+                  isEnded ? Contexts.statusFromCancelled(context).asRuntimeException() : failure;
+              Context.ROOT.run(() -> answer.completeExceptionally(CallException.of(why)));
             }
           });
     }
@@ -222,10 +230,10 @@ final class Calls {
         MethodDescriptor<Q, R> method, Q request, CallOptions options) {
       Metadata headers = new Metadata();
       if (token != null) {
-        headers.put(key("authorization"), "Bearer " + token);
+        headers.put(AUTHORIZATION, "Bearer " + token);
       }
       if (fence.latest() != 0) {
-        headers.put(key("schedsvc-term"), Long.toUnsignedString(fence.latest()));
+        headers.put(TERM, Long.toUnsignedString(fence.latest()));
       }
       ClientCall<Q, R> call =
           MetadataUtils.newAttachHeadersInterceptor(headers)

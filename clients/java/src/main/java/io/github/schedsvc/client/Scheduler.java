@@ -69,6 +69,8 @@ public final class Scheduler implements AutoCloseable {
    * <pre>{@code
    * scheduler.call(SchedulerServiceGrpc.getStatsMethod(), request, CallOptions.DEFAULT)
    * }</pre>
+   *
+   * @throws io.grpc.StatusRuntimeException if the method has a stream
    */
   public <Q, R> CompletableFuture<R> call(
       MethodDescriptor<Q, R> method, Q request, CallOptions options) {

@@ -21,6 +21,8 @@ import io.github.schedsvc.v1.LeaseProgress;
 import io.github.schedsvc.v1.LeaseState;
 import io.github.schedsvc.v1.Outcome;
 import io.github.schedsvc.v1.Refusal;
+import io.github.schedsvc.v1.SchedulerServiceGrpc;
+import io.github.schedsvc.v1.SessionRequest;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ChannelCredentials;
@@ -31,6 +33,7 @@ import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -406,5 +409,18 @@ class AdmissionTest {
     assertEquals(CallException.class, failure.getClass());
     assertEquals(Status.Code.DEADLINE_EXCEEDED, codeOf(failure));
     assertEquals(2, fake.count("Stats"));
+  }
+
+  @Test
+  void streamIsRefused() {
+    StatusRuntimeException failure =
+        assertThrows(
+            StatusRuntimeException.class,
+            () ->
+                scheduler.call(
+                    SchedulerServiceGrpc.getSessionMethod(),
+                    SessionRequest.getDefaultInstance(),
+                    CallOptions.DEFAULT));
+    assertEquals("UNIMPLEMENTED: only unary calls are made", failure.getMessage());
   }
 }
