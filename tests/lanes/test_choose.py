@@ -95,7 +95,7 @@ def test_a_change_of_what_chooses_selects_everything(path: str) -> None:
         ("proto/schedsvc/v1/pool.proto", "test-go"),
         ("schedsvc/service/scheduler_servicer.py", "test-go"),
         ("clients/java/pom.xml", "test-java"),
-        ("clients/java/src/main/java/io/github/schedsvc/client/FailoverChannel.java", "test-java"),
+        ("clients/java/src/main/java/io/github/schedsvc/client/Calls.java", "test-java"),
         ("clients/conformance/queue.json", "test-java"),
         ("proto/schedsvc/v1/pool.proto", "test-java"),
         ("schedsvc/service/scheduler_servicer.py", "test-java"),

@@ -4,7 +4,6 @@
 #include <absl/strings/match.h>
 #include <schedsvc/scheduler.h>
 
-#include <regex>
 #include <thread>
 
 #include "targets.h"
@@ -43,9 +42,7 @@ class Links {
     for (const std::string& target : targets_.all()) {
       links_[target] = connect(target);
     }
-    if (targets_.several()) {
-      watch_ = std::async(std::launch::async, [this] { watch(); });
-    }
+    watch_ = std::async(std::launch::async, [this] { watch(); });
   }
 
   ~Links() {
@@ -57,36 +54,31 @@ class Links {
   std::optional<CallError> call(const Unary& unary, const CallOptions& options, Withdrawal& stop) {
     auto away_since = Clock::now();
     const auto deadline = options.timeout ? away_since + *options.timeout : kNever;
-    const auto is_given_up = [&] {
-      // gRPC may end a call a moment before its deadline.
-      return deadline - Clock::now() < milliseconds(1) || stop.is_withdrawn() ||
-             (options.withdrawal && options.withdrawal->is_withdrawn());
-    };
     while (true) {
       const std::string target = targets_.ask();
       const auto began = Clock::now();
       const CallError error = attempt(target, unary, options, deadline, stop);
+      const auto now = Clock::now();
       if (error.code == grpc::StatusCode::OK) {
         targets_.answered();
         return std::nullopt;
       }
-      if (!targets_.several() || absl::c_linear_search(kOfCaller, error.code) || is_given_up()) {
+      // gRPC may end a call a moment before its deadline.
+      if (!targets_.several() || absl::c_linear_search(kOfCaller, error.code) ||
+          deadline - now < milliseconds(1) || stop.is_withdrawn() ||
+          (options.withdrawal && options.withdrawal->is_withdrawn())) {
         return error;
       }
-      const auto now = Clock::now();
-      const bool is_silent = error.code == grpc::StatusCode::DEADLINE_EXCEEDED;
       if (now - began > options_.failover_wait) {  // It was held by one that answered until then.
         away_since = now;
       }
+      const bool is_silent = error.code == grpc::StatusCode::DEADLINE_EXCEEDED;
       const auto pause = randomly(targets_.move_on(
           target, error.leader, now, is_silent ? options_.silent_after : milliseconds(0)));
       if (now - away_since > options_.failover_wait) {
         return error;
       }
       std::this_thread::sleep_until(std::min(now + pause, deadline));
-      if (is_given_up()) {
-        return error;
-      }
     }
   }
 
@@ -154,19 +146,15 @@ class Links {
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // It bounds an attempt.
     // After a silence a new channel must not get the connection that has become silent.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    // gRPC would ask the proxy of the environment even for a loopback address.
-    static const std::regex kLocal(
-        R"((unix|unix-abstract|(dns:///)?localhost):.*|(ipv4:)?127\..*|\[::1\]:.*)");
-    if (std::regex_match(target, kLocal)) {
-      arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    }
+    // gRPC would ask the proxy of the environment, even for a loopback address.
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     return std::shared_ptr<Link>(
         new Link{options_.connect(target, options_.credentials, arguments), {}});
   }
 
-  /// Asks schedulers for signs of life while they hold calls, and hangs up after too many probes
-  /// without an answer. Each probe has its own deadline, so a process that stood still loses one
-  /// probe at most.
+  /// Asks several schedulers for signs of life while they hold calls, and hangs up after too many
+  /// probes without an answer. Each probe has its own deadline, so a process that stood still loses
+  /// one probe at most.
   void watch() {
     const auto step = options_.silent_after / kProbesMax;
     const auto stopped = stop_.get_future();
@@ -174,7 +162,7 @@ class Links {
     v1::ProgressResponse response;
     const auto probe = unary(&v1::SchedulerService::Stub::Progress, nothing, response);
     auto due = Clock::now() + step;
-    while (stopped.wait_until(due) == std::future_status::timeout) {
+    while (targets_.several() && stopped.wait_until(due) == std::future_status::timeout) {
       due = Clock::now() + step;
       for (auto& [target, link] : links_) {
         const bool is_missed = link->held.holds_any() &&

@@ -19,8 +19,6 @@ using Stub = v1::SchedulerService::Stub;
 /// The scheduler refuses more prefix hashes of one request.
 constexpr int kPrefixHashesMax = 4'096;
 constexpr std::int64_t kTokensMax = std::int64_t{1} << 27;
-/// The longest entry of a Progress has 40 bytes, and the least limit of a message is 1 KiB.
-constexpr std::size_t kBatchMax = 24;
 /// Bounds one attempt to end a lease.
 constexpr milliseconds kEndTimeout{5'000};
 constexpr milliseconds kBackoffMax{2'000};
@@ -101,9 +99,7 @@ class Core : public std::enable_shared_from_this<Core> {
  public:
   using Lease = std::shared_ptr<Admission>;
 
-  Core(const std::string& targets, Options options) : links_(targets, std::move(options)) {
-    keeper_ = std::async(std::launch::async, [this] { keep(); });
-  }
+  Core(const std::string& targets, Options options) : links_(targets, std::move(options)) {}
 
   std::optional<CallError> call(const Unary& unary, const CallOptions& options) {
     return links_.call(unary, options, calls_);
@@ -128,11 +124,9 @@ class Core : public std::enable_shared_from_this<Core> {
     const auto error = links_.call(unary(&Stub::Admit, request, response), options, admits_);
     const char* why = withdrawn(options);
     if (!error && response.outcome() != v1::OUTCOME_GRANTED) {
-      const auto& refusal = response.refusal();
-      return Refused{request.request_id(),
-                     v1::Outcome_IsValid(response.outcome()) ? response.outcome()
-                                                             : v1::OUTCOME_UNSPECIFIED,
-                     refusal, milliseconds(refusal.retry_after_ms()),
+      const bool is_known = v1::Outcome_IsValid(response.outcome());
+      return Refused{request.request_id(), is_known ? response.outcome() : v1::OUTCOME_UNSPECIFIED,
+                     response.refusal(), milliseconds(response.refusal().retry_after_ms()),
                      std::chrono::microseconds(response.queue_duration_us())};
     }
     if (!error && why == nullptr) {
@@ -160,10 +154,9 @@ class Core : public std::enable_shared_from_this<Core> {
     lock.lock();
     const bool is_idle =
         changed_.wait_until(lock, until, [this] { return leases_.empty(); }) && idle;
-    is_stopped_ = true;
+    calls_.withdraw();
     changed_.notify_all();
     lock.unlock();
-    calls_.withdraw();
     keeper_.wait();
     if (!idle) {
       idle.lock();
@@ -186,7 +179,7 @@ class Core : public std::enable_shared_from_this<Core> {
     lease->backoff_ = std::min(2 * lease->backoff_, kBackoffMax);
     const auto now = Clock::now();
     const std::lock_guard lock(mutex_);
-    if (error && is_passing(error->code) && now < lease->expiry_ && !is_stopped_) {
+    if (error && is_passing(error->code) && now < lease->expiry_ && !calls_.is_withdrawn()) {
       ends_.emplace(now + pause, lease);
     } else {
       close(lease, error ? Books(*error) : Books(response));
@@ -230,74 +223,62 @@ class Core : public std::enable_shared_from_this<Core> {
     question.set_tenant(request.tenant());
     v1::ExplainResponse found;
     const CallOptions options{kCloseWait, {}, {}};
-    const auto error = call(unary(&v1::ExplainService::Stub::Explain, question, found), options);
+    call(unary(&v1::ExplainService::Stub::Explain, question, found), options);
     const auto is_live = [](const auto& story) { return story.state() == v1::REQUEST_STATE_LIVE; };
-    if (error || absl::c_none_of(found.requests(), is_live)) {
-      return;
-    }
     request.set_queue_ttl_ms(1);  // A repeat gets the same grant.
     v1::AdmitResponse response;
-    if (!call(unary(&Stub::Admit, request, response), options) && response.has_grant()) {
+    if (absl::c_any_of(found.requests(), is_live) &&
+        !call(unary(&Stub::Admit, request, response), options) && response.has_grant()) {
       open(request, response)->give_back(kCloseWait);
     }
   }
 
-  /// Takes what is due out of a queue. Its caller holds the lock.
-  static std::vector<Lease> take(Queue& queue, std::size_t most) {
-    std::vector<Lease> due;
-    while (due.size() < most && !queue.empty() && queue.begin()->first <= Clock::now()) {
-      due.push_back(queue.extract(queue.begin()).mapped());
-    }
-    return due;
+  /// Takes what is due out of a queue; null: nothing is. Its caller holds the lock.
+  static Lease take(Queue& queue) {
+    const bool is_due = !queue.empty() && queue.begin()->first <= Clock::now();
+    return is_due ? queue.extract(queue.begin()).mapped() : nullptr;
   }
 
-  /// Does what is due: renewals, several at once, before any end, however many wait.
+  /// Does what is due: renewals before any end, however many wait.
   void keep() {
     const auto next = [](const Queue& queue) {
       return queue.empty() ? Clock::now() + std::chrono::hours(1) : queue.begin()->first;
     };
     std::unique_lock lock(mutex_);
-    while (!is_stopped_) {
+    while (!calls_.is_withdrawn()) {
       changed_.wait_until(lock, std::min(next(renewals_), next(ends_)));
-      const auto renewals = take(renewals_, kBatchMax);
-      const auto ends = take(ends_, renewals.empty() ? 1 : 0);
+      const Lease running = take(renewals_);
+      const Lease ended = running ? nullptr : take(ends_);
       lock.unlock();
-      renew(renewals);
-      for (const Lease& lease : ends) {
-        deliver(lease, kEndTimeout);
+      if (running) {
+        renew(running);
+      } else if (ended) {
+        deliver(ended, kEndTimeout);
       }
       lock.lock();
     }
   }
 
-  void renew(const std::vector<Lease>& batch) {
+  /// Sends what is known of the totals, unless the lease needs no more renewals.
+  void renew(const Lease& lease) {
     const auto began = Clock::now();
+    const auto usual = usual_pause(*lease);
     v1::ProgressRequest request;
-    auto timeout = milliseconds::max();
-    std::map<std::uint64_t, Lease> leases;
-    for (const Lease& lease : batch) {
-      if (const auto renewal = lease->renewal()) {
-        *request.add_leases() = *renewal;
-        leases[renewal->lease_id()] = lease;
-        timeout = std::min(timeout, usual_pause(*lease));
-      }
-    }
-    if (leases.empty()) {
+    v1::ProgressResponse response;
+    std::unique_lock reporting(lease->mutex_);
+    if (lease->end_ || lease->lost_) {
       return;
     }
-    v1::ProgressResponse response;
-    const auto error = call(unary(&Stub::Progress, request, response), {timeout, {}, {}});
+    *request.add_leases() = lease->report_;
+    reporting.unlock();
+    const auto error = call(unary(&Stub::Progress, request, response), {usual, {}, {}});
     for (const v1::LeaseStatus& status : response.leases()) {
-      const auto lease = leases.find(status.lease_id());
-      if (!error && lease != leases.end() && absl::c_linear_search(kLost, status.state())) {
-        lease->second->lose(status.state());
+      if (!error && absl::c_linear_search(kLost, status.state())) {
+        lease->lose(status.state());
       }
     }
     const std::lock_guard lock(mutex_);
-    for (const auto& [id, lease] : leases) {
-      const auto usual = usual_pause(*lease);
-      renewals_.emplace(error ? Clock::now() + usual / 8 : began + usual, lease);
-    }
+    renewals_.emplace(error ? Clock::now() + usual / 8 : began + usual, lease);
   }
 
   std::mutex mutex_;
@@ -306,11 +287,11 @@ class Core : public std::enable_shared_from_this<Core> {
   Queue renewals_;
   Queue ends_;  // To be repeated.
   std::shared_timed_mutex asking_;  // Is shared by the Admits under way.
-  bool is_stopped_ = false;
   Withdrawal admits_;  // Ends Admits.
-  Withdrawal calls_;  // Ends all other calls.
+  Withdrawal calls_;  // Ends all other calls, and the thread.
   Links links_;
-  std::future<void> keeper_;  // Is the last one, because its thread uses the others.
+  // It is the last one, because its thread uses the others.
+  std::future<void> keeper_ = std::async(std::launch::async, [this] { keep(); });
 };
 
 Admission::Admission(std::shared_ptr<Core> core, std::string id, const v1::AdmitResponse& response)
@@ -325,12 +306,6 @@ Admission::Admission(std::shared_ptr<Core> core, std::string id, const v1::Admit
 void Admission::report(const Totals& totals) {
   const std::lock_guard lock(mutex_);
   note(totals, report_);
-}
-
-/// Returns what a renewal states; nothing if the lease needs no more renewals.
-std::optional<Totals> Admission::renewal() const {
-  const std::lock_guard lock(mutex_);
-  return end_ || lost_ ? std::nullopt : std::optional(report_);
 }
 
 std::optional<std::string> Admission::lost() const {
@@ -358,14 +333,6 @@ void Admission::lose(v1::LeaseState state) {
   if (const auto stop = std::exchange(stop_, nullptr)) {
     stop();
   }
-}
-
-Books Admission::complete(const Totals& totals, milliseconds wait) {
-  return end(v1::OUTCOME_COMPLETED, totals, wait);
-}
-
-Books Admission::cancel(const Totals& totals, milliseconds wait) {
-  return end(v1::OUTCOME_CANCELLED, totals, wait);
 }
 
 Books Admission::give_back(milliseconds wait) {
@@ -404,14 +371,6 @@ Books Admission::end(v1::Outcome outcome, const Totals& totals, milliseconds wai
                                 "the scheduler has not answered yet; the client repeats the end"});
 }
 
-void Withdrawal::withdraw() {
-  const std::lock_guard lock(mutex_);
-  is_withdrawn_ = true;
-  for (grpc::ClientContext* context : calls_) {
-    context->TryCancel();
-  }
-}
-
 std::shared_ptr<void> Withdrawal::hold(grpc::ClientContext& context) {
   const std::lock_guard lock(mutex_);
   calls_.insert(&context);
@@ -422,11 +381,6 @@ std::shared_ptr<void> Withdrawal::hold(grpc::ClientContext& context) {
             const std::lock_guard erasing(mutex_);
             calls_.erase(ended);
           }};
-}
-
-bool Withdrawal::holds_any() const {
-  const std::lock_guard lock(mutex_);
-  return !calls_.empty();
 }
 
 Scheduler::Scheduler(const std::string& targets, Options options) {

@@ -91,8 +91,7 @@ class Targets {
     const auto answers = [&](const auto& target) { return silent_until_[target] <= now; };
     std::stable_partition(ring.begin(), ring.end(), answers);
     current_ = ring.front();
-    const bool is_listed = absl::c_linear_search(ring, leader);
-    if (is_listed && failed_.count(leader) == 0 && answers(leader)) {
+    if (absl::c_linear_search(ring, leader) && failed_.count(leader) == 0 && answers(leader)) {
       current_ = leader;
       if (leader != named_ || now - named_since_ >= kNamedAgain) {
         named_ = leader;

@@ -96,16 +96,19 @@ class Admission : public std::enable_shared_from_this<Admission> {
   void report(const Totals& totals);
 
   /// Ends the lease as done. The first end counts: another one returns the books of that one.
-  Books complete(const Totals& totals = {}, std::chrono::milliseconds wait = kEndWait);
+  Books complete(const Totals& totals = {}, std::chrono::milliseconds wait = kEndWait) {
+    return end(v1::OUTCOME_COMPLETED, totals, wait);
+  }
   /// Ends the lease before it was done. Without totals the request is charged for its time.
-  Books cancel(const Totals& totals = {}, std::chrono::milliseconds wait = kEndWait);
+  Books cancel(const Totals& totals = {}, std::chrono::milliseconds wait = kEndWait) {
+    return end(v1::OUTCOME_CANCELLED, totals, wait);
+  }
   /// Cancels a lease whose request the engine never had. It costs nothing.
   Books give_back(std::chrono::milliseconds wait = kEndWait);
 
  private:
   friend class Core;
 
-  std::optional<Totals> renewal() const;
   void lose(v1::LeaseState state);
   Books end(v1::Outcome outcome, const Totals& totals, std::chrono::milliseconds wait);
 
@@ -133,7 +136,13 @@ using Verdict = std::variant<std::shared_ptr<Admission>, Refused, CallError>;
 class Withdrawal {
  public:
   /// Ends the calls that were given it, and those that will be, with CANCELLED.
-  void withdraw();
+  void withdraw() {
+    const std::lock_guard lock(mutex_);
+    is_withdrawn_ = true;
+    for (grpc::ClientContext* context : calls_) {
+      context->TryCancel();
+    }
+  }
   bool is_withdrawn() const { return is_withdrawn_; }
 
  private:
@@ -141,7 +150,10 @@ class Withdrawal {
 
   /// Lets it end a call while the pointer lives.
   [[nodiscard]] std::shared_ptr<void> hold(grpc::ClientContext& context);
-  bool holds_any() const;
+  bool holds_any() const {
+    const std::lock_guard lock(mutex_);
+    return !calls_.empty();
+  }
 
   std::atomic<bool> is_withdrawn_{false};
   mutable std::mutex mutex_;

@@ -12,7 +12,6 @@ import io.github.schedsvc.v1.Outcome;
 import io.github.schedsvc.v1.ProgressRequest;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
 import java.time.Duration;
-import java.time.temporal.ChronoUnit;
 import java.util.EnumSet;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
@@ -21,6 +20,9 @@ import java.util.concurrent.TimeUnit;
 
 /** Is a granted request. It is renewed in the background until it ends. */
 public final class Admission implements AutoCloseable {
+  /** The most of any total: a scheduler refuses the whole report otherwise. */
+  private static final long TOKENS_MAX = 1 << 27;
+
   private static final long END_BACKOFF_MIN_MS = 50;
   private static final long END_BACKOFF_MAX_MS = 2_000;
   /** The time for which the scheduler keeps an expired lease: past it no end is repeated. */
@@ -53,8 +55,8 @@ public final class Admission implements AutoCloseable {
         LeaseProgress.newBuilder()
             .setLeaseId(grant().getLeaseId())
             .setPoolEpoch(grant().getPoolEpoch());
-    scheduler.begin(books, () -> cancel(Totals.UNKNOWN));
-    FailoverChannel.after(renewalPause(), this::renew);
+    scheduler.begin(books, () -> cancel(LeaseProgress.getDefaultInstance()));
+    Calls.after(renewalPause(), this::renew);
   }
 
   /** Returns the id by which Explain knows the request. */
@@ -69,7 +71,7 @@ public final class Admission implements AutoCloseable {
 
   /** Returns the time from the request's arrival to its grant. */
   public Duration queueDuration() {
-    return Duration.of(response.getQueueDurationUs(), ChronoUnit.MICROS);
+    return Duration.ofNanos(1_000 * response.getQueueDurationUs());
   }
 
   /**
@@ -81,11 +83,19 @@ public final class Admission implements AutoCloseable {
   }
 
   /**
-   * Notes running totals. They are sent with the next renewal and with the end, so it costs nothing
-   * to call it for every token.
+   * Notes running totals, never differences. One that is not set is not known. One beyond the
+   * limits of the contract is brought within them. They are sent with the next renewal and with the
+   * end, so it costs nothing to call it for every token.
    */
-  public synchronized void report(Totals totals) {
-    totals.addTo(report);
+  public synchronized void report(LeaseProgress totals) {
+    totals
+        .getAllFields()
+        .forEach(
+            (field, total) -> {
+              if (field.hasPresence()) { // It is a total: the lease is not the caller's to name.
+                report.setField(field, Math.max(0, Math.min((Long) total, TOKENS_MAX)));
+              }
+            });
   }
 
   /**
@@ -95,7 +105,7 @@ public final class Admission implements AutoCloseable {
    * @return what was charged, when the scheduler knows of the end; the client repeats the end
    *     until the lease has surely expired
    */
-  public CompletableFuture<CompleteResponse> complete(Totals totals) {
+  public CompletableFuture<CompleteResponse> complete(LeaseProgress totals) {
     return end(Outcome.OUTCOME_COMPLETED, totals);
   }
 
@@ -103,14 +113,14 @@ public final class Admission implements AutoCloseable {
    * Ends the lease before it was done, as {@link #complete} does. Without totals the request is
    * charged for its time.
    */
-  public CompletableFuture<CompleteResponse> cancel(Totals totals) {
+  public CompletableFuture<CompleteResponse> cancel(LeaseProgress totals) {
     return end(Outcome.OUTCOME_CANCELLED, totals);
   }
 
   /** Cancels a lease whose request the engine never had. It costs nothing. */
   public synchronized CompletableFuture<CompleteResponse> giveBack() {
     report.setInputTokens(0).setCachedInputTokens(0).setOutputTokens(0);
-    return end(Outcome.OUTCOME_CANCELLED, Totals.UNKNOWN);
+    return end(Outcome.OUTCOME_CANCELLED, LeaseProgress.getDefaultInstance());
   }
 
   /**
@@ -120,14 +130,15 @@ public final class Admission implements AutoCloseable {
    */
   @Override
   public void close() {
-    Scheduler.await(cancel(Totals.UNKNOWN), CLOSE_WAIT);
+    Scheduler.await(cancel(LeaseProgress.getDefaultInstance()), CLOSE_WAIT);
   }
 
   /** Begins to end the lease, if that has not begun. */
-  private synchronized CompletableFuture<CompleteResponse> end(Outcome outcome, Totals totals) {
+  private synchronized CompletableFuture<CompleteResponse> end(
+      Outcome outcome, LeaseProgress totals) {
     if (!hasEnded) {
       hasEnded = true;
-      totals.addTo(report);
+      report(totals);
       CompleteRequest.Builder request = CompleteRequest.newBuilder().setOutcome(outcome);
       Descriptor fields = CompleteRequest.getDescriptor();
       report
@@ -142,7 +153,7 @@ public final class Admission implements AutoCloseable {
   /** Repeats the end until the scheduler has it, or the lease has surely expired. */
   private void deliver(CompleteRequest request, long expiry, long backoffMs) {
     scheduler
-        .channel
+        .calls
         .ask(SchedulerServiceGrpc.getCompleteMethod(), request)
         .whenComplete(
             (found, failure) -> {
@@ -150,12 +161,12 @@ public final class Admission implements AutoCloseable {
                 books.complete(found);
               } else if (!CallException.of(failure).isPassing()
                   || System.nanoTime() - expiry > 0
-                  || scheduler.channel.isClosed()) {
+                  || scheduler.calls.isClosed) {
                 books.completeExceptionally(failure);
               } else {
                 long most = Math.min(backoffMs, END_BACKOFF_MAX_MS);
                 long pauseMs = ThreadLocalRandom.current().nextLong(most / 2, most + 1);
-                FailoverChannel.after(
+                Calls.after(
                     Duration.ofMillis(pauseMs), () -> deliver(request, expiry, 2 * most));
               }
             });
@@ -176,7 +187,7 @@ public final class Admission implements AutoCloseable {
       request = ProgressRequest.newBuilder().addLeases(report).build();
     }
     scheduler
-        .channel
+        .calls
         .ask(SchedulerServiceGrpc.getProgressMethod(), request)
         .whenComplete(
             (found, failure) -> {
@@ -184,7 +195,7 @@ public final class Admission implements AutoCloseable {
                 found.getLeasesList().forEach(this::obey);
               }
               Duration pause = failure == null ? renewalPause() : renewalPause().dividedBy(8);
-              FailoverChannel.after(pause, this::renew);
+              Calls.after(pause, this::renew);
             });
   }
 

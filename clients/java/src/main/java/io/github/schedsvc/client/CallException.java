@@ -11,7 +11,6 @@ import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
 import java.time.Duration;
 import java.util.List;
-import java.util.Optional;
 
 /** Says that a call failed. It is gRPC's exception, with the details of the contract. */
 public final class CallException extends StatusRuntimeException {
@@ -29,15 +28,13 @@ public final class CallException extends StatusRuntimeException {
 
   /** Returns the fields of the request that were wrong. */
   public List<FieldViolation> fields() {
-    return detail(BadRequest.class).map(BadRequest::getFieldViolationsList).orElse(List.of());
+    return detail(BadRequest.class, BadRequest.getDefaultInstance()).getFieldViolationsList();
   }
 
   /** Returns zero if the scheduler did not state a time. */
   public Duration retryAfter() {
-    return detail(RetryInfo.class)
-        .map(RetryInfo::getRetryDelay)
-        .map(delay -> Duration.ofSeconds(delay.getSeconds(), delay.getNanos()))
-        .orElse(Duration.ZERO);
+    RetryInfo retry = detail(RetryInfo.class, RetryInfo.getDefaultInstance());
+    return Duration.ofSeconds(retry.getRetryDelay().getSeconds(), retry.getRetryDelay().getNanos());
   }
 
   /** Returns whether the same call may succeed later. */
@@ -47,16 +44,16 @@ public final class CallException extends StatusRuntimeException {
   }
 
   /** Returns a detail of the failure, if it has one that can be read. */
-  private <M extends Message> Optional<M> detail(Class<M> kind) {
+  private <M extends Message> M detail(Class<M> kind, M absent) {
     try {
       for (Any detail : StatusProto.fromThrowable(this).getDetailsList()) {
         if (detail.is(kind)) {
-          return Optional.of(detail.unpack(kind));
+          return detail.unpack(kind);
         }
       }
     } catch (InvalidProtocolBufferException e) {
-      return Optional.empty(); // The status counts all the same.
+      return absent; // The status counts all the same.
     }
-    return Optional.empty();
+    return absent;
   }
 }

@@ -4,7 +4,6 @@ import io.github.schedsvc.v1.AdmitResponse;
 import io.github.schedsvc.v1.Outcome;
 import io.github.schedsvc.v1.Refusal;
 import java.time.Duration;
-import java.time.temporal.ChronoUnit;
 
 /** Is the scheduler's verdict that a request does not run. */
 public final class RefusedException extends Exception {
@@ -41,7 +40,7 @@ public final class RefusedException extends Exception {
 
   /** Returns the time from the request's arrival to the verdict. */
   public Duration queueDuration() {
-    return Duration.of(response.getQueueDurationUs(), ChronoUnit.MICROS);
+    return Duration.ofNanos(1_000 * response.getQueueDurationUs());
   }
 
   private static Outcome known(Outcome outcome) {

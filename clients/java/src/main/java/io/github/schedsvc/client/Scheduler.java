@@ -9,14 +9,11 @@ import io.github.schedsvc.v1.Outcome;
 import io.github.schedsvc.v1.RequestState;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
 import io.grpc.CallOptions;
-import io.grpc.Channel;
-import io.grpc.ChannelCredentials;
-import io.grpc.ClientCall;
 import io.grpc.Context;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
-import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
+import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.List;
@@ -26,7 +23,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Consumer;
+import java.util.function.Function;
 
 /**
  * Is a client of one scheduler, or of several of which one leads. It is safe for use by many
@@ -36,7 +33,7 @@ import java.util.function.Consumer;
  * try (Scheduler scheduler = Scheduler.builder("a:7600,b:7600").build();
  *     Admission admission = scheduler.admit(request)) {
  *   ...
- *   admission.complete(Totals.of(512, 97));
+ *   admission.complete(LeaseProgress.newBuilder().setInputTokens(512).setOutputTokens(97).build());
  * }
  * }</pre>
  */
@@ -46,14 +43,14 @@ public final class Scheduler implements AutoCloseable {
 
   private static final Duration CLOSE_WAIT = Duration.ofSeconds(10);
 
-  final FailoverChannel channel;
+  final Calls calls;
   /** Has the requests that wait and the admissions, each with how to end it. */
   private final Map<CompletableFuture<?>, Runnable> ends = new ConcurrentHashMap<>();
 
   private volatile boolean isClosed;
 
   private Scheduler(Builder builder) {
-    channel = new FailoverChannel(builder);
+    calls = new Calls(builder);
   }
 
   /**
@@ -65,11 +62,19 @@ public final class Scheduler implements AutoCloseable {
   }
 
   /**
-   * Returns a channel on which generated stubs make each unary call of the contract, with the
-   * credentials and the failover of this client.
+   * Makes any unary call of the contract, with the credentials and the failover of this client. The
+   * deadline of the options bounds it, and the caller's gRPC {@link Context} ends it. The future
+   * fails with a {@link CallException}.
+   *
+   * <pre>{@code
+   * scheduler.call(SchedulerServiceGrpc.getStatsMethod(), request, CallOptions.DEFAULT)
+   * }</pre>
+   *
+   * @throws io.grpc.StatusRuntimeException if the method has a stream
    */
-  public Channel channel() {
-    return channel;
+  public <Q, R> CompletableFuture<R> call(
+      MethodDescriptor<Q, R> method, Q request, CallOptions options) {
+    return calls.call(method, request, options, Context.current());
   }
 
   /**
@@ -121,11 +126,11 @@ public final class Scheduler implements AutoCloseable {
       settled.complete(null);
       return CompletableFuture.failedFuture(closed());
     }
-    ClientCall<AdmitRequest, AdmitResponse> call =
-        channel.newCall(SchedulerServiceGrpc.getAdmitMethod(), CallOptions.DEFAULT);
-    settle(FailoverChannel.send(call, asked, new CompletableFuture<>()), asked, admitted)
-        .whenComplete((books, failure) -> settled.complete(null));
-    admitted.whenComplete((admission, failure) -> call.cancel("it was withdrawn", failure));
+    Context.CancellableContext context = Context.current().withCancellation();
+    MethodDescriptor<AdmitRequest, AdmitResponse> method = SchedulerServiceGrpc.getAdmitMethod();
+    settle(calls.call(method, asked, CallOptions.DEFAULT, context), asked, admitted)
+        .whenComplete((nothing, failure) -> settled.complete(null));
+    admitted.whenComplete((admission, failure) -> context.cancel(failure));
     return admitted;
   }
 
@@ -149,7 +154,7 @@ public final class Scheduler implements AutoCloseable {
     List.copyOf(ends.values()).forEach(Runnable::run);
     CompletableFuture<?>[] open = ends.keySet().toArray(new CompletableFuture<?>[0]);
     boolean areDone = await(CompletableFuture.allOf(open), most);
-    channel.close();
+    calls.close();
     return areDone;
   }
 
@@ -210,14 +215,14 @@ public final class Scheduler implements AutoCloseable {
             .setTenant(asked.getTenant())
             .build();
     AdmitRequest again = asked.toBuilder().setQueueTtlMs(1).build();
-    return channel
+    return calls
         .ask(ExplainServiceGrpc.getExplainMethod(), question)
         .thenCompose(
             found ->
                 found.getRequestsList().stream()
                         .anyMatch(story -> story.getState() == RequestState.REQUEST_STATE_LIVE)
                     ? settle(
-                        channel.ask(SchedulerServiceGrpc.getAdmitMethod(), again), again, admitted)
+                        calls.ask(SchedulerServiceGrpc.getAdmitMethod(), again), again, admitted)
                     : CompletableFuture.completedFuture(null));
   }
 
@@ -236,8 +241,8 @@ public final class Scheduler implements AutoCloseable {
     String token;
     Duration failoverWait = Duration.ofSeconds(5);
     Duration silentAfter = Duration.ofMillis(1500);
-    private ChannelCredentials credentials = InsecureChannelCredentials.create();
-    private Consumer<ManagedChannelBuilder<?>> configure = channel -> {};
+    Function<String, ManagedChannelBuilder<?>> connect =
+        target -> Grpc.newChannelBuilder(target, InsecureChannelCredentials.create());
 
     private Builder(String targets) {
       this.targets = new Targets(targets);
@@ -249,15 +254,12 @@ public final class Scheduler implements AutoCloseable {
       return this;
     }
 
-    /** Connects with these credentials; {@link io.grpc.TlsChannelCredentials} make it TLS. */
-    public Builder credentials(ChannelCredentials credentials) {
-      this.credentials = credentials;
-      return this;
-    }
-
-    /** Configures the channel to each target: interceptors and all else that gRPC knows. */
-    public Builder configure(Consumer<ManagedChannelBuilder<?>> configure) {
-      this.configure = configure;
+    /**
+     * Makes the channel to each target: for TLS by {@link Grpc#newChannelBuilder} with {@link
+     * io.grpc.TlsChannelCredentials}, with interceptors and all else that gRPC knows.
+     */
+    public Builder connect(Function<String, ManagedChannelBuilder<?>> connect) {
+      this.connect = connect;
       return this;
     }
 
@@ -276,12 +278,6 @@ public final class Scheduler implements AutoCloseable {
     /** Makes the client. */
     public Scheduler build() {
       return new Scheduler(this);
-    }
-
-    ManagedChannel connect(String target) {
-      ManagedChannelBuilder<?> channel = Grpc.newChannelBuilder(target, credentials);
-      configure.accept(channel);
-      return channel.build();
     }
   }
 }

@@ -110,14 +110,7 @@ final class Targets {
   static final class Fence {
     static final int FENCES_MAX = 1024;
 
-    static final Map<Set<String>, Fence> FENCES =
-        Collections.synchronizedMap(
-            new LinkedHashMap<>() {
-              @Override
-              protected boolean removeEldestEntry(Map.Entry<Set<String>, Fence> eldest) {
-                return size() > FENCES_MAX;
-              }
-            });
+    static final Map<Set<String>, Fence> FENCES = new LinkedHashMap<>();
 
     private final boolean strict;
     private long term;
@@ -128,8 +121,12 @@ final class Targets {
     }
 
     /** Returns this process's fence for the schedulers of a list, in whatever order. */
-    static Fence of(List<String> targets) {
-      return FENCES.computeIfAbsent(Set.copyOf(targets), all -> new Fence(all.size() > 1));
+    static synchronized Fence of(List<String> targets) {
+      Set<String> key = Set.copyOf(targets);
+      if (FENCES.size() >= FENCES_MAX && !FENCES.containsKey(key)) {
+        FENCES.remove(FENCES.keySet().iterator().next());
+      }
+      return FENCES.computeIfAbsent(key, all -> new Fence(all.size() > 1));
     }
 
     /** Returns whether an answer under this leadership has an effect; notes a higher one. */

@@ -3,7 +3,11 @@ package io.github.schedsvc.client;
 import static io.github.schedsvc.client.Requests.await;
 import static io.github.schedsvc.client.Requests.codeOf;
 import static io.github.schedsvc.client.Requests.failureOf;
+import static io.github.schedsvc.client.Requests.input;
+import static io.github.schedsvc.client.Requests.nothing;
+import static io.github.schedsvc.client.Requests.output;
 import static io.github.schedsvc.client.Requests.request;
+import static io.github.schedsvc.client.Requests.stats;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertSame;
@@ -18,12 +22,15 @@ import io.github.schedsvc.v1.LeaseState;
 import io.github.schedsvc.v1.Outcome;
 import io.github.schedsvc.v1.Refusal;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
-import io.github.schedsvc.v1.StatsRequest;
+import io.github.schedsvc.v1.SessionRequest;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
+import io.grpc.ChannelCredentials;
 import io.grpc.ClientCall;
 import io.grpc.ClientInterceptor;
 import io.grpc.Context;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
@@ -33,6 +40,7 @@ import java.util.Collections;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -43,6 +51,8 @@ import org.junit.jupiter.params.provider.EnumSource;
 
 @Timeout(120)
 class AdmissionTest {
+  private static final ChannelCredentials PLAIN = InsecureChannelCredentials.create();
+
   private final FakeScheduler fake = new FakeScheduler(1);
   private final Scheduler scheduler = Scheduler.builder(fake.target()).build();
 
@@ -57,10 +67,10 @@ class AdmissionTest {
     fake.fail("Complete", Status.Code.UNAVAILABLE, 5);
     fake.fail("Complete", Status.Code.DEADLINE_EXCEEDED, 1);
     Admission admission = scheduler.admit(request());
-    CompleteResponse books = await(admission.complete(Totals.of(0, 3)));
+    CompleteResponse books = await(admission.complete(output(3)));
     assertEquals(3, books.getOutputTokens());
     assertEquals(Outcome.OUTCOME_COMPLETED, books.getOutcome());
-    assertSame(books, await(admission.cancel(Totals.of(0, 50))), "the first end wins");
+    assertSame(books, await(admission.cancel(output(50))), "the first end wins");
     scheduler.admit(request()).close();
     assertEquals(7 + 1, fake.count("Complete"));
     assertEquals(0, fake.live());
@@ -71,7 +81,7 @@ class AdmissionTest {
   void endThatCannotSucceedIsNotRepeated() throws Exception {
     fake.fail("Complete", Status.Code.NOT_FOUND, 2);
     Admission admission = scheduler.admit(request());
-    assertEquals(Status.Code.NOT_FOUND, codeOf(failureOf(admission.cancel(Totals.UNKNOWN))));
+    assertEquals(Status.Code.NOT_FOUND, codeOf(failureOf(admission.cancel(nothing()))));
     admission.close();
     assertEquals(1, fake.count("Complete"));
   }
@@ -84,7 +94,7 @@ class AdmissionTest {
     assertTrue(fake.count("Complete") > 0);
     assertEquals(1, fake.live());
     fake.failNoMore("Complete");
-    await(admission.complete(Totals.UNKNOWN));
+    await(admission.complete(nothing()));
     assertEquals(0, fake.live());
   }
 
@@ -95,7 +105,7 @@ class AdmissionTest {
     context.cancel(null);
     Context previous = context.attach();
     try {
-      await(admission.complete(Totals.UNKNOWN));
+      await(admission.complete(nothing()));
     } finally {
       context.detach(previous);
     }
@@ -106,9 +116,9 @@ class AdmissionTest {
   void callerCannotDisturbTheFutureOfAnEnd() throws Exception {
     fake.fail("Complete", Status.Code.UNAVAILABLE, 2);
     Admission admission = scheduler.admit(request());
-    admission.complete(Totals.UNKNOWN).cancel(true);
+    admission.complete(nothing()).cancel(true);
     assertEquals(
-        Outcome.OUTCOME_COMPLETED, await(admission.cancel(Totals.UNKNOWN)).getOutcome());
+        Outcome.OUTCOME_COMPLETED, await(admission.cancel(nothing())).getOutcome());
   }
 
   @Test
@@ -135,7 +145,7 @@ class AdmissionTest {
       Admission admission = client.admit(request());
       away.fail("Complete", Status.Code.UNAVAILABLE, 10_000);
       assertFalse(client.close(Duration.ZERO));
-      assertEquals(Status.Code.UNAVAILABLE, codeOf(failureOf(admission.complete(Totals.UNKNOWN))));
+      assertEquals(Status.Code.UNAVAILABLE, codeOf(failureOf(admission.complete(nothing()))));
     }
   }
 
@@ -212,7 +222,9 @@ class AdmissionTest {
     // The verdict reaches the client's thread, which withdraws before it hands it on.
     ClientInterceptor late = new OnClose(() -> asked.forEach(future -> future.cancel(true)));
     try (Scheduler client =
-        Scheduler.builder(fake.target()).configure(channel -> channel.intercept(late)).build()) {
+        Scheduler.builder(fake.target())
+            .connect(target -> Grpc.newChannelBuilder(target, PLAIN).intercept(late))
+            .build()) {
       fake.decision =
           (request, answer) -> {
             fake.until(() -> asked.size() == 1);
@@ -249,7 +261,8 @@ class AdmissionTest {
   @Test
   void totalsBeyondTheLimitsAreBroughtWithinThem() throws Exception {
     Admission admission = scheduler.admit(request());
-    admission.complete(Totals.of(-1, 1L << 40).withCachedInput(-9)).get();
+    admission.report(output(1L << 40));
+    await(admission.complete(input(-1, -9)));
     CompleteRequest end = fake.leases.get(1L).ends.get(0);
     assertEquals(0, end.getInputTokens());
     assertEquals(0, end.getCachedInputTokens());
@@ -263,8 +276,8 @@ class AdmissionTest {
   void lostLeaseIsSaid(LeaseState state) throws Exception {
     fake.ttlMs = 30;
     try (Admission admission = scheduler.admit(request())) {
-      admission.report(Totals.of(100, 0).withCachedInput(16));
-      admission.report(Totals.of(0, 7));
+      admission.report(input(100, 16));
+      admission.report(output(7));
       List<LeaseProgress> reports = fake.leases.get(1L).reports;
       fake.until(
           () -> {
@@ -378,27 +391,23 @@ class AdmissionTest {
     try (Scheduler client =
         Scheduler.builder(fake.target())
             .token("secret")
-            .configure(channel -> channel.intercept(interceptor))
+            .connect(target -> Grpc.newChannelBuilder(target, PLAIN).intercept(interceptor))
             .build()) {
       client.admit(request()).close();
     }
     assertEquals(List.of("Admit", "Complete"), methods);
-    assertEquals("Bearer secret", fake.headers.get(0).get(FailoverChannel.key("authorization")));
+    assertEquals("Bearer secret", fake.headers.get(0).get(Calls.key("authorization")));
   }
 
   @Test
-  void generatedStubsCallThroughTheClient() {
-    SchedulerServiceGrpc.SchedulerServiceBlockingStub stub =
-        SchedulerServiceGrpc.newBlockingStub(scheduler.channel());
-    stub.stats(StatsRequest.getDefaultInstance());
+  void eachMethodIsCalledThroughTheClient() throws Exception {
+    stats(scheduler, CallOptions.DEFAULT);
     fake.hangs = true;
-    StatusRuntimeException failure =
-        assertThrows(
-            StatusRuntimeException.class,
-            () ->
-                stub.withDeadlineAfter(100, TimeUnit.MILLISECONDS)
-                    .stats(StatsRequest.getDefaultInstance()));
-    assertEquals(Status.Code.DEADLINE_EXCEEDED, failure.getStatus().getCode());
+    CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(100, TimeUnit.MILLISECONDS);
+    Throwable failure =
+        assertThrows(ExecutionException.class, () -> stats(scheduler, options)).getCause();
+    assertEquals(CallException.class, failure.getClass());
+    assertEquals(Status.Code.DEADLINE_EXCEEDED, codeOf(failure));
     assertEquals(2, fake.count("Stats"));
   }
 
@@ -407,19 +416,11 @@ class AdmissionTest {
     StatusRuntimeException failure =
         assertThrows(
             StatusRuntimeException.class,
-            () -> SchedulerServiceGrpc.newStub(scheduler.channel()).session(null));
-    assertEquals(Status.Code.UNIMPLEMENTED, failure.getStatus().getCode());
-  }
-
-  @Test
-  void callThatIsCancelledBeforeItIsSentEnds() throws Exception {
-    ClientCall<StatsRequest, ?> call =
-        scheduler.channel().newCall(SchedulerServiceGrpc.getStatsMethod(), CallOptions.DEFAULT);
-    CompletableFuture<Status> ended = new CompletableFuture<>();
-    call.start(OnClose.listener(ended::complete), new io.grpc.Metadata());
-    call.cancel("not wanted", null);
-    assertEquals(Status.Code.CANCELLED, await(ended).getCode());
-    call.halfClose();
-    assertEquals(List.of(), fake.calls);
+            () ->
+                scheduler.call(
+                    SchedulerServiceGrpc.getSessionMethod(),
+                    SessionRequest.getDefaultInstance(),
+                    CallOptions.DEFAULT));
+    assertEquals("UNIMPLEMENTED: only unary calls are made", failure.getMessage());
   }
 }

@@ -2,6 +2,8 @@ package io.github.schedsvc.client;
 
 import static io.github.schedsvc.client.Requests.await;
 import static io.github.schedsvc.client.Requests.codeOf;
+import static io.github.schedsvc.client.Requests.failureOf;
+import static io.github.schedsvc.client.Requests.nothing;
 import static io.github.schedsvc.client.Requests.request;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
@@ -11,8 +13,9 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import io.github.schedsvc.v1.CompleteResponse;
 import io.github.schedsvc.v1.Leadership;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
-import io.github.schedsvc.v1.SchedulerServiceGrpc.SchedulerServiceBlockingStub;
 import io.github.schedsvc.v1.StatsRequest;
+import io.grpc.CallOptions;
+import io.grpc.Context;
 import io.grpc.Status;
 import java.io.IOException;
 import java.net.ServerSocket;
@@ -20,6 +23,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
@@ -56,12 +60,8 @@ class FailoverTest {
     return open(Scheduler.builder(both));
   }
 
-  private static SchedulerServiceBlockingStub stub(Scheduler scheduler) {
-    return SchedulerServiceGrpc.newBlockingStub(scheduler.channel());
-  }
-
-  private static void stats(Scheduler scheduler) {
-    stub(scheduler).stats(StatsRequest.getDefaultInstance());
+  private static void stats(Scheduler scheduler) throws Exception {
+    Requests.stats(scheduler, CallOptions.DEFAULT);
   }
 
   private static Leadership led(long term, String leader) {
@@ -73,7 +73,7 @@ class FailoverTest {
     a.close();
     try (Admission admission = open().admit(request())) {
       assertEquals(101, admission.grant().getLeaseId());
-      await(admission.complete(Totals.UNKNOWN));
+      await(admission.complete(nothing()));
     }
   }
 
@@ -93,7 +93,7 @@ class FailoverTest {
     a.hangs = true;
     Admission admission = open(Scheduler.builder(both).silentAfter(SOON)).admit(request());
     assertEquals(101, admission.grant().getLeaseId());
-    assertTrue(a.count("Progress") >= FailoverChannel.PROBES_MAX);
+    assertTrue(a.count("Progress") >= Calls.PROBES_MAX);
     assertEquals(1, b.count("Admit"));
     stats(open(Scheduler.builder(both).silentAfter(SOON))); // It has a deadline of its own.
     assertEquals(1, a.count("Stats"));
@@ -126,7 +126,7 @@ class FailoverTest {
   }
 
   @Test
-  void namedLeaderIsAskedIfItIsInTheList() {
+  void namedLeaderIsAskedIfItIsInTheList() throws Exception {
     a.leader = c.target();
     Scheduler scheduler = open(Scheduler.builder(both + "," + c.target()));
     stats(scheduler);
@@ -151,7 +151,7 @@ class FailoverTest {
         assertThrows(CallException.class, () -> scheduler.admit(request()));
     assertEquals(Status.Code.UNAVAILABLE, codeOf(failure));
     assertFalse(b.admits.isEmpty());
-    assertEquals("5", b.headers.get(0).get(FailoverChannel.key("schedsvc-term")));
+    assertEquals("5", b.headers.get(0).get(Calls.key("schedsvc-term")));
     synchronized (b) {
       b.leadership = led(6, "b/2");
     }
@@ -176,7 +176,7 @@ class FailoverTest {
     }
     b.until(() -> lost.reports.size() >= 2);
     assertFalse(admission.lost().isDone());
-    CompletableFuture<CompleteResponse> books = admission.complete(Totals.UNKNOWN);
+    CompletableFuture<CompleteResponse> books = admission.complete(nothing());
     b.until(() -> lost.ends.size() >= 2);
     assertFalse(books.isDone());
     synchronized (a) {
@@ -191,7 +191,7 @@ class FailoverTest {
   void answerAboutTheCallerIsFinal() {
     a.fail("Stats", Status.Code.UNAUTHENTICATED, 1);
     Scheduler scheduler = open();
-    Throwable failure = assertThrows(Exception.class, () -> stats(scheduler));
+    Throwable failure = assertThrows(ExecutionException.class, () -> stats(scheduler));
     assertEquals(Status.Code.UNAUTHENTICATED, codeOf(failure));
     assertEquals(List.of(), b.calls);
   }
@@ -201,25 +201,27 @@ class FailoverTest {
     a.close();
     b.close();
     Scheduler scheduler = open(Scheduler.builder(both).failoverWait(Duration.ofHours(1)));
-    SchedulerServiceBlockingStub stub =
-        stub(scheduler).withDeadlineAfter(300, TimeUnit.MILLISECONDS);
-    assertThrows(Exception.class, () -> stub.stats(StatsRequest.getDefaultInstance()));
+    CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(300, TimeUnit.MILLISECONDS);
+    assertThrows(ExecutionException.class, () -> Requests.stats(scheduler, options));
   }
 
   @Test
-  void retriesEndWithAnInterrupt() throws Exception {
+  void retriesEndWithTheirContext() throws Exception {
     a.close();
     b.close();
     Scheduler scheduler = open(Scheduler.builder(both).failoverWait(Duration.ofHours(1)));
     for (int i = 0; i < 20; i++) {
-      CompletableFuture<Throwable> ended = new CompletableFuture<>();
-      Thread caller =
-          new Thread(
-              () -> ended.complete(assertThrows(Exception.class, () -> stats(scheduler))));
-      caller.start();
+      Context.CancellableContext context = Context.current().withCancellation();
+      CompletableFuture<?> waiting =
+          context.call(
+              () ->
+                  scheduler.call(
+                      SchedulerServiceGrpc.getStatsMethod(),
+                      StatsRequest.getDefaultInstance(),
+                      CallOptions.DEFAULT));
       Thread.sleep(5 * i);
-      caller.interrupt();
-      assertEquals(Status.Code.CANCELLED, codeOf(await(ended)));
+      context.cancel(null);
+      assertEquals(Status.Code.CANCELLED, codeOf(failureOf(waiting)));
     }
   }
 

@@ -216,7 +216,7 @@ public final class FakeScheduler implements AutoCloseable {
         }
         if (!leader.isEmpty()) {
           Metadata trailers = new Metadata();
-          trailers.put(FailoverChannel.key("schedsvc-leader"), leader);
+          trailers.put(Calls.key("schedsvc-leader"), leader);
           call.close(Status.UNAVAILABLE.withDescription("another scheduler leads"), trailers);
           return new ServerCall.Listener<>() {};
         }

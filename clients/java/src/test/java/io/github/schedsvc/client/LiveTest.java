@@ -3,6 +3,8 @@ package io.github.schedsvc.client;
 import static io.github.schedsvc.client.Requests.await;
 import static io.github.schedsvc.client.Requests.codeOf;
 import static io.github.schedsvc.client.Requests.failureOf;
+import static io.github.schedsvc.client.Requests.input;
+import static io.github.schedsvc.client.Requests.output;
 import static io.github.schedsvc.client.Requests.request;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
@@ -22,8 +24,9 @@ import io.github.schedsvc.v1.PoolStats;
 import io.github.schedsvc.v1.RequestState;
 import io.github.schedsvc.v1.RequestStory;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
-import io.github.schedsvc.v1.StatsRequest;
 import io.github.schedsvc.v1.StatsResponse;
+import io.github.schedsvc.v1.Totals;
+import io.grpc.CallOptions;
 import io.grpc.Status;
 import java.io.IOException;
 import java.time.Duration;
@@ -45,8 +48,6 @@ class LiveTest {
   private static final long TTL_MS = 3_000;
 
   private final Scheduler scheduler = builder().build();
-  private final SchedulerServiceGrpc.SchedulerServiceBlockingStub stub =
-      SchedulerServiceGrpc.newBlockingStub(scheduler.channel());
 
   private static Scheduler.Builder builder() {
     try {
@@ -57,18 +58,18 @@ class LiveTest {
   }
 
   @AfterEach
-  void nothingIsLeft() {
-    io.github.schedsvc.v1.Totals totals = stats().getTotals();
+  void nothingIsLeft() throws Exception {
+    Totals totals = stats().getTotals();
     assertEquals(
         0, totals.getQueued() + totals.getLiveLeases() + totals.getPromisedTokens(), "" + totals);
     assertTrue(scheduler.close(Duration.ofMinutes(1)));
   }
 
-  private StatsResponse stats() {
-    return stub.stats(StatsRequest.getDefaultInstance());
+  private StatsResponse stats() throws Exception {
+    return Requests.stats(scheduler, CallOptions.DEFAULT);
   }
 
-  private FlowStats flow() {
+  private FlowStats flow() throws Exception {
     return stats().getFlowsList().stream()
         .filter(flow -> flow.getTenant().equals("red"))
         .findFirst()
@@ -79,9 +80,9 @@ class LiveTest {
     return scheduler.admit(request().toBuilder().setReportsProgress(true).build());
   }
 
-  private List<RequestStory> explain(String id) {
-    return ExplainServiceGrpc.newBlockingStub(scheduler.channel())
-        .explain(ExplainRequest.newBuilder().setRequestId(id).setTenant("red").build())
+  private List<RequestStory> explain(String id) throws Exception {
+    ExplainRequest asked = ExplainRequest.newBuilder().setRequestId(id).setTenant("red").build();
+    return await(scheduler.call(ExplainServiceGrpc.getExplainMethod(), asked, CallOptions.DEFAULT))
         .getRequestsList();
   }
 
@@ -91,7 +92,7 @@ class LiveTest {
     Admission admission = admit();
     assertEquals("main", admission.grant().getPool());
     assertTrue(admission.grant().getReservedTokens() >= 120);
-    admission.report(Totals.of(100, 0).withCachedInput(16));
+    admission.report(input(100, 16));
     assertEquals(
         CompleteResponse.newBuilder()
             .setOutcome(Outcome.OUTCOME_COMPLETED)
@@ -99,7 +100,7 @@ class LiveTest {
             .setCachedInputTokens(16)
             .setOutputTokens(7)
             .build(),
-        await(admission.complete(Totals.of(0, 7))));
+        await(admission.complete(output(7))));
     assertEquals(1, flow().getCompleted() - before.getCompleted());
     assertEquals(7, flow().getOutputTokens() - before.getOutputTokens());
   }
@@ -178,17 +179,19 @@ class LiveTest {
     }
     assertEquals(1, pool.getLiveLeases());
     assertFalse(admission.lost().isDone());
-    assertEquals(9, await(admission.complete(Totals.of(100, 9))).getOutputTokens());
+    admission.report(input(100, 0));
+    assertEquals(9, await(admission.complete(output(9))).getOutputTokens());
   }
 
   @Test
   void lostLeaseIsSaid() throws Exception {
     try (Admission admission = admit()) {
-      stub.complete(
+      CompleteRequest end =
           CompleteRequest.newBuilder()
               .setLeaseId(admission.grant().getLeaseId())
               .setPoolEpoch(admission.grant().getPoolEpoch())
-              .build());
+              .build();
+      await(scheduler.call(SchedulerServiceGrpc.getCompleteMethod(), end, CallOptions.DEFAULT));
       await(admission.lost());
     }
   }

@@ -9,7 +9,6 @@ import io.grpc.ForwardingClientCallListener.SimpleForwardingClientCallListener;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
-import java.util.function.Consumer;
 
 /** Does something before a call learns its end. */
 final class OnClose implements ClientInterceptor {
@@ -17,16 +16,6 @@ final class OnClose implements ClientInterceptor {
 
   OnClose(Runnable work) {
     this.work = work;
-  }
-
-  /** Returns a listener that only hears how a call ends. */
-  static <R> ClientCall.Listener<R> listener(Consumer<Status> ended) {
-    return new ClientCall.Listener<>() {
-      @Override
-      public void onClose(Status status, Metadata trailers) {
-        ended.accept(status);
-      }
-    };
   }
 
   @Override

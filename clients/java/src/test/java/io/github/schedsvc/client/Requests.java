@@ -3,6 +3,11 @@ package io.github.schedsvc.client;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import io.github.schedsvc.v1.AdmitRequest;
+import io.github.schedsvc.v1.LeaseProgress;
+import io.github.schedsvc.v1.SchedulerServiceGrpc;
+import io.github.schedsvc.v1.StatsRequest;
+import io.github.schedsvc.v1.StatsResponse;
+import io.grpc.CallOptions;
 import io.grpc.Status;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
@@ -18,6 +23,27 @@ final class Requests {
         .addInputTokens(100)
         .setMaxOutputTokens(20)
         .build();
+  }
+
+  /** Returns the totals of no token that is known. */
+  static LeaseProgress nothing() {
+    return LeaseProgress.getDefaultInstance();
+  }
+
+  static LeaseProgress input(long tokens, long cachedTokens) {
+    return LeaseProgress.newBuilder()
+        .setInputTokens(tokens)
+        .setCachedInputTokens(cachedTokens)
+        .build();
+  }
+
+  static LeaseProgress output(long tokens) {
+    return LeaseProgress.newBuilder().setOutputTokens(tokens).build();
+  }
+
+  static StatsResponse stats(Scheduler scheduler, CallOptions options) throws Exception {
+    StatsRequest request = StatsRequest.getDefaultInstance();
+    return await(scheduler.call(SchedulerServiceGrpc.getStatsMethod(), request, options));
   }
 
   static <T> T await(CompletableFuture<T> future) throws Exception {

@@ -2,8 +2,8 @@ package io.github.schedsvc.client.servlet;
 
 import io.github.schedsvc.client.Admission;
 import io.github.schedsvc.client.Scheduler;
-import io.github.schedsvc.client.Totals;
 import io.github.schedsvc.v1.AdmitRequest;
+import io.github.schedsvc.v1.LeaseProgress;
 import jakarta.servlet.AsyncContext;
 import jakarta.servlet.AsyncEvent;
 import jakarta.servlet.AsyncListener;
@@ -171,9 +171,9 @@ public final class GateFilter implements Filter {
   /** Ends the lease. The answer does not wait for the scheduler; if the end fails, it expires. */
   private static void end(Admission admission, HttpServletResponse response, boolean isWhole) {
     if (isWhole && response.getStatus() < HttpServletResponse.SC_BAD_REQUEST) {
-      admission.complete(Totals.UNKNOWN);
+      admission.complete(LeaseProgress.getDefaultInstance());
     } else {
-      admission.cancel(Totals.UNKNOWN);
+      admission.cancel(LeaseProgress.getDefaultInstance());
     }
   }
 

@@ -8,9 +8,9 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import io.github.schedsvc.client.FakeScheduler;
 import io.github.schedsvc.client.Scheduler;
-import io.github.schedsvc.client.Totals;
 import io.github.schedsvc.v1.AdmitRequest;
 import io.github.schedsvc.v1.CompleteRequest;
+import io.github.schedsvc.v1.LeaseProgress;
 import io.github.schedsvc.v1.Limit;
 import io.github.schedsvc.v1.LimitKind;
 import io.github.schedsvc.v1.Outcome;
@@ -170,7 +170,9 @@ class GateFilterTest {
         isAsync,
         (request, response) -> {
           String body = request.getReader().readLine();
-          GateFilter.turn(request).report(Totals.of(body.length(), 7));
+          LeaseProgress totals =
+              LeaseProgress.newBuilder().setInputTokens(body.length()).setOutputTokens(7).build();
+          GateFilter.turn(request).report(totals);
           response.getWriter().print("done");
         });
     HttpResponse<String> response = answerTo("red");

@@ -16,12 +16,11 @@ import io.github.schedsvc.v1.SchedulerServiceGrpc;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ClientCall;
-import io.grpc.ClientInterceptors;
+import io.grpc.ClientInterceptor;
+import io.grpc.Context;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
-import io.grpc.stub.ClientCalls;
 import io.grpc.stub.MetadataUtils;
-import io.grpc.stub.StreamObserver;
 import java.io.ByteArrayInputStream;
 import java.io.IOException;
 import java.io.InputStream;
@@ -45,12 +44,12 @@ public final class Conformance {
   private static final long PATIENCE_NANOS = TimeUnit.SECONDS.toNanos(20);
   private static final long POLL_MS = 20;
 
-  private final Channel channel;
+  private final Scheduler scheduler;
   private final Map<String, JsonElement> saved = new HashMap<>();
   private final Map<String, Started> calls = new HashMap<>();
 
-  private Conformance(Channel channel) {
-    this.channel = channel;
+  private Conformance(Scheduler scheduler) {
+    this.scheduler = scheduler;
   }
 
   /** Runs scripts. */
@@ -62,8 +61,8 @@ public final class Conformance {
     int code = 0;
     for (int i = 1; i < arguments.length; i++) {
       Path path = Path.of(arguments[i]);
-      try (Scheduler scheduler = Dialing.builder(arguments[0]).build()) {
-        int steps = new Conformance(scheduler.channel()).run(path);
+      try (Scheduler scheduler = Dialing.builder(arguments[0], new Headers()).build()) {
+        int steps = new Conformance(scheduler).run(path);
         System.out.printf("ok   %s: %d steps%n", path.getFileName(), steps);
       } catch (Mismatch e) {
         System.out.printf("FAIL %s %s%n", path.getFileName(), e.getMessage());
@@ -105,7 +104,7 @@ public final class Conformance {
     } else if (step.has("finish")) {
       judge(step, calls.remove(text(step, "finish")).outcome.join());
     } else if (step.has("cancel")) {
-      calls.get(text(step, "cancel")).call.cancel("the script cancels it", null);
+      calls.get(text(step, "cancel")).context.cancel(null);
     } else if (step.has("sleep_ms")) {
       Thread.sleep(step.get("sleep_ms").getAsLong());
     } else {
@@ -173,39 +172,28 @@ public final class Conformance {
     return start(
         method.toBuilder(new Bytes(), method.getResponseMarshaller()).build(),
         requestOf(step, method),
-        CallOptions.DEFAULT.withDeadlineAfter(deadlineMs, TimeUnit.MILLISECONDS),
-        headers);
+        CallOptions.DEFAULT
+            .withDeadlineAfter(deadlineMs, TimeUnit.MILLISECONDS)
+            .withOption(Headers.OPTION, headers));
   }
 
   private <R extends Message> Started start(
-      MethodDescriptor<byte[], R> method, byte[] request, CallOptions options, Metadata headers) {
-    Channel described =
-        ClientInterceptors.intercept(
-            channel, MetadataUtils.newAttachHeadersInterceptor(headers));
-    Started started = new Started(described.newCall(method, options));
-    @SuppressWarnings("unchecked")
-    ClientCall<byte[], R> call = (ClientCall<byte[], R>) started.call;
-    ClientCalls.asyncUnaryCall(
-        call,
-        request,
-        new StreamObserver<R>() {
-          @Override
-          public void onNext(R answer) {
-            JsonObject outcome = new JsonObject();
-            outcome.add("answer", asJson(answer));
-            started.outcome.complete(outcome);
-          }
-
-          @Override
-          public void onError(Throwable failure) {
-            JsonObject outcome = new JsonObject();
-            outcome.add("error", asJson(CallException.of(failure)));
-            started.outcome.complete(outcome);
-          }
-
-          @Override
-          public void onCompleted() {}
-        });
+      MethodDescriptor<byte[], R> method, byte[] request, CallOptions options) {
+    Started started = new Started();
+    started.context.run(
+        () ->
+            scheduler
+                .call(method, request, options)
+                .whenComplete(
+                    (answer, failure) -> {
+                      JsonObject outcome = new JsonObject();
+                      if (failure == null) {
+                        outcome.add("answer", asJson(answer));
+                      } else {
+                        outcome.add("error", asJson((CallException) failure));
+                      }
+                      started.outcome.complete(outcome);
+                    }));
     return started;
   }
 
@@ -279,11 +267,20 @@ public final class Conformance {
   }
 
   private static final class Started {
-    final ClientCall<byte[], ? extends Message> call;
+    final Context.CancellableContext context = Context.current().withCancellation();
     final CompletableFuture<JsonObject> outcome = new CompletableFuture<>();
+  }
 
-    Started(ClientCall<byte[], ? extends Message> call) {
-      this.call = call;
+  /** Sends the metadata of a step. */
+  private static final class Headers implements ClientInterceptor {
+    static final CallOptions.Key<Metadata> OPTION =
+        CallOptions.Key.createWithDefault("headers", new Metadata());
+
+    @Override
+    public <Q, R> ClientCall<Q, R> interceptCall(
+        MethodDescriptor<Q, R> method, CallOptions options, Channel next) {
+      return MetadataUtils.newAttachHeadersInterceptor(options.getOption(OPTION))
+          .interceptCall(method, options, next);
     }
   }
 

@@ -1,6 +1,10 @@
 package io.github.schedsvc.client.tool;
 
 import io.github.schedsvc.client.Scheduler;
+import io.grpc.ChannelCredentials;
+import io.grpc.ClientInterceptor;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
 import io.grpc.TlsChannelCredentials;
 import java.io.File;
 import java.io.IOException;
@@ -10,17 +14,17 @@ public final class Dialing {
   private Dialing() {}
 
   /** Takes the token in SCHEDSVC_TOKEN, and TLS if SCHEDSVC_TLS_CA_FILE is set. */
-  public static Scheduler.Builder builder(String target) throws IOException {
-    Scheduler.Builder builder = Scheduler.builder(target);
-    String token = System.getenv().getOrDefault("SCHEDSVC_TOKEN", "");
-    if (!token.isEmpty()) {
-      builder.token(token);
-    }
+  public static Scheduler.Builder builder(String target, ClientInterceptor... interceptors)
+      throws IOException {
     String authority = System.getenv().getOrDefault("SCHEDSVC_TLS_CA_FILE", "");
-    if (!authority.isEmpty()) {
-      builder.credentials(
-          TlsChannelCredentials.newBuilder().trustManager(new File(authority)).build());
-    }
-    return builder;
+    ChannelCredentials credentials =
+        authority.isEmpty()
+            ? InsecureChannelCredentials.create()
+            : TlsChannelCredentials.newBuilder().trustManager(new File(authority)).build();
+    Scheduler.Builder builder =
+        Scheduler.builder(target)
+            .connect(each -> Grpc.newChannelBuilder(each, credentials).intercept(interceptors));
+    String token = System.getenv().getOrDefault("SCHEDSVC_TOKEN", "");
+    return token.isEmpty() ? builder : builder.token(token);
   }
 }

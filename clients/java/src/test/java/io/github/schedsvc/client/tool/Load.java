@@ -3,8 +3,8 @@ package io.github.schedsvc.client.tool;
 import com.google.gson.Gson;
 import io.github.schedsvc.client.Admission;
 import io.github.schedsvc.client.Scheduler;
-import io.github.schedsvc.client.Totals;
 import io.github.schedsvc.v1.AdmitRequest;
+import io.github.schedsvc.v1.LeaseProgress;
 import io.github.schedsvc.v1.LeaseState;
 import java.io.IOException;
 import java.time.Duration;
@@ -82,13 +82,13 @@ public final class Load {
   private void serve(Callable<Admission> turn, double work, Runnable granted) throws Exception {
     try (Admission admission = turn.call()) {
       granted.run();
-      admission.report(Totals.of(100, 5));
+      admission.report(LeaseProgress.newBuilder().setInputTokens(100).setOutputTokens(5).build());
       try {
         LeaseState lost = admission.lost().get((long) (10_000 * work), TimeUnit.MICROSECONDS);
         throw new IllegalStateException("the lease is " + lost);
       } catch (TimeoutException e) {
         // A lease whose leader was killed is unknown to the next one; the request was served.
-        admission.complete(Totals.UNKNOWN);
+        admission.complete(LeaseProgress.getDefaultInstance());
       }
     }
   }

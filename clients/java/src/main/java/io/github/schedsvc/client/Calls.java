@@ -1,40 +1,41 @@
 package io.github.schedsvc.client;
 
+import com.google.common.util.concurrent.Futures;
+import com.google.common.util.concurrent.ListenableFuture;
 import com.google.protobuf.Descriptors.FieldDescriptor;
 import com.google.protobuf.Message;
 import io.github.schedsvc.v1.Leadership;
 import io.github.schedsvc.v1.ProgressRequest;
-import io.github.schedsvc.v1.ProgressResponse;
 import io.github.schedsvc.v1.SchedulerServiceGrpc;
 import io.grpc.CallOptions;
-import io.grpc.Channel;
 import io.grpc.ClientCall;
 import io.grpc.ConnectivityState;
 import io.grpc.Context;
+import io.grpc.Contexts;
 import io.grpc.Deadline;
 import io.grpc.ManagedChannel;
+import io.grpc.ManagedChannelBuilder;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import io.grpc.stub.ClientCalls;
 import io.grpc.stub.MetadataUtils;
-import io.grpc.stub.StreamObserver;
 import java.time.Duration;
 import java.util.EnumSet;
-import java.util.LinkedHashMap;
+import java.util.HashMap;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
-import java.util.function.Supplier;
+import java.util.function.Function;
 
 /**
  * Makes unary calls. With several targets it asks one after the other, until the deadline of the
  * call, and for at most a set time without one that leads.
  */
-final class FailoverChannel extends Channel {
+final class Calls {
   /** After this number of unanswered probes in a row a scheduler that holds a call is silent. */
   static final int PROBES_MAX = 3;
 
@@ -63,18 +64,18 @@ final class FailoverChannel extends Channel {
   private final String token;
   private final Duration failoverWait;
   private final Duration silentAfter;
-  private final Map<String, Link> links = new LinkedHashMap<>();
-  private volatile boolean isClosed;
+  private final Function<String, ManagedChannelBuilder<?>> connect;
+  private final Map<String, Link> links = new HashMap<>();
+  volatile boolean isClosed;
 
-  FailoverChannel(Scheduler.Builder options) {
+  Calls(Scheduler.Builder options) {
     this.targets = options.targets;
     this.fence = Targets.Fence.of(targets.all);
     this.token = options.token;
     this.failoverWait = options.failoverWait;
     this.silentAfter = options.silentAfter;
-    for (String target : targets.all) {
-      links.put(target, new Link(target, () -> options.connect(target)));
-    }
+    this.connect = options.connect;
+    targets.all.forEach(target -> links.put(target, new Link(target)));
     if (targets.several()) {
       probe();
     }
@@ -84,57 +85,24 @@ final class FailoverChannel extends Channel {
     return Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER);
   }
 
-  @Override
-  public String authority() {
-    return targets.ask();
-  }
-
-  @Override
-  public <Q, R> ClientCall<Q, R> newCall(MethodDescriptor<Q, R> method, CallOptions options) {
+  /** Makes a call, which the context ends. It fails with a {@link CallException}. */
+  <Q, R> CompletableFuture<R> call(
+      MethodDescriptor<Q, R> method, Q request, CallOptions options, Context context) {
     if (method.getType() != MethodDescriptor.MethodType.UNARY) {
       throw Status.UNIMPLEMENTED.withDescription("only unary calls are made").asRuntimeException();
     }
-    return new Call<>(method, options, Context.current());
+    Call<Q, R> call = new Call<>(method, request, options, context);
+    context.run(call::attempt);
+    return call.answer;
   }
 
-  /** Makes a call of this client's own, which no context of a caller cancels. */
+  /** Makes a call of this client's own, which no context of a caller ends. */
   <Q, R> CompletableFuture<R> ask(MethodDescriptor<Q, R> method, Q request) {
-    Call<Q, R> call = new Call<>(method, within(OWN_DEADLINE), Context.current().fork());
-    return send(call, request, new CompletableFuture<>());
+    return call(method, request, within(OWN_DEADLINE), Context.ROOT);
   }
 
   /**
-   * Makes a unary call, which fails with a {@link CallException}. The executor of the call runs
-   * each function that waits for the answer already: a blocking stub listens to that one alone.
-   */
-  static <Q, R> CompletableFuture<R> send(
-      ClientCall<Q, R> call, Q request, CompletableFuture<R> answer) {
-    ClientCalls.asyncUnaryCall(
-        call,
-        request,
-        new StreamObserver<R>() {
-          private R message;
-
-          @Override
-          public void onNext(R response) {
-            message = response;
-          }
-
-          @Override
-          public void onError(Throwable failure) {
-            answer.completeExceptionally(CallException.of(failure));
-          }
-
-          @Override
-          public void onCompleted() {
-            answer.complete(message);
-          }
-        });
-    return answer;
-  }
-
-  /**
-   * Runs work later, also if this is closed then: it finds the channel closed. All of the JVM's
+   * Runs work later, also if this is closed then: it finds the channels closed. All of the JVM's
    * delays share the thread, so the work must not wait.
    */
   static void after(Duration pause, Runnable work) {
@@ -146,13 +114,9 @@ final class FailoverChannel extends Channel {
     return CallOptions.DEFAULT.withDeadlineAfter(time.toNanos(), TimeUnit.NANOSECONDS);
   }
 
-  boolean isClosed() {
-    return isClosed;
-  }
-
   void close() {
     isClosed = true;
-    links.values().forEach(Link::close);
+    links.values().forEach(Link::hangUp);
   }
 
   private void probe() {
@@ -163,70 +127,30 @@ final class FailoverChannel extends Channel {
     }
   }
 
-  private static boolean isLate(Status status) {
-    return status.getCode() == Status.Code.DEADLINE_EXCEEDED;
-  }
-
   /** Is one call, whose attempts follow each other. */
-  private final class Call<Q, R> extends ClientCall<Q, R> {
+  private final class Call<Q, R> {
+    final CompletableFuture<R> answer = new CompletableFuture<>();
+
     private final MethodDescriptor<Q, R> method;
+    private final Q request;
     private final CallOptions options;
-    private final Context caller;
-    /** Is that of the attempts: its cancellation ends them, by gRPC. */
-    private final Context.CancellableContext context;
-    private final boolean isHeld;
-    private long awaySince;
-    private Listener<R> listener;
-    private Metadata headers;
-    private Q message;
-    private boolean hasBegun;
+    private final Context context;
+    private long awaySince = System.nanoTime();
 
-    Call(MethodDescriptor<Q, R> method, CallOptions options, Context caller) {
+    Call(MethodDescriptor<Q, R> method, Q request, CallOptions options, Context context) {
       this.method = method;
+      this.request = request;
       this.options = options;
-      this.caller = caller;
-      this.context = caller.withCancellation();
-      // An Admit may be held for long, so it is watched. Others are answered at once.
-      String name = SchedulerServiceGrpc.getAdmitMethod().getFullMethodName();
-      this.isHeld = method.getFullMethodName().equals(name);
+      this.context = context;
     }
 
-    @Override
-    public void start(Listener<R> listener, Metadata headers) {
-      this.listener = listener;
-      this.headers = headers;
-    }
-
-    @Override
-    public void request(int count) {} // The only answer comes at once.
-
-    @Override
-    public void sendMessage(Q message) {
-      this.message = message;
-    }
-
-    @Override
-    public synchronized void halfClose() {
-      if (!hasBegun) {
-        hasBegun = true;
-        awaySince = System.nanoTime();
-        context.run(this::ask);
-      }
-    }
-
-    @Override
-    public synchronized void cancel(String why, Throwable cause) {
-      context.cancel(
-          Status.CANCELLED.withDescription(why).withCause(cause).asRuntimeException());
-      if (listener != null) {
-        halfClose(); // If it was not sent, it ends without being sent.
-      }
-    }
-
-    private void ask() {
+    void attempt() {
       Link link = links.get(targets.ask());
       long began = System.nanoTime();
       CallOptions bounded = options;
+      // An Admit may be held for long, so it is watched. Others are answered at once.
+      String held = SchedulerServiceGrpc.getAdmitMethod().getFullMethodName();
+      boolean isHeld = method.getFullMethodName().equals(held);
       if (isHeld) {
         link.held.incrementAndGet();
       } else if (targets.several()) {
@@ -234,39 +158,31 @@ final class FailoverChannel extends Channel {
         Deadline last = options.getDeadline();
         bounded = options.withDeadline(last == null ? silent : silent.minimum(last));
       }
-      CompletableFuture<R> answer = new CompletableFuture<>();
-      answer.whenComplete((found, failure) -> ended(link, began, found, failure));
-      send(link.newCall(method, bounded, headers), message, answer);
-    }
-
-    private void ended(Link link, long began, R answer, Throwable failure) {
-      if (isHeld) {
-        link.held.decrementAndGet();
-      }
-      Status status = link.status(answer, failure);
-      Metadata trailers = failure == null ? new Metadata() : Status.trailersFromThrowable(failure);
-      if (status.isOk()) {
-        targets.answered();
-      } else if (goesOn(link, began, status, trailers)) {
-        return;
-      }
-      // The end of this call's context is none of the listener's.
-      caller.run(
-          () -> {
-            if (status.isOk()) {
-              listener.onHeaders(new Metadata());
-              listener.onMessage(answer);
+      CompletableFuture<R> sent = link.send(method, request, bounded);
+      sent.whenComplete(
+          (found, failure) -> {
+            if (isHeld) {
+              link.held.decrementAndGet();
             }
-            listener.onClose(status, trailers);
+            // The end of the context is none of those who wait for the answer.
+            if (failure == null) {
+              targets.answered();
+              Context.ROOT.run(() -> answer.complete(found));
+            } else if (!goesOn(link, began, failure)) {
+              boolean isEnded = context.isCancelled(); // Whatever an attempt met in that moment.
+              Throwable why =
+                  isEnded ? Contexts.statusFromCancelled(context).asRuntimeException() : failure;
+              Context.ROOT.run(() -> answer.completeExceptionally(CallException.of(why)));
+            }
           });
-      context.close();
     }
 
     /** Moves on to the next target, if that can help, and returns whether it does. */
-    private boolean goesOn(Link link, long began, Status status, Metadata trailers) {
+    private boolean goesOn(Link link, long began, Throwable failure) {
+      Status.Code code = Status.fromThrowable(failure).getCode();
       Deadline deadline = options.getDeadline();
       if (!targets.several()
-          || OF_CALLER.contains(status.getCode())
+          || OF_CALLER.contains(code)
           || context.isCancelled()
           || isClosed
           || (deadline != null && deadline.isExpired())) {
@@ -276,13 +192,15 @@ final class FailoverChannel extends Channel {
       if (now - began > failoverWait.toNanos()) { // It was held by one that answered until then.
         awaySince = now;
       }
-      Duration silent = isLate(status) ? silentAfter : Duration.ZERO;
-      Duration pauseMax = targets.moveOn(link.target, trailers.get(LEADER), now, silent);
+      Metadata trailers = Status.trailersFromThrowable(failure);
+      String leader = trailers == null ? null : trailers.get(LEADER);
+      Duration silent = code == Status.Code.DEADLINE_EXCEEDED ? silentAfter : Duration.ZERO;
+      Duration pauseMax = targets.moveOn(link.target, leader, now, silent);
       if (now - awaySince > failoverWait.toNanos()) {
         return false;
       }
       Duration pause = Duration.ofNanos(ThreadLocalRandom.current().nextLong(pauseMax.toNanos()));
-      after(pause, context.wrap(this::ask));
+      after(pause, context.wrap(this::attempt));
       return true;
     }
   }
@@ -293,49 +211,46 @@ final class FailoverChannel extends Channel {
     /** The number of Admits that it holds. */
     final AtomicInteger held = new AtomicInteger();
 
-    private final Supplier<ManagedChannel> connect;
     /** The number of unanswered probes in a row. */
     private final AtomicInteger missed = new AtomicInteger();
 
     private ManagedChannel channel;
     private long triedAt;
 
-    Link(String target, Supplier<ManagedChannel> connect) {
+    Link(String target) {
       this.target = target;
-      this.connect = connect;
-      this.channel = connect.get();
-    }
-
-    /** Returns a call with the credentials of this client, and the latest term that it knows. */
-    <Q, R> ClientCall<Q, R> newCall(
-        MethodDescriptor<Q, R> method, CallOptions options, Metadata headers) {
-      Metadata sent = new Metadata();
-      sent.merge(headers);
-      if (token != null) {
-        sent.put(AUTHORIZATION, "Bearer " + token);
-      }
-      if (fence.latest() != 0) {
-        sent.put(TERM, Long.toUnsignedString(fence.latest()));
-      }
-      return MetadataUtils.newAttachHeadersInterceptor(sent)
-          .interceptCall(method, options, ready());
+      this.channel = connect.apply(target).build();
     }
 
     /**
-     * Returns how an attempt has ended. An answer of a scheduler that leads no more is dropped: its
-     * status is UNAVAILABLE.
+     * Makes one attempt, with the credentials of this client, and the latest term that it knows. An
+     * answer of a scheduler that leads no more is dropped: its status is UNAVAILABLE.
      */
-    Status status(Object answer, Throwable failure) {
-      if (failure != null) {
-        return Status.fromThrowable(failure);
+    <Q, R> CompletableFuture<R> send(
+        MethodDescriptor<Q, R> method, Q request, CallOptions options) {
+      Metadata headers = new Metadata();
+      if (token != null) {
+        headers.put(AUTHORIZATION, "Bearer " + token);
       }
+      if (fence.latest() != 0) {
+        headers.put(TERM, Long.toUnsignedString(fence.latest()));
+      }
+      ClientCall<Q, R> call =
+          MetadataUtils.newAttachHeadersInterceptor(headers)
+              .interceptCall(method, options, ready());
+      ListenableFuture<R> sent = ClientCalls.futureUnaryCall(call, request);
+      return CompletableFuture.supplyAsync(
+          () -> obeyed(Futures.getUnchecked(sent)), done -> sent.addListener(done, Runnable::run));
+    }
+
+    private <R> R obeyed(R answer) {
       Message message = (Message) answer;
       FieldDescriptor field = message.getDescriptorForType().findFieldByName("leadership");
       if (field == null || fence.obeys((Leadership) message.getField(field))) {
-        return Status.OK;
+        return answer;
       }
-      return Status.UNAVAILABLE.withDescription(
-          target + " answers under a term that is over: " + message.getField(field));
+      String why = target + " answers under a term that is over: " + message.getField(field);
+      throw Status.UNAVAILABLE.withDescription(why).asRuntimeException();
     }
 
     /**
@@ -347,14 +262,11 @@ final class FailoverChannel extends Channel {
         missed.set(0);
         return;
       }
-      send(
-              newCall(SchedulerServiceGrpc.getProgressMethod(), within(step), new Metadata()),
-              ProgressRequest.getDefaultInstance(),
-              new CompletableFuture<ProgressResponse>())
+      MethodDescriptor<ProgressRequest, ?> method = SchedulerServiceGrpc.getProgressMethod();
+      send(method, ProgressRequest.getDefaultInstance(), within(step))
           .whenComplete(
               (answer, failure) -> {
-                Status status = status(answer, failure);
-                boolean isMissed = isLate(status) || (failure == null && !status.isOk());
+                boolean isMissed = failure != null && CallException.of(failure).isPassing();
                 if (missed.updateAndGet(many -> isMissed ? many + 1 : 0) == PROBES_MAX) {
                   targets.moveOn(target, "", System.nanoTime(), silentAfter);
                   hangUp();
@@ -363,16 +275,12 @@ final class FailoverChannel extends Channel {
     }
 
     /** Ends the calls; the next one connects again, unless this is closed. */
-    private synchronized void hangUp() {
+    synchronized void hangUp() {
       missed.set(0);
-      if (!channel.isShutdown()) {
-        channel.shutdownNow();
-        channel = connect.get();
-      }
-    }
-
-    synchronized void close() {
       channel.shutdownNow();
+      if (!isClosed) {
+        channel = connect.apply(target).build();
+      }
     }
 
     private synchronized ManagedChannel ready() {
