@@ -31,7 +31,8 @@ from schedsvc.config import Config
 from schedsvc.driver import Driver, new_core
 from schedsvc.driver.clock import SteadyClock
 from schedsvc.server.logs import configure_logs
-from schedsvc_lab.demo.members import Store, free_port
+from schedsvc_lab.demo.members import Store
+from schedsvc_lab.demo.processes import free_port
 
 __all__ = ["main", "measure"]
 

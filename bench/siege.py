@@ -24,6 +24,7 @@ from bench.machine import need_release_core
 from bench.memory import resident_mb
 from bench.peers import edge, emulator, serving
 from bench.processes import started
+from schedsvc_lab.demo.processes import free_port
 
 __all__ = ["TOTAL_MB", "main"]
 
@@ -152,7 +153,7 @@ def _settings() -> dict[str, Any]:
 def _besieged(folder: Path) -> Iterator[tuple[list[int], dict[str, int]]]:
     """Run all that is attacked; yield the HTTP ports and the processes."""
     environment = {"SCHEDSVC_TARGET": f"unix:{folder}/gate.sock", "SCHEDSVC_UNREACHABLE": "closed"}
-    port = _free_port()
+    port = free_port()
     attackers = ["-m", "bench.attackers", "--kind", "mixed", "--connections", "1000"]
     with (
         serving(folder, _settings(), []) as scheduler,
@@ -180,12 +181,6 @@ def _besieged(folder: Path) -> Iterator[tuple[list[int], dict[str, int]]]:
                     "proxy": behind.pid,
                 },
             )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(port: int) -> bool:

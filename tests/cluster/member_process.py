@@ -15,12 +15,11 @@ from schedsvc_client.v1 import cluster_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 
-from schedsvc_lab.demo.processes import DIES_WITH_PARENT
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT, free_port
 from tests import forked
 from tests.waiting import until
 
 from .members import POOL_SET, proof, settings
-from .store_server import free_port
 
 CAPACITY = 6_400
 #: Requests a minute of the tenant `limited`.

@@ -12,10 +12,11 @@ from schedsvc_client.v1 import scheduler_pb2_grpc as stubs
 from schedsvc.cluster.admin import init_store
 from schedsvc.cluster.store import Address
 from schedsvc.server.led import LedServer
+from schedsvc_lab.demo.processes import free_port
 from tests.server.conftest import config_of, open_channel, token_of
 from tests.waiting import until
 
-from .store_server import ADMIN_PASSWORD, StoreServer, free_port
+from .store_server import ADMIN_PASSWORD, StoreServer
 
 SECRET = "secret of the cluster, 32 bytes and more"
 TOKEN, PEER_TOKEN = "token-of-the-shim", "token-of-a-member"

@@ -5,9 +5,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from schedsvc_lab.demo.processes import free_port
 from tests.waiting import wait_until
 
-from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
+from .store_server import ADMIN_PASSWORD, StoreServer, running_store
 
 #: The sentinel takes a primary for dead that has not answered for this time.
 DOWN_MS = 1_000

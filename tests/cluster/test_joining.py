@@ -11,10 +11,11 @@ from schedsvc.cluster.escrow_store import Ask, Part, Stated, ask_store
 from schedsvc.cluster.joining import Identity, fingerprint_of, join, leave
 from schedsvc.cluster.library import info_problem, keys_of, library_source
 from schedsvc.cluster.store import Address, StoreConnection, connect, open_checked
+from schedsvc_lab.demo.processes import free_port
 from tests.server.conftest import config_of
 from tests.waiting import until
 
-from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
+from .store_server import ADMIN_PASSWORD, StoreServer, running_store
 
 A, B = Identity("prod", "a", 10), Identity("prod", "b", 11)
 TTL_MS = 18_000

@@ -16,11 +16,12 @@ from schedsvc.cluster.term_file import TermFile
 from schedsvc.cluster.terms import TERM_MS, Term
 from schedsvc.driver.clock import boot_ns
 from schedsvc.server.led import LedServer
+from schedsvc_lab.demo.processes import free_port
 from tests.server.conftest import failure, open_channel
 from tests.waiting import until
 
 from .members import POOL_SET, TOKEN, ask, calling, member, proof, ready_store, running, trailer
-from .store_server import StoreServer, free_port
+from .store_server import StoreServer
 
 HOLD, TERMS, _ = term_keys_of("prod", POOL_SET)
 

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from schedsvc.driver.clock import boot_ns
+from schedsvc_lab.demo.processes import free_port
 from tests.server.conftest import config_of, token_of
 from tests.waiting import until
 
 from .members import PEER_TOKEN, TOKEN, member, ready_store, running, settings
-from .store_server import StoreServer, free_port
+from .store_server import StoreServer
 from .test_following import leads
 
 NEW = "another secret, as long as one should be"

@@ -15,9 +15,10 @@ from schedsvc.cluster.member import Member
 from schedsvc.config import load
 from schedsvc.driver import Driver, new_core
 from schedsvc.driver.clock import SteadyClock
+from schedsvc_lab.demo.processes import free_port
 from tests.server.certificates import Authority
 
-from .store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store, store_program
+from .store_server import ADMIN_PASSWORD, StoreServer, running_store, store_program
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from schedsvc_client import ClientOptions
-from schedsvc_client.aio import SchedulerSession
+from schedsvc_client.aio import SchedulerSession, SessionState
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
 from schedsvc.cli import main
@@ -132,6 +132,8 @@ async def test_an_end_that_two_leaders_saved_counts_once(
             it.complete(input_tokens=100 + n, output_tokens=7)
         await until(lambda: exported([ledger(tmp_path, "a")]).requests == 4, "a has saved them")
         a.send(signal.SIGKILL)
+        # What a sent before it died may still be on its way.
+        await until(lambda: session.state is SessionState.CONNECTING, "the gate has lost a")
         session._protocol.receive = hears  # type: ignore[method-assign]
         await until(lambda: leads(b), "b leads")
         assert await session.flush(20)

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.cluster.store_server import free_port
+from schedsvc_lab.demo.processes import free_port
 from tests.conformance.loads import script
 from tests.conformance.runner import run as run_steps
 from tests.conformance.server import running, serving

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from schedsvc_lab.demo.processes import free_port
 from tests.processes.programs import Programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,9 +83,7 @@ class Stand(Programs):
     ) -> None:
         """Start the proxy. `is_plugged`: with the plug-in."""
         self._write_litellm(is_plugged=is_plugged)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [
             *(str(VENV / "bin/litellm"), "--config", str(self.folder / "litellm.yaml")),

@@ -12,7 +12,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc_lab.demo.processes import free_port
 from tests import forked
 from tests.waiting import until, wait_for_start, wait_until
 
@@ -171,9 +171,7 @@ class Programs:
 
     def start_proxy(self, **environment: str) -> None:
         """Start the gate in a process of its own, before the engine."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.proxy_url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
         command += ["--upstream", self.engine_url, "--port", str(port)]

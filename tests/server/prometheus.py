@@ -1,7 +1,6 @@
 """A real Prometheus that scrapes pages of metrics and evaluates rules."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 import aiohttp
 import yaml
+
+from schedsvc_lab.demo.processes import free_port
 
 
 class Prometheus:
@@ -44,9 +45,7 @@ async def scraping(
     folder: Path, urls: Sequence[str], rules: dict[str, Any] | None = None
 ) -> AsyncIterator[Prometheus]:
     """Run it on these pages, as the job `schedsvc`, with a file of rules."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     targets = [url.removeprefix("http://").removesuffix("/metrics") for url in urls]
     job = {"job_name": "schedsvc", "static_configs": [{"targets": targets}]}
     times = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}

@@ -26,9 +26,10 @@ from schedsvc_client.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 from schedsvc.records.sqlite_files import HELD_FACTOR, LOG_BYTES_MAX
 from schedsvc.records.usage.ledger import Ledger, UsageKey, UsedLease
+from schedsvc_lab.demo.processes import free_port
 from tests.cluster.members import ready_store, settings
 from tests.cluster.store_refusals import REFUSALS
-from tests.cluster.store_server import ADMIN_PASSWORD, StoreServer, free_port, running_store
+from tests.cluster.store_server import ADMIN_PASSWORD, StoreServer, running_store
 from tests.processes.programs import EngineSizes, Programs, config, stream
 
 from .conftest import ask, open_channel

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from urllib.request import urlopen
 from schedsvc_client.aio import AsyncScheduler
 from schedsvc_client.v1 import scheduler_pb2 as pb
 
+from schedsvc_lab.demo.processes import free_port
 from tests import forked
 
 from .attacks import delete, delete_all, delete_log, move, rename_over
@@ -220,11 +220,7 @@ class Proof:
         path = self._folder / "progress.json"
         if path.exists():
             return dict(json.loads(path.read_text()))
-        ports = {}
-        with socket.socket() as one, socket.socket() as other:
-            for name, probe in (("engine_port", one), ("proxy_port", other)):
-                probe.bind(("127.0.0.1", 0))
-                ports[name] = probe.getsockname()[1]
+        ports = {"engine_port": free_port(), "proxy_port": free_port()}
         return {"kills": 0, "attacks": 0, "next": 0, "whole": 0, **ports}
 
 

@@ -25,8 +25,8 @@ from schedsvc_client.v1 import scheduler_pb2, scheduler_pb2_grpc
 from schedsvc_lab.demo.cluster_plot import draw
 from schedsvc_lab.demo.engine import gated_engine
 from schedsvc_lab.demo.harness import Scene, Stage, table_of
-from schedsvc_lab.demo.members import Store, free_port, init_store, running_store
-from schedsvc_lab.demo.processes import guarded, running
+from schedsvc_lab.demo.members import Store, init_store, running_store
+from schedsvc_lab.demo.processes import free_port, guarded, running
 from schedsvc_lab.demo.verdict import Bar
 from schedsvc_lab.load.target import TENANT_HEADER
 

@@ -19,12 +19,11 @@ from schedsvc_lab.demo.harness import Scene, Stage, table_of
 from schedsvc_lab.demo.members import (
     Member,
     Seen,
-    free_port,
     init_store,
     running_store,
     write_members,
 )
-from schedsvc_lab.demo.processes import Program, guarded, running
+from schedsvc_lab.demo.processes import Program, free_port, guarded, running
 from schedsvc_lab.demo.scheduler import SETTLE_S_MAX
 from schedsvc_lab.demo.traffic import Tenant, generate
 from schedsvc_lab.demo.verdict import Bar

@@ -6,7 +6,6 @@ import importlib.util
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,7 +18,7 @@ import yaml
 from schedsvc_client.channel import open_aio_channel
 from schedsvc_client.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from schedsvc_lab.demo.processes import DIES_WITH_PARENT, DemoError
+from schedsvc_lab.demo.processes import DIES_WITH_PARENT, DemoError, free_port
 from schedsvc_lab.demo.traffic import Tenant
 
 STORE_SERVERS = ("valkey-server", "redis-server")
@@ -27,13 +26,6 @@ WATCH_PERIOD_S = 0.05
 _READY_S_MAX = 20.0
 _CALL_S_MAX = 1.0
 _POOL_SET = "demo"
-
-
-def free_port() -> int:
-    """Find a TCP port of this host that nothing uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def store_server() -> str:

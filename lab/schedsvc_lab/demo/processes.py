@@ -1,9 +1,12 @@
 """Starts and ends the programs of the demo."""
 
 import asyncio
+import contextlib
 import os
+import random
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +22,8 @@ TAIL_LINES = 15
 DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 _POLL_S = 0.02
 _GUARD_SAYS_S = 2.0  # a process is gone a while after its sockets are
+
+_ports = random.SystemRandom()  # Processes that run at once draw others.
 
 T = TypeVar("T")
 
@@ -47,6 +52,18 @@ class Program:
         raise DemoError(
             f"{self.name} ended with status {status}; the end of {self.log}:\n{self.tail()}"
         )
+
+
+def free_port() -> int:
+    """Find a TCP port of this host that nothing uses now, and that no connection gets by itself.
+
+    The kernel takes the ports of connections from 32,768 on, and may name one to two callers.
+    """
+    while True:
+        port = _ports.randrange(16_384, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @asynccontextmanager
