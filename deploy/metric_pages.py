@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from schedsvc_vllm import metrics_page as gate
 
 from deploy.reference import cell, table
 from schedsvc.driver import Leading, Ledgering, Saving, SettingsShared, Sharing
@@ -29,8 +31,9 @@ series there are; [symptoms.md](../operate/symptoms.md) says which of them shows
 Counters and histograms begin at 0 with the process. A histogram has the series `_bucket`, `_sum`
 and `_count`. If a pool belongs to a model of the configuration, metrics with the label `pool` have
 the label `model_name` too. The page also has the metrics of the process that every Prometheus
-client shows, such as `process_open_fds`. The gate's own metrics are on the page of the engine.
+client shows, such as `process_open_fds`.
 """
+_COLUMNS = ("metric", "type", "labels", "unit", "about")
 _UNITS = {"seconds": "s", "tokens": "tokens", "bytes": "bytes", "ratio": "part of 1"}
 
 
@@ -66,25 +69,50 @@ def shown(**part: Any) -> dict[str, Metric]:
     return {family.name: family for family in found}
 
 
+class _Keys:
+    """Stands for a key set, with which the gate shows two more metrics."""
+
+    failures = 0
+    age_s = 0.0
+
+
+def of_gate() -> list[Metric]:
+    """Return the families of a gate that verifies tokens and is a proxy."""
+    counts = gate.Counts(lambda: True, lambda: 0, upstream_up=lambda: True)
+    counts.key_set = _Keys()
+    return list(text_string_to_metric_families(counts.text()))
+
+
 def metrics_page() -> str:
     """Return the page. O(metrics)."""
-    return "\n".join([_HEAD, *_sections()])
+    return "\n".join([_HEAD, *_sections(), *_gate_section()])
+
+
+def _gate_section() -> Iterator[str]:
+    yield from ("## In the gate", "")
+    yield "The page `/metrics` of the engine, or of the proxy, has these of each API process. Those"
+    yield "of `jwks` are there if the gate verifies tokens, and that of `upstream` is the proxy's."
+    rows = []
+    for family in of_gate():
+        labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)
+        labels.pop("le", None)
+        rows.append(_cells(family, tuple(labels)))
+    yield from ("", *table(_COLUMNS, sorted(rows)), "")
 
 
 def _sections() -> Iterator[str]:
     seen: set[str] = set()
     for title, part in PARTS.items():
-        rows = [_cells(family) for name, family in shown(**part).items() if name not in seen]
+        found = [family for name, family in shown(**part).items() if name not in seen]
+        # The classes of families keep the names of labels for themselves; only samples show them.
+        rows = [_cells(family, tuple(getattr(family, "_labelnames", ()))) for family in found]
         seen.update(shown(**part))
         yield from (f"## {title}", "")
-        yield from (*table(("metric", "type", "labels", "unit", "about"), sorted(rows)), "")
+        yield from (*table(_COLUMNS, sorted(rows)), "")
 
 
-def _cells(family: Metric) -> tuple[str, ...]:
+def _cells(family: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
     name = f"{family.name}_total" if family.type == "counter" else family.name
-    # The classes of families keep the names of labels for their own use; a sample has them only
-    # together with values.
-    labels = getattr(family, "_labelnames", ())
     unit = _UNITS.get(family.name.rpartition("_")[2], "")
     if family.name.endswith("_per_second"):
         unit = "1/s"

@@ -412,7 +412,7 @@ ROOMS: dict[str, Room] = {
     "deploy.file_schema": room("spec schedsvc.config", "pydantic pydantic_core"),
     "deploy.metric_pages": room(
         "deploy deploy.reference schedsvc.driver schedsvc.metrics.families schedsvc.metrics.page"
-        " schedsvc.metrics.snapshot schedsvc.server",
+        " schedsvc.metrics.snapshot schedsvc.server schedsvc_vllm",
         "prometheus_client",
     ),
     # Asks a Prometheus about the last minutes.

@@ -78,6 +78,15 @@ def test_every_part_of_a_snapshot_that_may_be_absent_is_shown() -> None:
         assert not part or shown(**part).keys() > shown().keys(), title
 
 
+def test_every_metric_of_the_gate_has_its_row() -> None:
+    source = (ROOT / "clients/vllm/schedsvc_vllm/metrics_page.py").read_text()
+    names = re.findall(r'"((?:schedsvc_)?(?:gate|proxy)_[a-z_]+)"', source)
+    assert len(names) >= 8
+    page = metrics_page()
+    for name in names:
+        assert f"| `schedsvc_{name.removeprefix('schedsvc_')}` |" in page
+
+
 def test_every_metric_that_a_rule_or_a_panel_asks_for_is_on_the_page() -> None:
     texts = [*(ROOT / "deploy/alerts").glob("*.yaml"), *(ROOT / "deploy/grafana").glob("*.json")]
     exprs = " ".join(path.read_text() for path in texts)
