@@ -113,6 +113,9 @@ proto-go: ## Generate the stubs of the Go client, by protoc and its plug-ins for
 spec: $(STAMP) ## Generate what follows from the settings in spec/.
 	$(BIN)/python -m spec.generate
 
+handbook: build ## Generate the pages of metrics and commands, and the schema of the file.
+	$(BIN)/python -m deploy.handbook
+
 check: build ## Lint, types, contract drift, house rules.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -67,15 +67,25 @@ def _children(context: click.Context) -> Iterator[click.Context]:
                 yield click.Context(child, info_name=name, parent=context)
 
 
-def write(folder: Path, context: click.Context, version: str) -> None:
-    """Write the pages of a command and of everything below it."""
-    name = context.command_path.replace(" ", "-")
-    (folder / f"{name}.1").write_text(page(context, version))
+def root() -> click.Context:
+    """Return the context of `schedsvc` itself."""
+    return click.Context(main, info_name="schedsvc", **main.context_settings)
+
+
+def below(context: click.Context) -> Iterator[click.Context]:
+    """Yield the contexts of a command and of everything below it. O(commands)."""
+    yield context
     for child in _children(context):
-        write(folder, child, version)
+        yield from below(child)
+
+
+def write(folder: Path, version: str) -> None:
+    """Write the page of each command. O(options of all commands)."""
+    for context in below(root()):
+        name = context.command_path.replace(" ", "-")
+        (folder / f"{name}.1").write_text(page(context, version))
 
 
 if __name__ == "__main__":
     (pages := Path(sys.argv[1])).mkdir(parents=True, exist_ok=True)
-    context = click.Context(main, info_name="schedsvc", **main.context_settings)
-    write(pages, context, metadata.version("schedsvc"))
+    write(pages, metadata.version("schedsvc"))

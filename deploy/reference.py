@@ -32,6 +32,8 @@ _MESSAGE, _ENUM, _SERVICE, _SYNTAX, _PART = 4, 5, 6, 12, 2
 _CODE = re.compile(r"(`[^`]*`)")
 _TERM = re.compile(r" {2,}([A-Z_]+) +(.*)")
 
+__all__ = ["cell", "page", "table"]
+
 Place = tuple[int, ...]
 
 
@@ -42,11 +44,11 @@ def page(descriptors: FileDescriptorSet) -> str:
         key=lambda file: (not file.service, file.name != _FIRST, file.name),
     )
     rows = [
-        (_link(service.name), _file_link(file), _cell(_Comments(file).at(_SERVICE, at)))
+        (_link(service.name), _file_link(file), cell(_Comments(file).at(_SERVICE, at)))
         for file in files
         for at, service in enumerate(file.service)
     ]
-    services = _table(("service", "file", "about"), rows)
+    services = table(("service", "file", "about"), rows)
     return "\n".join([_HEAD, *services, *(line for file in files for line in _file(file)), ""])
 
 
@@ -85,8 +87,8 @@ def _file(file: FileDescriptorProto) -> Iterator[str]:
             head, rows = ("method", "request", "response", "about"), _methods(part)
         about = (comments.at(*place, _PART, at) for at in range(len(rows)))
         if rows:
-            cells = ((*row, _cell(text)) for row, text in zip(rows, about, strict=True))
-            yield from ("", *_table(head, cells))
+            cells = ((*row, cell(text)) for row, text in zip(rows, about, strict=True))
+            yield from ("", *table(head, cells))
 
 
 def _fields(message: DescriptorProto) -> list[tuple[str, ...]]:
@@ -129,7 +131,8 @@ def _methods(service: ServiceDescriptorProto) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table of Markdown. O(rows)."""
     for row in (head, ("---",) * len(head), *rows):
         yield f"| {' | '.join(row)} |"
 
@@ -146,7 +149,8 @@ def _file_link(file: FileDescriptorProto) -> str:
     return f"[{_short(file)}](../../proto/{file.name})"
 
 
-def _cell(comment: str) -> str:
+def cell(comment: str) -> str:
+    """Return a text in one line, as a cell of a table shows it. O(text)."""
     return _escaped(" ".join(comment.split())).replace("|", "\\|")
 
 

@@ -128,7 +128,7 @@ def _meaning(setting: Setting) -> str:
 def models() -> str:
     """Write the models of the configuration, what a reload changes, and what the core gets."""
     lines = [f'"""{MARK}"""', "", "from typing import Annotated, Literal", ""]
-    lines += ["from pydantic import BeforeValidator, Field", ""]
+    lines += ["from pydantic import Field", ""]
     lines += ["from schedsvc.config.values import Section, fixed_point, tokens_or_auto", ""]
     lines += [f"{name} = {value:_}  #: {why}" for name, (value, why) in BOUNDS.items()]
     for section in sorted(SECTIONS, key=lambda section: -section.path.count(".")):
@@ -178,7 +178,7 @@ def _type(setting: Setting) -> str:
         reader = f'fixed_point({unit.decimals}, "{least}", "{greatest}")'
     else:
         return f"Annotated[int, Field(ge={least:_}, le={greatest:_})]"
-    return f"Annotated[int, BeforeValidator({reader}){alias}]"
+    return f"Annotated[int, {reader}{alias}]"
 
 
 def _default(setting: Setting) -> str:
@@ -245,6 +245,12 @@ def reference() -> str:
         "file. A [reload](../operate/operations.md#reload) changes a setting, unless the column",
         "*change* says that it needs a restart. You can write a whole number with `k` or `M`:",
         "100k is 100000.",
+        "",
+        "[configuration.schema.json](configuration.schema.json) is the JSON Schema of the file.",
+        "With the first line `# yaml-language-server: $schema=PATH_OF_THE_SCHEMA`, an editor that",
+        "has the YAML language server completes keys, explains settings, and marks what no file",
+        "may have. The schema knows each value alone; `schedsvc check` also knows the rules",
+        "between them.",
     ]
     for section in SECTIONS:
         lines += ["", f"## {section.path}", "", re.sub(r" \(docs/\S+\)", "", section.help), ""]

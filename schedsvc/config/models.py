@@ -61,7 +61,7 @@ __all__ = [
 _TOKENS_OF_A_RANK = 4
 
 
-WeightMilli = Annotated[int, BeforeValidator(fixed_point(3, "0.001", "1000000"))]
+WeightMilli = Annotated[int, fixed_point(3, "0.001", "1000000")]
 TenantName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 #: The core's own bound.
 _QUOTA_MAX = 1_000_000_000_000
@@ -72,7 +72,13 @@ Tokens = Annotated[int, Field(ge=1, le=_QUOTA_MAX)]
 AllTokens = Annotated[int, Field(ge=2, le=_QUOTA_MAX)]
 Mode = Literal["enforce", "dry_run"]
 #: People write the words of a command and of a file alike.
-WrittenMode = Annotated[Mode, BeforeValidator(lambda v: "dry_run" if v == "dry-run" else v)]
+WrittenMode = Annotated[
+    Mode,
+    BeforeValidator(
+        lambda v: "dry_run" if v == "dry-run" else v,
+        json_schema_input_type=Literal["enforce", "dry_run", "dry-run"],
+    ),
+]
 
 
 class PoolLimits(SomePools):

@@ -54,7 +54,10 @@ def _amount(value: object) -> Decimal:
     return amount
 
 
-Amount = Annotated[Decimal, BeforeValidator(_amount)]
+Amount = Annotated[
+    Decimal,
+    BeforeValidator(_amount, json_schema_input_type=Annotated[float, Field(ge=0, le=1_000_000)]),
+]
 
 
 class Price(Section):

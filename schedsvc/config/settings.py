@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from schedsvc.config.values import Section, fixed_point, tokens_or_auto
 
@@ -17,16 +17,16 @@ PREFIX_BLOCKS_MAX = 16_777_216  #: blocks in the estimate of the cache of a pool
 class Prices(Section):
     """The prices at which tokens count as service of a tenant, and the cache that they hold."""
 
-    input_micro: Annotated[int, BeforeValidator(fixed_point(6, "0", "10")), Field(alias="input")] = 1_000_000
-    output_micro: Annotated[int, BeforeValidator(fixed_point(6, "0", "10")), Field(alias="output")] = 2_000_000
-    cached_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "1")), Field(alias="cached")] = 100_000
-    kv_micro: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.01")), Field(alias="kv")] = 0
+    input_micro: Annotated[int, fixed_point(6, "0", "10"), Field(alias="input")] = 1_000_000
+    output_micro: Annotated[int, fixed_point(6, "0", "10"), Field(alias="output")] = 2_000_000
+    cached_ppm: Annotated[int, fixed_point(6, "0", "1"), Field(alias="cached")] = 100_000
+    kv_micro: Annotated[int, fixed_point(6, "0", "0.01"), Field(alias="kv")] = 0
 
 
 class EachPool(Section):
     """Limits of each pool, whichever caller registers it; 0: no limit (docs/understand/pools.md)."""
 
-    batch_max_tokens: Annotated[int, BeforeValidator(tokens_or_auto(134_217_728, 1))] = -1
+    batch_max_tokens: Annotated[int, tokens_or_auto(134_217_728, 1)] = -1
     max_total_tokens: Annotated[int, Field(ge=0, le=134_217_728)] = 0
     max_running: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000
     max_request_total_tokens: Annotated[int, Field(ge=0, le=134_217_728)] = 0
@@ -39,11 +39,11 @@ class EachPool(Section):
 class Expert(Section):
     """Settings whose defaults fit almost everyone; the sample file leaves them out."""
 
-    credit_max_micro: Annotated[int, BeforeValidator(tokens_or_auto(134_217_728, 1_000_000)), Field(alias="credit_max")] = -1
-    lead_max_micro: Annotated[int, BeforeValidator(tokens_or_auto(134_217_728, 1_000_000)), Field(alias="lead_max")] = -1
+    credit_max_micro: Annotated[int, tokens_or_auto(134_217_728, 1_000_000), Field(alias="credit_max")] = -1
+    lead_max_micro: Annotated[int, tokens_or_auto(134_217_728, 1_000_000), Field(alias="lead_max")] = -1
     quantum_tokens: Annotated[int, Field(ge=1, le=134_217_728)] = 10_000
     sign_of_life_ms: Annotated[int, Field(ge=1, le=4_000)] = 3_000
-    saturation_band_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "1")), Field(alias="saturation_band")] = 50_000
+    saturation_band_ppm: Annotated[int, fixed_point(6, "0", "1"), Field(alias="saturation_band")] = 50_000
     queue_target_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 2_000
     overload_hold_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 5_000
     flows_max: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000
@@ -54,15 +54,15 @@ class Expert(Section):
     dispatch: Literal['backfill', 'strict'] = 'backfill'
     bypass_max: Annotated[int, Field(ge=0, le=1_000_000)] = 32
     bypass_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 5_000
-    backfill_surplus_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="backfill_surplus")] = 0
-    headroom_min_ppm: Annotated[int, BeforeValidator(fixed_point(6, "-0.9", "0.9")), Field(alias="headroom_min")] = -300_000
-    headroom_max_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom_max")] = 300_000
-    quantile_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0.5", "0.999")), Field(alias="quantile")] = 900_000
+    backfill_surplus_ppm: Annotated[int, fixed_point(6, "0", "0.9"), Field(alias="backfill_surplus")] = 0
+    headroom_min_ppm: Annotated[int, fixed_point(6, "-0.9", "0.9"), Field(alias="headroom_min")] = -300_000
+    headroom_max_ppm: Annotated[int, fixed_point(6, "0", "0.9"), Field(alias="headroom_max")] = 300_000
+    quantile_ppm: Annotated[int, fixed_point(6, "0.5", "0.999"), Field(alias="quantile")] = 900_000
     samples_min: Annotated[int, Field(ge=1, le=1_000)] = 10
-    adapter_affinity_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "1")), Field(alias="adapter_affinity")] = 100_000
-    prefix_affinity_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "1")), Field(alias="prefix_affinity")] = 100_000
+    adapter_affinity_ppm: Annotated[int, fixed_point(6, "0", "1"), Field(alias="adapter_affinity")] = 100_000
+    prefix_affinity_ppm: Annotated[int, fixed_point(6, "0", "1"), Field(alias="prefix_affinity")] = 100_000
     prefix_blocks_max: Annotated[int, Field(ge=0, le=16_777_216)] = 65_536
-    delay_factor_milli: Annotated[int, BeforeValidator(fixed_point(3, "0", "10")), Field(alias="delay_factor")] = 0
+    delay_factor_milli: Annotated[int, fixed_point(3, "0", "10"), Field(alias="delay_factor")] = 0
 
 
 class Scheduler(Section):
@@ -79,9 +79,9 @@ class Scheduler(Section):
     flow_queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
     queue_tokens_max: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
     early_refusal: bool = True
-    saturation_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0.01", "1")), Field(alias="saturation")] = 800_000
+    saturation_ppm: Annotated[int, fixed_point(6, "0.01", "1"), Field(alias="saturation")] = 800_000
     leases_max: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
-    headroom_ppm: Annotated[int, BeforeValidator(fixed_point(6, "0", "0.9")), Field(alias="headroom")] = 20_000
+    headroom_ppm: Annotated[int, fixed_point(6, "0", "0.9"), Field(alias="headroom")] = 20_000
     prices: Prices = Prices()
     each_pool: EachPool = EachPool()
     expert: Expert = Expert()
@@ -105,7 +105,7 @@ class Limits(Section):
 class SomePools(Section):
     """The limits of some pools; one that is absent is that of every pool."""
 
-    batch_max_tokens: Annotated[int, BeforeValidator(tokens_or_auto(134_217_728, 1))] | None = None
+    batch_max_tokens: Annotated[int, tokens_or_auto(134_217_728, 1)] | None = None
     max_total_tokens: Annotated[int, Field(ge=0, le=134_217_728)] | None = None
     max_running: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     max_request_total_tokens: Annotated[int, Field(ge=0, le=134_217_728)] | None = None

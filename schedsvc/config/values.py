@@ -1,11 +1,10 @@
 """Reads the values of a file: the class of its mappings, and readers of numbers."""
 
-from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from functools import cache
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from schedsvc.config.explain import type_name
 from schedsvc.text.numerals import whole_number
@@ -51,7 +50,7 @@ def _takes_number(annotation: Any) -> bool:
     return annotation is int or any(map(_takes_number, get_args(annotation)))
 
 
-def fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
+def fixed_point(places: int, low: str, high: str) -> BeforeValidator:
     """Make a reader of numbers with at most `places` decimals into integer units of the last."""
 
     def read(value: object) -> int:
@@ -69,10 +68,11 @@ def fixed_point(places: int, low: str, high: str) -> Callable[[Any], int]:
             raise ValueError(f"is {value}; it may have at most {places} decimals")
         return int(units)
 
-    return read
+    bounds = Field(ge=float(low), le=float(high))
+    return BeforeValidator(read, json_schema_input_type=Annotated[float, bounds])
 
 
-def tokens_or_auto(most: int, scale: int = 1) -> Callable[[Any], int]:
+def tokens_or_auto(most: int, scale: int = 1) -> BeforeValidator:
     """Make a reader of `auto`, or of a number of tokens, which it multiplies by `scale`."""
 
     def read(value: object) -> int:
@@ -82,4 +82,5 @@ def tokens_or_auto(most: int, scale: int = 1) -> Callable[[Any], int]:
             raise ValueError(f"has to be auto, or a whole number up to {most}")
         return value * scale
 
-    return read
+    written = Literal["auto"] | Annotated[int, Field(ge=0, le=most)]
+    return BeforeValidator(read, json_schema_input_type=written)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from schedsvc.metrics.families import families, in_parts
 from schedsvc.metrics.snapshot import LAG_BOUNDS_S, Counts, Snapshot
 
-__all__ = ["Encoder", "encoder_of", "written"]
+__all__ = ["Encoder", "encoder_of", "own_families", "written"]
 
 Encoder = Callable[[Collector], bytes]
 
@@ -34,7 +34,7 @@ def encoder_of(*, openmetrics: bool) -> tuple[Encoder, str]:
 def written(taken: Snapshot | None, counts: Counts, encoder: Encoder) -> Iterator[bytes]:
     """Write the page in parts. Those of one family come in a row, under one heading. O(series)."""
     name, heading = "", 0
-    for family in chain(families(taken), _own(counts)):
+    for family in chain(families(taken), own_families(counts)):
         text = encoder(_Page([family])).removesuffix(_END)
         if family.name == name:
             yield text[heading:]
@@ -44,8 +44,8 @@ def written(taken: Snapshot | None, counts: Counts, encoder: Encoder) -> Iterato
     yield encoder(_PROCESS)
 
 
-def _own(counts: Counts) -> Iterator[Metric]:
-    """Yield what is counted by the server, and not in the core."""
+def own_families(counts: Counts) -> Iterator[Metric]:
+    """Yield what is counted by the server, and not in the core. O(series)."""
     for name, (text, count) in counts.process.items():
         family = CounterMetricFamily(name, text)
         family.add_metric((), count())

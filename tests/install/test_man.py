@@ -15,8 +15,7 @@ from schedsvc.cli import main
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("man")
-    context = click.Context(main, info_name="schedsvc", **main.context_settings)
-    write(folder, context, "1.2.3")
+    write(folder, "1.2.3")
     return folder
 
 

@@ -406,6 +406,15 @@ ROOMS: dict[str, Room] = {
     "deploy": room("schedsvc.cli", "click", prints=True),
     # Writes the reference of the contract.
     "deploy.reference": room(packages="google"),
+    # Write the reference of what runs: commands, metrics, and the configuration file.
+    "deploy.command_pages": room("deploy deploy.reference", "click"),
+    "deploy.handbook": room("deploy.command_pages deploy.file_schema deploy.metric_pages"),
+    "deploy.file_schema": room("spec schedsvc.config", "pydantic pydantic_core"),
+    "deploy.metric_pages": room(
+        "deploy deploy.reference schedsvc.driver schedsvc.metrics.families schedsvc.metrics.page"
+        " schedsvc.metrics.snapshot schedsvc.server schedsvc_vllm",
+        "prometheus_client",
+    ),
     # Asks a Prometheus about the last minutes.
     "deploy.panels": room(
         "deploy schedsvc.text.option_types", "click matplotlib", clock=WALL, prints=True

@@ -24,7 +24,8 @@ PACKAGES = (
 
 _SKIPPED_FOLDERS = {"build", "dist", "out", "target", "node_modules", "__pycache__"}
 _GENERATED = re.compile(
-    r"_pb2(_grpc)?\.pyi?$|\.pb\.go$|^_core/.*\.c$|package-lock\.json$|^docs/reference/contract\.md$"
+    r"_pb2(_grpc)?\.pyi?$|\.pb\.go$|^_core/.*\.c$|package-lock\.json$"
+    r"|^docs/reference/(contract|metrics|commands)\.md$"
 )
 
 
