@@ -118,6 +118,11 @@ async def running(stand: Several, name: str) -> int:
     return round(float(line.split()[-1]))
 
 
+async def metrics(stand: Several) -> str:
+    async with stand.client() as http, http.get("/metrics") as response:
+        return await response.text()
+
+
 async def runs_at(stand: Several) -> str:
     """Wait until one of the pair runs a request; return its name."""
 
@@ -203,9 +208,9 @@ async def test_health_and_metrics_stand_for_all(stand: Several) -> None:
             assert response.status == 200
         async with http.get("/version") as response:
             assert "emulator" in (await response.json())["version"]
-        async with http.get("/metrics") as response:
-            page = await response.text()
+    page = await metrics(stand)
     assert "schedsvc_proxy_upstream_up" in page
+    assert all(f'schedsvc_router_up{{upstream="{name}"}} 1\n' in page for name in (*POOLS, OTHER))
     assert "vllm:" not in page
 
 
@@ -245,6 +250,7 @@ async def test_an_upstream_killed_before_the_answer_costs_no_request(pair: Sever
         assert answer["usage"]["completion_tokens"] == LONG
         stats = await at_rest(scheduler)
         flow = next(flow for flow in stats.flows if flow.tenant == "c")
+        assert f'schedsvc_router_moved_total{{upstream="{name}"}} 1\n' in await metrics(pair)
         # The failed try is not charged.
         assert (flow.completed, flow.cancelled) == (1, 1)
         assert (flow.input_tokens, flow.output_tokens) == (40, LONG)

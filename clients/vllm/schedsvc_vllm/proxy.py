@@ -39,7 +39,7 @@ from schedsvc_vllm.proxy_headers import asked_headers
 from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.router import MODELS_PATH, WAY, UnansweredError, Way
 from schedsvc_vllm.scrape import ScrapeError
-from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, send_empty
+from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, send_page
 
 PROBE_PERIOD_S = 1.0
 SCRAPE_S_MAX = 5.0
@@ -123,7 +123,7 @@ class Upstream:
             message = "the server behind this one does not answer its probe"
             await answers.unavailable(message, Reason.UPSTREAM_UNREACHABLE, "-").send(send)
             return
-        await send_empty(send)
+        await send_page(send)
 
     async def metrics(self) -> str:
         """Return the text of the upstream's `/metrics`. Raises ScrapeError.
@@ -208,7 +208,7 @@ class Upstream:
         except (UpstreamError, asyncio.TimeoutError) as error:
             if is_probe and scope["path"] == metrics_page.PATH and not passing.begun:
                 self._probe.up = False  # it answers its probe and not this
-                await send_empty(send)
+                await send_page(send)
                 return
             if moves and not passing.begun and not isinstance(error, InvalidAnswerError):
                 self._doubt(error)

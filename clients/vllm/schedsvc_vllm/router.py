@@ -23,7 +23,7 @@ from schedsvc_vllm.paths import READ_METHODS
 from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.scrape import ScrapeError, within
 from schedsvc_vllm.upstream_list import Named, UpstreamList
-from schedsvc_vllm.upstream_probe import HEALTH_PATH, probes, send_empty
+from schedsvc_vllm.upstream_probe import HEALTH_PATH, probes, send_page
 
 #: The key of a scope that holds a request's `Way`.
 WAY = "schedsvc.way"
@@ -73,6 +73,8 @@ class Member:
         self.is_out = False
         #: Requests that this process has sent there.
         self.running = 0
+        #: Requests that it did not answer, and that were asked for again elsewhere.
+        self.moved = 0
         self.tried = asyncio.Event()
         #: Set by a request that it did not answer: it is probed at once.
         self.in_doubt = asyncio.Event()
@@ -245,6 +247,7 @@ class Router:
         try:
             await member.server(scope, receive, send)
         except UnansweredError:
+            member.moved += 1
             member.in_doubt.set()  # one request alone takes no upstream away from all others
             raise
         finally:
@@ -272,15 +275,15 @@ class Router:
         await self._send_to(member, scope, receive, send)
 
     async def _answer_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer for all upstreams: it is up while one of them is. Their metrics are not merged."""
+        """Answer for all upstreams: up while one of them is. Their own metrics are not merged."""
         member = self.routes.first_up(self.routes.members.values())
         if scope["path"] == metrics_page.PATH:
-            await send_empty(send)
+            await send_page(send, _page(self.routes.members.values()))
         elif member is None or member.is_out:
             message = "no server behind this one answers its probe"
             await answers.unavailable(message, Reason.UPSTREAM_UNREACHABLE, "-").send(send)
         elif scope["path"] == HEALTH_PATH and scope["method"] != "OPTIONS":
-            await send_empty(send)
+            await send_page(send)
         else:
             await self._send_to(member, scope, receive, send)
 
@@ -403,6 +406,29 @@ class _State(SimpleNamespace):
     def _is_up(self) -> bool:
         member = self.routes.first_up(self.routes.members.values())
         return member is not None and not member.is_out
+
+
+def _page(members: Iterable[Member]) -> bytes:
+    """Write what this process knows of each upstream, as Prometheus reads it."""
+    rows: list[tuple[str, str, str, Callable[[Member], int]]] = [
+        ("up", "gauge", "1 while the upstream answers.", lambda each: int(not each.is_out)),
+        ("running", "gauge", "Requests at the upstream.", lambda each: each.running),
+        (
+            "moved_total",
+            "counter",
+            "Requests that it did not answer, and that were asked for again elsewhere.",
+            lambda each: each.moved,
+        ),
+    ]
+    told = list(members)
+    lines = []
+    for name, kind, meaning, value in rows:
+        full = f"schedsvc_router_{name}"
+        lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}"]
+        for each in told:
+            label = metrics_page.escaped(each.named.name)
+            lines.append(f'{full}{{upstream="{label}"}} {value(each)}')
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 async def _send_json(told: object, scope: Scope, send: Send) -> None:
