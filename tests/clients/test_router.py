@@ -66,9 +66,9 @@ class Several(Programs):
             total[name] = sum(json.loads(line)["done"] for line in lines)
         return total
 
-    def client(self, tenant: str = "c") -> aiohttp.ClientSession:
+    def client(self, tenant: str = "c", url: str = "") -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            self.proxy_url,
+            url or self.proxy_url,
             headers={"x-tenant-id": tenant},
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -214,29 +214,80 @@ async def test_health_and_metrics_stand_for_all(stand: Several) -> None:
     assert "vllm:" not in page
 
 
-@pytest.mark.slow
-async def test_a_noisy_neighbour_gets_its_weight_over_two_upstreams(stand: Several) -> None:
-    """Both tenants keep more in the queue than runs; `a` has three times the weight."""
+async def shares(a: aiohttp.ClientSession, b: aiohttp.ClientSession) -> Counter[str]:
+    """Count the answers of two tenants that keep more in the queue than runs.
+
+    The second one asks for twice as much at a time.
+    """
     done: Counter[str] = Counter()
 
     async def loop(http: aiohttp.ClientSession, tenant: str) -> None:
         while done.total() < 400:
-            status, _ = await ask(http, 100)
-            assert status == 200
+            status, answer = await ask(http, 100)
+            assert status == 200, answer
             done[tenant] += 1
 
+    loops = [loop(a, "a") for _ in range(40)] + [loop(b, "b") for _ in range(80)]
+    tasks = [asyncio.ensure_future(each) for each in loops]
+    await until(lambda: done.total() >= 80)
+    first = done.copy()
+    await until(lambda: done.total() >= 400)
+    counted = done - first
+    await asyncio.gather(*tasks)
+    return counted
+
+
+@pytest.mark.slow
+async def test_a_noisy_neighbour_gets_its_weight_over_two_upstreams(stand: Several) -> None:
+    before = stand.served()
     async with AsyncScheduler(stand.target) as scheduler:
         async with stand.client("a") as a, stand.client("b") as b:
-            # The noisy one asks for twice as much at a time.
-            loops = [loop(a, "a") for _ in range(40)] + [loop(b, "b") for _ in range(80)]
-            tasks = [asyncio.ensure_future(each) for each in loops]
-            await until(lambda: done.total() >= 80)
-            first = done.copy()
-            await until(lambda: done.total() >= 400)
-            shares = done - first
-            await asyncio.gather(*tasks)
+            counted = await shares(a, b)
         await at_rest(scheduler)
-    assert 2.4 <= shares["a"] / shares["b"] <= 3.6, shares
+    assert 2.4 <= counted["a"] / counted["b"] <= 3.6, counted
+    served = stand.served() - before
+    assert min(served[name] for name in POOLS) >= 0.4 * served.total()
+
+
+@pytest.mark.slow
+async def test_two_routers_share_one_scheduler_and_one_may_be_killed() -> None:
+    """Each tenant comes by a router of its own: the order is the scheduler's."""
+    with several(*POOLS) as stand:
+        urls = []
+        for name in ("first", "second"):
+            stand.start_proxy(*stand.options(), SCHEDSVC_POOL_GATES="2")
+            stand.running[name] = stand.running.pop("proxy")
+            urls.append(stand.proxy_url)
+        async with (
+            AsyncScheduler(stand.target) as scheduler,
+            stand.client("a", urls[0]) as a,
+            stand.client("b", urls[1]) as b,
+        ):
+            counted = await shares(a, b)
+            assert 2.4 <= counted["a"] / counted["b"] <= 3.6, counted
+            stats = await at_rest(scheduler)
+            assert {pool.name for pool in stats.pools} == set(POOLS)
+            stand.kill("second")
+            answers = await asyncio.gather(*(ask(a) for _ in range(20)))
+            assert [status for status, _ in answers] == [200] * 20
+
+
+async def test_without_a_scheduler_requests_go_where_the_least_runs(pair: Several) -> None:
+    pair.kill("proxy")
+    pair.start_proxy(*pair.options(), SCHEDSVC_UNREACHABLE_CONCURRENCY_MIN="8")
+    pair.kill("scheduler")
+    async with pair.client() as http:
+
+        async def without() -> bool:
+            async with http.post("/v1/completions", json=body(8)) as response:
+                assert response.status == 200
+                return response.headers["x-schedsvc-mode"] == "fail-open"
+
+        await until(without)
+        before = pair.served()
+        answers = await asyncio.gather(*(ask(http, 100) for _ in range(8)))
+    assert [status for status, _ in answers] == [200] * 8
+    assert (pair.served() - before) == dict.fromkeys(POOLS, 4)
 
 
 @pytest.mark.slow
