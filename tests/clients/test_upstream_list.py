@@ -33,6 +33,8 @@ def test_an_upstream_is_named_or_is_called_by_its_address() -> None:
         (["a=http://h:1", "b=http://h:1/"], "two upstreams have the url http://h:1"),
         (["a=h:1", "b=http://h:2"], "--upstream a=h:1: must be http://HOST:PORT"),
         (["a=http://h:1/v1"], "without /v1"),
+        (["a=http://h:99999"], "the port is not valid"),
+        (["http://:80"], "the host or the port is not valid"),
         (["a b=http://h:1"], "'a b'"),
         (["dns+http://h:1", "http://h:2"], "names of DNS are not looked up"),
         ([f"http://h:{port}" for port in range(1, 66)], "65 upstreams; at most 64"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from schedsvc_client.aio import SchedulerSession
 from schedsvc_client.channel import backoff_s
@@ -35,6 +36,8 @@ class EngineOffer:
         self.engine = engine
         self._settings, self._started_ns = settings, started_ns
         self.pool: Pool = engine.pool(settings, started_ns)
+        #: Called when the engine is another one.
+        self.on_change: Callable[[], None] = lambda: None
         self._session: SchedulerSession | None = None
         self._looking: asyncio.Task[None] | None = None
         self._telling: asyncio.TimerHandle | None = None
@@ -103,6 +106,7 @@ class EngineOffer:
         pool = self.engine.pool(self._settings, self._started_ns)
         if pool != self.pool:
             self.pool = pool
+            self.on_change()
             self._offer()
 
     def _tell_engine(self) -> None:

@@ -26,6 +26,8 @@ class Offers:
         self.routes = engine.routes
         self.alone: EngineOffer | None = None
         self._offers: dict[str, EngineOffer] = {}
+        # The limits of sets of pools, until an engine changes.
+        self._sizes: dict[tuple[str, ...], Sizes] = {}
         self._opened: tuple[SchedulerSession, Reports] | None = None
         if self.routes is None:
             self.alone = EngineOffer(engine, settings.pool, started_ns)
@@ -74,12 +76,15 @@ class Offers:
         """Return the limits of one request that may run in any of the pools. O(pools)."""
         if self.alone is not None:
             return self.alone.pool.sizes
+        if (known := self._sizes.get(pools)) is not None:
+            return known
         told = [self._offers[pool].pool.sizes for pool in pools if pool in self._offers]
-        return Sizes(
+        made = self._sizes[pools] = Sizes(
             _widest(each.context_tokens for each in told),
             _widest(each.capacity_tokens for each in told),
             _widest(each.max_running for each in told),
         )
+        return made
 
     @property
     def context_tokens(self) -> int:
@@ -96,6 +101,8 @@ class Offers:
         except SettingsError as error:
             return str(error)
         self._offers[name] = offer
+        offer.on_change = self._sizes.clear
+        self._sizes.clear()
         offer.register(session, self._settings.target)
         offer.watch(reports)
         return ""
@@ -103,6 +110,7 @@ class Offers:
     def _withdraw(self, name: str) -> None:
         """End the reports of an upstream that has left: nothing is asked for its pool any more."""
         offer = self._offers.pop(name, None)
+        self._sizes.clear()
         if offer is not None:
             offer.close()
 

@@ -71,6 +71,8 @@ class Member:
         self.is_offered = self.is_greeted = False
         #: It does not answer, so requests go elsewhere if they can.
         self.is_out = False
+        #: Why its pool cannot be offered; "": nothing is known of that.
+        self.problem = ""
         #: Requests that this process has sent there.
         self.running = 0
         #: Requests that it did not answer, and that were asked for again elsewhere.
@@ -79,12 +81,14 @@ class Member:
         #: Set by a request that it did not answer: it is probed at once.
         self.in_doubt = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        #: The models that it serves, as configured or as it says.
+        self.models = frozenset(named.models)
 
-    @property
-    def models(self) -> list[str]:
-        """Return the names of the models that it serves, as configured or as it says."""
-        told = [str(entry.get("id", "")) for entry in self.server.models]
-        return list(self.named.models or told)
+    def read_models(self) -> bool:
+        """Take the models that it lists now; return whether they have changed."""
+        told = self.named.models or (str(entry.get("id", "")) for entry in self.server.models)
+        before, self.models = self.models, frozenset(told)
+        return self.models != before
 
     def entries(self) -> list[Mapping[str, Any]]:
         """Return its part of the list of models."""
@@ -111,6 +115,8 @@ class Routes:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
+        # The pools of models that were asked for, until an upstream or its models change.
+        self._pools: dict[str, tuple[str, ...]] = {}
         self._offer: Callable[[str, App], str] | None = None
         self._withdraw: Callable[[str], None] | None = None
 
@@ -133,8 +139,10 @@ class Routes:
             return
         problem = self._offer(member.named.name, member.server)
         member.is_offered = not problem
-        if problem:
+        self.changed()
+        if problem and problem != member.problem:
             _log.error("upstream %s gets no requests: %s", member.named.name, problem)
+        member.problem = problem
 
     def take_out(self, member: Member) -> None:
         """Forget an upstream; what runs there goes on."""
@@ -143,22 +151,29 @@ class Routes:
             del self.members[member.named.name]
         if member.is_offered and self._withdraw is not None:
             self._withdraw(member.named.name)
+        self.changed()
+
+    def changed(self) -> None:
+        """Take note that other upstreams may serve a model now."""
+        self._pools.clear()
 
     def member(self, pool: str) -> Member | None:
         """Return the upstream of a pool."""
         return self.members.get(pool)
 
     def pools_for(self, model: object) -> tuple[str, ...]:
-        """Return the pools that serve a model; None: the only one here. O(upstreams).
+        """Return the pools that serve a model; None: the only one here. O(1), amortised.
 
         Raises BadRequestError: none serves it.
         """
         if model is None:
             return tuple(member.named.name for member in self._alike())
+        if isinstance(model, str) and (known := self._pools.get(model)) is not None:
+            return known
         pools = tuple(
             name
             for name, member in self.members.items()
-            if member.is_offered and model in member.models
+            if member.is_offered and isinstance(model, str) and model in member.models
         )
         if not pools:
             told = str(model)[:_MODEL_CHARS_MAX]
@@ -166,6 +181,7 @@ class Routes:
                 f"the model {told!r} does not exist here", "model",
                 status=404, code="model_not_found",
             )  # fmt: skip
+        self._pools[str(model)] = pools
         return pools
 
     def usable(self, pools: tuple[str, ...], left: frozenset[str]) -> tuple[str, ...]:
@@ -174,7 +190,11 @@ class Routes:
         Those that do not answer, too, if no other is left: the request then fails there. O(pools).
         """
         members = self.members
-        found = [pool for pool in pools if pool in members and not members[pool].is_out]
+        found = [
+            pool for pool in pools if (each := members.get(pool)) is not None and not each.is_out
+        ]
+        if len(found) == len(pools) and not left:
+            return pools
         return tuple(pool for pool in found if pool not in left) or tuple(found) or pools
 
     def least(self, pools: tuple[str, ...]) -> str:
@@ -199,7 +219,7 @@ class Routes:
     def _alike(self) -> list[Member]:
         """Return all upstreams, if they serve the same models. Raises BadRequestError."""
         members = [member for member in self.members.values() if member.is_offered]
-        if not members or any(set(each.models) != set(members[0].models) for each in members):
+        if not members or any(each.models != members[0].models for each in members):
             raise BadRequestError(
                 "model: is required here, because the servers behind this one serve different ones",
                 "model",
@@ -319,8 +339,10 @@ class Router:
                 self._fail(member, str(error))
                 return
             member.is_greeted = True
-            if not member.models:
+            if not member.server.models and not member.named.models:
                 _log.warning("upstream %s lists no model; state `models`", member.named.name)
+        if member.read_models():
+            self.routes.changed()
         self.routes.offer(member)
         if member.is_out:
             _log.warning("upstream %s is back", member.named.name)
@@ -346,9 +368,12 @@ class Router:
     async def _read_again(self) -> None:
         while True:
             await asyncio.sleep(PERIOD_S)
-            listed = self._listed.changed()
-            if listed is not None:
-                self._compare(listed)
+            try:
+                listed = self._listed.changed()
+                if listed is not None:
+                    self._compare(listed)
+            except Exception:  # of any kind: the file may be mended
+                _log.exception("the file of upstreams cannot be taken over")
 
     # The start, and the end.
 

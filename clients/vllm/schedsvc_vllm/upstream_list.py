@@ -111,6 +111,12 @@ def check_url(url: str, where: str) -> None:
         raise ListError(f"{where}: names of DNS are not looked up for upstreams; list each server")
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
         raise ListError(f"{where}: must be http://HOST:PORT of the server")
+    try:
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise ListError(f"{where}: the host or the port is not valid")
     if parts.path.strip("/"):
         raise ListError(f"{where}: give the server's root, without {parts.path}")
 
