@@ -28,6 +28,7 @@ from schedsvc_vllm.upstream_probe import HEALTH_PATH, probes, send_page
 #: The key of a scope that holds a request's `Way`.
 WAY = "schedsvc.way"
 MODELS_PATH = "/v1/models"
+_ONE_MODEL = f"{MODELS_PATH}/"
 #: Each upstream is asked for its health and its models this often, and the file is read again.
 PERIOD_S = 2.0
 _MODEL_CHARS_MAX = 200
@@ -276,22 +277,20 @@ class Router:
     async def _ungated(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what costs no engine anything. One upstream stands for all that serve the same."""
         path = path_of(scope)
-        members = self.routes.members
+        if path == MODELS_PATH and scope["method"] in READ_METHODS:
+            await _send_json({"object": "list", "data": self.routes.listed()}, scope, send)
+            return
+        named = path.removeprefix(_ONE_MODEL) if path.startswith(_ONE_MODEL) else None
         try:
-            if path == MODELS_PATH and scope["method"] in READ_METHODS:
-                await _send_json({"object": "list", "data": self.routes.listed()}, scope, send)
-                return
-            named = path.removeprefix(f"{MODELS_PATH}/") if path.startswith(MODELS_PATH) else None
             pools = self.routes.pools_for(named)
         except BadRequestError as error:
-            if path.startswith(MODELS_PATH):
-                await answers.bad_request(error, "-").send(send)
-                return
-            message = f"{path}: the servers behind this one serve different models, so it is not"
-            error = BadRequestError(f"{message} known which to ask", status=501, code="not_routed")
-            await answers.bad_request(error, "-").send(send)
+            told = error
+            if named is None:
+                message = f"{path}: the servers behind this one serve different models"
+                told = BadRequestError(message, status=501, code="not_routed")
+            await answers.bad_request(told, "-").send(send)
             return
-        member = self.routes.first_up(members[pool] for pool in pools)
+        member = self.routes.first_up(self.routes.members[pool] for pool in pools)
         await self._send_to(member, scope, receive, send)
 
     async def _answer_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
