@@ -45,7 +45,7 @@ async def test_body_with_more_text_than_the_context_is_not_even_parsed(
     bench = Bench(fake, Settings(target=fake.target))
     assert (await bench.ask()).status == 200
     assert bench.gate._runtime is not None
-    context = bench.gate._runtime.pool.sizes.context_tokens
+    context = bench.gate._runtime.offers.context_tokens
     assert context > 0
 
     def never(_body: bytes) -> None:
@@ -65,7 +65,7 @@ async def test_several_long_prompts_pass_in_one_body(fake: FakeScheduler, path: 
     bench = Bench(fake, Settings(target=fake.target))
     assert (await bench.ask()).status == 200
     assert bench.gate._runtime is not None
-    context = bench.gate._runtime.pool.sizes.context_tokens
+    context = bench.gate._runtime.offers.context_tokens
     # Together they far exceed the context, and each of them fits.
     prompts = [", " * context] * 300
     body = json.dumps({"prompt": prompts, "max_tokens": 1}).encode()

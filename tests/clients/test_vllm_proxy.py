@@ -15,7 +15,7 @@ from aiohttp import web
 from schedsvc_client.testing import FakeScheduler, grant
 from schedsvc_client.v1 import pool_pb2
 from schedsvc_client.v1 import scheduler_pb2 as pb
-from schedsvc_vllm import proxy_cli, runtime
+from schedsvc_vllm import engine_offer, proxy_cli
 from schedsvc_vllm.door.upstream import UpstreamError
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.gated_request import GatedRequest
@@ -135,14 +135,14 @@ async def started(made: Gate) -> AsyncIterator[Gate]:
 
 @pytest.fixture
 def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 0.02)
+    monkeypatch.setattr(engine_offer, "SCRAPE_PERIOD_S", 0.02)
 
 
 @pytest.fixture
 def looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that runs something is probed every second, in which a machine may stall."""
-    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 600.0)
-    monkeypatch.setattr(runtime, "TELEMETRY_PERIOD_S", 600.0)
+    monkeypatch.setattr(engine_offer, "SCRAPE_PERIOD_S", 600.0)
+    monkeypatch.setattr(engine_offer, "TELEMETRY_PERIOD_S", 600.0)
 
 
 @pytest.mark.usefixtures("looked_at_often")

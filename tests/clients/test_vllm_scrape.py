@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from schedsvc_client.testing import FakeScheduler
-from schedsvc_vllm import engine, runtime
+from schedsvc_vllm import engine, engine_offer
 from schedsvc_vllm.engine import EngineView
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.scrape import ScrapeError, fetch_from_app, parse
@@ -105,7 +105,7 @@ async def test_the_page_is_asked_for_inside_the_process() -> None:
 async def test_without_a_stat_logger_the_gate_asks_the_page(
     fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 0.01)
+    monkeypatch.setattr(engine_offer, "SCRAPE_PERIOD_S", 0.01)
     app = Serving()
     gate = Gate(app, Settings(target=fake.target))
     await Exchange(gate, ask(), owner=owner()).run()
@@ -124,7 +124,7 @@ async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 0.005)
+    monkeypatch.setattr(engine_offer, "SCRAPE_PERIOD_S", 0.005)
     app = Serving()
     app.status = 503
     gate = Gate(app, Settings(target=fake.target))
@@ -142,7 +142,7 @@ async def test_a_page_that_fails_is_said_once_and_asked_ever_more_seldom(
 async def test_a_page_that_fails_for_a_day_is_still_asked(
     fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S_MAX", 0.0)
+    monkeypatch.setattr(engine_offer, "SCRAPE_PERIOD_S_MAX", 0.0)
     app = Serving()
     app.status = 503
     gate = Gate(app, Settings(target=fake.target))
@@ -155,8 +155,8 @@ async def test_an_engine_that_others_keep_busy_is_asked_as_often(
     fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several API processes share an engine, and only the first asks."""
-    monkeypatch.setattr(runtime, "SCRAPE_PERIOD_S", 600.0)
-    monkeypatch.setattr(runtime, "TELEMETRY_PERIOD_S", 0.005)
+    monkeypatch.setattr(engine_offer, "SCRAPE_PERIOD_S", 600.0)
+    monkeypatch.setattr(engine_offer, "TELEMETRY_PERIOD_S", 0.005)
     app = Serving()
     gate = Gate(app, Settings(target=fake.target))
     await Exchange(gate, ask(), owner=owner()).run()

@@ -169,12 +169,12 @@ class Programs:
         url: str = json.loads(self.ready(name).read_text())["base_url"]
         return url
 
-    def start_proxy(self, **environment: str) -> None:
-        """Start the gate in a process of its own, before the engine."""
+    def start_proxy(self, *upstreams: str, **environment: str) -> None:
+        """Start the gate in a process of its own, before the engine, or as options say."""
         port = free_port()
         self.proxy_url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-c", "from schedsvc_vllm.proxy_cli import main; main()"]
-        command += ["--upstream", self.engine_url, "--port", str(port)]
+        command += [*(upstreams or ("--upstream", self.engine_url)), "--port", str(port)]
         command += ["--schedsvc-target", self._gate_target]
         command += ["--schedsvc-tenant-headers=x-tenant-id"]
         self.spawn("proxy", command, environment, self._proxy_answers)

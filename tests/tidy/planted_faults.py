@@ -205,4 +205,11 @@ FAULTS = (
         "counted, is_sound = None if self.call.beams else self.counted(), ",
         "tests/clients/test_beam_search.py",
     ),
+    Fault(
+        "clients/vllm, router",
+        "clients/vllm/schedsvc_vllm/router.py",
+        "is not None and not each.is_out",
+        "is not None",
+        "tests/clients/test_routes.py",
+    ),
 )

@@ -20,6 +20,7 @@ from typing import Any
 from schedsvc_vllm.asgi import App, Scope
 from schedsvc_vllm.image_sizes import pixel_limits
 from schedsvc_vllm.request_sizing import CountTokens, Sizes
+from schedsvc_vllm.router import Routes
 from schedsvc_vllm.scrape import Fetch, fetch_from_app
 from schedsvc_vllm.settings import PoolSettings, SettingsError
 from schedsvc_vllm.telemetry import READINGS, Reading
@@ -136,6 +137,12 @@ class EngineView:
         """Return whether the server behind the proxy answers; None: the gate is in no proxy."""
         is_up: Callable[[], bool] | None = getattr(self._state, "upstream_up", None)
         return is_up
+
+    @property
+    def routes(self) -> Routes | None:
+        """Return the table of the proxy's upstreams; None: one engine is behind the gate."""
+        routes: Routes | None = getattr(self._state, "routes", None)
+        return routes
 
     @property
     def in_doubt(self) -> bool:

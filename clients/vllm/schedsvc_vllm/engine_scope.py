@@ -8,6 +8,7 @@ from __future__ import annotations
 from schedsvc_vllm.asgi import Scope
 from schedsvc_vllm.gated_request import GatedRequest
 from schedsvc_vllm.request_sizing import Call
+from schedsvc_vllm.router import WAY
 from schedsvc_vllm.tracing import TRACEPARENT
 
 # Set by the load balancer that spreads requests over ranks, never by a caller.
@@ -35,4 +36,7 @@ def scope_for_engine(scope: Scope, call: Call, gated: GatedRequest, priority: in
         dropped |= {b"content-length", b"transfer-encoding"}
         added.append((b"content-length", str(len(call.body)).encode()))
     headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
-    return {**scope, "headers": headers + added}
+    made = {**scope, "headers": headers + added}
+    if gated.way is not None:
+        made[WAY] = gated.way
+    return made

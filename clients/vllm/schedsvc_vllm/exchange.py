@@ -68,6 +68,11 @@ class Exchange(Account):
     adapter, model = "", None
     #: The id by which the engine knows it, and the scheduler if it was not used there before.
     engine_id = "-"
+    #: The pools in which it may run, and those of them that failed before its answer began.
+    pools: tuple[str, ...] = ()
+    left_pools: frozenset[str] = frozenset()
+    #: No engine keeps anything of it, so another one may be asked; and one failed that had it.
+    is_repeatable = has_failed = False
     prefix_block_hashes: tuple[int, ...] | list[int] = ()
     #: The first question to the scheduler; None: that has been put.
     first_asked: Asked | None = None
@@ -90,7 +95,7 @@ class Exchange(Account):
         """
         path = self.place.path if self.place is not None else ""
         if path in ONE_PROMPT_PATHS:
-            check_bytes(raw, runtime.pool.sizes.context_tokens)
+            check_bytes(raw, runtime.offers.context_tokens)
         if path in FORM_PATHS:
             fields: Mapping[str, Any] = parse_form(kind.decode("latin-1"), raw)
         else:
@@ -121,6 +126,9 @@ class Exchange(Account):
         self.identity = identity
         self.terms = identifier.terms(caller, fields, identity)
         self.id, self.engine_id = identifier.request_ids(caller)
+        self.model = model = fields.get("model")
+        self.pools = runtime.offers.pools_for(model)
+        self.is_repeatable = route.generates and not _is_kept(path, fields)
         self.tally = tally = runtime.counter.tally() if runtime.counter is not None else None
         sets = {}
         if path == RESPONSES_PATH:
@@ -135,7 +143,7 @@ class Exchange(Account):
             tenant=identity.key,
             reads_answer=tally is None and raw != b"",
             sets=sets,
-            sizes=runtime.pool.sizes,
+            sizes=runtime.offers.sizes_of(self.pools),
             count=engine.count_prompt_tokens if route.countable else None,
             ratios=runtime.ratios,
             images=runtime.images,
@@ -146,7 +154,6 @@ class Exchange(Account):
         )
         if tally is not None:
             tally.is_search = self.call.beams
-        self.model = model = fields.get("model")
         self.adapter = engine.adapter(model)
         use = runtime.session.prefix_use
         # For placement they are of no use: every request that comes here runs here.
@@ -162,7 +169,7 @@ class Exchange(Account):
             tenant=identity.tenant,
             api_key_sha256=identity.api_key_sha256,
             tenant_proof=identity.proof,
-            pools=(self.runtime.pool.name,),
+            pools=self.runtime.offers.usable(self.pools, self.left_pools),
             input_tokens=call.prompts.tokens,
             n=call.n,
             max_output_tokens=call.max_output_tokens,
@@ -221,7 +228,7 @@ class Exchange(Account):
             "http.route": call.route.path,
             "gen_ai.request.max_tokens": call.max_output_tokens,
             "gen_ai.request.stream": call.stream,
-            "schedsvc.pool": self.runtime.pool.name,
+            "schedsvc.pool": self.pools[0] if len(self.pools) == 1 else "",
             "schedsvc.tenant": self.identity.tenant[:TEXT_CHARS_MAX],
             "schedsvc.request_class": self.terms.request_class,
             "schedsvc.request_id": self.id,
@@ -247,6 +254,13 @@ class Exchange(Account):
             if field_of(error).startswith(theirs):
                 return BadRequestError(f"{ours}: {error.violations[0].description}", ours)
         return BadRequestError(error.message)
+
+
+def _is_kept(path: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether an engine may keep something of a request, or has to have kept it."""
+    if fields.get(EARLIER) is not None:
+        return True
+    return bool(fields.get("store", path == RESPONSES_PATH))
 
 
 def field_of(error: CallError) -> str:

@@ -48,6 +48,7 @@ from schedsvc_vllm.paths import SAFE_METHODS, Place, with_path
 from schedsvc_vllm.queue_comments import QueueComments
 from schedsvc_vllm.refusals import Reason
 from schedsvc_vllm.response_ids import ResponseIds
+from schedsvc_vllm.router import UnansweredError
 from schedsvc_vllm.routes import FORM_PATHS, GATED_PATHS, ROUTES
 from schedsvc_vllm.runtime import Runtime, credentials_of, now_ns
 from schedsvc_vllm.scheduler_keys import ASK_S_MAX, SchedulerKeys
@@ -299,6 +300,7 @@ class Gate:
         self, runtime: Runtime, exchange: Exchange, gated: GatedRequest, scope: Scope, send: Send
     ) -> bool:
         """Run it, and close its books on every way out; whether it has to be run again."""
+        started_s = time.monotonic()
         try:
             refusal = await wait_for_turn(runtime, exchange, gated)
             if refusal is not None:
@@ -306,8 +308,11 @@ class Gate:
                     gated.span.waited(refusal.status, refusal.headers)
                 await self._say(refusal, scope, send)
                 return False
-            if runtime.engine.in_doubt:
-                await first(runtime.look(), gated.mailbox)
+            if not gated.find_way():
+                return self._moves(exchange, started_s)
+            offer = gated.offer
+            if offer is not None and offer.engine.in_doubt:
+                await first(offer.look(), gated.mailbox)
             # Once: whatever is wrong with the pool, a request is not repeated for ever.
             if gated.is_stale and not gated.asked_again:
                 return True
@@ -322,6 +327,9 @@ class Gate:
             gated.finish(scope)
             if gated.delivery is not None:
                 await gated.delivery.finish()
+        except UnansweredError:
+            gated.failed()
+            return self._moves(exchange, started_s)
         except ClientLeftError:
             pass  # no client is left to answer
         except ClientStalledError:
@@ -351,6 +359,12 @@ class Gate:
         finally:
             gated.finish(scope)
         return False
+
+    @staticmethod
+    def _moves(exchange: Exchange, started_s: float) -> bool:
+        """Have it ask for another upstream: its limits go on counting from its arrival."""
+        exchange.terms = exchange.terms.after(time.monotonic() - started_s)
+        return True
 
     async def _refuse(
         self, error: BadRequestError, caller: Caller, scope: Scope, send: Send

@@ -14,8 +14,10 @@ from schedsvc_vllm.account import Completion
 from schedsvc_vllm.answers import Dialect
 from schedsvc_vllm.asgi import Mailbox, Message, Scope, Send
 from schedsvc_vllm.delivery import NOTHING, Delivery
+from schedsvc_vllm.engine_offer import EngineOffer
 from schedsvc_vllm.exchange import Exchange
 from schedsvc_vllm.limit import holds_place
+from schedsvc_vllm.router import Way
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.service_tier import ServedTier
 from schedsvc_vllm.token_counter import final_usage, metadata
@@ -42,6 +44,8 @@ class GatedRequest:
     span: QueueSpan | None = None
     #: The class by which it is served; "": the tenant's own.
     service_class = ""
+    #: Where the proxy sends it; None: there is one engine.
+    way: Way | None = None
     #: Hands on an answer that is read here; `finish()` waits until its client has got it.
     delivery: Delivery | None = None
     # The start of a compressed answer, until some of it can be read.
@@ -79,9 +83,14 @@ class GatedRequest:
     @property
     def is_stale(self) -> bool:
         """Return whether its lease is of an engine before the one that stands there now."""
-        admission = self.exchange.admission
+        admission, offer = self.exchange.admission, self.offer
         lease = admission.lease if admission is not None else None
-        return lease is not None and lease.pool_epoch < self._runtime.pool.epoch
+        return lease is not None and offer is not None and lease.pool_epoch < offer.pool.epoch
+
+    @property
+    def offer(self) -> EngineOffer | None:
+        """Return the offer of the engine that runs it; None: that is no upstream any more."""
+        return self._runtime.offers.of(self.way.pool if self.way is not None else "")
 
     @property
     def sequences(self) -> int:
@@ -95,6 +104,32 @@ class GatedRequest:
         gated.asked_again = True
         gated.traceparent, gated.span = self.traceparent, self.span
         return gated
+
+    def find_way(self) -> bool:
+        """Find the upstream of its grant; False: that is out, and others are not: ask again."""
+        exchange, routes = self.exchange, self._runtime.offers.routes
+        if routes is None:
+            return True
+        admission = exchange.admission
+        lease = admission.lease if admission is not None else None
+        usable = routes.usable(exchange.pools, exchange.left_pools)
+        pool = lease.pool if lease is not None else routes.least(usable)
+        has_other = any(each != pool for each in usable)
+        if has_other and pool not in usable:
+            exchange.left_pools |= {pool}
+            return False
+        moves = has_other and exchange.is_repeatable and not exchange.has_failed
+        self.way = Way(pool, routes.member(pool), moves)
+        if self.span is not None:
+            self.span.attributes["schedsvc.pool"] = pool
+        return True
+
+    def failed(self) -> None:
+        """Take note that its upstream failed before the answer began: another is asked, once."""
+        exchange = self.exchange
+        exchange.broke = exchange.has_failed = True
+        if self.way is not None:
+            exchange.left_pools |= {self.way.pool}
 
     def granted(self) -> None:
         """Take note that the scheduler lets it run, in the task that will run it."""

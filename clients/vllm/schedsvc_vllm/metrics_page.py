@@ -83,7 +83,7 @@ class Counts:
         ]
         bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
         for tenant, times in self._times.items():
-            labels = f'process="{os.getpid()}",tenant="{_escaped(tenant)}"'
+            labels = f'process="{os.getpid()}",tenant="{escaped(tenant)}"'
             totals = list(accumulate(times.counts))
             lines += [
                 f'{name}_bucket{{{labels},le="{bound}"}} {total}'
@@ -132,7 +132,7 @@ def _number(value: float) -> str:
     return "+Inf" if value == math.inf else str(value)
 
 
-def _escaped(value: str) -> str:
+def escaped(value: str) -> str:
     """Write a label's value as Prometheus reads it."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 

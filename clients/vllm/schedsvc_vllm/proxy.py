@@ -11,10 +11,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 from schedsvc_vllm import answers, metrics_page
 from schedsvc_vllm.answers import BadRequestError
@@ -37,8 +37,9 @@ from schedsvc_vllm.door.pool import Pool
 from schedsvc_vllm.door.upstream import InvalidAnswerError, UpstreamConnection, UpstreamError
 from schedsvc_vllm.proxy_headers import asked_headers
 from schedsvc_vllm.refusals import Reason
+from schedsvc_vllm.router import MODELS_PATH, WAY, UnansweredError, Way
 from schedsvc_vllm.scrape import ScrapeError
-from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, send_empty
+from schedsvc_vllm.upstream_probe import HEALTH_PATH, UpstreamProbe, probes, send_page
 
 PROBE_PERIOD_S = 1.0
 SCRAPE_S_MAX = 5.0
@@ -92,6 +93,8 @@ class Upstream:
             upstream_up=lambda: self._probe.up,
         )  # fmt: skip
         self.told: Told | None = None
+        #: Its own list of models; empty: it has none, or none that can be read.
+        self.models: list[Mapping[str, Any]] = []
         #: Whether the server has to stop; it does not check that itself while it starts.
         self.stopping: Callable[[], bool] = lambda: False
         self._wait_s = wait_s
@@ -99,6 +102,8 @@ class Upstream:
         self._bodies = Bodies(body_bytes_max, bodies_bytes_max)
         self._sources = Sources(fronted=fronted)
         self._pool = Pool(self.url)
+        # Answers that may still come from another upstream.
+        self._unbegun: set[Passing] = set()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one scope. The caller must await the result."""
@@ -118,7 +123,7 @@ class Upstream:
             message = "the server behind this one does not answer its probe"
             await answers.unavailable(message, Reason.UPSTREAM_UNREACHABLE, "-").send(send)
             return
-        await send_empty(send)
+        await send_page(send)
 
     async def metrics(self) -> str:
         """Return the text of the upstream's `/metrics`. Raises ScrapeError.
@@ -190,6 +195,10 @@ class Upstream:
         own = None if isinstance(receive, Incoming) else Mailbox(receive, None)
         # The end of this closes the connection, by which the upstream learns of it.
         (own or cast("Incoming", receive)).watch(passing.leave)
+        way: Way | None = scope.get(WAY)
+        moves = way is not None and way.moves
+        if moves:
+            self._unbegun.add(passing)
         try:
             asking = self._ask(scope["method"], asked, passing)
             if is_probe:
@@ -199,10 +208,14 @@ class Upstream:
         except (UpstreamError, asyncio.TimeoutError) as error:
             if is_probe and scope["path"] == metrics_page.PATH and not passing.begun:
                 self._probe.up = False  # it answers its probe and not this
-                await send_empty(send)
+                await send_page(send)
                 return
+            if moves and not passing.begun and not isinstance(error, InvalidAnswerError):
+                self._doubt(error)
+                raise UnansweredError(str(error)) from error
             await self._broke(error, passing, _id_of(scope))
         finally:
+            self._unbegun.discard(passing)
             if own is not None:
                 own.close()
 
@@ -256,6 +269,12 @@ class Upstream:
             passing.send
         )
 
+    def give_up(self) -> None:
+        """Fail the requests that may be asked elsewhere and have no answer yet. O(those)."""
+        for passing in tuple(self._unbegun):
+            if not passing.begun:
+                passing.failed(UpstreamError("it does not answer its probe"))
+
     # The upstream's start, and ours.
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -286,11 +305,22 @@ class Upstream:
                     raise ScrapeError(f"stopped while waiting: {error}") from None
                 _log.info("waiting for the upstream: %s", error)
                 await asyncio.sleep(PROBE_PERIOD_S)
+        await self.greet()
+
+    async def greet(self) -> None:
+        """Read its sizes, as far as it reports them."""
         try:
             page = await self._text("/metrics")
         except ScrapeError:
             page = ""
         await self._learn(page)
+
+    async def check(self) -> bool:
+        """Ask for its health, and for its models if it answers; return whether it does."""
+        if not await self._probe.ask():
+            return False
+        self.models = await self._listed() or self.models
+        return True
 
     async def _learn(self, page: str) -> None:
         """Keep the upstream's report of its engine, under the names that the gate reads."""
@@ -317,13 +347,18 @@ class Upstream:
 
     async def _context(self) -> int:
         """Return the model's context as `/v1/models` states it."""
+        listed = await self._listed()
+        return _whole(listed[0].get("max_model_len")) if listed else 0
+
+    async def _listed(self) -> list[Mapping[str, Any]]:
+        """Return the entries of `/v1/models`; none: it does not answer, or does not say."""
         try:
-            _, text = await self._pool.fetch("/v1/models", SCRAPE_S_MAX)
-            return _whole(json.loads(text)["data"][0].get("max_model_len"))
+            _, text = await self._pool.fetch(MODELS_PATH, SCRAPE_S_MAX)
+            return [entry for entry in json.loads(text)["data"] if isinstance(entry, dict)]
         except (UpstreamError, asyncio.TimeoutError):
-            return 0
+            return []
         except (ValueError, LookupError, TypeError, AttributeError):
-            return 0  # it does not say
+            return []  # it does not say
 
     async def _text(self, path: str, seconds: float = SCRAPE_S_MAX) -> str:
         try:

@@ -15,15 +15,17 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from schedsvc_vllm.certificates import XFCC
 from schedsvc_vllm.gate import Gate
 from schedsvc_vllm.launcher import EXIT_USAGE, LaunchError, options_text, split, version
 from schedsvc_vllm.log_limit import limit_lines
+from schedsvc_vllm.router import Router
 from schedsvc_vllm.settings import Settings, SettingsError
+from schedsvc_vllm.upstream_list import ListError, UpstreamList, check_url, named_all
 
 EXIT_FAILED = 1
 WAIT_S_MAX = 86_400
@@ -62,7 +64,17 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--version", action=_Version, nargs=0, help="Show the version and exit.")
-    made.add_argument("--upstream", required=True, metavar="URL", help="The server behind it.")
+    made.add_argument(
+        "--upstream",
+        action="append",
+        metavar="[NAME=]URL",
+        help="The server behind it. Repeatable: each is a pool, named NAME or its HOST:PORT.",
+    )
+    made.add_argument(
+        "--upstreams-file",
+        metavar="FILE",
+        help="YAML list of the servers behind it, which is read again when it changes.",
+    )
     made.add_argument(
         "--host",
         default="127.0.0.1",
@@ -148,13 +160,7 @@ def prepare(
     rest, own = split(arguments)
     environment.update(own)
     options = parser().parse_args(rest)
-    url = urlsplit(options.upstream)
-    if url.scheme not in ("http", "https") or not url.netloc or url.query or url.fragment:
-        raise LaunchError(f"--upstream {options.upstream}: must be http://HOST:PORT of the server")
-    if url.path.strip("/"):
-        raise LaunchError(
-            f"--upstream {options.upstream}: give the server's root, without {url.path}"
-        )
+    options.upstreams = _upstreams(options, environment)
     if not 0 <= options.port <= 65_535:
         raise LaunchError(f"--port {options.port}: must be from 0 to 65535")
     if not 0 <= options.wait_s <= WAIT_S_MAX:
@@ -174,6 +180,27 @@ def prepare(
         check_socket(options.uds)
     check_tls(options)
     return options, Settings.from_environment(environment)
+
+
+def _upstreams(options: argparse.Namespace, environment: Mapping[str, str]) -> UpstreamList | None:
+    """Read which servers are behind it; None: one, `options.upstream`. Raises LaunchError."""
+    given: list[str] = options.upstream or []
+    if bool(given) == bool(options.upstreams_file):
+        raise LaunchError("--upstream URL, --upstreams-file FILE: give one of them")
+    try:
+        if len(given) == 1 and "=" not in given[0].partition("://")[0]:
+            options.upstream = given[0]
+            check_url(given[0], f"--upstream {given[0]}")
+            return None
+        listed = UpstreamList(named_all(given), options.upstreams_file or "")
+    except ListError as error:
+        raise LaunchError(str(error)) from None
+    for variable in ("SCHEDSVC_POOL", "SCHEDSVC_POOL_EPOCH"):
+        if environment.get(variable):
+            raise LaunchError(
+                f"{variable}: is of one engine; several upstreams have their own names and starts"
+            )
+    return listed
 
 
 def check_tls(options: argparse.Namespace) -> None:
@@ -255,8 +282,8 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
         proxy: Any = importlib.import_module("schedsvc_vllm.proxy")
     except ModuleNotFoundError as error:
         raise LaunchError(f"{error.name} is not installed: {EXTRA}") from None
-    upstream = proxy.Upstream(
-        options.upstream,
+    made = partial(
+        proxy.Upstream,
         wait_s=options.wait_s,
         health_s=options.health_s,
         body_bytes_max=settings.body_bytes_max,
@@ -266,7 +293,9 @@ def build(options: argparse.Namespace, settings: Settings) -> Gate:
             name.encode() for name in (XFCC, *settings.tenant_headers, *settings.request_headers)
         ),
     )
-    return Gate(upstream, settings)
+    if options.upstreams is None:
+        return Gate(made(options.upstream), settings)
+    return Gate(Router(options.upstreams, made, wait_s=options.wait_s), settings)
 
 
 def server_for(gate: Gate, options: argparse.Namespace) -> Any:

@@ -71,8 +71,9 @@ class UpstreamProbe:
         self.up = self._logged_up = is_up
 
 
-async def send_empty(send: Send) -> None:
-    """Answer with an empty page, behind which the gate writes its own lines."""
-    headers = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", b"0")]
+async def send_page(send: Send, page: bytes = b"") -> None:
+    """Answer with a page, behind which the gate writes its own lines. O(bytes)."""
+    size = str(len(page)).encode()
+    headers = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", size)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
+    await send({"type": "http.response.body", "body": page})
