@@ -8,7 +8,7 @@ import ngh2
 
 from schedsvc.transport.call import Call, Details
 from schedsvc.transport.certificate import auth_context_of
-from schedsvc.transport.link import Bounds, Ending, Writer
+from schedsvc.transport.link import Bounds, Link
 from schedsvc.transport.sockets import peer_name
 from schedsvc.transport.wire import (
     Fields,
@@ -43,6 +43,14 @@ _OK_HEADERS: Fields = (
 _NOT_POST: Fields = ((b":status", b"405"), (b"allow", b"POST"))
 _NOT_GRPC: Fields = ((b":status", b"415"),)
 _CONTENT_TYPE = b"application/grpc"
+#: The fields of a request that say what to do, in the order of `_head_of`.
+_HEAD = {
+    b":method": 0,
+    b"content-type": 1,
+    b":path": 2,
+    b"grpc-timeout": 3,
+    b"grpc-encoding": 4,
+}
 _UNIMPLEMENTED, _INTERNAL = 12, 13
 
 _CONFIGURATION = ngh2.Configuration(
@@ -56,7 +64,7 @@ _CONFIGURATION = ngh2.Configuration(
 )
 
 
-class Connection(asyncio.Protocol):
+class Connection(Link):
     """Speaks HTTP/2 with one peer."""
 
     def __init__(
@@ -72,8 +80,8 @@ class Connection(asyncio.Protocol):
         #: gRPC's name for the peer.
         self.peer = ""
         #: The names of the client's certificate.
-        self.auth_context: dict[str, Sequence[bytes]] = {}
-        self.writers: set[Writer] = set()
+        self.auth_context = {}
+        self.writers = set()
         self._find, self._ended = find, ended
         self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
         self._transport: Any = None
@@ -190,28 +198,26 @@ class Connection(asyncio.Protocol):
 
     def finish(
         self,
-        call: Ending,
+        stream_id: int,
+        is_half_open: bool,
         code: int,
         message: str,
         metadata: Sequence[tuple[str, Values]],
         has_headers: bool,
     ) -> None:
-        """Send the status of a call."""
+        """Send the status of a call; `is_half_open`: its peer may send more."""
         if self._transport is None:
             return
         try:
-            self._send_status(call, status_fields(code, message, metadata), has_headers)
+            trailers = status_fields(code, message, metadata)
+            if not has_headers:
+                self._h2.send_response(stream_id, _OK_HEADERS + trailers, end_stream=True)
+            else:
+                self._h2.send_trailers(stream_id, trailers)
+            if is_half_open and (not has_headers or self.room(stream_id)):
+                self._answering.append(stream_id)
         except ngh2.NGH2Error:
             return
-
-    def _send_status(self, call: Ending, trailers: Fields, has_headers: bool) -> None:
-        stream_id = call.stream_id
-        if not has_headers:
-            self._h2.send_response(stream_id, _OK_HEADERS + trailers, end_stream=True)
-        else:
-            self._h2.send_trailers(stream_id, trailers)
-        if call.is_half_open and (not has_headers or self.room(stream_id)):
-            self._answering.append(stream_id)
 
     def room(self, stream_id: int) -> int:
         """Return how many bytes of an answer can be sent now; 0 while the socket is full. O(1)."""
@@ -431,19 +437,12 @@ class Connection(asyncio.Protocol):
 
 def _head_of(fields: Fields) -> tuple[bytes, bytes, bytes, Fields]:
     """Return path, grpc-timeout and grpc-encoding of a request, and the answer if it is no call."""
-    path = timeout = coding = kind = b""
-    method = b"POST"
+    found = [b"POST", b"", b"", b"", b""]
     for name, value in fields:
-        if name == b":path":
-            path = value
-        elif name == b":method":
-            method = value
-        elif name == b"content-type":
-            kind = value
-        elif name == b"grpc-timeout":
-            timeout = value
-        elif name == b"grpc-encoding":
-            coding = value
+        place = _HEAD.get(name)
+        if place is not None:
+            found[place] = value
+    method, kind, path, timeout, coding = found
     if method != b"POST":
         return path, timeout, coding, _NOT_POST
     if not kind.startswith(_CONTENT_TYPE) or kind[len(_CONTENT_TYPE) :][:1] not in b"+;":
