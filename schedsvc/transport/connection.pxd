@@ -33,7 +33,5 @@ cdef class Connection(Link):
     cpdef close(self)
     cpdef abort(self)
 
-cdef dict _HEAD
-
-@cython.locals(found=list)
+@cython.locals(name=bytes, value=bytes)
 cdef tuple _head_of(tuple fields)

@@ -43,14 +43,6 @@ _OK_HEADERS: Fields = (
 _NOT_POST: Fields = ((b":status", b"405"), (b"allow", b"POST"))
 _NOT_GRPC: Fields = ((b":status", b"415"),)
 _CONTENT_TYPE = b"application/grpc"
-#: The fields of a request that say what to do, in the order of `_head_of`.
-_HEAD = {
-    b":method": 0,
-    b"content-type": 1,
-    b":path": 2,
-    b"grpc-timeout": 3,
-    b"grpc-encoding": 4,
-}
 _UNIMPLEMENTED, _INTERNAL = 12, 13
 
 _CONFIGURATION = ngh2.Configuration(
@@ -376,7 +368,7 @@ class Connection(Link):
             else:
                 due_s = min(due_s, self._heard_s + bounds.keepalive_s)
         idle_s = 0.0 if self._calls else now_s - self._used_s
-        if idle_s >= 2 * bounds.idle_s:
+        if self._is_draining and idle_s >= 2 * bounds.idle_s:
             self.abort()  # it was asked to go
         elif idle_s >= bounds.idle_s:
             self.drain()
@@ -437,12 +429,19 @@ class Connection(Link):
 
 def _head_of(fields: Fields) -> tuple[bytes, bytes, bytes, Fields]:
     """Return path, grpc-timeout and grpc-encoding of a request, and the answer if it is no call."""
-    found = [b"POST", b"", b"", b"", b""]
+    path = timeout = coding = kind = b""
+    method = b"POST"
     for name, value in fields:
-        place = _HEAD.get(name)
-        if place is not None:
-            found[place] = value
-    method, kind, path, timeout, coding = found
+        if name == b":path":
+            path = value
+        elif name == b":method":
+            method = value
+        elif name == b"content-type":
+            kind = value
+        elif name == b"grpc-timeout":
+            timeout = value
+        elif name == b"grpc-encoding":
+            coding = value
     if method != b"POST":
         return path, timeout, coding, _NOT_POST
     if not kind.startswith(_CONTENT_TYPE) or kind[len(_CONTENT_TYPE) :][:1] not in b"+;":
