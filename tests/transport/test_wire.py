@@ -60,7 +60,7 @@ def test_metadata_that_cannot_be_sent_is_refused(key: str, value: str) -> None:
 
 
 def test_blanks_around_metadata_are_no_part_of_it() -> None:
-    """RFC 9110, section 5.5; HTTP/2 has no fields with blanks around their values."""
+    """HTTP/2 has no fields with blanks around their values, as RFC 9110, section 5.5, says."""
     assert fields_of((("k", " a b "), ("empty", "  "))) == ((b"k", b"a b"), (b"empty", b""))
 
 
