@@ -306,4 +306,5 @@ clean: ## Remove what was built.
 	rm -rf $(VENV) $(VLLM_VENV) $(CHART_VENV) $(INTEROP_VENV) $(FRONTS_VENV) \
 		$(LITELLM_VENV)
 	rm -rf build clients/*/build lab/build dist out deploy/man
-	rm -rf schedsvc/*.so lab/schedsvc_lab/*/*.so _core/*.c clients/node/node_modules clients/node/dist
+	rm -rf schedsvc/*.so schedsvc/*/*.so lab/schedsvc_lab/*/*.so _core/*.c
+	rm -rf clients/node/node_modules clients/node/dist

@@ -1,4 +1,6 @@
-"""Builds the one compiled unit, schedsvc._core, out of the files below _core/.
+"""Builds schedsvc._core out of the files below _core/, and compiles the transport's modules.
+
+A module that has a .pxd beside it is compiled, with the C types in it.
 
 The variable SCHEDSVC_CORE chooses flags of the C compiler from _core/flags.toml: `release`, the
 default, or `development`.
@@ -25,6 +27,21 @@ core = Extension(
     define_macros=[("SCHEDSVC_CORE_FLAGS", f'"{" ".join(FLAGS[KIND])}"')],
     extra_compile_args=FLAGS[KIND],
 )
+transport = [
+    Extension(
+        path[:-4].replace("/", "."),
+        [f"{path[:-4]}.py"],
+        depends=["_core/flags.toml"],
+        extra_compile_args=FLAGS[KIND],
+    )
+    for path in sorted(glob("schedsvc/transport/*.pxd"))
+]
+DIRECTIVES = {
+    "language_level": "3",
+    # The types are those in the .pxd; annotations are for readers and mypy.
+    "annotation_typing": False,
+    "infer_types": True,
+}
 
 
 class BuildCore(build_ext):
@@ -48,6 +65,10 @@ class BuildCore(build_ext):
 
 
 setup(
-    ext_modules=cythonize([core], compiler_directives={"language_level": "3"}),
+    ext_modules=[
+        *cythonize([core], compiler_directives={"language_level": "3"}),
+        *cythonize(transport, build_dir="build/c", compiler_directives=DIRECTIVES),
+    ],
+    options={"build_ext": {"parallel": True}},
     cmdclass={"build_ext": BuildCore},
 )

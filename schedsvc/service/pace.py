@@ -52,12 +52,18 @@ class Paces:
         known = self._credentials.listed.get(principal)
         return known is not None and (known.events_per_second > 0 or known.loop_share < 1)
 
-    def enter(self, principal: int) -> None:
-        """Let a unary call begin. Raises CallerError if a budget is spent. O(1)."""
-        if self.is_limited(principal) and self._pace(principal).wait_ns(time.monotonic_ns()):
+    def enter(self, principal: int) -> bool:
+        """Let a unary call begin; return whether its caller has a budget. O(1).
+
+        Raises CallerError if a budget is spent.
+        """
+        if not self.is_limited(principal):
+            return False
+        if self._pace(principal).wait_ns(time.monotonic_ns()):
             self._count(principal, "call")
             what = "this caller has used its events_per_second or loop_share (auth.principals)"
             raise CallerError(_RESOURCE_EXHAUSTED, "", f"{what}; retry, or use a Session")
+        return True
 
     def charge(self, principal: int, events: int, work_ns: int) -> None:
         """Charge what a principal took. O(1)."""

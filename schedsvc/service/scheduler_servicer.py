@@ -83,7 +83,10 @@ class Service(ServicerBase):
     async def admit(self, data: bytes, context: Any) -> bytes:
         """Answer Admit once the verdict has fallen."""
         try:
-            principal, began_ns = await self._enter(context, len(data))
+            principal, pause_ns = self._arrived(context, len(data), reads=False)
+            if pause_ns:
+                await self._turns.hold(principal, pause_ns, len(data))
+            began_ns = self._begin(principal)
             # On the wall clock, so it is asked once, when the call's turn has come.
             remaining_s = context.time_remaining()
             queue_ttl_ns = 0
@@ -108,7 +111,10 @@ class Service(ServicerBase):
     async def progress(self, data: bytes, context: Any) -> bytes:
         """Answer Progress."""
         try:
-            principal, began_ns = await self._enter(context, len(data))
+            principal, pause_ns = self._arrived(context, len(data), reads=False)
+            if pause_ns:
+                await self._turns.hold(principal, pause_ns, len(data))
+            began_ns = self._begin(principal)
             try:
                 return self._progress(parse(pb.ProgressRequest, data), principal)
             finally:
@@ -140,7 +146,10 @@ class Service(ServicerBase):
     async def complete(self, data: bytes, context: Any) -> bytes:
         """Answer Complete."""
         try:
-            principal, began_ns = await self._enter(context, len(data))
+            principal, pause_ns = self._arrived(context, len(data), reads=False)
+            if pause_ns:
+                await self._turns.hold(principal, pause_ns, len(data))
+            began_ns = self._begin(principal)
             try:
                 return self._complete(parse(pb.CompleteRequest, data), principal)
             finally:
@@ -174,7 +183,8 @@ class Service(ServicerBase):
     async def stats(self, data: bytes, context: Any) -> bytes:
         """Answer Stats."""
         try:
-            principal, began_ns = await self._enter(context, len(data), reads=True)
+            principal = await self._turn(context, len(data))
+            began_ns = self._begin(principal)
             try:
                 return await self._stats(parse(pb.StatsRequest, data), principal)
             finally:
@@ -208,11 +218,9 @@ class Service(ServicerBase):
                 self._copy = Copy(taken_ns, request.flow_limit, written)
             return written
 
-    async def _enter(self, context: Any, size: int, *, reads: bool = False) -> tuple[int, int]:
-        """Return who calls, and the time of the loop's thread. Raises CallerError, or as auth."""
-        principal = await self._turn(context, size, reads=reads)
-        self._paces.enter(principal)
-        return principal, time.thread_time_ns() if self._paces.is_limited(principal) else 0
+    def _begin(self, principal: int) -> int:
+        """Begin a call; return the thread's time, or 0 if it is not charged. Raises CallerError."""
+        return time.thread_time_ns() if self._paces.enter(principal) else 0
 
     def _leave(self, principal: int, began_ns: int) -> None:
         if began_ns:

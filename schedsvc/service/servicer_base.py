@@ -76,13 +76,20 @@ class ServicerBase:
     def _principal(self, context: Any) -> int:
         return self._authenticator.principal(context)
 
-    async def _turn(self, context: Any, size: int, *, reads: bool = True) -> int:
-        """Return the caller of a unary call of some bytes, once it is its turn.
+    def _arrived(self, context: Any, size: int, *, reads: bool) -> tuple[int, int]:
+        """Return the caller of a unary call of some bytes, and how many ns later its turn is.
 
-        `reads`: it asks for no admission and ends none. Raises CallerError, or as auth.
+        `reads`: it asks for no admission and ends none. Raises as auth.
         """
         principal = self._authenticator.principal(context)
-        pause_ns = self._turns.begin_call(principal, size, reads=reads)
+        return principal, self._turns.begin_call(principal, size, reads=reads)
+
+    async def _turn(self, context: Any, size: int) -> int:
+        """Return the caller of a call that only reads, once it is its turn.
+
+        Raises CallerError, or as auth.
+        """
+        principal, pause_ns = self._arrived(context, size, reads=True)
         if pause_ns:
             await self._turns.hold(principal, pause_ns, size)
         return principal

@@ -44,34 +44,6 @@ class _WrongMessageError(Exception):
 class Call:
     """Serves one call on one stream of HTTP/2."""
 
-    __slots__ = (
-        "_buffer",
-        "_connection",
-        "_deadline_s",
-        "_expiry",
-        "_has_data",
-        "_held",
-        "_initial",
-        "_is_ended",
-        "_is_unary",
-        "_message",
-        "_messages",
-        "_metadata",
-        "_reader",
-        "_status",
-        "_task",
-        "_trailing",
-        "_unread",
-        "_writer",
-        "_wrote_headers",
-        "fields",
-        "handler",
-        "is_over",
-        "method",
-        "over_s",
-        "stream_id",
-    )
-
     def __init__(self, connection: Link, stream_id: int, fields: Fields, path: bytes):
         self._connection = connection
         self.stream_id = stream_id
@@ -125,8 +97,15 @@ class Call:
             return
         self._has_data = True
         self._unread += len(data)
-        self._buffer += data
         self._is_ended = is_last
+        if is_last and self._is_unary and not self._buffer and not self._messages:
+            message = _only_message(data, self._connection.bounds.message_bytes_max)
+            if message is not None:
+                self._messages, self._message = 1, message
+                self._give_window(self._unread)
+                self._begin_unary()
+                return
+        self._buffer += data
         if not self._is_unary:
             # It is read on demand: a handler that refuses the call reads nothing.
             if self._reader is not None and not self._reader.done():
@@ -170,11 +149,6 @@ class Call:
         """Let a write go on. O(1)."""
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
-
-    @property
-    def is_half_open(self) -> bool:
-        """Return whether the peer may send more."""
-        return not self._is_ended
 
     # Messages.
 
@@ -277,9 +251,9 @@ class Call:
     async def _serve_stream(self) -> None:
         handler = self.handler
         if handler.response_streaming:
-            await self._serve_answers(handler.stream_stream(self._requests(), self))
+            await self._serve_answers(handler.stream_stream(_Messages(self), self))
             return
-        answer = await handler.stream_unary(self._requests(), self)
+        answer = await handler.stream_unary(_Messages(self), self)
         write = handler.response_serializer
         self._send(answer if write is None else write(answer))
 
@@ -291,16 +265,13 @@ class Call:
         async for answer in answers:
             await self.write(answer)
 
-    async def _requests(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not _EOF:
-            yield message
-
     def _on_error(self, error: BaseException) -> None:
         """End the call as its handler's exception says."""
         if self.is_over:
             return
         if self._status is not None:
-            self._finish(*self._status)
+            code, details, metadata = self._status
+            self._finish(code, details, metadata)
         elif isinstance(error, asyncio.CancelledError | BaseError):
             self._finish(_CANCELLED, "the call was cancelled", ())
         else:
@@ -335,12 +306,17 @@ class Call:
             self._held = code, message, metadata
             self._expiry = self._connection.loop.call_later(_HOLD_S, self._send_held_late)
         else:
-            self._connection.finish(self, code, message, metadata, self._wrote_headers)
+            self._connection.finish(
+                self.stream_id, not self._is_ended, code, message, metadata, self._wrote_headers
+            )
 
     def _send_held(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            self._connection.finish(self, *held, self._wrote_headers)
+            code, message, metadata = held
+            self._connection.finish(
+                self.stream_id, not self._is_ended, code, message, metadata, self._wrote_headers
+            )
 
     def _send_held_late(self) -> None:
         self._send_held()
@@ -464,10 +440,30 @@ class Call:
         return self._metadata
 
 
+def _only_message(data: bytes, most: int) -> bytes | None:
+    """Return the message that these bytes are, with its prefix; None: they are not just one."""
+    if len(data) < _PREFIX or data[0]:
+        return None
+    size = data[1]  # wider than a byte of C before it is shifted
+    size = size << 24 | data[2] << 16 | data[3] << 8 | data[4]
+    return data[_PREFIX:] if size == len(data) - _PREFIX and size <= most else None
+
+
+class _Messages(AsyncIterator[Any]):
+    """Iterates over the messages of a peer."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def __anext__(self) -> Any:
+        message = await self._call.read()
+        if message is _EOF:
+            raise StopAsyncIteration
+        return message
+
+
 class Details:
     """Describes a call to those who find its handler, as grpc.HandlerCallDetails does."""
-
-    __slots__ = ("_call",)
 
     def __init__(self, call: Call) -> None:
         self._call = call

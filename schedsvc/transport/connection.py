@@ -8,7 +8,7 @@ import ngh2
 
 from schedsvc.transport.call import Call, Details
 from schedsvc.transport.certificate import auth_context_of
-from schedsvc.transport.link import Bounds, Ending, Writer
+from schedsvc.transport.link import Bounds, Link
 from schedsvc.transport.sockets import peer_name
 from schedsvc.transport.wire import (
     Fields,
@@ -56,7 +56,7 @@ _CONFIGURATION = ngh2.Configuration(
 )
 
 
-class Connection(asyncio.Protocol):
+class Connection(Link):
     """Speaks HTTP/2 with one peer."""
 
     def __init__(
@@ -72,8 +72,8 @@ class Connection(asyncio.Protocol):
         #: gRPC's name for the peer.
         self.peer = ""
         #: The names of the client's certificate.
-        self.auth_context: dict[str, Sequence[bytes]] = {}
-        self.writers: set[Writer] = set()
+        self.auth_context = {}
+        self.writers = set()
         self._find, self._ended = find, ended
         self._h2 = ngh2.Connection(ngh2.Role.SERVER, _CONFIGURATION)
         self._transport: Any = None
@@ -190,28 +190,26 @@ class Connection(asyncio.Protocol):
 
     def finish(
         self,
-        call: Ending,
+        stream_id: int,
+        is_half_open: bool,
         code: int,
         message: str,
         metadata: Sequence[tuple[str, Values]],
         has_headers: bool,
     ) -> None:
-        """Send the status of a call."""
+        """Send the status of a call; `is_half_open`: its peer may send more."""
         if self._transport is None:
             return
         try:
-            self._send_status(call, status_fields(code, message, metadata), has_headers)
+            trailers = status_fields(code, message, metadata)
+            if not has_headers:
+                self._h2.send_response(stream_id, _OK_HEADERS + trailers, end_stream=True)
+            else:
+                self._h2.send_trailers(stream_id, trailers)
+            if is_half_open and (not has_headers or self.room(stream_id)):
+                self._answering.append(stream_id)
         except ngh2.NGH2Error:
             return
-
-    def _send_status(self, call: Ending, trailers: Fields, has_headers: bool) -> None:
-        stream_id = call.stream_id
-        if not has_headers:
-            self._h2.send_response(stream_id, _OK_HEADERS + trailers, end_stream=True)
-        else:
-            self._h2.send_trailers(stream_id, trailers)
-        if call.is_half_open and (not has_headers or self.room(stream_id)):
-            self._answering.append(stream_id)
 
     def room(self, stream_id: int) -> int:
         """Return how many bytes of an answer can be sent now; 0 while the socket is full. O(1)."""
@@ -370,7 +368,7 @@ class Connection(asyncio.Protocol):
             else:
                 due_s = min(due_s, self._heard_s + bounds.keepalive_s)
         idle_s = 0.0 if self._calls else now_s - self._used_s
-        if idle_s >= 2 * bounds.idle_s:
+        if self._is_draining and idle_s >= 2 * bounds.idle_s:
             self.abort()  # it was asked to go
         elif idle_s >= bounds.idle_s:
             self.drain()

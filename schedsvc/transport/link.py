@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from schedsvc.transport.wire import Fields, Values
 
-__all__ = ["Bounds", "Ending", "Link", "Writer"]
+__all__ = ["Bounds", "Link"]
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,7 @@ class Bounds:
     write_stall_s: float
 
 
-class Ending(Protocol):
-    """Declares what a connection asks of a call that ends."""
-
-    stream_id: int
-
-    @property
-    def is_half_open(self) -> bool:
-        """Return whether the peer may send more."""
-
-
-class Writer(Protocol):
-    """Declares what a connection asks of a call that waits to write."""
-
-    stream_id: int
-
-    def resume(self) -> None:
-        """Let the write go on. O(1)."""
-
-
-class Link(Protocol):
+class Link:
     """Declares a connection as its calls see it."""
 
     loop: asyncio.AbstractEventLoop
@@ -59,29 +40,36 @@ class Link(Protocol):
     #: The names of the client's certificate, as gRPC gives them.
     auth_context: dict[str, Sequence[bytes]]
     #: Calls with a write that waits for window.
-    writers: "set[Writer]"
+    writers: set[Any]
 
     def consumed(self, stream_id: int, size: int) -> None:
         """Give the peer new window for bytes that were read; the next flush sends it."""
+        raise NotImplementedError
 
     def send_headers(self, stream_id: int, fields: Fields) -> None:
         """Begin an answer."""
+        raise NotImplementedError
 
     def send_data(self, stream_id: int, data: bytes) -> None:
         """Send bytes of an answer, which wait for window if need be."""
+        raise NotImplementedError
 
     def finish(
         self,
-        call: Ending,
+        stream_id: int,
+        is_half_open: bool,
         code: int,
         message: str,
         metadata: Sequence[tuple[str, Values]],
         has_headers: bool,
     ) -> None:
-        """Send the status of a call."""
+        """Send the status of a call; `is_half_open`: its peer may send more."""
+        raise NotImplementedError
 
     def room(self, stream_id: int) -> int:
         """Return how many bytes of an answer can be sent now; 0 while the socket is full. O(1)."""
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Write what can be sent. O(bytes)."""
+        raise NotImplementedError

@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -135,7 +135,8 @@ class Server:
         if context is not None:
             options = {"ssl": context(), "ssl_handshake_timeout": self._bounds.handshake_s}
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, accepted, **options)
+            protocol = cast(asyncio.Protocol, connection)  # it has what the loop calls
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted, **options)
         except (OSError, asyncio.CancelledError):
             # The peer left, or showed no certificate that we take.
             accepted.close()

@@ -94,15 +94,21 @@ def _field(key: str, value: Values) -> tuple[bytes, bytes]:
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     if not _TEXT.fullmatch(text):
         raise WireError(f"metadata {key!r} has to be printable ASCII")
-    return key.encode(), text.encode()
+    # Blanks around a value are no part of it (RFC 9110, section 5.5), and HTTP/2 has none there.
+    return key.encode(), text.strip(" ").encode()
 
 
 def percent_encoded(text: str) -> bytes:
-    """Return a `grpc-message`: printable ASCII but `%` as it is, else each byte. O(bytes)."""
+    """Return a `grpc-message`: printable ASCII but `%` as it is, else each byte. O(bytes).
+
+    Blanks at its ends are encoded too, because HTTP/2 has no field with blanks there.
+    """
     data = text.encode(errors="replace")
-    if all(byte in _PLAIN for byte in data):
-        return data
-    return b"".join(bytes((b,)) if b in _PLAIN else b"%%%02X" % b for b in data)
+    if not all(byte in _PLAIN for byte in data):
+        data = b"".join(bytes((b,)) if b in _PLAIN else b"%%%02X" % b for b in data)
+    bare = data.lstrip(b" ")
+    before, inner = len(data) - len(bare), bare.rstrip(b" ")
+    return b"%20" * before + inner + b"%20" * (len(bare) - len(inner))
 
 
 def status_fields(code: int, message: str, metadata: Sequence[tuple[str, Values]] = ()) -> Fields:

@@ -62,7 +62,13 @@ _PACKAGES = ("test-dist", "test-image")
 
 RULES = (
     Rule(r"_core/|schedsvc/_core\w*\.pyi$", "the core", CORE_TESTS, ("schedsvc/_core.pyi",)),
-    Rule(r"setup\.py$", "builds the core", CORE_TESTS, ("schedsvc/_core.pyi",), _PACKAGES),
+    Rule(
+        r"setup\.py$",
+        "builds the core and the transport",
+        CORE_TESTS,
+        ("schedsvc/_core.pyi", "schedsvc/transport/connection.py"),
+        _PACKAGES,
+    ),
     Rule(
         r"proto/schedsvc/|clients/python/schedsvc_client/v1/",
         "the contract",
@@ -97,6 +103,12 @@ RULES = (
         "the console's page",
         ("tests/browser/", "tests/server/"),
         alone=True,
+    ),
+    Rule(
+        r"schedsvc/transport/\w+\.pxd$",
+        "compiles the transport",
+        files=("schedsvc/transport/connection.py",),
+        lanes=_PACKAGES,
     ),
     Rule(
         r"lab/setup\.py$|lab/schedsvc_lab/(engine|sim)/\w+\.pxd$",

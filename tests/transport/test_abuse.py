@@ -218,13 +218,13 @@ async def test_window_updates_cost_no_look_at_calls_that_do_not_write(
 ) -> None:
     looks = 0
 
-    def count(connection: Connection, stream_id: int) -> int:
-        nonlocal looks
-        looks += 1
-        return room(connection, stream_id)
+    class Counting(Connection):
+        def room(self, stream_id: int) -> int:
+            nonlocal looks
+            looks += 1
+            return super().room(stream_id)
 
-    room = Connection.room
-    monkeypatch.setattr(Connection, "room", count)
+    monkeypatch.setattr("schedsvc.transport.server.Connection", Counting)
     _, target = server
     async with connected(target) as peer:
         for n in range(1, 201, 2):

@@ -59,6 +59,18 @@ def test_metadata_that_cannot_be_sent_is_refused(key: str, value: str) -> None:
         fields_of(((key, value),))
 
 
+def test_blanks_around_metadata_are_no_part_of_it() -> None:
+    """HTTP/2 has no fields with blanks around their values, as RFC 9110, section 5.5, says."""
+    assert fields_of((("k", " a b "), ("empty", "  "))) == ((b"k", b"a b"), (b"empty", b""))
+
+
+@pytest.mark.parametrize(
+    ("text", "encoded"), [(" a b  ", b"%20a b%20%20"), (" ", b"%20"), ("  ü ", b"%20%20%C3%BC%20")]
+)
+def test_blanks_around_a_message_are_encoded(text: str, encoded: bytes) -> None:
+    assert percent_encoded(text) == encoded
+
+
 @given(st.text())
 def test_a_message_is_percent_encoded(text: str) -> None:
     encoded = percent_encoded(text)

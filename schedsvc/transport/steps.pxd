@@ -1,0 +1,3 @@
+# C types for `steps.py`.
+
+cpdef tuple begin(loop, work)
