@@ -5,11 +5,14 @@ metric has its one declaration in `schedsvc/metrics/`.
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from schedsvc_vllm import metrics_page as gate
+from schedsvc_vllm.router import Member, upstreams_page
+from schedsvc_vllm.upstream_list import Named
 
 from deploy.reference import cell, table
 from schedsvc.driver import Leading, Ledgering, Saving, SettingsShared, Sharing
@@ -77,10 +80,12 @@ class _Keys:
 
 
 def of_gate() -> list[Metric]:
-    """Return the families of a gate that verifies tokens and is a proxy."""
+    """Return the families of a gate that verifies tokens, is a proxy, and has several upstreams."""
     counts = gate.Counts(lambda: True, lambda: 0, upstream_up=lambda: True)
     counts.key_set = _Keys()
-    return list(text_string_to_metric_families(counts.text()))
+    server: Any = SimpleNamespace(models=[])  # The page asks it for nothing.
+    router = upstreams_page([Member(Named("gpu-1", ""), server)]).decode()
+    return list(text_string_to_metric_families(counts.text() + router))
 
 
 def metrics_page() -> str:
@@ -91,7 +96,8 @@ def metrics_page() -> str:
 def _gate_section() -> Iterator[str]:
     yield from ("## In the gate", "")
     yield "The page `/metrics` of the engine, or of the proxy, has these of each API process. Those"
-    yield "of `jwks` are there if the gate verifies tokens, and that of `upstream` is the proxy's."
+    yield "of `jwks` are there if the gate verifies tokens, those of `upstream` and `router` if it"
+    yield "is the proxy, before one server or several."
     rows = []
     for family in of_gate():
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)

@@ -132,7 +132,7 @@ async def test_an_end_that_two_leaders_saved_counts_once(
             it.complete(input_tokens=100 + n, output_tokens=7)
         await until(lambda: exported([ledger(tmp_path, "a")]).requests == 4, "a has saved them")
         a.send(signal.SIGKILL)
-        # What a sent before it died may still be on its way.
+        # Answers that the leader sent before its death are lost with the connection alone.
         await until(lambda: session.state is SessionState.CONNECTING, "the gate has lost a")
         session._protocol.receive = hears  # type: ignore[method-assign]
         await until(lambda: leads(b), "b leads")

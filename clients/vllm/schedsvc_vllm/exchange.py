@@ -128,7 +128,8 @@ class Exchange(Account):
         self.id, self.engine_id = identifier.request_ids(caller)
         self.model = model = fields.get("model")
         self.pools = runtime.offers.pools_for(model)
-        self.is_repeatable = route.generates and not _is_kept(path, fields)
+        if runtime.offers.routes is not None:
+            self.is_repeatable = route.generates and not _is_kept(path, fields)
         self.tally = tally = runtime.counter.tally() if runtime.counter is not None else None
         sets = {}
         if path == RESPONSES_PATH:

@@ -308,7 +308,7 @@ class Gate:
                     gated.span.waited(refusal.status, refusal.headers)
                 await self._say(refusal, scope, send)
                 return False
-            if not gated.find_way():
+            if runtime.offers.routes is not None and not gated.find_way(runtime.offers.routes):
                 return self._moves(exchange, started_s)
             offer = gated.offer
             if offer is not None and offer.engine.in_doubt:

@@ -17,7 +17,7 @@ from schedsvc_vllm.delivery import NOTHING, Delivery
 from schedsvc_vllm.engine_offer import EngineOffer
 from schedsvc_vllm.exchange import Exchange
 from schedsvc_vllm.limit import holds_place
-from schedsvc_vllm.router import Way
+from schedsvc_vllm.router import Routes, Way
 from schedsvc_vllm.runtime import Runtime
 from schedsvc_vllm.service_tier import ServedTier
 from schedsvc_vllm.token_counter import final_usage, metadata
@@ -105,11 +105,9 @@ class GatedRequest:
         gated.traceparent, gated.span = self.traceparent, self.span
         return gated
 
-    def find_way(self) -> bool:
+    def find_way(self, routes: Routes) -> bool:
         """Find the upstream of its grant; False: that is out, and others are not: ask again."""
-        exchange, routes = self.exchange, self._runtime.offers.routes
-        if routes is None:
-            return True
+        exchange = self.exchange
         admission = exchange.admission
         lease = admission.lease if admission is not None else None
         usable = routes.usable(exchange.pools, exchange.left_pools)

@@ -297,7 +297,7 @@ class Router:
         """Answer for all upstreams: up while one of them is. Their own metrics are not merged."""
         member = self.routes.first_up(self.routes.members.values())
         if scope["path"] == metrics_page.PATH:
-            await send_page(send, _page(self.routes.members.values()))
+            await send_page(send, upstreams_page(self.routes.members.values()))
         elif member is None or member.is_out:
             message = "no server behind this one answers its probe"
             await answers.unavailable(message, Reason.UPSTREAM_UNREACHABLE, "-").send(send)
@@ -432,7 +432,7 @@ class _State(SimpleNamespace):
         return member is not None and not member.is_out
 
 
-def _page(members: Iterable[Member]) -> bytes:
+def upstreams_page(members: Iterable[Member]) -> bytes:
     """Write what this process knows of each upstream, as Prometheus reads it."""
     rows: list[tuple[str, str, str, Callable[[Member], int]]] = [
         ("up", "gauge", "1 while the upstream answers.", lambda each: int(not each.is_out)),
