@@ -114,7 +114,7 @@ def test_each_command_has_a_wrong_line() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("schedsvc-proxy", "the following arguments are required: --upstream"),
+        ("schedsvc-proxy", "--upstream URL, --upstreams-file FILE: give one of them"),
         ("schedsvc-proxy --upstream x", "--upstream x: must be http://HOST:PORT of the server"),
         (
             "schedsvc-proxy --upstream http://127.0.0.1:9 --port 99999",
