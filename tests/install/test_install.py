@@ -207,7 +207,7 @@ def test_core_in_the_wheel_is_small_and_has_names_but_no_debug_sections(tmp_path
     """The names of its functions are read by profilers."""
     [wheel] = DIST.glob(f"schedsvc-{VERSION}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if name.startswith("schedsvc/_core.")]
+        [name] = [name for name in archive.namelist() if name.startswith("schedsvc/_core.cpy")]
         core = Path(archive.extract(name, tmp_path))
     assert core.stat().st_size <= CORE_BYTES_MAX
     found = sections(core)
