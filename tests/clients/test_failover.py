@@ -168,14 +168,14 @@ async def test_client_that_stood_still_stays_with_its_scheduler(
     two_schedulers: tuple[Scheduler, Scheduler],
 ) -> None:
     a, b = two_schedulers
-    options = replace(QUICK, failover_silent_after_s=0.3)
+    options = replace(QUICK, failover_silent_after_s=1.0)
     async with session(f"{a.target},{b.target}", options) as opened:
         await until(lambda: opened.state is SessionState.CONNECTED)
         pulse = opened._heartbeat._pulse
         a.signal(signal.SIGSTOP)
         await until(lambda: pulse._is_asked)
         # Together with the time until here it exceeds the bound.
-        time.sleep(0.3)  # noqa: ASYNC251 - the event loop has to stall
+        time.sleep(1.0)  # noqa: ASYNC251 - the event loop has to stall
         a.signal(signal.SIGCONT)
         beats = opened._protocol.beats
         await until(lambda: opened._protocol.beats > beats)
