@@ -28,7 +28,7 @@ Example:
   schedsvc workload fetch mooncake-conversation --out traces
   schedsvc workload fetch --url https://example.org/trace.jsonl --out traces
 
-What is broken off goes on where it was when the same command is given again.
+If the download breaks off, the same command goes on from there.
 """
 
 
